@@ -1,0 +1,69 @@
+"""Everything this package raises on purpose.
+
+One base, few kinds. Each message says where, what was found and what was expected; the command
+line prints it as one line and exits with 1. The kinds double as the standard exceptions a Python
+caller would look for.
+"""
+
+from __future__ import annotations
+
+
+class HistographError(Exception):
+    """Base of every failure this package knows about."""
+
+    #: A longer explanation (a table, a list) the command line prints above the one-line message.
+    details: str = ""
+
+    def __init__(self, message: str, *, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class NotFoundError(HistographError, FileNotFoundError):
+    """A file or folder that was named does not exist."""
+
+
+class OutputExistsError(HistographError, FileExistsError):
+    """An output would overwrite something that is already there."""
+
+
+class MissingExtraError(HistographError, ImportError):
+    """An optional dependency is needed; the message names the extra to install."""
+
+    def __init__(self, what: str, *, extra: str) -> None:
+        super().__init__(
+            f"{what} needs an optional dependency: pip install 'histograph-post[{extra}]'"
+        )
+        self.extra = extra
+
+
+class ConfigError(HistographError, ValueError):
+    """An option or a configuration file has a value that cannot be used."""
+
+
+class CheckpointError(HistographError, ValueError):
+    """A checkpoint cannot be read, or does not fit the model."""
+
+
+class UnsafeCheckpointError(CheckpointError):
+    """A checkpoint would have to run code to be read; nothing in it has been executed."""
+
+
+class ModelError(HistographError, ValueError):
+    """A model specification cannot be turned into a working module."""
+
+
+class DataError(HistographError, ValueError):
+    """A data set cannot be read, or is not what it should be."""
+
+
+class SplitError(DataError):
+    """A split does not fit the data, or cannot be made."""
+
+
+class CaptureError(HistographError, RuntimeError):
+    """The layers of a model cannot be found, or do not behave as they did in the probe pass."""
+
+
+class CacheError(HistographError, ValueError):
+    """A cache is damaged, incomplete, or does not belong to what it is used with."""

@@ -1,0 +1,65 @@
+"""Small, careful file operations: atomic writes, stable JSON, checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .errors import NotFoundError
+
+#: Every unfinished file carries this suffix; a name without it is complete.
+PARTIAL_SUFFIX = ".partial"
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary sibling of ``path``; on success sync it and move it into place.
+
+    The sibling ends in ``.partial`` and carries the process id, so that two writers of the same
+    file never share one. If the body raises, the sibling is removed and ``path`` is untouched.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    try:
+        yield partial
+        _sync(partial)
+        os.replace(partial, path)
+        _sync(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically, as UTF-8."""
+    with atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def to_json(value: Any) -> str:
+    """Return ``value`` as JSON with a stable layout; NaN and infinity are refused."""
+    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` to ``path`` atomically as JSON with a stable layout."""
+    write_text(path, to_json(value))
+
+
+def sha256_file(path: Path) -> str:
+    """Return the hexadecimal SHA-256 of a file's bytes."""
+    if not path.is_file():
+        raise NotFoundError(f"{path}: no such file")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
