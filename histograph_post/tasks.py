@@ -1,0 +1,335 @@
+"""What is predicted: the kind of task, its loss, and its metrics.
+
+Labels arrive as one float array ``[rows, targets]`` with NaN for a missing label, whatever the
+level (graphs, nodes or links). A task turns them into training targets, and a model's outputs
+into a loss, probabilities and scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn import metrics as sk
+from torch import Tensor
+from torch.nn import functional as F
+
+from .errors import DataError
+
+Level = Literal["graph", "node", "link"]
+Kind = Literal["binary", "multiclass", "multilabel", "regression"]
+
+#: Integer labels with more distinct values than this are taken for a quantity, not for classes.
+MAX_CLASSES = 1000
+
+#: Metrics of each kind of task; the first one is tracked unless another is asked for.
+METRICS: dict[str, tuple[str, ...]] = {
+    "binary": ("accuracy", "roc_auc", "ap", "balanced_accuracy", "f1"),
+    "multiclass": ("accuracy", "balanced_accuracy", "f1"),
+    "multilabel": ("roc_auc", "ap", "accuracy"),
+    "regression": ("rmse", "mae", "r2"),
+}
+LOWER_IS_BETTER = frozenset({"rmse", "mae", "loss"})
+
+
+@dataclass(frozen=True)
+class Task:
+    """One prediction task: its kind, its level, its classes and the metric that ranks models."""
+
+    kind: Kind
+    level: Level
+    num_targets: int
+    metric: str
+    #: The label value of each class (binary and multiclass), in the order of the outputs.
+    classes: tuple[float, ...] = ()
+
+    @property
+    def out_dim(self) -> int:
+        """Width of the output a head needs."""
+        return len(self.classes) if self.kind == "multiclass" else self.num_targets
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger value of the tracked metric is better."""
+        return self.metric not in LOWER_IS_BETTER
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the task as plain values."""
+        return {**asdict(self), "classes": list(self.classes)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Task:
+        """Rebuild a task from :meth:`to_json`."""
+        return cls(**{**value, "classes": tuple(value["classes"])})
+
+    def accepts(self, width: int) -> bool:
+        """Whether outputs of this width can be scored: one logit or two for a binary task."""
+        return width in (1, 2) if self.kind == "binary" else width == self.out_dim
+
+    # --- targets and outputs ---------------------------------------------------------------
+
+    def targets(self, labels: np.ndarray) -> Tensor:
+        """Return class numbers ``[rows]`` (missing: -1), or values ``[rows, T]`` (missing: NaN)."""
+        if self.kind == "multiclass":
+            return torch.from_numpy(self._class_numbers(labels[:, 0]))  # [rows]
+        if self.kind == "binary":
+            numbers = self._class_numbers(labels[:, 0]).astype(np.float32)
+            return torch.from_numpy(np.where(numbers < 0, np.nan, numbers)[:, None])  # [rows, 1]
+        return torch.from_numpy(labels.astype(np.float32))  # [rows, T]
+
+    def loss(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        *,
+        class_weight: Tensor | None = None,
+        positive_weight: Tensor | None = None,
+    ) -> Tensor:
+        """Return the mean loss over the labels that are there; zero when none is."""
+        if self.kind == "multiclass":
+            if not bool((targets >= 0).any()):
+                return outputs.sum() * 0.0
+            return F.cross_entropy(outputs, targets, weight=class_weight, ignore_index=-1)
+        present = ~torch.isnan(targets)  # [rows, T]
+        if not bool(present.any()):
+            return outputs.sum() * 0.0
+        # A missing label takes a harmless value before the loss: NaN * 0 would still be NaN.
+        filled = torch.where(present, targets, torch.zeros_like(targets))  # [rows, T]
+        if self.kind == "regression":
+            losses = (outputs - filled).square()  # [rows, T]
+        else:
+            losses = F.binary_cross_entropy_with_logits(
+                outputs, filled, pos_weight=positive_weight, reduction="none"
+            )  # [rows, T]
+        return (losses * present).sum() / present.sum()
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        """Turn raw outputs into probabilities; a regression value stays what it is.
+
+        Outputs that are probabilities already (every value in [0, 1], and rows that sum to one
+        where there is a column per class) or log-probabilities are recognised.
+        """
+        outputs = outputs.astype(np.float64)
+        if self.kind == "regression":
+            return outputs
+        in_unit = bool(((outputs >= 0) & (outputs <= 1)).all())
+        if outputs.shape[1] > 1 and self.kind != "multilabel":
+            if in_unit and np.allclose(outputs.sum(axis=1), 1, atol=1e-4):
+                return outputs
+            shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))  # [rows, classes]
+            return shifted / shifted.sum(axis=1, keepdims=True)
+        return outputs if in_unit else _sigmoid(outputs)
+
+    def _class_numbers(self, labels: np.ndarray) -> np.ndarray:
+        """Map label values to class numbers, -1 where a label is missing: ``[rows]``."""
+        classes = np.asarray(self.classes)
+        numbers = np.searchsorted(classes, labels).clip(0, len(classes) - 1)
+        missing = np.isnan(labels)
+        unknown = ~missing & (classes[numbers] != labels)
+        if unknown.any():
+            raise DataError(
+                f"labels: found the value {labels[unknown][0]:g}, expected one of the classes "
+                f"{[float(c) for c in self.classes]}"
+            )
+        return np.where(missing, -1, numbers)
+
+    def balancing_weights(self, labels: np.ndarray) -> dict[str, Tensor]:
+        """Return the keyword arguments of :meth:`loss` that make rare classes count as much."""
+        if self.kind == "multiclass":
+            numbers = self._class_numbers(labels[:, 0])
+            counts = np.bincount(numbers[numbers >= 0], minlength=len(self.classes))  # [classes]
+            weights = counts.sum() / np.maximum(counts, 1) / max(1, (counts > 0).sum())
+            return {"class_weight": torch.from_numpy(weights.astype(np.float32))}
+        if self.kind == "regression":
+            return {}
+        targets = self.targets(labels).numpy()  # [rows, targets]
+        positive, negative = np.nansum(targets == 1, axis=0), np.nansum(targets == 0, axis=0)
+        ratios = np.where((positive > 0) & (negative > 0), negative / np.maximum(positive, 1), 1.0)
+        return {"positive_weight": torch.from_numpy(ratios.astype(np.float32))}
+
+    # --- metrics ---------------------------------------------------------------------------
+
+    def scores(self, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        """Return every metric of this kind of task that these rows allow.
+
+        A column with no labels is left out, and so is one with a single class where a metric
+        needs both; a metric that no column allows is absent from the result.
+        """
+        probabilities = self.probabilities(outputs)
+        if self.kind == "multiclass" or (self.kind == "binary" and outputs.shape[1] == 2):
+            truth = self._class_numbers(labels[:, 0])
+            present = truth >= 0
+            if not present.any():
+                return {}
+            truth, chosen = truth[present], probabilities[present].argmax(axis=1)
+            found = _class_scores(truth, chosen)
+            if self.kind == "binary":
+                found |= _ranking_scores(truth, probabilities[present, 1])
+            return _ordered(found, self.kind)
+        columns = [
+            self._column_scores(probabilities[:, t], labels[:, t]) for t in range(labels.shape[1])
+        ]
+        averaged = {
+            name: float(np.mean([column[name] for column in columns if name in column]))
+            for name in METRICS[self.kind]
+            if any(name in column for column in columns)
+        }
+        return _ordered(averaged, self.kind)
+
+    def score(self, outputs: np.ndarray, labels: np.ndarray) -> float:
+        """Return the tracked metric; NaN where these rows do not allow it."""
+        return self.scores(outputs, labels).get(self.metric, float("nan"))
+
+    def _column_scores(self, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        present = ~np.isnan(labels)
+        if not present.any():
+            return {}
+        values, labels = values[present], labels[present]
+        if self.kind == "regression":
+            return _regression_scores(labels, values)
+        truth = self._class_numbers(labels) if self.kind == "binary" else labels.astype(int)
+        return _class_scores(truth, (values > 0.5).astype(int)) | _ranking_scores(truth, values)
+
+
+@dataclass(frozen=True)
+class TargetScale:
+    """Regression targets are learned at mean 0 and deviation 1 of the training part.
+
+    Other tasks pass through unchanged.
+    """
+
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, task: Task, labels: np.ndarray) -> TargetScale:
+        """Take the scale of the training labels ``[rows, targets]``."""
+        if task.kind != "regression":
+            return cls()
+        means, deviations = [], []
+        for column in labels.T:
+            present = column[~np.isnan(column)]
+            means.append(float(present.mean()) if len(present) else 0.0)
+            deviation = float(present.std()) if len(present) else 1.0
+            deviations.append(deviation if deviation > 0 else 1.0)
+        return cls(tuple(means), tuple(deviations))
+
+    def apply(self, targets: Tensor) -> Tensor:
+        """Turn labels into what the network learns."""
+        if not self.mean:
+            return targets
+        mean, deviation = targets.new_tensor(self.mean), targets.new_tensor(self.deviation)
+        return (targets - mean) / deviation  # [rows, targets]
+
+    def undo(self, outputs: np.ndarray) -> np.ndarray:
+        """Turn what the network gives into the units of the labels."""
+        return outputs * self.deviation + np.array(self.mean) if self.mean else outputs
+
+
+def infer_task(
+    labels: np.ndarray, level: Level, *, kind: str = "auto", metric: str | None = None
+) -> Task:
+    """Find the task from the labels ``[rows, targets]``; ``kind`` and ``metric`` override it.
+
+    One column of whole numbers is a classification, several columns of 0/1 are a multi-label
+    task, anything else is a regression.
+    """
+    if labels.size == 0 or np.isnan(labels).all():
+        raise DataError("labels: found none, expected at least one labelled row")
+    num_targets = labels.shape[1]
+    values = np.unique(labels[~np.isnan(labels)])
+    if kind == "auto":
+        kind = _guess_kind(values, num_targets, len(labels))
+    if kind not in METRICS:
+        raise DataError(f"task: found {kind!r}, expected one of {['auto', *METRICS]}")
+    classes: tuple[float, ...] = ()
+    if kind in ("binary", "multiclass"):
+        if num_targets != 1:
+            raise DataError(f"task {kind}: found {num_targets} target columns, expected one")
+        classes = _classes(values)
+        if kind == "binary" and len(classes) != 2:
+            raise DataError(f"task binary: found {len(classes)} classes, expected two")
+    if kind == "multilabel" and not set(values) <= {0.0, 1.0}:
+        raise DataError(f"task multilabel: found the value {values[-1]:g}, expected 0, 1 or blank")
+    if metric is not None and metric not in METRICS[kind]:
+        raise DataError(f"metric: found {metric!r}, expected one of {list(METRICS[kind])}")
+    return Task(
+        kind=kind,  # type: ignore[arg-type]  # checked against METRICS above
+        level=level,
+        num_targets=num_targets,
+        metric=metric or METRICS[kind][0],
+        classes=classes,
+    )
+
+
+def _guess_kind(values: np.ndarray, num_targets: int, num_rows: int) -> str:
+    whole = bool((values == np.round(values)).all())
+    if num_targets > 1:
+        return "multilabel" if set(values) <= {0.0, 1.0} else "regression"
+    # Nearly as many values as rows is a quantity that happens to be whole, such as a count.
+    if not whole or len(values) > min(MAX_CLASSES, max(2, num_rows // 3)):
+        return "regression"
+    return "binary" if len(_classes(values)) == 2 else "multiclass"
+
+
+def _classes(values: np.ndarray) -> tuple[float, ...]:
+    """Return the label value of each class; labels from 0 up keep the classes nobody has."""
+    if values[0] == 0 and (values == np.round(values)).all():
+        return tuple(float(v) for v in range(max(2, int(values[-1]) + 1)))
+    return tuple(float(v) for v in values)
+
+
+def _class_scores(truth: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
+    found = {"accuracy": float(sk.accuracy_score(truth, chosen))}
+    # Over the classes that occur: a class that a small split lacks must not lower the mean.
+    occurring = np.unique(truth)
+    recalls = sk.recall_score(truth, chosen, labels=occurring, average=None, zero_division=0.0)
+    found["balanced_accuracy"] = float(np.mean(recalls))
+    found["f1"] = float(
+        sk.f1_score(truth, chosen, labels=occurring, average="macro", zero_division=0.0)
+    )
+    return found
+
+
+def _ranking_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
+    if len(np.unique(truth)) < 2:
+        return {}
+    return {
+        "roc_auc": float(sk.roc_auc_score(truth, values)),
+        "ap": float(sk.average_precision_score(truth, values)),
+    }
+
+
+def _regression_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
+    found = {
+        "rmse": float(sk.root_mean_squared_error(truth, values)),
+        "mae": float(sk.mean_absolute_error(truth, values)),
+    }
+    if len(truth) > 1:
+        found["r2"] = float(sk.r2_score(truth, values))
+    return found
+
+
+def _ordered(found: dict[str, float], kind: str) -> dict[str, float]:
+    return {name: found[name] for name in METRICS[kind] if name in found}
+
+
+def _sigmoid(values: np.ndarray) -> np.ndarray:
+    """Return the logistic function without overflow for large magnitudes."""
+    small = np.exp(-np.abs(values))
+    return np.where(values >= 0, 1 / (1 + small), small / (1 + small))
+
+
+def label_summary(task: Task, labels: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Say which target columns cannot be scored (no labels, or one class only)."""
+    said = []
+    for column, name in zip(labels.T, names, strict=True):
+        values = np.unique(column[~np.isnan(column)])
+        if len(values) == 0:
+            said.append(f"target {name}: no labels, skipped")
+        elif len(values) == 1 and task.kind in ("binary", "multilabel"):
+            said.append(f"target {name}: one class only ({values[0]:g}), no ranking metric")
+    return said
