@@ -1,0 +1,221 @@
+"""What a graph must be before anything else looks at it.
+
+Each check names the graph. Harmless differences (a float64 ``x``, a numpy array) are converted and
+noted; anything that would make a model compute something else is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from ..errors import DataError
+from .labels import Level
+
+#: Numeric attributes a model may be called with, and what their rows stand for.
+MODEL_INPUTS = {"x": "node", "pos": "node", "edge_attr": "edge", "edge_weight": "edge"}
+
+#: Attributes that all graphs have or none has; labels may be missing here and there.
+_ALL_OR_NONE = (*MODEL_INPUTS, "edge_label_index")
+_LABELS = ("y", "edge_label")
+_TENSORS = (*MODEL_INPUTS, "edge_index", "edge_label_index")
+
+
+def prepare_graphs(
+    graphs: Sequence[Data], ids: Sequence[str], *, spec: str
+) -> tuple[list[Data], list[str]]:
+    """Return checked copies of the graphs with one set of attributes, and notes on what changed."""
+    notes: Counter[str] = Counter()
+    prepared = [
+        _prepare(graph, f"{spec}: graph {name}", notes)
+        for graph, name in zip(graphs, ids, strict=True)
+    ]
+    _share_attributes(prepared, ids, spec, notes)
+    _share_widths(prepared, ids, spec)
+    return prepared, [f"{note} in {count} graphs" for note, count in notes.items()]
+
+
+def detect_level(graphs: Sequence[Data]) -> tuple[Level, list[str]]:
+    """Return what the labels describe, and a note where the answer is a guess."""
+    if all("edge_label_index" in graph for graph in graphs):
+        return "link", []
+    per_node = all(_has_row_per_node(graph) for graph in graphs if "y" in graph)
+    sizes = {int(graph.num_nodes) for graph in graphs}
+    if not any("y" in graph for graph in graphs) or not per_node or sizes == {1}:
+        return "graph", []
+    if len(graphs) > 1 and len(sizes) == 1:
+        # Graphs of one size with as many graph-level targets as nodes look the same.
+        return "node", ["y has one row per node: taken as node labels (level=graph to differ)"]
+    return "node", []
+
+
+def check_links(graphs: Sequence[Data], ids: Sequence[str], *, spec: str) -> None:
+    """Raise :class:`DataError` unless every graph names pairs of its own nodes."""
+    for graph, name in zip(graphs, ids, strict=True):
+        where = f"{spec}: graph {name}"
+        if "edge_label_index" not in graph:
+            raise DataError(f"{where}: no edge_label_index, expected one in link-level data")
+        _check_node_pairs(graph.edge_label_index, "edge_label_index", graph.num_nodes, where)
+
+
+def _prepare(given: Data, where: str, notes: Counter[str]) -> Data:
+    if not isinstance(given, Data):
+        raise DataError(
+            f"{where}: found {type(given).__name__}, expected torch_geometric.data.Data"
+        )
+    graph = copy.copy(given)  # shallow: attributes are replaced, never written to
+    for name, value in given.to_dict().items():
+        kept = _plain(value, name)
+        if kept is not None:
+            graph[name] = kept
+        elif name in (*_TENSORS, *_LABELS):
+            kind = value.layout if isinstance(value, Tensor) else type(value).__name__
+            raise DataError(f"{where}: {name} is {kind}, expected a dense tensor of numbers")
+        else:
+            del graph[name]
+            notes[f"attribute {name} ({type(value).__name__}) left out"] += 1
+    _check_edges(graph, where)
+    num_nodes = _num_nodes(graph, where, notes)
+    _check_node_pairs(graph.edge_index, "edge_index", num_nodes, where)
+    rows = {"node": num_nodes, "edge": graph.edge_index.size(1)}
+    for name, unit in MODEL_INPUTS.items():
+        if name in graph:
+            graph[name] = _model_input(graph[name], name, where, notes)
+            _check_rows(graph[name], name, rows[unit], unit, where)
+            _check_finite(graph[name], name, unit, where)
+    return graph
+
+
+def _plain(value: object, name: str) -> Tensor | bool | int | float | str | None:
+    """Return a value that can be batched, saved and hashed; ``None`` for any other."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu() if value.layout == torch.strided else None
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value) if value.dtype.kind in "biuf" else None
+    if name in _LABELS and isinstance(value, list | tuple):
+        try:
+            return torch.tensor(value)
+        except (TypeError, ValueError):
+            return None
+    numbers_only = name in (*_TENSORS, *_LABELS)
+    wanted = (bool, int, float) if numbers_only else (bool, int, float, str)
+    return value if isinstance(value, wanted) and name not in _TENSORS else None
+
+
+def _check_edges(graph: Data, where: str) -> None:
+    if "edge_index" not in graph:
+        raise DataError(f"{where}: no edge_index, expected int64 [2, num_edges]")
+    if graph.edge_index.shape == (2, 0):
+        # torch.tensor([[], []]) is float; without an edge nothing is lost.
+        graph.edge_index = graph.edge_index.to(torch.int64)
+
+
+def _num_nodes(graph: Data, where: str, notes: Counter[str]) -> int:
+    """Return how many nodes the graph has, and store it where no tensor says so."""
+    stored = graph.to_dict()
+    if "num_nodes" in stored:
+        count = stored["num_nodes"]
+        if isinstance(count, Tensor) and count.numel() == 1:
+            count = graph.num_nodes = int(count)
+        if type(count) is not int:
+            raise DataError(f"{where}: num_nodes is {count!r}, expected a whole number")
+    elif "x" in graph or "pos" in graph:
+        tensor = graph["x" if "x" in graph else "pos"]
+        count = tensor.size(0) if tensor.dim() else 0
+    else:
+        count = int(graph.edge_index.max()) + 1 if graph.edge_index.numel() else 0
+        notes["number of nodes read off the edges (no x, no num_nodes)"] += 1
+        graph.num_nodes = count
+    if count < 1:
+        raise DataError(f"{where}: no nodes, expected at least one (leave such graphs out)")
+    return count
+
+
+def _check_node_pairs(pairs: Tensor, name: str, num_nodes: int, where: str) -> None:
+    if pairs.dtype != torch.int64 or pairs.dim() != 2 or pairs.size(0) != 2:
+        raise DataError(f"{where}: {name} is {_kind(pairs)}, expected int64 [2, number of pairs]")
+    if not pairs.numel():
+        return
+    low, high = int(pairs.min()), int(pairs.max())
+    if low < 0 or high >= num_nodes:
+        raise DataError(
+            f"{where}: {name} names node {low if low < 0 else high}, expected 0 to {num_nodes - 1}"
+        )
+
+
+def _model_input(values: Tensor, name: str, where: str, notes: Counter[str]) -> Tensor:
+    """Return whole numbers as int64 and everything else as float32, as layers expect them."""
+    if values.is_complex():
+        raise DataError(f"{where}: {name} is {_kind(values)}, expected real numbers")
+    whole = not values.is_floating_point() and values.dtype != torch.bool
+    wanted = torch.int64 if whole else torch.float32
+    if values.dtype != wanted:
+        notes[f"{name} converted from {_name(values.dtype)} to {_name(wanted)}"] += 1
+    return values.to(wanted)
+
+
+def _check_rows(values: Tensor, name: str, rows: int, unit: str, where: str) -> None:
+    if values.dim() == 0 or values.size(0) != rows:
+        raise DataError(f"{where}: {name} is {_kind(values)}, expected {rows} rows, one per {unit}")
+
+
+def _check_finite(values: Tensor, name: str, unit: str, where: str) -> None:
+    finite = torch.isfinite(values)
+    if not finite.all():
+        bad = (~finite).nonzero()
+        raise DataError(
+            f"{where}: {name} has {len(bad)} values that are not finite, "
+            f"the first at {unit} {int(bad[0, 0])}; expected finite numbers"
+        )
+
+
+def _share_attributes(
+    graphs: Sequence[Data], ids: Sequence[str], spec: str, notes: Counter[str]
+) -> None:
+    """Keep the attributes every graph has: PyG cannot batch graphs that differ in them."""
+    counts = Counter(name for graph in graphs for name in graph.to_dict())
+    partial = {name: count for name, count in counts.items() if count < len(graphs)}
+    for name, count in partial.items():
+        if name in _ALL_OR_NONE:
+            lacking = next(i for graph, i in zip(graphs, ids, strict=True) if name not in graph)
+            raise DataError(
+                f"{spec}: graph {lacking}: no {name}, but {count} of {len(graphs)} graphs have it; "
+                "expected all or none"
+            )
+        if name not in (*_LABELS, "num_nodes"):
+            for graph in graphs:
+                if name in graph:
+                    del graph[name]
+            notes[f"attribute {name} left out, not in all graphs: found"] += count
+
+
+def _share_widths(graphs: Sequence[Data], ids: Sequence[str], spec: str) -> None:
+    for name in MODEL_INPUTS:
+        if name not in graphs[0]:
+            continue
+        expected = (graphs[0][name].dtype, graphs[0][name].shape[1:])
+        for graph, graph_id in zip(graphs, ids, strict=True):
+            if (graph[name].dtype, graph[name].shape[1:]) != expected:
+                raise DataError(
+                    f"{spec}: graph {graph_id}: {name} is {_kind(graph[name])}, but "
+                    f"{_kind(graphs[0][name])} in graph {ids[0]}; expected one type and width"
+                )
+
+
+def _has_row_per_node(graph: Data) -> bool:
+    y = graph.y
+    return isinstance(y, Tensor) and y.dim() > 0 and y.size(0) == graph.num_nodes
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _kind(values: Tensor) -> str:
+    return f"{_name(values.dtype)} {list(values.shape)}"

@@ -1,0 +1,191 @@
+"""A data set as every later stage sees it: graphs, ids, labels, official splits, a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from ..errors import DataError
+from ..splits import Splits
+from .checks import check_links, detect_level, prepare_graphs
+from .features import add_features
+from .labels import LEVELS, Level, align_labels, gather_labels
+from .masks import take_masks
+
+
+@dataclass(eq=False, repr=False)
+class GraphDataset:
+    """Graphs that share one set of attributes, with their labels and where they came from.
+
+    Every graph has ``x`` and ``edge_index``. Use :func:`from_graphs` to build one: it checks the
+    graphs first. The graphs must not be changed once the fingerprint has been taken.
+    """
+
+    #: The specification it was loaded from, such as ``tu:PROTEINS``.
+    spec: str
+    graphs: list[Data]
+    #: One unique name per graph, in the order of ``graphs``.
+    ids: list[str]
+    #: What carries a label: ``graph``, ``node`` or ``link``.
+    level: Level
+    #: One name per column of :meth:`labels`.
+    target_names: list[str] = field(default_factory=list)
+    #: The splits that come with the data, over graphs, nodes or links as ``level`` says.
+    official: Splits | None = None
+    #: Source row of each graph (a line of a csv file); ``None`` stands for 0, 1, 2, ...
+    rows: np.ndarray | None = None
+    smiles: list[str] | None = None
+    #: What was skipped, added or converted, one line each, for the user.
+    notes: list[str] = field(default_factory=list)
+    _fingerprint: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise DataError(
+                f"{self.spec}: level is {self.level!r}, expected one of {', '.join(LEVELS)}"
+            )
+        for name in ("ids", "rows", "smiles"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.graphs):
+                raise DataError(
+                    f"{self.spec}: {len(values)} {name} for {len(self.graphs)} graphs, "
+                    "expected one per graph"
+                )
+        seen: set[str] = set()
+        for name in self.ids:
+            if name in seen:
+                raise DataError(f"{self.spec}: id {name!r} belongs to more than one graph")
+            seen.add(name)
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    def __repr__(self) -> str:
+        return f"GraphDataset({self.spec!r}, {len(self)} graphs, level={self.level!r})"
+
+    @property
+    def num_nodes(self) -> np.ndarray:
+        """Nodes of each graph, int64 ``[num_graphs]``."""
+        return np.array([graph.num_nodes for graph in self.graphs], dtype=np.int64)
+
+    def labels(self) -> np.ndarray:
+        """Return the labels as float64 ``[rows, num_targets]``, NaN where a label is missing.
+
+        A row is a graph, a node (graphs concatenated) or a labelled pair, as ``level`` says.
+        Unlabelled data gives ``[rows, 0]``.
+        """
+        return gather_labels(self.graphs, self.ids, self.level, spec=self.spec)
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 over the ids and every attribute of every graph.
+
+        Equal fingerprints mean that a model sees the same tensors, wherever they came from.
+        """
+        if self._fingerprint is None:
+            digest = hashlib.sha256()
+            for graph, name in zip(self.graphs, self.ids, strict=True):
+                attributes = sorted(graph.to_dict().items())
+                _hash_text(digest, f"graph {len(attributes)} {name}")
+                for key, value in attributes:
+                    _hash_text(digest, key)
+                    _hash_value(digest, value)
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+
+def from_graphs(
+    graphs: Iterable[Data],
+    *,
+    spec: str = "memory",
+    ids: Sequence[str] | None = None,
+    level: Level | None = None,
+    target_names: Sequence[str] | None = None,
+    official: Splits | None = None,
+    rows: np.ndarray | None = None,
+    smiles: Sequence[str] | None = None,
+    features: str = "auto",
+    max_degree: int | None = None,
+    notes: Sequence[str] = (),
+) -> GraphDataset:
+    """Check graphs from anywhere (a list, a PyG data set, one ``Data``) and collect them.
+
+    The given graphs are not changed. Without ``level`` it is read off the attributes: an
+    ``edge_label_index`` makes links, a ``y`` with one row per node makes nodes, else graphs.
+    ``train_mask``, ``val_mask`` and ``test_mask`` of node-level data become ``official``.
+    ``features`` (see :mod:`.features`) fills in ``x`` for graphs that have none. A graph without
+    nodes is refused.
+    """
+    collected = _collect(graphs, spec)
+    names = [str(name) for name in (ids if ids is not None else range(len(collected)))]
+    if len(names) != len(collected):
+        raise DataError(
+            f"{spec}: {len(names)} ids for {len(collected)} graphs, expected one per graph"
+        )
+    prepared, found = prepare_graphs(collected, names, spec=spec)
+    found += add_features(prepared, features, max_degree=max_degree, spec=spec)
+    for graph in prepared:
+        if "num_nodes" in graph:
+            del graph["num_nodes"]  # x says it now; kept in some graphs only, batches would fail
+    if level is None:
+        level, reason = detect_level(prepared)
+        found += reason
+    if level == "link":
+        check_links(prepared, names, spec=spec)
+    if level == "node":
+        masks = take_masks(prepared, names, spec=spec)
+        official = masks if official is None else official
+    dataset = GraphDataset(
+        spec=spec,
+        graphs=prepared,
+        ids=names,
+        level=level,
+        official=official,
+        rows=rows,
+        smiles=None if smiles is None else list(smiles),
+        notes=[*notes, *found],
+    )
+    labels = dataset.labels()
+    dataset.target_names = _target_names(target_names, labels.shape[1], spec)
+    align_labels(prepared, level, labels)
+    return dataset
+
+
+def _collect(graphs: Iterable[Data], spec: str) -> list[Data]:
+    if isinstance(graphs, Batch):
+        collected = graphs.to_data_list()
+    elif isinstance(graphs, Data):
+        collected = [graphs]
+    else:
+        collected = list(graphs)
+    if not collected:
+        raise DataError(f"{spec}: no graphs, expected at least one")
+    return collected
+
+
+def _target_names(given: Sequence[str] | None, width: int, spec: str) -> list[str]:
+    if given is None:
+        return ["y"] if width == 1 else [f"y{column}" for column in range(width)]
+    if len(given) != width:
+        raise DataError(f"{spec}: {len(given)} target names for {width} targets")
+    return [str(name) for name in given]
+
+
+def _hash_text(digest: Any, text: str) -> None:
+    encoded = text.encode()
+    digest.update(len(encoded).to_bytes(8, "little") + encoded)
+
+
+def _hash_value(digest: Any, value: object) -> None:
+    if not isinstance(value, Tensor):
+        _hash_text(digest, repr(value))
+        return
+    _hash_text(digest, f"{value.dtype} {list(value.shape)}")
+    # Bytes, not numbers: numpy has no bfloat16.
+    digest.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())

@@ -1,0 +1,90 @@
+"""Labels of graphs, nodes and links in one form: rows by targets, NaN where one is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from ..errors import DataError
+
+#: What carries a label: a whole graph, each node, or each pair of ``edge_label_index``.
+Level = Literal["graph", "node", "link"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+def label_name(level: Level) -> str:
+    """Return the attribute that holds the labels."""
+    return "edge_label" if level == "link" else "y"
+
+
+def label_rows(graph: Data, level: Level) -> int:
+    """Return how many rows of labels a graph contributes."""
+    if level == "graph":
+        return 1
+    return int(graph.num_nodes if level == "node" else graph.edge_label_index.size(1))
+
+
+def gather_labels(
+    graphs: Sequence[Data], ids: Sequence[str], level: Level, *, spec: str
+) -> np.ndarray:
+    """Return the labels of all graphs as float64 ``[rows, num_targets]``."""
+    blocks = [
+        _label_block(graph, level, f"{spec}: graph {name}")
+        for graph, name in zip(graphs, ids, strict=True)
+    ]
+    widths = {block.shape[1] for block in blocks if block is not None}
+    if len(widths) > 1:
+        raise DataError(
+            f"{spec}: graphs have {sorted(widths)} targets, expected the same number in all"
+        )
+    width = widths.pop() if widths else 0
+    return np.concatenate(
+        [
+            np.full((label_rows(graph, level), width), np.nan) if block is None else block
+            for graph, block in zip(graphs, blocks, strict=True)
+        ]
+    )  # [rows, num_targets]
+
+
+def align_labels(graphs: Sequence[Data], level: Level, labels: np.ndarray) -> None:
+    """Give every graph a label of one shape, so that PyG can batch them.
+
+    As given, one graph may hold a scalar and the next ``[1]``, and an unlabelled graph among
+    labelled ones has no attribute at all: it gets NaN, and with it all graphs get float labels.
+    """
+    name, width = label_name(level), labels.shape[1]
+    present = [name in graph for graph in graphs]
+    if not any(present):
+        return
+    start = 0
+    for graph in graphs:
+        rows = label_rows(graph, level)
+        if all(present):
+            values = torch.as_tensor(graph[name])
+        else:
+            values = torch.from_numpy(labels[start : start + rows]).to(torch.float32)
+        graph[name] = values.reshape(rows) if width == 1 else values.reshape(rows, width)
+        start += rows
+
+
+def _label_block(graph: Data, level: Level, where: str) -> np.ndarray | None:
+    """Return one graph's labels as float64 ``[rows, num_targets]``; ``None`` when it has none."""
+    name, rows = label_name(level), label_rows(graph, level)
+    if name not in graph:
+        return None
+    given = torch.as_tensor(graph[name])
+    labels = given.detach().cpu().to(torch.float64)
+    if level == "graph" and labels.dim() < 2:
+        labels = labels.reshape(1, -1)  # from a scalar, [1] or [num_targets]
+    elif labels.dim() == 1:
+        labels = labels.unsqueeze(1)  # [rows, 1]
+    if labels.dim() != 2 or labels.size(0) != rows:
+        raise DataError(
+            f"{where}: {name} has shape {list(given.shape)}, "
+            f"expected {rows} row{'' if rows == 1 else 's'} for {level}-level labels"
+        )
+    return labels.numpy()

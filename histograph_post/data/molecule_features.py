@@ -1,0 +1,162 @@
+"""Atoms and bonds as integers, in the two encodings that published checkpoints were trained on.
+
+``ogb``: 9 per atom, 3 per bond, as ``ogb.utils.smiles2graph`` gives them. ``pretrain``: 2 and 2, as
+the pretrain-gnns family (Hu et al., "Strategies for Pre-training Graph Neural Networks") does.
+In both, each bond is two directed edges, one after the other, in RDKit's order of bonds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from ..errors import DataError, MissingExtraError
+
+#: One atom or bond of RDKit (which has no types of its own) -> its integers.
+Encoder = Callable[[Any], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class MoleculeEncoding:
+    """How to turn a molecule into a graph; an atom or bond it does not know raises KeyError."""
+
+    name: str
+    num_atom_features: int
+    num_bond_features: int
+    encode_atom: Encoder
+    encode_bond: Encoder
+
+    def graph(self, molecule: Any) -> Data:
+        """Return the molecule as a graph of integer features."""
+        # Flat lists: a tuple kept per atom would set off the garbage collector again and again.
+        atoms: list[int] = []
+        for atom in molecule.GetAtoms():
+            atoms += self.encode_atom(atom)
+        ends: list[int] = []
+        bonds: list[int] = []
+        for bond in molecule.GetBonds():
+            begin, end = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
+            ends += (begin, end, end, begin)
+            bonds += self.encode_bond(bond) * 2
+        return Data(
+            x=_matrix(atoms, self.num_atom_features),  # [num_atoms, num_atom_features]
+            edge_index=_matrix(ends, 2).t().contiguous(),  # [2, 2 * num_bonds]
+            edge_attr=_matrix(bonds, self.num_bond_features),  # [2 * num_bonds, ...]
+        )
+
+
+def molecule_encoding(name: str) -> MoleculeEncoding:
+    """Return the encoding called ``ogb`` or ``pretrain``."""
+    if name not in MOLECULE_ENCODINGS:
+        raise DataError(
+            f"mol_features: found {name!r}, expected one of {', '.join(MOLECULE_ENCODINGS)}"
+        )
+    return MOLECULE_ENCODINGS[name]()
+
+
+def import_rdkit() -> tuple[Any, Any]:
+    """Return RDKit's ``Chem`` and ``rdBase``, or say how to install them."""
+    try:
+        from rdkit import Chem, rdBase
+    except ImportError:
+        raise MissingExtraError("smiles: data", extra="chem") from None
+    return Chem, rdBase
+
+
+def _matrix(values: Sequence[int], width: int) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int64).reshape(-1, width))
+
+
+def _numbered(values: Sequence[Any]) -> dict[Any, int]:
+    return {value: number for number, value in enumerate(values)}
+
+
+def _ogb() -> MoleculeEncoding:
+    chem, _ = import_rdkit()
+    chiral, hybrid, kinds, stereo = (
+        chem.ChiralType,
+        chem.HybridizationType,
+        chem.BondType,
+        chem.BondStereo,
+    )
+    # Whatever a table lacks gets the number after its last, OGB's "misc".
+    element = _numbered(range(1, 119)).get
+    chirality = _numbered(
+        [
+            chiral.CHI_UNSPECIFIED,
+            chiral.CHI_TETRAHEDRAL_CW,
+            chiral.CHI_TETRAHEDRAL_CCW,
+            chiral.CHI_OTHER,
+        ]
+    ).get
+    charge = _numbered(range(-5, 6)).get
+    hybridization = _numbered([hybrid.SP, hybrid.SP2, hybrid.SP3, hybrid.SP3D, hybrid.SP3D2]).get
+    bond_type = _numbered([kinds.SINGLE, kinds.DOUBLE, kinds.TRIPLE, kinds.AROMATIC]).get
+    bond_stereo = _numbered(
+        [
+            stereo.STEREONONE,
+            stereo.STEREOZ,
+            stereo.STEREOE,
+            stereo.STEREOCIS,
+            stereo.STEREOTRANS,
+            stereo.STEREOANY,
+        ]
+    )
+
+    def encode_atom(atom: Any) -> tuple[int, ...]:
+        return (
+            element(atom.GetAtomicNum(), 118),
+            chirality(atom.GetChiralTag(), 4),
+            min(atom.GetTotalDegree(), 11),
+            charge(atom.GetFormalCharge(), 11),
+            min(atom.GetTotalNumHs(), 9),
+            min(atom.GetNumRadicalElectrons(), 5),
+            hybridization(atom.GetHybridization(), 5),
+            atom.GetIsAromatic(),
+            atom.IsInRing(),
+        )
+
+    def encode_bond(bond: Any) -> tuple[int, ...]:
+        return (
+            bond_type(bond.GetBondType(), 4),
+            bond_stereo[bond.GetStereo()],
+            bond.GetIsConjugated(),
+        )
+
+    return MoleculeEncoding("ogb", 9, 3, encode_atom, encode_bond)
+
+
+def _pretrain() -> MoleculeEncoding:
+    chem, _ = import_rdkit()
+    chiral, kinds, directions = chem.ChiralType, chem.BondType, chem.BondDir
+    element = _numbered(range(1, 119))
+    chirality = _numbered(
+        [
+            chiral.CHI_UNSPECIFIED,
+            chiral.CHI_TETRAHEDRAL_CW,
+            chiral.CHI_TETRAHEDRAL_CCW,
+            chiral.CHI_OTHER,
+        ]
+    )
+    bond_type = _numbered([kinds.SINGLE, kinds.DOUBLE, kinds.TRIPLE, kinds.AROMATIC])
+    direction = _numbered([directions.NONE, directions.ENDUPRIGHT, directions.ENDDOWNRIGHT])
+
+    def encode_atom(atom: Any) -> tuple[int, ...]:
+        return element[atom.GetAtomicNum()], chirality[atom.GetChiralTag()]
+
+    def encode_bond(bond: Any) -> tuple[int, ...]:
+        return bond_type[bond.GetBondType()], direction[bond.GetBondDir()]
+
+    return MoleculeEncoding("pretrain", 2, 2, encode_atom, encode_bond)
+
+
+#: Name -> encoding, built on first use: the tables need RDKit.
+MOLECULE_ENCODINGS: dict[str, Callable[[], MoleculeEncoding]] = {
+    "ogb": _ogb,
+    "pretrain": _pretrain,
+}

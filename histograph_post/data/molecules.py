@@ -1,0 +1,207 @@
+"""``smiles:file.csv``: molecules as graphs, with any of the table's columns as targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from ..errors import DataError
+from .arguments import as_choice, check_names
+from .dataset import GraphDataset
+from .molecule_features import (
+    MOLECULE_ENCODINGS,
+    MoleculeEncoding,
+    import_rdkit,
+    molecule_encoding,
+)
+from .tables import Table, read_table
+
+#: Names of columns that number or name the rows, compared in lower case and without punctuation.
+_ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")
+
+#: How many skipped rows, columns or names a message shows before it stops.
+_SHOWN = 5
+
+#: A column of whole numbers that only ever grow counts the rows, unless there are this few.
+_MIN_COUNTED_ROWS = 10
+
+
+def load_smiles(path: Path, args: Mapping[str, Any]) -> GraphDataset:
+    """Read a csv file with a column of SMILES and return a graph for each molecule in it.
+
+    ``args``: ``smiles`` names the SMILES column (default: the one called that), ``targets`` the
+    target columns (names or globs, separated by commas; empty for none; default: see
+    :func:`choose_targets`), ``mol_features`` the encoding (``ogb`` or ``pretrain``). A blank cell
+    is a missing label. A row that cannot be turned into a graph is skipped and noted.
+    """
+    spec = f"smiles:{path}"
+    check_names(args, ("smiles", "targets", "mol_features"), spec=spec)
+    features = as_choice(args, "mol_features", MOLECULE_ENCODINGS, default="ogb", spec=spec)
+    encoding = molecule_encoding(features)
+    table = read_table(path)
+    smiles_column = _smiles_column(table, args.get("smiles"))
+    targets, notes = choose_targets(table, smiles_column, args.get("targets"))
+    smiles = table.column(smiles_column)
+    graphs, rows, skipped = _graphs(smiles, encoding)
+    notes += skipped
+    if not graphs:
+        raise DataError(f"{spec}: found no molecule RDKit can read in column {smiles_column!r}")
+    if targets:
+        labels = np.stack(list(targets.values()), axis=1)  # [num_rows, num_targets]
+        attach_labels(graphs, labels[rows])
+    return GraphDataset(
+        spec=spec,
+        graphs=graphs,
+        ids=row_ids(table, rows),
+        level="graph",
+        target_names=list(targets),
+        rows=rows,
+        smiles=[smiles[row] for row in rows],
+        notes=notes,
+    )
+
+
+def attach_labels(graphs: Sequence[Data], labels: np.ndarray) -> None:
+    """Give each graph its row of ``labels [num_graphs, num_targets]`` as ``y``.
+
+    Whole numbers without a gap are stored as int64, as classes are; anything else as float32.
+    """
+    whole = not np.isnan(labels).any() and bool((labels == np.round(labels)).all())
+    values = torch.from_numpy(labels).to(torch.int64 if whole else torch.float32)
+    for graph, row in zip(graphs, values, strict=True):
+        graph.y = row.clone() if len(row) == 1 else row[None].clone()  # [1] or [1, num_targets]
+
+
+def choose_targets(
+    table: Table, smiles_column: str, wanted: str | Sequence[str] | None
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the target columns by name, and a note where they were guessed.
+
+    Without ``wanted`` it is the only column of numbers (other than a count of the rows), or all of
+    them when each is 0/1. Any other choice is the user's: descriptors often stand beside targets.
+    """
+    others = [name for name in table.header if name != smiles_column]
+    if wanted is not None:
+        return _wanted_targets(table, others, wanted), []
+    columns = {
+        name: numbers
+        for name in others
+        if (numbers := table.numbers(name)) is not None
+        and not np.isnan(numbers).all()
+        and not _counts_rows(name, numbers)
+    }
+    if not columns:
+        return {}, [f"{table.path.name}: no column of numbers, so no labels"]
+    all_binary = all(
+        np.isin(numbers[~np.isnan(numbers)], (0, 1)).all() for numbers in columns.values()
+    )
+    if len(columns) > 1 and not all_binary:
+        raise DataError(
+            f"{table.path}: found {len(columns)} columns that could be targets "
+            f"({_some(list(columns))}), expected a choice: targets=NAME,... (globs allowed, "
+            "targets= for none)",
+            details="columns of numbers:\n" + "\n".join(f"  {name}" for name in columns),
+        )
+    return columns, [f"targets: {_some(list(columns))} (guessed; targets=NAME,... to choose)"]
+
+
+def _wanted_targets(
+    table: Table, columns: Sequence[str], wanted: str | Sequence[str]
+) -> dict[str, np.ndarray]:
+    if isinstance(wanted, str):
+        # A column's own name may have a comma in it.
+        wanted = [wanted] if wanted in columns else wanted.split(",")
+    chosen: dict[str, np.ndarray] = {}
+    for pattern in filter(None, (str(name).strip() for name in wanted)):
+        named = pattern in columns
+        matching = [pattern] if named else [name for name in columns if fnmatchcase(name, pattern)]
+        found = {name: numbers for name in matching if (numbers := table.numbers(name)) is not None}
+        if not found:
+            problem = "has cells that are not numbers" if named else "matches no column of numbers"
+            raise DataError(
+                f"{table.path}: target {pattern!r} {problem}, expected some of {_some(columns)}",
+                details="columns:\n" + "\n".join(f"  {name}" for name in columns),
+            )
+        chosen |= found
+    return chosen
+
+
+def _counts_rows(name: str, numbers: np.ndarray) -> bool:
+    """Whether a column of numbers is an index of the rows, by its name or its values."""
+    ascending = bool((np.diff(numbers) > 0).all() and (numbers == np.round(numbers)).all())
+    return ascending and (_plain(name) in _ID_COLUMNS or len(numbers) >= _MIN_COUNTED_ROWS)
+
+
+def _smiles_column(table: Table, wanted: object) -> str:
+    if wanted is not None and str(wanted) in table.header:
+        return str(wanted)
+    sought = "smiles" if wanted is None else str(wanted)
+    matching = [name for name in table.header if name.lower() == sought.lower()]
+    if len(matching) != 1:
+        raise DataError(
+            f"{table.path}: found {len(matching) or 'no'} columns called {sought!r}, expected one "
+            f"of {_some(table.header)}: name it with smiles=COLUMN"
+        )
+    return matching[0]
+
+
+def row_ids(table: Table, rows: np.ndarray) -> list[str]:
+    """Return the cells of a naming column where they are unique, else the row numbers."""
+    plain = {_plain(name): name for name in table.header}
+    for name in _ID_COLUMNS:
+        if name in plain:
+            cells = table.column(plain[name])
+            ids = [cells[row] for row in rows]
+            if all(ids) and len(set(ids)) == len(ids):
+                return ids
+    return [str(row) for row in rows]
+
+
+def _graphs(
+    smiles: Sequence[str], encoding: MoleculeEncoding
+) -> tuple[list[Data], np.ndarray, list[str]]:
+    """Return a graph per readable molecule, the row of each, and notes on the rows skipped."""
+    chem, rd_base = import_rdkit()
+    graphs: list[Data] = []
+    rows: list[int] = []
+    unreadable: list[str] = []
+    unknown: list[str] = []
+    with rd_base.BlockLogs():
+        for row, text in enumerate(smiles):
+            molecule = chem.MolFromSmiles(text)
+            if molecule is None or not molecule.GetNumAtoms():
+                unreadable.append(f"row {row} {_short(text)}")
+                continue
+            try:
+                graphs.append(encoding.graph(molecule))
+                rows.append(row)
+            except KeyError as error:
+                unknown.append(f"row {row} {_short(text)} ({error.args[0]})")
+    notes = [
+        f"{len(skipped)} of {len(smiles)} rows skipped, {reason}: {_some(skipped)} "
+        "(rows count from 0, below the header)"
+        for skipped, reason in (
+            (unreadable, "RDKit cannot read their SMILES"),
+            (unknown, f"an atom or bond has no {encoding.name} feature"),
+        )
+        if skipped
+    ]
+    return graphs, np.array(rows, dtype=np.int64), notes
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+def _some(items: Sequence[str]) -> str:
+    return ", ".join(items[:_SHOWN]) + (", ..." if len(items) > _SHOWN else "")
+
+
+def _short(smiles: str) -> str:
+    return f"{smiles[:40]}..." if len(smiles) > 43 else smiles or "(blank)"
