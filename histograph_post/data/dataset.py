@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..errors import DataError
 from ..splits import Splits
 from .checks import check_links, detect_level, prepare_graphs
 from .features import add_features
-from .labels import LEVELS, Level, align_labels, gather_labels
+from .labels import LEVELS, Level, align_labels, gather_labels, label_rows
 from .masks import take_masks
 
 
@@ -70,10 +71,16 @@ class GraphDataset:
     def __repr__(self) -> str:
         return f"GraphDataset({self.spec!r}, {len(self)} graphs, level={self.level!r})"
 
-    @property
+    @cached_property
     def num_nodes(self) -> np.ndarray:
         """Nodes of each graph, int64 ``[num_graphs]``."""
         return np.array([graph.num_nodes for graph in self.graphs], dtype=np.int64)
+
+    @cached_property
+    def label_ptr(self) -> np.ndarray:
+        """First label row of each graph, and the number of rows: int64 ``[num_graphs + 1]``."""
+        rows = [label_rows(graph, self.level) for graph in self.graphs]
+        return np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
 
     def labels(self) -> np.ndarray:
         """Return the labels as float64 ``[rows, num_targets]``, NaN where a label is missing.

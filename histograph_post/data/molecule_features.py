@@ -33,13 +33,14 @@ class MoleculeEncoding:
 
     def graph(self, molecule: Any) -> Data:
         """Return the molecule as a graph of integer features."""
-        # Flat lists: a tuple kept per atom would set off the garbage collector again and again.
+        # By index, as GetAtoms() checks the size at every step; into flat lists, as a tuple kept
+        # per atom would set off the garbage collector again and again.
         atoms: list[int] = []
-        for atom in molecule.GetAtoms():
+        for atom in map(molecule.GetAtomWithIdx, range(molecule.GetNumAtoms())):
             atoms += self.encode_atom(atom)
         ends: list[int] = []
         bonds: list[int] = []
-        for bond in molecule.GetBonds():
+        for bond in map(molecule.GetBondWithIdx, range(molecule.GetNumBonds())):
             begin, end = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
             ends += (begin, end, end, begin)
             bonds += self.encode_bond(bond) * 2
