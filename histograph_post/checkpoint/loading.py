@@ -15,6 +15,11 @@ from .report import KeyRow, LoadReport, Shape, is_transpose, suggest_key_map, wi
 from .unpickling import printable
 
 
+#: What an honest checkpoint may lack: counters that old versions of torch did not keep, and a
+#: module's own notes, which are no weights.
+_OPTIONAL = ("num_batches_tracked", "_extra_state")
+
+
 def load_into(
     model: nn.Module, checkpoint: Checkpoint, *, key_map: KeyMap | None = None
 ) -> LoadReport:
@@ -82,7 +87,7 @@ def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Loa
     defaulted = tuple(
         name
         for name, value in expected.items()
-        if name not in found and (name.endswith("num_batches_tracked") or id(value) in filled)
+        if name not in found and (name.endswith(_OPTIONAL) or id(value) in filled)
     )
     return LoadReport(
         loaded=len(fitting),

@@ -25,7 +25,7 @@ from torch_geometric.data import Data
 
 from ..errors import DataError, MissingExtraError
 from ..files import PARTIAL_SUFFIX
-from ..split_files import read_folder
+from ..splits.files import read_folder
 from ..splits import Split, Splits
 from .arguments import check_names
 from .dataset import GraphDataset

@@ -1,0 +1,98 @@
+"""Importing a user's file or package without leaving traces in the running process."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from ..errors import HistographError, ModelError, NotFoundError
+
+
+@contextmanager
+def imported_file(path: Path) -> Iterator[ModuleType]:
+    """Import a Python file under a name of its own; its folder is importable inside the block.
+
+    What the file imports from its folder is forgotten afterwards, so that the ``layers.py`` of one
+    project never stands in for that of another.
+    """
+    file = path.expanduser().resolve()
+    if not file.is_file():
+        raise NotFoundError(f"{path} does not exist")
+    # The name must be an identifier: PyG writes import statements with it.
+    digest = hashlib.sha256(str(file).encode()).hexdigest()[:12]
+    name = f"histograph_user_{digest}_{re.sub(r'[^0-9A-Za-z_]', '_', file.stem)}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    known = set(sys.modules)
+    with _first_on_path(file.parent):
+        # Annotations and PyG's code generation look the module up by its name.
+        sys.modules[name] = module
+        try:
+            with _one_line_errors(str(path)):
+                spec.loader.exec_module(module)
+            yield module
+        except BaseException:
+            sys.modules.pop(name, None)
+            raise
+        finally:
+            _forget_siblings(file.parent, known | {name})
+
+
+@contextmanager
+def imported_package(name: str) -> Iterator[ModuleType]:
+    """Import a module by its dotted name, from the current folder or the installed packages."""
+    with _first_on_path(Path.cwd()):
+        with _one_line_errors(name):
+            module = importlib.import_module(name)
+        yield module
+
+
+@contextmanager
+def _first_on_path(folder: Path) -> Iterator[None]:
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        if entry in sys.path:
+            sys.path.remove(entry)
+
+
+@contextmanager
+def _one_line_errors(place: str) -> Iterator[None]:
+    """Turn whatever a user's code raises while it is imported into one line."""
+    try:
+        yield
+    except HistographError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"importing {place} failed: {type(error).__name__}: {reason}") from error
+
+
+def _forget_siblings(folder: Path, known: set[str]) -> None:
+    """Drop the modules imported since ``known`` whose top level lies in ``folder``."""
+    new = [name for name in sys.modules if name.partition(".")[0] not in known]
+    siblings = {name for name in new if "." not in name and _lies_in(sys.modules[name], folder)}
+    for name in new:
+        if name.partition(".")[0] in siblings:
+            del sys.modules[name]
+
+
+def _lies_in(module: ModuleType, folder: Path) -> bool:
+    """Whether a top-level module is a file or a package right in ``folder``."""
+    paths = list(getattr(module, "__path__", []))  # folders of a package
+    file = getattr(module, "__file__", None)
+    if not paths and file is not None:
+        paths = [file]
+    return any(Path(path).resolve().parent == folder for path in paths)

@@ -1,0 +1,166 @@
+"""What a split is: the rows that train, validate and test, in one or more folds.
+
+A row is what the task predicts: a graph, a node (graphs concatenated) or a link.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ..errors import NotFoundError, SplitError
+from ..files import write_json
+from .making import Parts
+
+Unit = Literal["graph", "node", "link"]
+
+#: The parts of a fold, in the order every table shows them.
+PARTS = ("train", "valid", "test")
+
+_JSON_KEYS = ("kind", "unit", "total", "seed", "folds")
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One fold: the row numbers of its three parts, as read-only int64 arrays."""
+
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray
+
+    def __post_init__(self) -> None:
+        for part in PARTS:
+            object.__setattr__(self, part, _indices(getattr(self, part), part))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Split):
+            return NotImplemented
+        return all(np.array_equal(a, b) for a, b in zip(self.parts, other.parts, strict=True))
+
+    @property
+    def parts(self) -> Parts:
+        """The row numbers of training, validation and test, in that order."""
+        return self.train, self.valid, self.test
+
+
+@dataclass(frozen=True)
+class Splits:
+    """One or more folds over the same rows, with how they came about."""
+
+    kind: str
+    unit: Unit
+    total: int
+    seed: int | None
+    folds: tuple[Split, ...]
+
+    def validate(self, *, where: str = "splits") -> None:
+        """Raise :class:`SplitError` unless every fold is a sound split of ``total`` rows.
+
+        Parts are in range and disjoint, nothing is listed twice, and there is something to train
+        on. Rows that no part names are allowed, and so are empty validation and test parts.
+        """
+        if self.unit not in get_args(Unit):
+            raise SplitError(f"{where}: found unit {self.unit!r}, expected one of {get_args(Unit)}")
+        if not self.folds:
+            raise SplitError(f"{where}: found no folds, expected at least one")
+        for number, fold in enumerate(self.folds):
+            self._validate_fold(fold, f"{where}: fold {number}" if len(self.folds) > 1 else where)
+
+    def _validate_fold(self, fold: Split, where: str) -> None:
+        if not len(fold.train):
+            raise SplitError(f"{where}: found an empty training part, expected at least one row")
+        parts = dict(zip(PARTS, fold.parts, strict=True))
+        for part, rows in parts.items():
+            outside = rows[(rows < 0) | (rows >= self.total)]
+            if len(outside):
+                raise SplitError(
+                    f"{where}: found index {outside[0]} in {part}, "
+                    f"expected 0 to {self.total - 1} ({self.total} {self.unit}s)"
+                )
+            values, counts = np.unique(rows, return_counts=True)
+            if len(values) < len(rows):
+                raise SplitError(
+                    f"{where}: found index {values[counts > 1][0]} more than once in {part}, "
+                    "expected every index once"
+                )
+        for one, other in combinations(PARTS, 2):
+            shared = np.intersect1d(parts[one], parts[other], assume_unique=True)
+            if len(shared):
+                raise SplitError(
+                    f"{where}: found index {shared[0]} in both {one} and {other}, "
+                    "expected disjoint parts"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the splits as plain values."""
+        folds = [
+            {part: rows.tolist() for part, rows in zip(PARTS, fold.parts, strict=True)}
+            for fold in self.folds
+        ]
+        return {
+            "kind": self.kind,
+            "unit": self.unit,
+            "total": self.total,
+            "seed": self.seed,
+            "folds": folds,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any, *, where: str = "splits") -> Splits:
+        """Rebuild splits from :meth:`to_json`, checking everything on the way."""
+        if not isinstance(value, Mapping) or set(value) != set(_JSON_KEYS):
+            found = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+            raise SplitError(f"{where}: found {found}, expected an object of {list(_JSON_KEYS)}")
+        if type(value["total"]) is not int or not isinstance(value["kind"], str):
+            raise SplitError(f"{where}: expected a whole number 'total' and a text 'kind'")
+        if value["seed"] is not None and type(value["seed"]) is not int:
+            raise SplitError(f"{where}: found seed {value['seed']!r}, expected a number or null")
+        folds = value["folds"]
+        if not isinstance(folds, list) or not all(
+            isinstance(fold, Mapping)
+            and set(fold) == set(PARTS)
+            and all(isinstance(rows, list) for rows in fold.values())
+            for fold in folds
+        ):
+            raise SplitError(f"{where}: expected 'folds' to be a list of {list(PARTS)} objects")
+        try:
+            built = tuple(Split(**fold) for fold in folds)
+        except SplitError as error:
+            raise SplitError(f"{where}: {error}") from None
+        splits = cls(**{**value, "folds": built})
+        splits.validate(where=where)
+        return splits
+
+    def save(self, path: Path) -> None:
+        """Write the splits as JSON; the same splits always give the same bytes."""
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path) -> Splits:
+        """Read what :meth:`save` wrote."""
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise NotFoundError(f"{path}: no such splits file") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise SplitError(f"{path}: not a JSON file ({error})") from None
+        return cls.from_json(value, where=str(path))
+
+
+def _indices(values: Any, part: str) -> np.ndarray:
+    """Return a read-only int64 copy of a list of row numbers."""
+    # From a list, numpy would quietly turn True into 1 and 2**63 into a float.
+    found = np.asarray(values) if len(values) else np.empty(0, dtype=np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise SplitError(f"{part}: found values of type {found.dtype}, expected a list of integers")
+    if isinstance(values, list) and any(type(value) is bool for value in values):
+        raise SplitError(f"{part}: found true/false, expected a list of integers")
+    indices = found.astype(np.int64)
+    indices.setflags(write=False)
+    return indices
