@@ -1,0 +1,127 @@
+"""Check that capturing changes nothing, and that a graph's history is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+
+from ..backbone import call_model
+from ..errors import CaptureError
+from .freeze import eager_module, frozen
+from .points import CapturePlan
+from .recorder import Capture
+from .tensors import tensors_in
+
+#: The largest difference between a graph alone and in a batch, relative to the largest number of
+#: the layer, that different orders of summation explain in single precision.
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class LayerParity:
+    """How far one layer of a graph alone is from the same graph in a batch."""
+
+    layer: str
+    graph: int  #: the position of the graph that differs most
+    max_abs: float
+    max_rel: float  #: relative to the largest number of the layer
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The result of :func:`check_parity`."""
+
+    #: Whether the outputs with and without capture are the same bits.
+    same_output: bool
+    layers: tuple[LayerParity, ...]
+    tolerance: float = TOLERANCE
+
+    @property
+    def worst(self) -> LayerParity:
+        """The layer with the largest relative difference."""
+        # NaN compares as neither larger nor smaller, and is the worst of all.
+        return max(self.layers, key=lambda layer: (layer.max_rel != layer.max_rel, layer.max_rel))
+
+    @property
+    def batch_independent(self) -> bool:
+        """Whether every graph has the same history alone and in a batch."""
+        return self.worst.max_rel <= self.tolerance
+
+    @property
+    def ok(self) -> bool:
+        """Whether both checks passed."""
+        return self.same_output and self.batch_independent
+
+    def summary(self) -> str:
+        """Return the result in one line."""
+        output = "same bits" if self.same_output else "DIFFERENT output"
+        worst = self.worst
+        return (
+            f"with and without capture: {output}; alone and in a batch: at most "
+            f"{worst.max_abs:.1e} apart ({worst.max_rel:.1e} relative; layer {worst.layer!r}, "
+            f"graph {worst.graph})"
+        )
+
+
+def check_parity(model: nn.Module, plan: CapturePlan, graphs: Sequence[Data]) -> Parity:
+    """Compare a model's output with and without capture, and each graph alone and in a batch.
+
+    The model runs in ``eval()`` mode and is left as it was.
+    """
+    if not graphs:
+        raise CaptureError("parity: no graphs to compare")
+    model = eager_module(model)
+    batch = Batch.from_data_list(list(graphs))
+    with torch.inference_mode():
+        with frozen(model):
+            plain = call_model(model, batch.clone())  # models may write into what they are given
+        with frozen(model), Capture(model, plan) as capture:
+            together = capture.run(batch.clone())
+        histories = []
+        for graph in graphs:
+            with frozen(model), Capture(model, plan) as capture:
+                histories.append(capture.run(Batch.from_data_list([graph.clone()])).history)
+    layers = [
+        _compare(name, [history[at] for history in histories], together.history[at])
+        for at, name in enumerate(plan.names)
+    ]
+    return Parity(_same_bits(plain, together.output), tuple(layers))
+
+
+def _compare(name: str, alone: list[Tensor], together: Tensor) -> LayerParity:
+    """Compare one layer, given for each graph alone and for all of them together."""
+    parts = together.split([len(part) for part in alone])  # each [num_nodes of a graph, width]
+    # One scale for all graphs: in a small one a layer may hold next to nothing but rounding errors.
+    finite = together[together.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    differences = []
+    for graph, (one, part) in enumerate(zip(alone, parts, strict=True)):
+        if one.numel() == 0:
+            continue
+        max_abs = float((one.double() - part.double()).abs().max())
+        max_rel = max_abs / scale if scale else max_abs
+        differences.append(LayerParity(name, graph, max_abs, max_rel))
+    if not differences:
+        raise CaptureError("parity: the graphs have no nodes")
+    return Parity(True, tuple(differences)).worst
+
+
+def _same_bits(first: Any, second: Any) -> bool:
+    """Whether two outputs hold the same tensors, bit for bit."""
+    pairs = list(zip(tensors_in(first), tensors_in(second), strict=True))
+    return all(
+        one.shape == other.shape
+        and one.dtype == other.dtype
+        and torch.equal(_bits(one), _bits(other))
+        for one, other in pairs
+    )
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return the tensor's bytes, so that NaN equals NaN and 0 differs from -0."""
+    return tensor.contiguous().flatten().view(torch.uint8)

@@ -1,0 +1,226 @@
+"""The probe pass: run a model once and write down all it does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.data import Batch
+
+from ..backbone import call_model
+from .tensors import function_name, is_counted, tensors_in, version_of
+from .trace import FunctionCall, ModuleCall, Source, Trace, Value
+
+#: Functions that read the shape and type of their argument, never its numbers.
+_SHAPE_ONLY = frozenset(
+    f"{name}_like" for name in ("zeros", "ones", "full", "empty", "rand", "randn", "randint")
+) | {f"new_{name}" for name in ("zeros", "ones", "full", "empty", "tensor")}
+
+#: Functions that do so with all arguments but the first.
+_SHAPE_OF_OTHERS = frozenset({"expand_as", "view_as", "reshape_as", "type_as"})
+
+
+def run_trace(model: nn.Module, batch: Batch) -> Trace:
+    """Run the model once, recording every call; hooks are removed whatever happens."""
+    recorder = _Recorder(model, batch)
+    handles = []
+    try:
+        for name, module in model.named_modules():
+            enter, leave = recorder.hooks(name)
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(leave, with_kwargs=True))
+        with _ScriptedOperators(), recorder:
+            output = call_model(model, batch)
+        outputs = tuple(recorder.value_of(tensor) for tensor in tensors_in(output))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Trace(
+        num_nodes=int(batch.num_nodes),
+        num_graphs=int(getattr(batch, "num_graphs", 1)),
+        values=recorder.values,
+        functions=recorder.functions,
+        modules=recorder.modules,
+        outputs=outputs,
+    )
+
+
+class _ScriptedOperators(TorchDispatchMode):
+    """Calls operators from Python, so that those of scripted functions are seen like others."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class _Known:
+    """A tensor that was seen; holding it keeps its id and its storage from being used again."""
+
+    tensor: Tensor
+    version: int
+    value: int
+
+
+class _Recorder(TorchFunctionMode):
+    """Numbers the values and writes down the calls."""
+
+    def __init__(self, model: nn.Module, batch: Batch) -> None:
+        super().__init__()
+        self.values: list[Value] = []
+        self.functions: list[FunctionCall] = []
+        self.modules: list[ModuleCall] = []
+        self._open: list[ModuleCall] = []
+        self._counts: Counter[str] = Counter()
+        self._clock = 0
+        self._known: dict[int, _Known] = {}
+        self._latest_on_storage: dict[int, int] = {}
+        for weight in (*model.parameters(), *model.buffers()):
+            self._add(weight, version_of(weight), sources=Source.WEIGHT)
+        for key, attribute in batch.to_dict().items():
+            for tensor in tensors_in(attribute):
+                self._add(tensor, version_of(tensor), sources=_source_of(key, tensor))
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the function and record it if it returned or changed a tensor."""
+        kwargs = kwargs or {}
+        arguments = tensors_in(args, kwargs)
+        versions = [version_of(tensor) for tensor in arguments]
+        result = func(*args, **kwargs)
+        returned = tensors_in(result)
+        changed = [
+            tensor
+            for tensor, version in zip(arguments, versions, strict=True)
+            if version_of(tensor) != version
+        ]
+        if returned or changed:
+            name = function_name(func)
+            values = tuple(map(self._value_at, arguments, versions))
+            inputs = values[: _numbers_read(name)]
+            outputs = [self.value_of(tensor, inputs) for tensor in (*returned, *changed)]
+            slots = [self.value_of(tensor) for tensor in (*returned, *arguments)]
+            self.functions.append(
+                FunctionCall(
+                    time=self._tick(),
+                    name=name,
+                    counted=is_counted(func, returned),
+                    inputs=inputs,
+                    outputs=tuple(dict.fromkeys(outputs)),
+                    slots=tuple(slots),
+                )
+            )
+        return result
+
+    def hooks(self, name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return the hooks that record the calls of the module called ``name``."""
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._counts[name] += 1
+            with torch._C.DisableTorchFunction():
+                call = ModuleCall(
+                    name=name,
+                    module=module,
+                    number=self._counts[name],
+                    start=self._tick(),
+                    inputs=tuple(map(self.value_of, tensors_in(args, kwargs))),
+                    parent=self._open[-1] if self._open else None,
+                    first_value=len(self.values),
+                )
+            self.modules.append(call)
+            self._open.append(call)
+
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            with torch._C.DisableTorchFunction():
+                call = self._open.pop()
+                while call.name != name:  # a call that raised, and the model went on
+                    call = self._open.pop()
+                # Where an operation was not seen, a module's output comes from its input.
+                outputs = [self.value_of(tensor, call.inputs) for tensor in tensors_in(output)]
+                call.outputs = tuple(outputs)
+                call.end_value = len(self.values)
+                call.end = self._tick()
+
+        return enter, leave
+
+    def value_of(self, tensor: Tensor, parents: Iterable[int] = ()) -> int:
+        """Return the value of the tensor as it is now; a new one is made of ``parents``."""
+        return self._value_at(tensor, version_of(tensor), tuple(parents))
+
+    def _value_at(self, tensor: Tensor, version: int, parents: tuple[int, ...] = ()) -> int:
+        known = self._known.get(id(tensor))
+        if known is not None and known.version == version:
+            return known.value
+        if not parents:
+            # Seen for the first time, or changed behind our back: through a view of the same
+            # memory, if anything.
+            latest = self._latest_on_storage.get(_storage(tensor))
+            parents = () if latest is None else (latest,)
+            parents += () if known is None else (known.value,)
+        return self._add(tensor, version, parents)
+
+    def _add(
+        self,
+        tensor: Tensor,
+        version: int,
+        parents: tuple[int, ...] = (),
+        sources: Source = Source.NONE,
+    ) -> int:
+        for parent in parents:
+            sources |= self.values[parent].sources
+        value = Value(
+            index=len(self.values),
+            shape=tuple(tensor.shape),
+            floating=tensor.is_floating_point(),
+            sources=sources,
+            parents=tuple(dict.fromkeys(parents)),
+        )
+        self.values.append(value)
+        self._known[id(tensor)] = _Known(tensor, version, value.index)
+        if (storage := _storage(tensor)) != 0:
+            self._latest_on_storage[storage] = value.index
+        return value.index
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+
+def _numbers_read(name: str) -> int | None:
+    """Return how many of a function's tensors it reads the numbers of; None for all."""
+    if name in _SHAPE_ONLY:
+        return 0
+    return 1 if name in _SHAPE_OF_OTHERS else None
+
+
+def _storage(tensor: Tensor) -> int:
+    """Return the address of the tensor's memory; 0 if it has none, or not one piece of it."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse tensors, tensors that wrap others
+        return 0
+
+
+def _source_of(key: str, tensor: Tensor) -> Source:
+    if key == "y" or key.startswith("edge_label"):
+        return Source.NONE
+    if key.startswith(("edge", "adj")) or tensor.layout != torch.strided:
+        return Source.EDGE
+    # The batch vector says which rows belong together, nothing of the nodes themselves.
+    return Source.NONE if key in ("batch", "ptr") else Source.NODE

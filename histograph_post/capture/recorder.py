@@ -1,0 +1,270 @@
+"""Record a model's history while it runs."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+from torch_geometric.data import Batch
+
+from ..backbone import call_model
+from ..errors import CaptureError
+from .freeze import eager_module
+from .points import CapturePlan, CapturePoint
+from .tensors import function_name, is_counted, tensors_in
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What one forward pass handed on."""
+
+    history: list[Tensor]  #: one ``[num_nodes, width]`` per layer
+    output: Any  #: of the model, as it returned it
+
+
+class Capture:
+    """Runs a model and returns its history beside its output.
+
+    The hooks are there while the object is used as a context manager, and gone afterwards; a
+    :meth:`run` outside of one brings its own. Tensors are cloned where they are found, so later
+    in-place operations do not reach them; gradients flow through the clones.
+
+    Args:
+        model: the model the plan was made for.
+        plan: what to capture.
+    """
+
+    def __init__(self, model: nn.Module, plan: CapturePlan) -> None:
+        self.plan = plan
+        self._model = eager_module(model)
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._calls: Counter[str] = Counter()
+        self._found: dict[int, Tensor] = {}
+        self._running = False
+        self._watches = {
+            position: _FunctionWatch(point, partial(self._store, position))
+            for position, point in enumerate(plan.points)
+            if point.kind == "function"
+        }
+        modules = dict(self._model.named_modules())
+        for point in plan.points:
+            if point.module not in modules:
+                near = difflib.get_close_matches(point.module, modules, n=3)
+                hint = f"; near: {', '.join(near)}" if near else ""
+                raise CaptureError(
+                    f"layer {point.name!r}: the model has no module {point.module!r}{hint}"
+                )
+
+    def __enter__(self) -> Capture:
+        if self._handles:
+            raise CaptureError("this capture is already in use")
+        positions: defaultdict[str, list[int]] = defaultdict(list)
+        for position, point in enumerate(self.plan.points):
+            positions[point.module].append(position)
+        try:
+            for name, at in positions.items():
+                module = self._model.get_submodule(name)
+                enter, leave = self._hooks(name, at)
+                self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+                self._handles.append(module.register_forward_hook(leave))
+            if self._watches:
+                self._release_early()
+        except BaseException:
+            self._remove_hooks()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._remove_hooks()
+
+    def run(self, batch: Batch) -> Captured:
+        """Call the model on a batch; return the activation of each layer, and its output.
+
+        Raises:
+            CaptureError: if the forward pass is not the one the plan was made for.
+        """
+        if not self._handles:
+            with self:
+                return self.run(batch)
+        self._calls.clear()
+        self._found.clear()
+        self._running = True
+        try:
+            # A shallow copy, because models that take the whole batch assign to its attributes.
+            output = call_model(self._model, copy.copy(batch))
+            history = [
+                self._activation(position, int(batch.num_nodes))
+                for position in range(len(self.plan.points))
+            ]
+        finally:
+            self._running = False
+            self._found.clear()
+            for watch in self._watches.values():
+                watch.stop()
+        return Captured(history, output)
+
+    def _activation(self, position: int, num_nodes: int) -> Tensor:
+        """Return one layer of the history as ``[num_nodes, width]``."""
+        point = self.plan.points[position]
+        tensor = self._found.get(position)
+        if tensor is None:
+            raise CaptureError(f"layer {point.name!r}: {point.place} did not come up in this pass")
+        if tensor.shape[:1] != (num_nodes,) or math.prod(tensor.shape[1:]) != point.width:
+            raise CaptureError(
+                f"layer {point.name!r}: {point.place} is {list(tensor.shape)}, "
+                f"expected {num_nodes} rows of {point.width}"
+            )
+        return tensor.flatten(1)  # [num_nodes, width]
+
+    def _store(self, position: int, tensors: list[Tensor]) -> None:
+        point = self.plan.points[position]
+        if point.index >= len(tensors):
+            raise CaptureError(
+                f"layer {point.name!r}: {point.place} has {len(tensors)} tensors in this pass, "
+                f"expected {point.index + 1} or more"
+            )
+        tensor = tensors[point.index]
+        self._found[position] = tensor.clone(memory_format=torch.contiguous_format)
+
+    def _hooks(
+        self, name: str, positions: list[int]
+    ) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return the hooks for the module called ``name``, on which these points depend."""
+        of_kind: dict[str, list[tuple[int, int]]] = {"input": [], "output": [], "function": []}
+        for position in positions:
+            point = self.plan.points[position]
+            of_kind[point.kind].append((position, point.call))
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if not self._running:  # a pass that is repeated for gradients, say
+                return
+            self._calls[name] += 1
+            for position, call in of_kind["input"]:
+                if call == self._calls[name]:
+                    with torch._C.DisableTorchFunction():
+                        self._store(position, tensors_in(args, kwargs))
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            if not self._running:
+                return
+            for position, call in of_kind["output"]:
+                if call == self._calls[name]:
+                    with torch._C.DisableTorchFunction():
+                        self._store(position, tensors_in(output))
+            for position, call in of_kind["function"]:
+                if call == self._calls[name]:
+                    self._watches[position].start()
+
+        return enter, leave
+
+    def _release_early(self) -> None:
+        """Let function watches that are done go when the next module starts.
+
+        While one is there, attention modules avoid their fused kernels, and round differently. The
+        encoder layers of torch do the same when they have hooks: they are left without.
+        """
+
+        def enter(module: nn.Module, args: Any) -> None:
+            for watch in self._watches.values():
+                if watch.done:
+                    watch.stop()
+
+        encoder_layers = [
+            module
+            for module in self._model.modules()
+            if isinstance(module, nn.TransformerEncoderLayer)
+        ]
+        untouched = {id(part) for module in encoder_layers for part in module.modules()}
+        for module in self._model.modules():
+            if id(module) not in untouched:
+                self._handles.append(module.register_forward_pre_hook(enter))
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+class _FunctionWatch(TorchFunctionMode):
+    """Counts function calls from the end of a module to the tensor of a capture point."""
+
+    def __init__(self, point: CapturePoint, store: Callable[[list[Tensor]], None]) -> None:
+        super().__init__()
+        self._point = point
+        self._store = store
+        self._seen = 0
+        self._started = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the tensor was found."""
+        return self._started and self._seen == len(self._point.calls)
+
+    def start(self) -> None:
+        """Watch from here on."""
+        self.stop()
+        self._seen = 0
+        self._started = True
+        # At the bottom: modes the model has entered are popped by the model, from the top.
+        _set_modes([self, *_get_current_function_mode_stack()])
+
+    def stop(self) -> None:
+        """Stop watching."""
+        if self._started:
+            self._started = False
+            _set_modes([mode for mode in _get_current_function_mode_stack() if mode is not self])
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the function; compare its name with the probe pass, keep the tensor if it is it."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        calls = self._point.calls
+        if self._seen == len(calls):
+            return result
+        tensors = tensors_in(result)
+        if not is_counted(func, tensors):
+            return result
+        expected, found = calls[self._seen], function_name(func)
+        self._seen += 1
+        if found != expected:
+            raise CaptureError(
+                f"layer {self._point.name!r}: the forward pass differs from the probe pass; step "
+                f"{self._seen} after {self._point.module!r} is {found}(), expected {expected}()"
+            )
+        if self._seen == len(calls):
+            self._store([*tensors, *tensors_in(args, kwargs)])
+        return result
+
+
+def _set_modes(modes: list[TorchFunctionMode]) -> None:
+    """Replace the stack of function modes."""
+    for _ in _get_current_function_mode_stack():
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)

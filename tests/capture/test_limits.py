@@ -1,0 +1,128 @@
+"""What cannot be captured is explained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import (
+    GCNConv,
+    TopKPooling,
+    global_mean_pool,
+)
+from torch_geometric.nn.models import GCN
+
+from histograph_post.capture import Capture, plan_capture
+from histograph_post.errors import CaptureError
+
+WIDTH = 8
+
+
+def test_integer_input_is_left_out(batch):
+    class EmbeddingConv(GCNConv):
+        def __init__(self):
+            super().__init__(WIDTH, WIDTH)
+            self.embed = nn.Embedding(5, WIDTH)
+
+        def forward(self, atom, edge_index):
+            return super().forward(self.embed(atom), edge_index)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = EmbeddingConv(), GCNConv(WIDTH, 4)
+
+        def forward(self, atom, edge_index, batch):
+            x = self.first(atom, edge_index).relu()
+            return global_mean_pool(self.second(x, edge_index), batch)
+
+    model = Net().eval()
+    plan = plan_capture(model, batch)
+    assert plan.names == ("first", "second")
+    assert any("'first' is integers" in note for note in plan.notes)
+    with torch.inference_mode():
+        history = Capture(model, plan).run(batch).history
+        assert torch.equal(history[0], model.first(batch.atom, batch.edge_index).relu())
+
+
+def test_hierarchical_pooling_is_explained(batch):
+    class Hierarchical(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.pool = GCNConv(7, WIDTH), TopKPooling(WIDTH)
+            self.conv2 = GCNConv(WIDTH, WIDTH)
+
+        def forward(self, x, edge_index, batch):
+            x = self.conv1(x, edge_index).relu()
+            x, edge_index, _, batch, _, _ = self.pool(x, edge_index, batch=batch)
+            return global_mean_pool(self.conv2(x, edge_index).relu(), batch)
+
+    model = Hierarchical().eval()
+    with pytest.raises(CaptureError, match=r"'conv2' works on \d+ rows .* 31 nodes.*--layers"):
+        plan_capture(model, batch)
+    plan = plan_capture(model, batch, layers="0:")
+    assert plan.names == ("input", "conv1")
+    with torch.inference_mode():
+        history = Capture(model, plan).run(batch).history
+        assert torch.equal(history[1], model.conv1(batch.x, batch.edge_index).relu())
+
+
+def test_a_model_without_layers_lists_its_modules(batch):
+    class Mlp(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(7, 2)
+
+        def forward(self, x, edge_index, batch):
+            return global_mean_pool(self.lin(x), batch)
+
+    with pytest.raises(CaptureError, match=r"no message-passing layers.*--layers") as error:
+        plan_capture(Mlp(), batch)
+    assert "lin" in error.value.details
+    assert "[31, 2]" in error.value.details
+
+
+def test_cached_edges_are_refused_for_several_graphs(batch):
+    model = GCN(7, WIDTH, num_layers=2, cached=True)
+    with pytest.raises(CaptureError, match=r"'convs\.0' has cached=True"):
+        plan_capture(model, batch)
+
+
+def test_a_module_with_edges_that_returns_graphs_is_no_layer(batch):
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(7, WIDTH)
+
+        def forward(self, x, edge_index, batch):
+            x = self.lin(x)
+            return global_mean_pool(x.index_add(0, edge_index[1], x[edge_index[0]]), batch)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = Encoder()
+
+        def forward(self, x, edge_index, batch):
+            return self.encoder(x, edge_index, batch)
+
+    with pytest.raises(CaptureError, match="no message-passing layers"):
+        plan_capture(Net(), batch)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_graphs_of_one_node_tell_nothing(count, graphs):
+    single = Batch.from_data_list([graphs[1]] * count)
+    model = GCN(7, WIDTH, num_layers=2)
+    with pytest.raises(CaptureError, match="expected a graph with two or more"):
+        plan_capture(model, single)
+
+
+def test_a_layer_is_the_whole_model(expect):
+    model = GCNConv(7, 3)
+    expect(
+        model,
+        lambda data: [data.x, model(data.x, data.edge_index, data.edge_weight)],
+        names=["input", "model"],
+    )
