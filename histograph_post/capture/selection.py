@@ -10,7 +10,6 @@ from typing import Literal
 
 from ..errors import CaptureError
 from .anchors import TimedPoint, module_point
-from .layers import module_table
 from .trace import ModuleCall, Trace
 
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(-?\d+)?)?")
@@ -83,8 +82,7 @@ def _module_points(trace: Trace, automatic: Sequence[TimedPoint], part: str) -> 
         shapes = ", ".join(str(list(trace.values[value].shape)) for value in values)
         raise CaptureError(
             f"--layers {part}: the {kind} of {calls[0].label!r} is {shapes or 'no tensor'}; "
-            f"expected floating point with {trace.num_nodes} rows, one per node of the probe batch",
-            details=module_table(trace),
+            f"expected floating point with {trace.num_nodes} rows, one per node of the probe batch"
         )
     return points
 
@@ -111,8 +109,5 @@ def _unknown(
     names = [timed.point.name for timed in automatic]
     names += [call.label for call in trace.modules if call.name]
     near = difflib.get_close_matches(pattern, dict.fromkeys(names), n=3, cutoff=0.5)
-    hint = f"; did you mean {', '.join(near)}?" if near else ""
-    return CaptureError(
-        f"--layers {part}: no layer and no module that ran is called that{hint}",
-        details=module_table(trace),
-    )
+    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(names[:8])}, ..."
+    return CaptureError(f"--layers {part}: no layer and no module that ran is called that; {hint}")

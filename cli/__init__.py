@@ -1,0 +1,1 @@
+"""The `histograph` command: it parses, calls the library and prints."""

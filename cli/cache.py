@@ -1,0 +1,208 @@
+"""`histograph cache`: run a pretrained model once and keep every layer's activations."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options as opt
+from .terminal import Terminal, duration, metric, size
+
+if TYPE_CHECKING:
+    from histograph_post.cache import Cache
+    from histograph_post.cache_plan import CachePlan
+
+
+def cache(
+    terminal: Terminal,
+    model: opt.ModelOption,
+    checkpoint: opt.CheckpointOption,
+    data: opt.DataOption,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="CACHE", help="Folder to write.")],
+    model_args: opt.ModelArgsOption = [],  # noqa: B006  # typer copies it
+    data_root: opt.DataRootOption = None,
+    data_args: opt.DataArgsOption = [],  # noqa: B006
+    split: opt.SplitOption = None,
+    split_seed: opt.SplitSeedOption = 0,
+    layers: opt.LayersOption = "auto",
+    key_map: opt.KeyMapOption = None,
+    output_key: opt.OutputKeyOption = None,
+    dtype: Annotated[opt.Dtype, typer.Option(help="How activations are stored.")] = (
+        opt.Dtype.FLOAT32
+    ),
+    compress: Annotated[
+        bool, typer.Option("--compress", help="Compress activations (gzip): smaller, slower.")
+    ] = False,
+    node_budget: Annotated[
+        int, typer.Option(min=1, help="A batch takes whole graphs up to this many nodes.")
+    ] = 8192,
+    shard_mb: Annotated[
+        int, typer.Option(min=1, help="Megabytes of a shard, the unit of resuming.")
+    ] = 64,
+    device: opt.DeviceOption = "auto",
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="This is job I of N, from 0; the last one joins."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be written, and how long it takes.")
+    ] = False,
+    trust_checkpoint: opt.TrustOption = False,
+    overwrite: opt.OverwriteOption = False,
+) -> None:
+    """Run a pretrained model once and write every layer's node activations to a cache.
+
+    A killed run goes on where it stopped when the same command is given again.
+    """
+    from histograph_post.backbone import parse_args
+    from histograph_post.cache_plan import CacheOptions, Provenance, estimate_seconds, plan_cache
+    from histograph_post.caching import write_cache
+    from histograph_post.pretrained import PretrainedSpec, load_pretrained
+    from histograph_post.splits import resolve_splits
+
+    source = load_pretrained(
+        PretrainedSpec(
+            model=model,
+            checkpoint=checkpoint,
+            data=data,
+            model_args=parse_args(model_args),
+            data_args=parse_args(data_args),
+            data_root=data_root,
+            key_map=key_map,
+            trust_checkpoint=trust_checkpoint,
+        )
+    )
+    splits = resolve_splits(source.dataset, split, seed=split_seed)
+    for note in source.dataset.notes:
+        terminal.say(f"note: {note}")
+    plan = plan_cache(
+        source.model,
+        source.dataset,
+        splits,
+        options=CacheOptions(
+            layers=layers,
+            dtype=dtype.value,
+            node_budget=node_budget,
+            shard_bytes=shard_mb * 2**20,
+            compression="gzip" if compress else None,
+            output_key=output_key,
+        ),
+        provenance=Provenance.of(source.spec),
+        device=device,
+    )
+    for note in plan.capture.notes:
+        terminal.say(f"note: {note}")
+    if dry_run:
+        seconds = estimate_seconds(plan)
+        show_plan(terminal, plan)
+        terminal.table(
+            "Cost",
+            ["graphs", "nodes", "bytes", "shards", "time, about"],
+            [[*_counts(plan), size(plan.num_bytes), len(plan.shards), duration(seconds)]],
+        )
+        terminal.result(
+            {**plan.to_json(), "seconds": seconds},
+            next_command="the same command without --dry-run",
+        )
+        return
+    terminal.say(
+        f"{out}: {len(plan.dataset)} graphs, {plan.layout.num_layers} layers, "
+        f"{size(plan.num_bytes)} in {len(plan.shards)} shards"
+    )
+    with terminal.progress("caching nodes") as update:
+        written = write_cache(
+            plan,
+            out,
+            part=_part(shard),
+            overwrite=overwrite,
+            config=terminal.options,
+            on_progress=update,
+        )
+    if written is None:
+        terminal.result(
+            {"cache": str(out), "complete": False},
+            next_command="nothing here; the job that finishes last completes the cache",
+        )
+        return
+    show_cache(terminal, written)
+    terminal.result(
+        {"cache": str(out), "complete": True, **summary(written)},
+        next_command=f"histograph inspect {out}",
+    )
+
+
+def _counts(plan: CachePlan) -> list[int]:
+    return [len(plan.dataset), int(plan.dataset.num_nodes.sum())]
+
+
+def _part(shard: str | None) -> tuple[int, int]:
+    """Return which job of how many this is: as asked for, else as torchrun says."""
+    if shard is None:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    number, slash, count = shard.partition("/")
+    if not (slash and number.isdigit() and count.isdigit() and int(number) < int(count)):
+        raise typer.BadParameter(f"--shard {shard}: expected I/N with I from 0 to N - 1, as in 0/4")
+    return int(number), int(count)
+
+
+def show_plan(terminal: Terminal, plan: CachePlan) -> None:
+    """Print the layers that would be captured."""
+    terminal.table("What is captured", plan.capture.COLUMNS, plan.capture.table())
+
+
+def show_cache(terminal: Terminal, cache: Cache) -> None:
+    """Print the score of the model's own readout, or why there is none."""
+    manifest = cache.manifest
+    if manifest.own_metrics is None:
+        terminal.say(f"note: no score of the model's own: {manifest.no_metrics_because}")
+        return
+    rows = own_rows(manifest.own_metrics)
+    names = list(manifest.own_metrics["all"])
+    terminal.table(
+        f"The checkpoint's own readout on {manifest.data.spec}",
+        ["part", *names],
+        [[part, *(metric(scores.get(name)) for name in names)] for part, scores in rows],
+    )
+
+
+def own_rows(own: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
+    """Return the scores per part of the split, averaged over folds, and on all rows."""
+    folds = own["folds"]
+    rows = []
+    for part in folds[0]:
+        names = set().union(*(fold[part] for fold in folds))
+        rows.append(
+            (
+                part if len(folds) == 1 else f"{part}, mean of {len(folds)} folds",
+                {
+                    name: _mean([fold[part][name] for fold in folds if name in fold[part]])
+                    for name in names
+                },
+            )
+        )
+    return [*rows, ("all", own["all"])]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def summary(cache: Cache) -> dict[str, Any]:
+    """Return what a script wants to know of a cache."""
+    manifest = cache.manifest
+    return {
+        "data": manifest.data.spec,
+        "num_graphs": manifest.data.num_graphs,
+        "num_nodes": manifest.data.num_nodes,
+        "layers": list(manifest.layout.layer_names),
+        "widths": list(manifest.layout.widths),
+        "dtype": manifest.layout.dtype,
+        "weights_sha256": manifest.weights_sha256,
+        "own_metrics": manifest.own_metrics,
+        "no_metrics_because": manifest.no_metrics_because,
+        "shards": len(manifest.shards),
+        "bytes": sum(shard.num_bytes for shard in manifest.shards),
+    }

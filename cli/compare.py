@@ -1,0 +1,73 @@
+"""`histograph compare`: every readout on the same cache, ranked."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import heads as opt_heads
+from . import options as opt
+from .heads import parse_seeds, run_and_show, split_spec
+from .terminal import Terminal
+
+
+def compare(
+    terminal: Terminal,
+    cache: opt_heads.CacheArgument,
+    out: opt_heads.RunOption,
+    heads: Annotated[
+        str, typer.Option("--heads", help="all, or names separated by commas.")
+    ] = "all",
+    dim: Annotated[int, typer.Option(min=1, help="Width of every head.")] = 64,
+    task: opt_heads.TaskOption = "auto",
+    metric: opt_heads.MetricOption = None,
+    folds: opt_heads.FoldsOption = None,
+    splits: opt_heads.SplitsOption = None,
+    split_seed: opt.SplitSeedOption = 0,
+    seeds: opt_heads.SeedsOption = "0",
+    epochs: opt_heads.EpochsOption = 100,
+    lr: opt_heads.LrOption = 1e-3,
+    batch_size: opt_heads.BatchSizeOption = 64,
+    weight_decay: opt_heads.DecayOption = 1e-4,
+    schedule: opt_heads.ScheduleOption = "cosine",
+    warmup: opt_heads.WarmupOption = 2.0,
+    clip: opt_heads.ClipOption = 1.0,
+    patience: opt_heads.PatienceOption = 30,
+    balance: opt_heads.BalanceOption = False,
+    standardize: opt_heads.StandardizeOption = True,
+    device: opt.DeviceOption = "auto",
+    overwrite: opt.OverwriteOption = False,
+) -> None:
+    """Train every readout on the same cache with the same budget and rank them."""
+    from histograph_post.folds import open_caches
+    from histograph_post.head_training import HeadSpec, plan_experiment
+    from histograph_post.heads.registry import head_names
+    from histograph_post.training import TrainingOptions
+
+    level = open_caches(cache)[0].manifest.layout.level
+    names = head_names(level) if heads == "all" else [name.strip() for name in heads.split(",")]
+    experiment = plan_experiment(
+        cache,
+        [HeadSpec(name, {"dim": dim}) for name in names],
+        training=TrainingOptions(
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            weight_decay=weight_decay,
+            schedule=schedule,
+            warmup=warmup,
+            clip=clip,
+            patience=patience,
+            balance=balance,
+        ),
+        seeds=parse_seeds(seeds),
+        split=split_spec(splits, folds),
+        split_seed=split_seed,
+        task=task,
+        metric=metric,
+        standardize=standardize,
+    )
+    chosen = "histograph" if "histograph" in names else names[0]
+    run = run_and_show(terminal, experiment, out, chosen=chosen, device=device, overwrite=overwrite)
+    terminal.result({"run": str(out), **run.results}, next_command=f"histograph inspect {cache}")

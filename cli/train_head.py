@@ -1,0 +1,86 @@
+"""`histograph train-head`: train a readout on a cache."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import heads as opt_heads
+from . import options as opt
+from .heads import parse_seeds, run_and_show, split_spec
+from .terminal import Terminal
+
+
+def train_head(
+    terminal: Terminal,
+    cache: opt_heads.CacheArgument,
+    out: opt_heads.RunOption,
+    head: Annotated[
+        str, typer.Option("--head", help="histograph, mean, linear, concat, gmt, ...")
+    ] = "histograph",
+    dim: Annotated[int, typer.Option(min=1, help="Width of the head.")] = 64,
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Attention heads, for heads that have them.")
+    ] = None,
+    head_args: Annotated[
+        list[str], typer.Option("--head-args", metavar="K=V", help="Any other option of the head.")
+    ] = [],  # noqa: B006  # typer copies it
+    task: opt_heads.TaskOption = "auto",
+    metric: opt_heads.MetricOption = None,
+    folds: opt_heads.FoldsOption = None,
+    splits: opt_heads.SplitsOption = None,
+    split_seed: opt.SplitSeedOption = 0,
+    seeds: opt_heads.SeedsOption = "0",
+    epochs: opt_heads.EpochsOption = 100,
+    lr: opt_heads.LrOption = 1e-3,
+    batch_size: opt_heads.BatchSizeOption = 64,
+    weight_decay: opt_heads.DecayOption = 1e-4,
+    schedule: opt_heads.ScheduleOption = "cosine",
+    warmup: opt_heads.WarmupOption = 2.0,
+    clip: opt_heads.ClipOption = 1.0,
+    patience: opt_heads.PatienceOption = 30,
+    balance: opt_heads.BalanceOption = False,
+    standardize: opt_heads.StandardizeOption = True,
+    device: opt.DeviceOption = "auto",
+    overwrite: opt.OverwriteOption = False,
+) -> None:
+    """Train a readout on cached activations; the backbone is not needed and does not change.
+
+    The last layer's mean pool is retrained beside it, as the readout to beat.
+    """
+    from histograph_post.backbone import parse_args
+    from histograph_post.folds import open_caches
+    from histograph_post.head_training import HeadSpec, plan_experiment, with_baseline
+    from histograph_post.training import TrainingOptions
+
+    options = {"dim": dim, **parse_args(head_args)}
+    if heads is not None:
+        options["heads"] = heads
+    level = open_caches(cache)[0].manifest.layout.level
+    experiment = plan_experiment(
+        cache,
+        with_baseline(HeadSpec(head, options), level),
+        training=TrainingOptions(
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            weight_decay=weight_decay,
+            schedule=schedule,
+            warmup=warmup,
+            clip=clip,
+            patience=patience,
+            balance=balance,
+        ),
+        seeds=parse_seeds(seeds),
+        split=split_spec(splits, folds),
+        split_seed=split_seed,
+        task=task,
+        metric=metric,
+        standardize=standardize,
+    )
+    run = run_and_show(terminal, experiment, out, chosen=head, device=device, overwrite=overwrite)
+    terminal.result(
+        {"run": str(out), **run.results},
+        next_command=f"histograph predict {out} --data SPEC -o predictions.csv",
+    )

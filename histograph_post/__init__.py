@@ -1,0 +1,37 @@
+"""A better readout for a trained graph neural network, without retraining it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .cache import Cache as Cache
+    from .caching import cache as cache
+    from .data import GraphDataset as GraphDataset
+    from .data import load_data as load_data
+    from .errors import HistographError as HistographError
+    from .heads.histograph import HistoGraphHead as HistoGraphHead
+
+#: Public name -> module. Loaded on first use, so that `histograph --help` never waits for torch.
+_PUBLIC = {
+    "Cache": ".cache",
+    "GraphDataset": ".data",
+    "HistoGraphHead": ".heads.histograph",
+    "HistographError": ".errors",
+    "cache": ".caching",
+    "load_data": ".data",
+}
+__all__ = ["Cache", "GraphDataset", "HistoGraphHead", "HistographError", "cache", "load_data"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

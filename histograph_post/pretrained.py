@@ -1,0 +1,65 @@
+"""From what a user names (a model, a checkpoint, data) to what the stages work on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .backbone import build_model
+from .checkpoint import Checkpoint, LoadReport, load_into, read_checkpoint, read_key_map
+from .data import GraphDataset, load_data
+from .tasks import infer_task
+
+
+@dataclass(frozen=True)
+class PretrainedSpec:
+    """A backbone and its data as the user names them; the manifest keeps this."""
+
+    model: str
+    checkpoint: Path
+    data: str
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    data_args: Mapping[str, Any] = field(default_factory=dict)
+    data_root: Path | None = None
+    key_map: Path | None = None
+    trust_checkpoint: bool = False
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A pretrained model with its checkpoint's weights in it, and the graphs to run it on."""
+
+    spec: PretrainedSpec
+    model: nn.Module
+    checkpoint: Checkpoint
+    report: LoadReport
+    dataset: GraphDataset
+
+
+def load_pretrained(spec: PretrainedSpec) -> Pretrained:
+    """Read the checkpoint and the data, build the model, and load the weights strictly."""
+    checkpoint = read_checkpoint(spec.checkpoint, trust=spec.trust_checkpoint)
+    dataset = load_data(spec.data, root=spec.data_root, args=spec.data_args)
+    model = build_model(
+        spec.model,
+        spec.model_args,
+        state_dict=checkpoint.state_dict,
+        in_dim=int(dataset.graphs[0].num_node_features),
+        out_dim=_output_width(dataset),
+    )
+    key_map = None if spec.key_map is None else read_key_map(spec.key_map)
+    report = load_into(model, checkpoint, key_map=key_map)
+    model.eval()
+    return Pretrained(spec, model, checkpoint, report, dataset)
+
+
+def _output_width(dataset: GraphDataset) -> int | None:
+    """Return the output width the labels ask for; unlabelled data asks for none."""
+    labels = dataset.labels()
+    if labels.size == 0 or (labels != labels).all():
+        return None
+    return infer_task(labels, dataset.level).out_dim

@@ -1,0 +1,284 @@
+"""The one training loop.
+
+It knows nothing of heads, backbones or caches: a *source* hands out batches and a *network* turns
+their inputs into outputs. The stages differ in where the batches come from and in which
+parameters move, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .errors import ConfigError
+from .splits import Split
+from .tasks import TargetScale, Task
+
+SCHEDULES = ("cosine", "plateau", "none")
+
+#: The lowest learning rate of a schedule, as a fraction of the highest.
+LOWEST_LR = 0.01
+
+#: The plateau schedule halves the learning rate after each so many epochs without a better score.
+PLATEAU_EPOCHS = 10
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch as the loop sees it."""
+
+    #: What the network's forward pass takes.
+    inputs: Any
+    #: What it should give: ``[rows]`` or ``[rows, targets]``.
+    targets: Tensor
+    #: Which labels these are, to put predictions back in order: ``[rows]``.
+    rows: np.ndarray
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    #: Every label, missing ones NaN: ``[rows, targets]``.
+    labels: np.ndarray
+
+    def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
+        """Yield the rows in batches: shuffled by ``seed``, or in a fixed order without one."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How to train; the same for every network that is compared."""
+
+    epochs: int = 100
+    batch_size: int = 64
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    schedule: str = "cosine"
+    #: Epochs over which the learning rate rises from zero.
+    warmup: float = 2.0
+    #: Gradients are scaled down to this norm; 0 leaves them alone.
+    clip: float = 1.0
+    #: Stop after this many epochs without a better validation score; 0 never stops early.
+    patience: int = 30
+    #: Weigh classes (or positives) by how rare they are in the training part.
+    balance: bool = False
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(f"schedule: found {self.schedule!r}, expected one of {SCHEDULES}")
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: found {getattr(self, name)}, expected 1 or more")
+        for name in ("weight_decay", "warmup", "clip", "patience"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name}: found {getattr(self, name)}, expected 0 or more")
+        if not self.lr > 0:
+            raise ConfigError(f"lr: found {self.lr}, expected a positive number")
+
+
+@dataclass
+class Progress:
+    """Where a run stands: what has been seen, and the best of it."""
+
+    epoch: int = 0
+    best_epoch: int = -1
+    #: Validation scores of the best epoch; empty without a validation part.
+    best_valid: dict[str, float] = field(default_factory=dict)
+    best_loss: float = math.inf
+    best_state: dict[str, Tensor] = field(default_factory=dict)
+    log: list[dict[str, float]] = field(default_factory=list)
+
+
+class Trainer:
+    """Train a network on the training part and keep the weights of its best epoch.
+
+    The best epoch is the one with the best validation score, and among equals the one with the
+    lowest validation loss; without a validation part it is the last one. The test part is never
+    looked at.
+
+    Args:
+        network: Maps :attr:`Step.inputs` to outputs; its ``aux_loss``, if any, joins the loss.
+        source: Hands out batches.
+        split: Which rows train and validate.
+        task: The loss and the tracked metric.
+        options: How to train.
+        seed: Of the order of batches and of dropout. Initial weights are the caller's.
+        parameters: Parameter groups with an ``lr`` each; all trainable parameters by default.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        source: Source,
+        split: Split,
+        task: Task,
+        options: TrainingOptions,
+        *,
+        seed: int,
+        parameters: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.network = network
+        self.source = source
+        self.split = split
+        self.task = task
+        self.options = options
+        self.seed = seed
+        self.progress = Progress()
+        trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        groups = [dict(group) for group in parameters or [{"params": trainable}]]
+        if not any(list(group["params"]) for group in groups):
+            raise ConfigError("training: found no trainable parameters, expected at least one")
+        self._optimizer = torch.optim.AdamW(
+            groups, lr=options.lr, weight_decay=options.weight_decay
+        )
+        self._top_lrs = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._plateau_factor = 1.0
+        training_labels = source.labels[split.train]  # [rows, targets]
+        self.scale = TargetScale.of(task, training_labels)
+        self._loss_weights = task.balancing_weights(training_labels) if options.balance else {}
+
+    # --- resuming --------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return all that :meth:`restore` needs to go on as if nothing had happened."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "plateau_factor": self._plateau_factor,
+            "progress": vars(self.progress),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` returned."""
+        self.network.load_state_dict(state["network"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._plateau_factor = state["plateau_factor"]
+        self.progress = Progress(**state["progress"])
+
+    # --- the loop --------------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all epochs are over, or nothing has become better for long enough."""
+        waited = self.progress.epoch - 1 - self.progress.best_epoch
+        stale = 0 < self.options.patience <= waited
+        return self.progress.epoch >= self.options.epochs or stale
+
+    def run(self, on_epoch: Callable[[Trainer], None] | None = None) -> Progress:
+        """Train to the end; leave the network with the weights of the best epoch."""
+        while not self.is_done:
+            # Seeded by epoch: a resumed run draws what an unbroken one would have drawn.
+            torch.manual_seed(_mixed(self.seed, self.progress.epoch))
+            entry = {"epoch": self.progress.epoch, **self._train_epoch(), **self._validate()}
+            self.progress.log.append(entry)
+            self.progress.epoch += 1
+            if on_epoch is not None:
+                on_epoch(self)
+        self.network.load_state_dict(self.progress.best_state)
+        return self.progress
+
+    def predict(self, rows: np.ndarray) -> np.ndarray:
+        """Return the outputs for these rows, in the units of the labels: ``[rows, out_dim]``."""
+        return self._evaluate(rows)[0]
+
+    def _train_epoch(self) -> dict[str, float]:
+        self.network.train()
+        total, seen, lr = 0.0, 0, 0.0
+        num_steps = math.ceil(len(self.split.train) / self.options.batch_size)
+        batches = self.source.batches(
+            self.split.train,
+            batch_size=self.options.batch_size,
+            seed=_mixed(self.seed, self.progress.epoch),
+        )
+        for number, step in enumerate(batches, start=1):
+            lr = self._set_lr(self.progress.epoch + min(1.0, number / num_steps))
+            self._optimizer.zero_grad(set_to_none=True)
+            outputs = self.network(step.inputs)  # [rows, out_dim]
+            targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
+            loss = self.task.loss(outputs, targets, **self._loss_weights)
+            auxiliary = getattr(self.network, "aux_loss", None)
+            (loss if auxiliary is None else loss + auxiliary).backward()
+            if self.options.clip:
+                for group in self._optimizer.param_groups:
+                    nn.utils.clip_grad_norm_(group["params"], self.options.clip)
+            self._optimizer.step()
+            total += float(loss.detach()) * len(targets)
+            seen += len(targets)
+        return {"loss": total / max(seen, 1), "lr": lr}
+
+    def _set_lr(self, epochs_done: float) -> float:
+        """Set the learning rates of a step that ends ``epochs_done`` epochs into the run."""
+        options = self.options
+        factor = self._plateau_factor
+        if options.schedule == "cosine":
+            falling = max(0.0, epochs_done - options.warmup) / max(
+                1e-9, options.epochs - options.warmup
+            )
+            factor = LOWEST_LR + (1 - LOWEST_LR) * (1 + math.cos(math.pi * min(1.0, falling))) / 2
+        if epochs_done < options.warmup:
+            factor *= epochs_done / options.warmup
+        for group, top in zip(self._optimizer.param_groups, self._top_lrs, strict=True):
+            group["lr"] = top * factor
+        return self._top_lrs[0] * factor
+
+    def _validate(self) -> dict[str, float]:
+        """Score the validation part and keep the weights if they are the best so far."""
+        rows = self.split.valid
+        if len(rows) == 0:
+            self._keep({}, math.inf)
+            return {}
+        outputs, loss = self._evaluate(rows)
+        scores = self.task.scores(outputs, self.source.labels[rows])
+        if self._is_better(scores, loss):
+            self._keep(scores, loss)
+        else:
+            waited = self.progress.epoch - self.progress.best_epoch
+            if self.options.schedule == "plateau" and waited % PLATEAU_EPOCHS == 0:
+                self._plateau_factor = max(LOWEST_LR, self._plateau_factor / 2)
+        return {"valid_loss": loss} | {f"valid_{name}": value for name, value in scores.items()}
+
+    def _is_better(self, scores: Mapping[str, float], loss: float) -> bool:
+        if self.progress.best_epoch < 0:
+            return True
+        metric, sign = self.task.metric, 1 if self.task.higher_is_better else -1
+        score, best = scores.get(metric), self.progress.best_valid.get(metric)
+        if score is None or best is None or score == best:
+            return loss < self.progress.best_loss
+        return sign * score > sign * best
+
+    def _keep(self, scores: Mapping[str, float], loss: float) -> None:
+        self.progress.best_epoch = self.progress.epoch
+        self.progress.best_valid = dict(scores)
+        self.progress.best_loss = loss
+        self.progress.best_state = {
+            name: value.detach().clone() for name, value in self.network.state_dict().items()
+        }
+
+    @torch.no_grad()
+    def _evaluate(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return the outputs for these rows, in the units of the labels, and their loss."""
+        self.network.eval()
+        outputs = np.empty((len(rows), self.task.out_dim))
+        # The position of each row in the result: batches come in an order of their own.
+        position = {int(row): index for index, row in enumerate(rows)}
+        total, seen = 0.0, 0
+        for step in self.source.batches(rows, batch_size=self.options.batch_size, seed=None):
+            found = self.network(step.inputs)  # [rows, out_dim]
+            loss = self.task.loss(found, self.scale.apply(step.targets))
+            total += float(loss) * len(step.rows)
+            seen += len(step.rows)
+            places = [position[int(row)] for row in step.rows]
+            outputs[places] = self.scale.undo(found.float().cpu().numpy())
+        return outputs, total / max(seen, 1)
+
+
+def _mixed(seed: int, epoch: int) -> int:
+    """Return one seed per run and epoch; neighbouring ones give unrelated streams."""
+    return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)

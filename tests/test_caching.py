@@ -1,0 +1,264 @@
+"""The cache stage as a whole: what is stored, what is refused, and what survives a kill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GCNConv, global_mean_pool
+
+from histograph_post.backbone import build_model
+from histograph_post.caching import cache
+from histograph_post.data import GraphDataset, from_graphs, load_data
+from histograph_post.errors import CacheError, CaptureError, ConfigError, OutputExistsError
+from histograph_post.weights import weights_sha256
+
+
+@pytest.fixture(scope="module")
+def dataset() -> GraphDataset:
+    return load_data("demo:", args={"num_graphs": 60})
+
+
+def make_model(kind: str = "gin", **args: object) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(kind, {"hidden": 8, "num_layers": 3, **args}, in_dim=4, out_dim=1)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_values_labels_edges_and_outputs_are_the_models_own(
+    dataset: GraphDataset, tmp_path: Path
+) -> None:
+    model = make_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    written = cache(model, dataset, tmp_path / "a.cache", node_budget=200)
+    assert written is not None
+    for index in (0, 17, 59):
+        graph = dataset.graphs[index]
+        batch = Batch.from_data_list([graph])
+        with torch.inference_mode():
+            embedded = model.embedding(graph.x)
+            output = model(batch.x, batch.edge_index, batch=batch.batch)
+        found = written[index]
+        assert found.id == dataset.ids[index]
+        assert isinstance(found.history, torch.Tensor)
+        assert found.history.shape == (graph.num_nodes, 4, 8)
+        torch.testing.assert_close(found.history[:, 0], embedded)
+        torch.testing.assert_close(found.outputs, output)
+        assert torch.equal(found.edge_index, graph.edge_index)
+        assert found.labels.tolist() == [[float(graph.y)]]
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_own_score_is_that_of_the_outputs(dataset: GraphDataset, tmp_path: Path) -> None:
+    written = cache(make_model(), dataset, tmp_path / "a.cache", splits="kfold:5")
+    assert written is not None
+    own = written.manifest.own_metrics
+    assert own is not None
+    right = (written.outputs()[:, 0] > 0) == (written.labels()[:, 0] == 1)
+    assert own["all"]["accuracy"] == right.mean()
+    for fold, scores in zip(written.splits.folds, own["folds"], strict=True):
+        assert scores["test"]["accuracy"] == pytest.approx(right[fold.test].mean())
+
+
+@pytest.mark.parametrize("budget", [1, 64, 10_000])
+def test_values_do_not_depend_on_the_batches(
+    dataset: GraphDataset, tmp_path: Path, budget: int
+) -> None:
+    one = cache(make_model("gcn"), dataset, tmp_path / "one.cache", node_budget=1)
+    many = cache(make_model("gcn"), dataset, tmp_path / "many.cache", node_budget=budget)
+    assert one is not None
+    assert many is not None
+    everything = np.arange(len(dataset))
+    torch.testing.assert_close(one.gather(everything).history, many.gather(everything).history)
+
+
+def test_half_precision_is_half_the_bytes_and_close(dataset: GraphDataset, tmp_path: Path) -> None:
+    everything = np.arange(len(dataset))
+    full = cache(make_model(), dataset, tmp_path / "full.cache")
+    assert full is not None
+    exact = full.gather(everything).history
+    for dtype, tolerance in (("float16", 1e-3), ("bfloat16", 1e-2)):
+        half = cache(make_model(), dataset, tmp_path / f"{dtype}.cache", dtype=dtype)
+        assert half is not None
+        found = half.gather(everything).history
+        assert found.element_size() == 2
+        torch.testing.assert_close(found.float(), exact, rtol=tolerance, atol=tolerance)
+
+
+def test_compressed_cache_holds_the_same_values(dataset: GraphDataset, tmp_path: Path) -> None:
+    plain = cache(make_model(), dataset, tmp_path / "plain.cache")
+    small = cache(make_model(), dataset, tmp_path / "small.cache", compression="gzip")
+    assert plain is not None
+    assert small is not None
+    everything = np.arange(len(dataset))
+    assert torch.equal(plain.gather(everything).history, small.gather(everything).history)
+
+
+class Mixing(nn.Module):
+    """Forgets `batch`: every graph sees the mean of all graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(4, 8)
+        self.conv2 = GCNConv(8, 8)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x, edge_index)
+        return self.conv2(x - x.mean(dim=0), edge_index)
+
+
+def test_model_that_mixes_graphs_is_refused_but_one_at_a_time(
+    dataset: GraphDataset, tmp_path: Path
+) -> None:
+    with pytest.raises(CaptureError, match="mixes the graphs of a batch"):
+        cache(Mixing(), dataset, tmp_path / "a.cache")
+    assert cache(Mixing(), dataset, tmp_path / "b.cache", node_budget=1) is not None
+
+
+def test_non_finite_activations_name_graph_and_layer(tmp_path: Path) -> None:
+    class Exploding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = GCNConv(4, 8)
+            self.second = GCNConv(8, 8)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor, batch: torch.Tensor):
+            x = self.first(x, edge_index)
+            x = torch.where(x.abs() > 1e6, torch.full_like(x, torch.inf), x)
+            return global_mean_pool(self.second(x, edge_index), batch)
+
+    graphs = [
+        Data(x=torch.ones(3, 4), edge_index=torch.tensor([[0, 1], [1, 2]]), y=torch.tensor([0]))
+        for _ in range(9)
+    ]
+    graphs[5].x = graphs[5].x * 1e9
+    with pytest.raises(CacheError, match=r"graph '?mol-5'?.*layer '?first'?|layer.*first.*mol-5"):
+        cache(
+            Exploding(),
+            from_graphs(graphs, ids=[f"mol-{i}" for i in range(9)], level="graph"),
+            tmp_path / "a.cache",
+            splits="random",
+        )
+    assert not list((tmp_path / "a.cache").glob("shard*"))
+
+
+def test_same_command_twice_does_nothing_and_another_is_refused(
+    dataset: GraphDataset, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a.cache"
+    cache(make_model(), dataset, folder)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    cache(make_model(), dataset, folder)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    with pytest.raises(OutputExistsError, match="--overwrite"):
+        cache(make_model("gcn"), dataset, folder)
+    with pytest.raises(OutputExistsError, match="--overwrite"):
+        cache(make_model(), dataset, folder, splits="kfold:3")
+    replaced = cache(make_model("gcn"), dataset, folder, overwrite=True)
+    assert replaced is not None
+    assert replaced.weights_sha256 == weights_sha256(make_model("gcn").state_dict())
+
+
+def test_folder_with_foreign_files_is_left_alone(dataset: GraphDataset, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(OutputExistsError, match="not a cache's"):
+            cache(make_model(), dataset, tmp_path, overwrite=overwrite)
+    assert contents(tmp_path) == {"thesis.tex": b"years of work"}
+
+
+def test_jobs_in_any_order_join_to_the_bytes_of_one_job(
+    dataset: GraphDataset, tmp_path: Path
+) -> None:
+    small = {"shard_bytes": 20_000, "node_budget": 300}
+    cache(make_model(), dataset, tmp_path / "one.cache", **small)
+    for job in (2, 0):
+        assert cache(make_model(), dataset, tmp_path / "n.cache", part=(job, 3), **small) is None
+    joined = cache(make_model(), dataset, tmp_path / "n.cache", part=(1, 3), **small)
+    assert joined is not None
+    assert len(joined.manifest.shards) > 3
+    assert contents(tmp_path / "one.cache") == contents(tmp_path / "n.cache")
+    with pytest.raises(ConfigError, match="expected i/n"):
+        cache(make_model(), dataset, tmp_path / "n.cache", part=(3, 3), **small)
+
+
+KILLED = """
+import os, signal, sys
+from histograph_post.pretrained import PretrainedSpec, load_pretrained
+from histograph_post.caching import cache
+from pathlib import Path
+checkpoint, data, root, out, moment, shard_bytes, budget = sys.argv[1:]
+source = load_pretrained(PretrainedSpec("gin", Path(checkpoint), data, data_root=Path(root)))
+calls = 0
+def progress(done, total):
+    global calls
+    calls += 1
+    if calls == int(moment):
+        os.kill(os.getpid(), signal.SIGKILL)
+cache(source.model, source.dataset, out, shard_bytes=int(shard_bytes), node_budget=int(budget),
+      on_progress=progress)
+"""
+
+
+def run_until_killed(
+    checkpoint: Path,
+    data: str,
+    root: Path,
+    out: Path,
+    moment: int,
+    *,
+    shard_bytes: int,
+    budget: int,
+) -> int:
+    arguments = (checkpoint, data, root, out, moment, shard_bytes, budget)
+    command = [sys.executable, "-W", "ignore", "-c", KILLED, *map(str, arguments)]
+    return subprocess.run(command, check=False, env=os.environ).returncode
+
+
+def assert_kills_leave_no_trace(
+    checkpoint: Path, data: str, root: Path, tmp_path: Path, moments: list[int], **sizes: int
+) -> None:
+    whole, broken = tmp_path / "whole.cache", tmp_path / "broken.cache"
+    assert run_until_killed(checkpoint, data, root, whole, 0, **sizes) == 0
+    for moment in moments:
+        assert run_until_killed(checkpoint, data, root, broken, moment, **sizes) == -9
+        assert not (broken / "manifest.json").exists()
+    assert run_until_killed(checkpoint, data, root, broken, 0, **sizes) == 0
+    assert contents(whole) == contents(broken)
+
+
+def test_killed_twice_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "model.safetensors"
+    save_file(make_model().state_dict(), checkpoint)
+    assert_kills_leave_no_trace(
+        checkpoint, "demo:", tmp_path, tmp_path, [7, 12], shard_bytes=100_000, budget=300
+    )
+
+
+def test_killed_on_nci1_and_resumed_gives_the_same_bytes(shared_data: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = build_model("gin", {}, in_dim=37, out_dim=1)
+    checkpoint = tmp_path / "model.safetensors"
+    save_file(model.state_dict(), checkpoint)
+    moment = int(np.random.default_rng().integers(1, 15))
+    assert_kills_leave_no_trace(
+        checkpoint,
+        "tu:NCI1",
+        shared_data,
+        tmp_path,
+        [moment],
+        shard_bytes=32 * 2**20,
+        budget=8192,
+    )
