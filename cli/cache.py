@@ -12,8 +12,8 @@ from . import options as opt
 from .terminal import Terminal, duration, metric, size
 
 if TYPE_CHECKING:
-    from histograph_post.cache import Cache
     from histograph_post.cache_plan import CachePlan
+    from histograph_post.storage import Cache
 
 
 def cache(

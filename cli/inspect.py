@@ -67,9 +67,16 @@ def inspect(
     for note in (*source.dataset.notes, *plan.capture.notes):
         terminal.say(f"note: {note}")
     show_plan(terminal, plan)
+    given = [f"--data-root {data_root}"] if data_root else []
+    given += [f"--data-args {pair}" for pair in data_args]
+    given += [f"--model-args {pair}" for pair in model_args]
+    given += [f"--layers {layers}"] if layers != "auto" else []
     terminal.result(
         plan.to_json(),
-        next_command=f"histograph cache --model {model} --checkpoint {path} --data {data} -o CACHE",
+        next_command=" ".join(
+            [f"histograph cache --model {model} --checkpoint {path} --data {data}", *given]
+        )
+        + " -o CACHE",
     )
 
 
@@ -100,8 +107,8 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
 
 
 def _inspect_cache(terminal: Terminal, path: Path) -> None:
-    from histograph_post.cache import Cache
     from histograph_post.capture import CapturePlan
+    from histograph_post.storage import Cache
 
     cache = Cache.open(path)
     manifest, layout = cache.manifest, cache.manifest.layout
@@ -116,7 +123,7 @@ def _inspect_cache(terminal: Terminal, path: Path) -> None:
             ["data", f"{manifest.data.spec} {dict(manifest.data.args) or ''}"],
             ["graphs, nodes", f"{manifest.data.num_graphs:,}, {manifest.data.num_nodes:,}"],
             ["labels", f"{layout.level}: {_targets(layout.target_names)}"],
-            ["splits", f"{cache.splits.kind}, {len(cache.splits.folds)} fold(s)"],
+            ["splits", f"{cache.splits.kind}, {_folds(len(cache.splits.folds))}"],
             ["stored as", " ".join(filter(None, [layout.dtype, layout.compression]))],
             ["size", f"{size(sum(s.num_bytes for s in manifest.shards))}"],
             ["shards", len(manifest.shards)],
@@ -132,3 +139,7 @@ def _inspect_cache(terminal: Terminal, path: Path) -> None:
 def _targets(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:4])
     return shown + (f", ... ({len(names)} in all)" if len(names) > 4 else "") or "none"
+
+
+def _folds(count: int) -> str:
+    return "1 fold" if count == 1 else f"{count} folds"

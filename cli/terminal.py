@@ -47,7 +47,13 @@ class Terminal:
         """Print a small table (stdout), unless JSON was asked for. Numbers are right-aligned."""
         if self.json:
             return
-        table = Table(title=title, title_justify="left", title_style="bold", header_style="")
+        table = Table(
+            title=title,
+            title_justify="left",
+            title_style="bold",
+            header_style="",
+            show_header=any(columns),
+        )
         for index, column in enumerate(columns):
             numeric = bool(rows) and all(_is_number(row[index]) for row in rows)
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")

@@ -15,8 +15,8 @@ def verify(
     cache: Annotated[Path, typer.Argument(metavar="CACHE", help="Folder of a cache.")],
 ) -> None:
     """Check a cache: every checksum, its structure, its values and its splits."""
-    from histograph_post.cache import verify_cache
     from histograph_post.errors import CacheError
+    from histograph_post.storage import verify_cache
 
     with terminal.progress("verifying bytes") as update:
         report = verify_cache(cache, progress=update)

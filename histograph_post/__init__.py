@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .cache import Cache as Cache
     from .caching import cache as cache
     from .data import GraphDataset as GraphDataset
     from .data import load_data as load_data
     from .errors import HistographError as HistographError
     from .heads.histograph import HistoGraphHead as HistoGraphHead
+    from .storage import Cache as Cache
 
 #: Public name -> module. Loaded on first use, so that `histograph --help` never waits for torch.
 _PUBLIC = {
-    "Cache": ".cache",
+    "Cache": ".storage",
     "GraphDataset": ".data",
     "HistoGraphHead": ".heads.histograph",
     "HistographError": ".errors",

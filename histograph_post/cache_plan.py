@@ -18,13 +18,13 @@ from torch_geometric.data import Batch
 
 from . import __version__
 from .backbone import prediction
-from .cache import Layout, plan_hash, plan_shards
 from .capture import Capture, CapturePlan, Parity, check_parity, plan_capture
 from .data import GraphDataset
 from .devices import resolve_device
 from .errors import CacheError, CaptureError, ConfigError
 from .pretrained import PretrainedSpec
 from .splits import Splits
+from .storage import Layout, plan_hash, plan_shards
 from .tasks import Task, infer_task
 from .weights import weights_sha256
 

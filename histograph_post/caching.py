@@ -22,7 +22,13 @@ from torch import nn
 from torch_geometric.data import Data
 
 from . import __version__
-from .cache import (
+from .cache_plan import CacheOptions, CachePlan, plan_cache
+from .capture import Capture
+from .data import GraphDataset, from_graphs
+from .errors import ConfigError, OutputExistsError
+from .files import PARTIAL_SUFFIX, sha256_file, write_text
+from .splits import PARTS, Splits, resolve_splits
+from .storage import (
     Cache,
     DataSource,
     Manifest,
@@ -34,13 +40,7 @@ from .cache import (
     shard_name,
     write_manifest,
 )
-from .cache.format import MANIFEST_NAME, SPLITS_NAME
-from .cache_plan import CacheOptions, CachePlan, plan_cache
-from .capture import Capture
-from .data import GraphDataset, from_graphs
-from .errors import ConfigError, OutputExistsError
-from .files import PARTIAL_SUFFIX, sha256_file, write_text
-from .splits import PARTS, Splits, resolve_splits
+from .storage.format import MANIFEST_NAME, SPLITS_NAME
 from .tasks import Task
 
 #: Called with the number of nodes done and the number of nodes in all.

@@ -94,7 +94,9 @@ class _Readout:
         """Name a function call by the module it is in, if that is not the model itself."""
         around = [module for module in self.trace.modules if module.contains(call.time)]
         if not around or around[-1].parent is None:
-            return f"{call.name}()"
+            # A pooling function starts by making the zeros it will add the nodes to.
+            pools = call.name.startswith(("new_", "scatter", "index_add", "segment"))
+            return "pooling over the nodes" if pools else f"{call.name}()"
         return f"{around[-1].label} ({type(around[-1].module).__name__})"
 
     def _end_by_node(self, output: int) -> LastActivation:

@@ -1,0 +1,255 @@
+"""Reading a cache: zero-copy histories per graph, flat batches, labels, outputs and splits."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import CacheError, NotFoundError, SplitError
+from ..splits import Splits
+from .cached_graph import CachedBatch, CachedGraph, History, as_stored, read_graph
+from .format import MANIFEST_LIMIT, MANIFEST_NAME, SPLITS_LIMIT, SPLITS_NAME, Manifest
+from .precision import TORCH_TYPES
+from .regular_file import read_limited
+from .shard import Shard
+from .shard_info import shard_name
+from .strict_json import parse_json
+
+#: Each open shard holds a file descriptor, of which a process commonly has 1024.
+MAX_OPEN_SHARDS = 512
+
+
+class Cache:
+    """An opened cache. Shards are mapped when first used, in each process for itself.
+
+    ``len(cache)`` is the number of graphs and ``cache[i]`` one of them. A cache can be pickled and
+    forked, so it works in the workers of a ``DataLoader``.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._first_graphs = [shard.start for shard in manifest.shards]
+        self._open_shards: OrderedDict[int, Shard] = OrderedDict()
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open the cache at ``path``: read and check its manifest; shards are opened lazily."""
+        folder = Path(path).absolute()
+        if not folder.is_dir():
+            raise NotFoundError(f"{path}: found no folder, expected a cache")
+        manifest = folder / MANIFEST_NAME
+        if not manifest.exists() and not manifest.is_symlink():
+            shards = len(list(folder.glob("shard-*.h5")))
+            raise CacheError(
+                f"{path}: found {shards} shards but no {MANIFEST_NAME}, expected a complete cache; "
+                "run the same `histograph cache` command again to resume it"
+            )
+        text = read_limited(manifest, MANIFEST_LIMIT)
+        return cls(folder, Manifest.from_text(text, str(manifest)))
+
+    def __len__(self) -> int:
+        return self.num_graphs
+
+    def __repr__(self) -> str:
+        layout = self.manifest.layout
+        return (
+            f"{type(self).__name__}({str(self.path)!r}, graphs={self.num_graphs}, "
+            f"layers={layout.num_layers}, dtype={layout.dtype})"
+        )
+
+    # Maps belong to a process; the one that unpickles makes its own.
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "manifest": self.manifest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs."""
+        return self.manifest.data.num_graphs
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Names of the captured layers."""
+        return self.manifest.layout.layer_names
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of each layer."""
+        return self.manifest.layout.widths
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the stored activations, and of every history."""
+        return TORCH_TYPES[self.manifest.layout.dtype]
+
+    @property
+    def weights_sha256(self) -> str:
+        """Hash of the weights that made the activations."""
+        return self.manifest.weights_sha256
+
+    @cached_property
+    def num_nodes(self) -> np.ndarray:
+        """Nodes per graph, ``[num_graphs]``."""
+        return np.concatenate([np.diff(shard.arrays["ptr"]) for shard in self._all_shards()])
+
+    @cached_property
+    def label_ptr(self) -> np.ndarray:
+        """First label row of each graph, and the number of rows: ``[num_graphs + 1]``."""
+        level = self.manifest.layout.level
+        if level == "graph":
+            return np.arange(self.num_graphs + 1)
+        name = "ptr" if level == "node" else "label_ptr"
+        counts = [np.diff(shard.arrays[name]) for shard in self._all_shards()]
+        return np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+
+    @cached_property
+    def splits(self) -> Splits:
+        """Which rows train, validate and test, as they were when the cache was made."""
+        return read_splits(self.path, self.manifest)
+
+    def ids(self) -> list[str]:
+        """Return the names of all graphs."""
+        return [graph_id for shard in self._all_shards() for graph_id in shard.ids]
+
+    def labels(self) -> np.ndarray:
+        """Return all labels, NaN where missing: a row per graph, node or link, ``[rows, T]``."""
+        return np.concatenate([shard.arrays["labels"] for shard in self._all_shards()])
+
+    def outputs(self) -> np.ndarray | None:
+        """Return the model's own outputs, ``[rows, output_width]``; None if it has none."""
+        if self.manifest.layout.output_width is None:
+            return None
+        return np.concatenate([shard.arrays["outputs"] for shard in self._all_shards()])
+
+    def label_pairs(self) -> Tensor:
+        """Return the labelled node pairs, nodes numbered through the cache: ``[2, rows]``."""
+        pairs = [shard.arrays["edge_label_index"] for shard in self._all_shards()]
+        starts = np.cumsum(self.num_nodes) - self.num_nodes  # [num_graphs]
+        shift = np.repeat(starts, np.diff(self.label_ptr))  # [rows]
+        return torch.from_numpy(np.concatenate(pairs, axis=1) + shift)
+
+    def __getitem__(self, index: int) -> CachedGraph:
+        if not -self.num_graphs <= index < self.num_graphs:
+            raise IndexError(f"graph {index} of {self.num_graphs}")
+        index %= self.num_graphs
+        number = bisect_right(self._first_graphs, index) - 1
+        return read_graph(
+            self._shard(number), index - self._first_graphs[number], self.manifest.layout
+        )
+
+    def gather(self, indices: Sequence[int] | np.ndarray, *, edges: bool = False) -> CachedBatch:
+        """Return a copy of several graphs as one flat batch, in the order asked for.
+
+        With ``edges``, ``edge_index`` is there too, its nodes numbered through the batch.
+        """
+        graphs = np.asarray(indices, dtype=np.int64).reshape(-1)  # [batch]
+        if len(graphs) and not 0 <= graphs.min() <= graphs.max() < self.num_graphs:
+            raise IndexError(f"graphs {graphs.min()} to {graphs.max()} of {self.num_graphs}")
+        ptr = np.concatenate([[0], np.cumsum(self.num_nodes[graphs])])  # [batch + 1]
+        runs = self._runs(graphs)
+        history = self._gather_history(runs, ptr)
+        edge_index = self._gather_edges(runs, ptr) if edges else None
+        return CachedBatch(history, torch.from_numpy(ptr), edge_index)
+
+    def _runs(self, graphs: np.ndarray) -> list[Run]:
+        """Return the stretches of ``graphs`` that are neighbours in one shard."""
+        shards = np.searchsorted(self._first_graphs, graphs, side="right") - 1  # [batch]
+        breaks = np.flatnonzero((np.diff(graphs) != 1) | (np.diff(shards) != 0)) + 1
+        starts = np.concatenate([[0], breaks]) if len(graphs) else breaks
+        stops = np.append(starts[1:], len(graphs)) if len(graphs) else breaks
+        local = graphs - np.asarray(self._first_graphs)[shards]
+        return [
+            Run(shard, first, first + stop - start, start)
+            for shard, first, start, stop in zip(
+                shards[starts].tolist(),
+                local[starts].tolist(),
+                starts.tolist(),
+                stops.tolist(),
+                strict=True,
+            )
+        ]
+
+    def _gather_history(self, runs: list[Run], ptr: np.ndarray) -> History:
+        layout = self.manifest.layout
+        batch = [
+            torch.empty(dataset.shape, dtype=self.dtype)
+            for dataset in layout.activations(int(ptr[-1]))
+        ]
+        targets = [as_stored(values) for values in batch]
+        # In the order of the file, whatever the order of the batch: the disk likes it, and a
+        # compressed chunk is expanded once.
+        for run in sorted(runs):
+            shard = self._shard(run.shard)
+            rows = shard.arrays["ptr"]
+            start, stop = int(rows[run.first]), int(rows[run.last])
+            place = int(ptr[run.position])
+            for target, source in zip(targets, shard.activations, strict=True):
+                target[place : place + stop - start] = source.read(start, stop)
+        return batch[0] if layout.is_uniform else batch
+
+    def _gather_edges(self, runs: list[Run], ptr: np.ndarray) -> Tensor:
+        if not self.manifest.layout.has_edges:
+            raise CacheError(f"{self.path}: found no edge_index, expected a cache made with edges")
+        pairs, counts = [np.empty((2, 0), np.int64)], [np.empty(0, np.int64)]
+        for run in runs:
+            arrays = self._shard(run.shard).arrays
+            bounds = arrays["edge_ptr"][run.first : run.last + 1]
+            pairs.append(arrays["edge_index"][:, bounds[0] : bounds[-1]])
+            counts.append(np.diff(bounds))
+        edge_index = np.concatenate(pairs, axis=1)  # [2, num_edges]
+        edge_index += np.repeat(ptr[:-1], np.concatenate(counts))
+        return torch.from_numpy(edge_index)
+
+    def _all_shards(self) -> Iterator[Shard]:
+        return (self._shard(number) for number in range(len(self.manifest.shards)))
+
+    def _shard(self, number: int) -> Shard:
+        shard = self._open_shards.get(number)
+        if shard is None:
+            info = self.manifest.shards[number]
+            shard = Shard.open(self.path / shard_name(number), info, self.manifest.layout)
+            # A view that is still in use keeps its map, whatever is closed here.
+            if len(self._open_shards) >= MAX_OPEN_SHARDS:
+                self._open_shards.popitem(last=False)
+            self._open_shards[number] = shard
+        self._open_shards.move_to_end(number)
+        return shard
+
+
+class Run(NamedTuple):
+    """Neighbouring graphs ``first`` to ``last`` of a shard, at ``position`` of a batch."""
+
+    shard: int
+    first: int
+    last: int
+    position: int
+
+
+def read_splits(folder: Path, manifest: Manifest) -> Splits:
+    """Read the splits of a cache, refusing any but the ones the manifest names."""
+    path = folder / SPLITS_NAME
+    text = read_limited(path, SPLITS_LIMIT)
+    found = hashlib.sha256(text).hexdigest()
+    if found != manifest.splits_sha256:
+        raise CacheError(f"{path}: found checksum {found}, expected {manifest.splits_sha256}")
+    value = parse_json(text, str(path))
+    total = value.get("total") if isinstance(value, dict) else None
+    # Before anything is allocated by that number.
+    if total != manifest.num_labels:
+        raise CacheError(f"{path}: found splits of {total}, expected {manifest.num_labels} rows")
+    try:
+        return Splits.from_json(value, where=str(path))
+    except SplitError as error:
+        raise CacheError(str(error)) from None

@@ -1,0 +1,221 @@
+"""Writing a cache: laying out shards, filling one at a time, and the manifest at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+from h5py import h5f
+from torch import Tensor
+
+from ..errors import CacheError
+from ..files import atomic_path, write_text
+from .compression import GZIP_LEVEL
+from .format import MANIFEST_NAME, Manifest
+from .hdf5 import create_dataset, create_file, create_group
+from .layout import Layout
+from .precision import TORCH_TYPES, check_range
+from .rows import CompressedRows, PlainRows, RowWriter, cannot_write
+from .shard import Shard
+from .shard_graphs import ShardGraphs
+from .shard_info import ShardInfo, shard_name
+from .structure import inspect_shard
+
+
+def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:
+    """Return the first and one-past-last graph of every shard.
+
+    A shard takes graphs in order while their activations stay within ``shard_bytes``, and at least
+    one, however large.
+    """
+    # ends[i] is the number of bytes of the graphs up to and including i.  [num_graphs]
+    ends = np.cumsum(num_nodes, dtype=np.int64) * row_bytes
+    shards, start, done = [], 0, 0
+    while start < len(ends):
+        stop = max(start + 1, int(np.searchsorted(ends, done + shard_bytes, side="right")))
+        shards.append((start, stop))
+        start, done = stop, int(ends[stop - 1])
+    return shards
+
+
+class ShardWriter:
+    """One shard being written; a context manager that leaves a complete file or none.
+
+    Append the batches of its graphs in order. At the end the file is read back, checked and moved
+    to its name, and :attr:`info` says what the manifest has to know of it::
+
+        with ShardWriter(folder, 0, layout, plan_hash, graphs) as writer:
+            writer.append(2, history, outputs)  # the first two graphs
+    """
+
+    #: What the manifest says of the shard; there once it is complete.
+    info: ShardInfo
+
+    def __init__(
+        self, folder: Path, index: int, layout: Layout, plan_hash: str, graphs: ShardGraphs
+    ) -> None:
+        self._path = folder / shard_name(index)
+        self._index = index
+        self._layout = layout
+        self._plan_hash = plan_hash
+        self._graphs = graphs
+        self._counts = graphs.counts(layout)
+        self._arrays = graphs.arrays(layout, str(self._path))
+        self._outputs: PlainRows | None = None
+        self._activations: list[RowWriter] = []
+        self._next_graph = 0
+        self._context: AbstractContextManager[None] = self._writing()
+
+    def __enter__(self) -> Self:
+        self._context.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._context.__exit__(kind, error, traceback)
+
+    @torch.no_grad()
+    def append(
+        self, num_graphs: int, history: Sequence[Tensor], outputs: Tensor | None = None
+    ) -> None:
+        """Write the next ``num_graphs`` graphs: their layers, ``[num_nodes, D_l]`` each.
+
+        ``outputs`` are the model's own, ``[rows, output_width]`` as the layout says.
+        """
+        first, last = self._next_graph, self._next_graph + num_graphs
+        if not first < last <= len(self._graphs.ids):
+            raise CacheError(
+                f"{self._path}: found graphs {first} to {last}, "
+                f"expected at most {len(self._graphs.ids)}, and at least one at a time"
+            )
+        ptr = self._arrays["ptr"]
+        num_nodes = int(ptr[last] - ptr[first])
+        layout = self._layout
+        self._expect(
+            [tuple(layer.shape) for layer in history],
+            [(num_nodes, width) for width in layout.widths],
+            "layers",
+        )
+        expected = self._output_shape(first, last)
+        self._expect(None if outputs is None else tuple(outputs.shape), expected, "outputs")
+        check_range(
+            history,
+            layout,
+            lambda row: self._graphs.ids[int(np.searchsorted(ptr, ptr[first] + row, "right")) - 1],
+            str(self._path),
+        )
+        for rows, block in zip(self._activations, self._blocks(history), strict=True):
+            rows.write(block)
+        if outputs is not None and self._outputs is not None:
+            self._outputs.write(outputs.detach().float().cpu().numpy())
+        self._next_graph = last
+
+    def _expect(self, found: object, expected: object, what: str) -> None:
+        if found != expected:
+            raise CacheError(f"{self._path}: found {what} of shape {found}, expected {expected}")
+
+    def _output_shape(self, first: int, last: int) -> tuple[int, int] | None:
+        """Return the shape of the outputs of graphs ``first`` to ``last``."""
+        if self._layout.output_width is None:
+            return None
+        name = {"node": "ptr", "link": "label_ptr"}.get(self._layout.output_level or "")
+        rows = last - first if name is None else int(np.diff(self._arrays[name][[first, last]])[0])
+        return rows, self._layout.output_width
+
+    def _blocks(self, history: Sequence[Tensor]) -> Iterator[np.ndarray]:
+        """Yield the rows as they are stored: one block, or one per layer where widths differ."""
+        dtype = TORCH_TYPES[self._layout.dtype]
+        if self._layout.is_uniform:
+            shape = (history[0].shape[0], len(history), history[0].shape[1])
+            stacked = torch.empty(shape, dtype=dtype)  # [num_nodes, num_layers, dim]
+            for layer, values in enumerate(history):
+                stacked[:, layer] = values  # converts, interleaves and leaves the device at once
+            history = [stacked]
+        for values in history:
+            values = values.detach().to("cpu", dtype)
+            # NumPy has no bfloat16: hand over its bits.
+            yield (values.view(torch.uint16) if dtype == torch.bfloat16 else values).numpy()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with atomic_path(self._path) as partial:
+            # Left behind by a killed process that had the same number as this one.
+            partial.unlink(missing_ok=True)
+            file = create_file(
+                partial, self._plan_hash, self._index, self._graphs.start, self._counts
+            )
+            try:
+                self._create_datasets(file)
+                yield
+                self._finish()
+            finally:
+                self._close(file)
+            self.info = inspect_shard(partial, self._layout, self._plan_hash)
+
+    def _create_datasets(self, file: h5f.FileID) -> None:
+        layout, counts = self._layout, self._counts
+        for dataset in layout.descriptors(counts, len(self._arrays["ids"])):
+            plain = PlainRows(create_dataset(file, dataset), self._path)
+            if dataset.name == "outputs":
+                self._outputs = plain
+            else:
+                plain.write(self._arrays[dataset.name])
+        # The activations come last in the file, so that all before them can be hashed in one go.
+        if not layout.is_uniform:
+            create_group(file, "activations")
+        for dataset in layout.activations(counts.num_nodes):
+            if layout.compression and dataset.num_bytes:
+                chunked = create_dataset(file, dataset, gzip_level=GZIP_LEVEL)
+                self._activations.append(CompressedRows(chunked, dataset, self._path))
+            else:
+                self._activations.append(PlainRows(create_dataset(file, dataset), self._path))
+
+    def _finish(self) -> None:
+        if self._next_graph != len(self._graphs.ids):
+            raise CacheError(
+                f"{self._path}: found {self._next_graph} graphs, "
+                f"expected {len(self._graphs.ids)} before the shard is closed"
+            )
+        for rows in self._activations:
+            rows.finish()
+
+    def _close(self, file: h5f.FileID) -> None:
+        try:
+            file.close()
+        except (OSError, RuntimeError) as error:
+            raise cannot_write(self._path, error) from None
+
+
+def existing_shard(
+    folder: Path, index: int, layout: Layout, plan_hash: str, start: int, stop: int
+) -> ShardInfo | None:
+    """Return what the manifest says of a shard that is already there, None where there is none.
+
+    A shard of another plan, or a damaged one, is refused.
+    """
+    path = folder / shard_name(index)
+    if not os.path.lexists(path):
+        return None
+    info = inspect_shard(path, layout, plan_hash)
+    if (info.index, info.start, info.stop) != (index, start, stop):
+        raise CacheError(
+            f"{path}: found shard {info.index} of graphs {info.start} to {info.stop}, "
+            f"expected shard {index} of {start} to {stop}"
+        )
+    Shard.open(path, info, layout)
+    return info
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, which makes the cache complete."""
+    write_text(folder / MANIFEST_NAME, manifest.to_text())
