@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import options as opt
+from .cache_jobs import find_jobs
 from .terminal import Terminal, duration, metric, size
 
 if TYPE_CHECKING:
@@ -18,10 +20,19 @@ if TYPE_CHECKING:
 
 def cache(
     terminal: Terminal,
-    model: opt.ModelOption,
-    checkpoint: opt.CheckpointOption,
-    data: opt.DataOption,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="CACHE", help="Folder to write.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="What `histograph pretrain` wrote, or one fold of it, instead of --model, "
+            "--checkpoint and --data. All folds give a fold-K.cache each, in the folder CACHE.",
+            show_default=False,
+        ),
+    ] = None,
+    model: opt.OptionalModelOption = None,
+    checkpoint: opt.OptionalCheckpointOption = None,
+    data: opt.OptionalDataOption = None,
     model_args: opt.ModelArgsOption = [],  # noqa: B006  # typer copies it
     data_root: opt.DataRootOption = None,
     data_args: opt.DataArgsOption = [],  # noqa: B006
@@ -58,80 +69,105 @@ def cache(
     A killed run goes on where it stopped when the same command is given again.
     """
     from histograph_post.backbone import parse_args
-    from histograph_post.cache_plan import CacheOptions, Provenance, estimate_seconds, plan_cache
-    from histograph_post.caching import write_cache
-    from histograph_post.pretrained import PretrainedSpec, load_pretrained
+    from histograph_post.cache_plan import CacheOptions, Provenance, plan_cache
+    from histograph_post.pretrained import load_pretrained
     from histograph_post.splits import resolve_splits
 
-    source = load_pretrained(
-        PretrainedSpec(
-            model=model,
-            checkpoint=checkpoint,
-            data=data,
-            model_args=parse_args(model_args),
-            data_args=parse_args(data_args),
-            data_root=data_root,
-            key_map=key_map,
-            trust_checkpoint=trust_checkpoint,
+    jobs = find_jobs(
+        folder,
+        checkpoint,
+        out,
+        split=split,
+        model_args=parse_args(model_args),
+        data_args=parse_args(data_args),
+        model=model,
+        data=data,
+        data_root=data_root,
+        key_map=key_map,
+        trust_checkpoint=trust_checkpoint,
+    )
+    options = CacheOptions(
+        layers=layers,
+        dtype=dtype.value,
+        node_budget=node_budget,
+        shard_bytes=shard_mb * 2**20,
+        compression="gzip" if compress else None,
+        output_key=output_key,
+    )
+    dataset = None
+    results: list[dict[str, Any]] = []
+    caches: list[Cache] = []
+    for job in jobs:
+        source = load_pretrained(job.spec, dataset=dataset)
+        plan = plan_cache(
+            source.model,
+            source.dataset,
+            resolve_splits(source.dataset, job.split, seed=split_seed),
+            options=options,
+            provenance=Provenance.of(source.spec),
+            device=device,
         )
-    )
-    splits = resolve_splits(source.dataset, split, seed=split_seed)
-    for note in source.dataset.notes:
-        terminal.say(f"note: {note}")
-    plan = plan_cache(
-        source.model,
-        source.dataset,
-        splits,
-        options=CacheOptions(
-            layers=layers,
-            dtype=dtype.value,
-            node_budget=node_budget,
-            shard_bytes=shard_mb * 2**20,
-            compression="gzip" if compress else None,
-            output_key=output_key,
-        ),
-        provenance=Provenance.of(source.spec),
-        device=device,
-    )
-    for note in plan.capture.notes:
-        terminal.say(f"note: {note}")
+        if dataset is None:  # folds share data and layers: what is to be said is said once
+            dataset = source.dataset
+            for note in (*dataset.notes, *plan.capture.notes):
+                terminal.say(f"note: {note}")
+        if dry_run:
+            results.append(_estimate(terminal, plan))
+            continue
+        written = _write(terminal, plan, job.out, _part(shard), overwrite=overwrite)
+        about = {} if written is None else summary(written)
+        results.append({"cache": str(job.out), "complete": written is not None, **about})
+        caches += [] if written is None else [written]
+    if len(jobs) > 1:
+        _show_folds(terminal, caches)
+    elif caches:
+        show_cache(terminal, caches[0])
     if dry_run:
-        seconds = estimate_seconds(plan)
-        show_plan(terminal, plan)
-        terminal.table(
-            "Cost",
-            ["graphs", "nodes", "bytes", "shards", "time, about"],
-            [[*_counts(plan), size(plan.num_bytes), len(plan.shards), duration(seconds)]],
-        )
-        terminal.result(
-            {**plan.to_json(), "seconds": seconds},
-            next_command="the same command without --dry-run",
-        )
-        return
+        next_command = "the same command without --dry-run"
+    elif len(caches) < len(jobs):
+        next_command = "nothing here; the job that finishes last completes the cache"
+    elif len(jobs) > 1:
+        next_command = f"histograph train-head {out} -o RUN"
+    else:
+        next_command = f"histograph inspect {out}"
+    terminal.result(
+        results[0] if len(jobs) == 1 else {"caches": results}, next_command=next_command
+    )
+
+
+def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
+    """Print what a cache would hold and cost."""
+    from histograph_post.cache_plan import estimate_seconds
+
+    seconds = estimate_seconds(plan)
+    show_plan(terminal, plan)
+    terminal.table(
+        "Cost",
+        ["graphs", "nodes", "bytes", "shards", "time, about"],
+        [[*_counts(plan), size(plan.num_bytes), len(plan.shards), duration(seconds)]],
+    )
+    return {**plan.to_json(), "seconds": seconds}
+
+
+def _write(
+    terminal: Terminal, plan: CachePlan, out: Path, part: tuple[int, int], *, overwrite: bool
+) -> Cache | None:
+    """Write one cache; None while other jobs still owe shards."""
+    from histograph_post.caching import write_cache
+
     terminal.say(
         f"{out}: {len(plan.dataset)} graphs, {plan.layout.num_layers} layers, "
         f"{size(plan.num_bytes)} in {len(plan.shards)} shards"
     )
     with terminal.progress("caching nodes") as update:
-        written = write_cache(
+        return write_cache(
             plan,
             out,
-            part=_part(shard),
+            part=part,
             overwrite=overwrite,
             config=terminal.options,
             on_progress=update,
         )
-    if written is None:
-        terminal.result(
-            {"cache": str(out), "complete": False},
-            next_command="nothing here; the job that finishes last completes the cache",
-        )
-        return
-    show_cache(terminal, written)
-    terminal.result(
-        {"cache": str(out), "complete": True, **summary(written)},
-        next_command=f"histograph inspect {out}",
-    )
 
 
 def _counts(plan: CachePlan) -> list[int]:
@@ -166,6 +202,22 @@ def show_cache(terminal: Terminal, cache: Cache) -> None:
         ["part", *names],
         [[part, *(metric(scores.get(name)) for name in names)] for part, scores in rows],
     )
+
+
+def _show_folds(terminal: Terminal, caches: Sequence[Cache]) -> None:
+    """Print the test score of the own readout of each fold's model."""
+    scored = [
+        (cache.path.name, cache.manifest.own_metrics["folds"][0].get("test", {}))
+        for cache in caches
+        if cache.manifest.own_metrics is not None
+    ]
+    names = list(dict.fromkeys(name for _, scores in scored for name in scores))
+    if names:
+        terminal.table(
+            "The checkpoints' own readouts, test part",
+            ["cache", *names],
+            [[cache, *(metric(scores.get(name)) for name in names)] for cache, scores in scored],
+        )
 
 
 def own_rows(own: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:

@@ -38,4 +38,11 @@ def demo(
         f"$ histograph cache --model {MODEL} --checkpoint {checkpoint} --data {DATA} "
         f"-o {cache_folder}"
     )
-    cache(terminal, MODEL, checkpoint, DATA, cache_folder, overwrite=overwrite)
+    cache(
+        terminal,
+        cache_folder,
+        model=MODEL,
+        checkpoint=checkpoint,
+        data=DATA,
+        overwrite=overwrite,
+    )

@@ -77,6 +77,8 @@ def run_and_show(
     """Run an experiment with a progress line per fit, and print the table."""
     from histograph_post.head_training import run_experiment
 
+    for note in experiment.notes():
+        terminal.say(f"note: {note}")
     with terminal.fit_progress(experiment.task.metric) as watch:
         run = run_experiment(
             experiment,
@@ -125,4 +127,8 @@ def _interval(gain: Any) -> str:
 def _count(results: Any) -> str:
     folds = {fit["fold"] for fit in results["fits"]}
     seeds = {fit["seed"] for fit in results["fits"]}
-    return f"{len(folds)} fold(s) and {len(seeds)} seed(s)"
+    return f"{_plural(len(folds), 'fold')} and {_plural(len(seeds), 'seed')}"
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -8,27 +8,28 @@ from typing import Annotated
 
 import typer
 
-ModelOption = Annotated[
-    str,
+_model = typer.Option(
+    "--model",
+    metavar="SPEC",
+    help="gcn, gin, gat, sage, gps, file.py:Name or package.module:Name.",
+)
+_data = typer.Option(
+    "--data",
+    metavar="SPEC",
+    help="tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, smiles:FILE.csv, "
+    "file.py:function, graphs.pt or demo:.",
+)
+ModelOption = Annotated[str, _model]
+DataOption = Annotated[str, _data]
+#: For commands to which a folder can say the same.
+OptionalModelOption = Annotated[str | None, _model]
+OptionalDataOption = Annotated[str | None, _data]
+OptionalCheckpointOption = Annotated[
+    Path | None,
     typer.Option(
-        "--model",
-        metavar="SPEC",
-        help="gcn, gin, gat, sage, gps, file.py:Name or package.module:Name.",
-    ),
-]
-CheckpointOption = Annotated[
-    Path,
-    typer.Option(
-        "--checkpoint", metavar="FILE", help="Weights: .safetensors, .pt, .pth, .ckpt, .pth.tar."
-    ),
-]
-DataOption = Annotated[
-    str,
-    typer.Option(
-        "--data",
-        metavar="SPEC",
-        help="tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, smiles:FILE.csv, "
-        "file.py:function, graphs.pt or demo:.",
+        "--checkpoint",
+        metavar="FILE",
+        help="Weights: .safetensors, .pt, .pth, .ckpt, .pth.tar, or a pretrained fold's folder.",
     ),
 ]
 ModelArgsOption = Annotated[

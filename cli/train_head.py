@@ -42,6 +42,9 @@ def train_head(
     patience: opt_heads.PatienceOption = 30,
     balance: opt_heads.BalanceOption = False,
     standardize: opt_heads.StandardizeOption = True,
+    warm_start: Annotated[
+        bool, typer.Option("--warm-start", help="Start at the checkpoint's own predictions.")
+    ] = False,
     device: opt.DeviceOption = "auto",
     overwrite: opt.OverwriteOption = False,
 ) -> None:
@@ -78,6 +81,7 @@ def train_head(
         task=task,
         metric=metric,
         standardize=standardize,
+        warm_start=warm_start,
     )
     run = run_and_show(terminal, experiment, out, chosen=head, device=device, overwrite=overwrite)
     terminal.result(

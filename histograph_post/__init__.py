@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from .data import GraphDataset as GraphDataset
     from .data import load_data as load_data
     from .errors import HistographError as HistographError
+    from .head_training import train_head as train_head
     from .heads.histograph import HistoGraphHead as HistoGraphHead
+    from .predicting import load as load
+    from .predicting import predict as predict
     from .storage import Cache as Cache
 
 #: Public name -> module. Loaded on first use, so that `histograph --help` never waits for torch.
@@ -22,9 +25,22 @@ _PUBLIC = {
     "HistoGraphHead": ".heads.histograph",
     "HistographError": ".errors",
     "cache": ".caching",
+    "load": ".predicting",
     "load_data": ".data",
+    "predict": ".predicting",
+    "train_head": ".head_training",
 }
-__all__ = ["Cache", "GraphDataset", "HistoGraphHead", "HistographError", "cache", "load_data"]
+__all__ = [
+    "Cache",
+    "GraphDataset",
+    "HistoGraphHead",
+    "HistographError",
+    "cache",
+    "load",
+    "load_data",
+    "predict",
+    "train_head",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,15 +17,17 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from . import __version__
-from .backbone import prediction
+from .backbone import call_model, prediction
+from .backbone.output_form import OutputForm
 from .capture import Capture, CapturePlan, Parity, check_parity, plan_capture
 from .data import GraphDataset
 from .devices import resolve_device
 from .errors import CacheError, CaptureError, ConfigError
+from .node_budget import budget_batches
 from .pretrained import PretrainedSpec
 from .splits import Splits
 from .storage import Layout, plan_hash, plan_shards
-from .tasks import Task, infer_task
+from .tasks import Level, Task, infer_task
 from .weights import weights_sha256
 
 #: Graphs of the probe batch: enough to tell graph rows from node rows, few enough to be quick.
@@ -70,6 +72,18 @@ class Provenance:
 
 
 @dataclass(frozen=True)
+class OwnOutput:
+    """What a model gives by itself."""
+
+    #: Columns of its prediction; None where it has no row per graph (or node).
+    width: int | None = None
+    #: Whether they are probabilities; logits otherwise.
+    probabilities: bool = False
+    #: Why the prediction cannot be scored; None where it can.
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class CachePlan:
     """All that decides the bytes of a cache, and the model and data that will fill it."""
 
@@ -87,8 +101,7 @@ class CachePlan:
     #: First and one-past-last graph of every shard.
     shards: tuple[tuple[int, int], ...]
     weights_sha256: str
-    #: Why the model's own outputs cannot be scored; None where they can.
-    no_metrics_because: str | None
+    own: OwnOutput
 
     @property
     def num_bytes(self) -> int:
@@ -125,14 +138,9 @@ class CachePlan:
 
     def batches(self, start: int, stop: int) -> Iterator[range]:
         """Cut graphs ``start`` to ``stop`` into batches within the node budget, in order."""
-        num_nodes = self.dataset.num_nodes[start:stop].tolist()
-        first, nodes = start, 0
-        for graph, size in enumerate(num_nodes, start=start):
-            if graph > first and nodes + size > self.options.node_budget:
-                yield range(first, graph)
-                first, nodes = graph, 0
-            nodes += size
-        yield range(first, stop)
+        sizes = self.dataset.num_nodes[start:stop].tolist()
+        for graphs in budget_batches(sizes, self.options.node_budget):
+            yield range(start + graphs.start, start + graphs.stop)
 
     def load(self, graphs: range) -> Batch:
         """Return these graphs as one batch on the model's device."""
@@ -175,15 +183,15 @@ def plan_cache(
     parity = check_parity(model, capture, probe)
     _check(parity, [dataset.ids[index] for index in picked], options)
     task = _task(dataset)
-    width, reason = _own_output(model, capture, batch, task, dataset, options)
+    own = _own_output(model, batch, task, dataset.level, options)
     layout = Layout(
         layer_names=tuple(point.name for point in capture.points),
         widths=tuple(capture.widths),
         dtype=options.dtype,
         level=dataset.level,
         target_names=tuple(dataset.target_names),
-        output_width=width,
-        output_level=None if width is None else dataset.level,
+        output_width=own.width,
+        output_level=None if own.width is None else dataset.level,
         compression=options.compression,
     )
     return CachePlan(
@@ -199,7 +207,7 @@ def plan_cache(
         provenance=provenance,
         shards=tuple(plan_shards(dataset.num_nodes, layout.row_bytes, options.shard_bytes)),
         weights_sha256=weights_sha256(model.state_dict()),
-        no_metrics_because=reason,
+        own=own,
     )
 
 
@@ -233,31 +241,24 @@ def _task(dataset: GraphDataset) -> Task | None:
 
 @torch.inference_mode()
 def _own_output(
-    model: nn.Module,
-    capture: CapturePlan,
-    batch: Batch,
-    task: Task | None,
-    dataset: GraphDataset,
-    options: CacheOptions,
-) -> tuple[int | None, str | None]:
-    """Return the width of the model's own output, and why it cannot be scored if it cannot."""
-    if dataset.level == "link":
-        return None, "a link task has no output of the model's own"
-    with Capture(model, capture) as recorder:
-        output = recorder.run(batch).output
-    rows = int(batch.num_nodes) if dataset.level == "node" else int(batch.num_graphs)
-    found = prediction(output, rows=rows, key=options.output_key)
+    model: nn.Module, batch: Batch, task: Task | None, level: Level, options: CacheOptions
+) -> OwnOutput:
+    """Run the model on the probe batch and look at what it gives."""
+    if level == "link":
+        return OwnOutput(problem="a link task has no output of the model's own")
+    rows = int(batch.num_nodes) if level == "node" else int(batch.num_graphs)
+    with OutputForm() as form:
+        found = prediction(call_model(model, batch), rows=rows, key=options.output_key)
     if found is None:
-        return None, f"the model gives no output with a row per {dataset.level}"
-    width = int(found.shape[1])
+        return OwnOutput(problem=f"the model gives no output with a row per {level}")
+    width, probabilities = int(found.shape[1]), form.is_probability(found)
+    problem = None
     if task is None:
-        return width, "the data has no labels"
-    if not task.accepts(width):
+        problem = "the data has no labels"
+    elif not task.accepts(width):
         wanted = "1 or 2" if task.kind == "binary" else str(task.out_dim)
-        return width, (
-            f"the model's output has {width} columns, the {task.kind} labels ask for {wanted}"
-        )
-    return width, None
+        problem = f"the model's output has {width} columns, the {task.kind} labels ask for {wanted}"
+    return OwnOutput(width, probabilities, problem)
 
 
 def estimate_seconds(plan: CachePlan) -> float:

@@ -138,29 +138,37 @@ def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> C
         plan_hash=plan.hash,
         splits_sha256=sha256_file(folder / SPLITS_NAME),
         own_metrics=None,
-        no_metrics_because=plan.no_metrics_because or "not scored yet",
+        no_metrics_because=plan.own.problem or "not scored yet",
         shards=tuple(shards),
     )
-    if plan.task is not None and plan.no_metrics_because is None:
+    if plan.task is not None and plan.own.problem is None:
         unscored = Cache(folder, manifest)
         outputs = unscored.outputs()
         assert outputs is not None  # the plan scores only what is stored
-        scores = own_scores(plan.task, outputs, unscored.labels(), plan.splits)
+        scores = own_scores(
+            plan.task,
+            outputs,
+            unscored.labels(),
+            plan.splits,
+            probabilities=plan.own.probabilities,
+        )
         manifest = replace(manifest, own_metrics=scores, no_metrics_because=None)
     write_manifest(folder, manifest)
     return Cache.open(folder)
 
 
 def own_scores(
-    task: Task, outputs: np.ndarray, labels: np.ndarray, splits: Splits
+    task: Task, outputs: np.ndarray, labels: np.ndarray, splits: Splits, *, probabilities: bool
 ) -> dict[str, Any]:
     """Score a model's own outputs: on all labelled rows, and on each part of each fold."""
+    logits = task.logits(outputs) if probabilities else outputs  # [rows, output_width]
     return {
         "task": task.to_json(),
-        "all": task.scores(outputs, labels),
+        "probabilities": probabilities,
+        "all": task.scores(logits, labels),
         "folds": [
             {
-                part: task.scores(outputs[rows], labels[rows])
+                part: task.scores(logits[rows], labels[rows])
                 for part, rows in zip(PARTS, fold.parts, strict=True)
             }
             for fold in splits.folds

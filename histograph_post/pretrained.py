@@ -40,10 +40,14 @@ class Pretrained:
     dataset: GraphDataset
 
 
-def load_pretrained(spec: PretrainedSpec) -> Pretrained:
-    """Read the checkpoint and the data, build the model, and load the weights strictly."""
+def load_pretrained(spec: PretrainedSpec, *, dataset: GraphDataset | None = None) -> Pretrained:
+    """Read the checkpoint and the data, build the model, and load the weights strictly.
+
+    ``dataset`` is the data of that specification, where it has been loaded before.
+    """
     checkpoint = read_checkpoint(spec.checkpoint, trust=spec.trust_checkpoint)
-    dataset = load_data(spec.data, root=spec.data_root, args=spec.data_args)
+    if dataset is None:
+        dataset = load_data(spec.data, root=spec.data_root, args=spec.data_args)
     model = build_model(
         spec.model,
         spec.model_args,
@@ -58,8 +62,8 @@ def load_pretrained(spec: PretrainedSpec) -> Pretrained:
 
 
 def _output_width(dataset: GraphDataset) -> int | None:
-    """Return the output width the labels ask for; unlabelled data asks for none."""
+    """Return the output width the labels ask for; links and unlabelled data ask for none."""
     labels = dataset.labels()
-    if labels.size == 0 or (labels != labels).all():
+    if dataset.level == "link" or labels.size == 0 or (labels != labels).all():
         return None
     return infer_task(labels, dataset.level).out_dim

@@ -13,26 +13,25 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from sklearn import metrics as sk
 from torch import Tensor
 from torch.nn import functional as F
 
 from .errors import DataError
+from .metrics import (
+    LINK_METRICS,
+    LOWER_IS_BETTER,
+    METRICS,
+    class_scores,
+    link_scores,
+    ranking_scores,
+    regression_scores,
+)
 
 Level = Literal["graph", "node", "link"]
 Kind = Literal["binary", "multiclass", "multilabel", "regression"]
 
 #: Integer labels with more distinct values than this are taken for a quantity, not for classes.
 MAX_CLASSES = 1000
-
-#: Metrics of each kind of task; the first one is tracked unless another is asked for.
-METRICS: dict[str, tuple[str, ...]] = {
-    "binary": ("accuracy", "roc_auc", "ap", "balanced_accuracy", "f1"),
-    "multiclass": ("accuracy", "balanced_accuracy", "f1"),
-    "multilabel": ("roc_auc", "ap", "accuracy"),
-    "regression": ("rmse", "mae", "r2"),
-}
-LOWER_IS_BETTER = frozenset({"rmse", "mae", "loss"})
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,11 @@ class Task:
     def higher_is_better(self) -> bool:
         """Whether a larger value of the tracked metric is better."""
         return self.metric not in LOWER_IS_BETTER
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of this task, in the order of tables."""
+        return _metrics(self.kind, self.level)
 
     def to_json(self) -> dict[str, Any]:
         """Return the task as plain values."""
@@ -106,22 +110,20 @@ class Task:
             )  # [rows, T]
         return (losses * present).sum() / present.sum()
 
-    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """Turn raw outputs into probabilities; a regression value stays what it is.
-
-        Outputs that are probabilities already (every value in [0, 1], and rows that sum to one
-        where there is a column per class) or log-probabilities are recognised.
-        """
-        outputs = outputs.astype(np.float64)
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Turn logits into probabilities, row by row; a regression value stays what it is."""
         if self.kind == "regression":
             return outputs
-        in_unit = bool(((outputs >= 0) & (outputs <= 1)).all())
-        if outputs.shape[1] > 1 and self.kind != "multilabel":
-            if in_unit and np.allclose(outputs.sum(axis=1), 1, atol=1e-4):
-                return outputs
-            shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))  # [rows, classes]
-            return shifted / shifted.sum(axis=1, keepdims=True)
-        return outputs if in_unit else _sigmoid(outputs)
+        by_class = self.kind == "multiclass" or (self.kind == "binary" and outputs.size(1) == 2)
+        return outputs.softmax(dim=1) if by_class else outputs.sigmoid()  # [rows, width]
+
+    def logits(self, probabilities: np.ndarray) -> np.ndarray:
+        """Turn probabilities, such as some models give, into logits: the way back."""
+        if self.kind == "regression":
+            return probabilities
+        by_class = self.kind != "multilabel" and probabilities.shape[1] > 1
+        inside = probabilities.astype(np.float64).clip(1e-12, 1 - 1e-12)
+        return np.log(inside) - (0.0 if by_class else np.log1p(-inside))
 
     def _class_numbers(self, labels: np.ndarray) -> np.ndarray:
         """Map label values to class numbers, -1 where a label is missing: ``[rows]``."""
@@ -153,45 +155,63 @@ class Task:
     # --- metrics ---------------------------------------------------------------------------
 
     def scores(self, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """Return every metric of this kind of task that these rows allow.
+        """Return every metric of this kind of task that these rows allow; outputs are logits.
 
         A column with no labels is left out, and so is one with a single class where a metric
         needs both; a metric that no column allows is absent from the result.
         """
-        probabilities = self.probabilities(outputs)
+        probabilities = self.probabilities(torch.from_numpy(outputs).double()).numpy()
         if self.kind == "multiclass" or (self.kind == "binary" and outputs.shape[1] == 2):
             truth = self._class_numbers(labels[:, 0])
             present = truth >= 0
             if not present.any():
                 return {}
-            truth, chosen = truth[present], probabilities[present].argmax(axis=1)
-            found = _class_scores(truth, chosen)
+            truth, probabilities = truth[present], probabilities[present]
+            chosen = probabilities.argmax(axis=1)
             if self.kind == "binary":
-                found |= _ranking_scores(truth, probabilities[present, 1])
-            return _ordered(found, self.kind)
+                return self._ordered(self._two_class_scores(truth, chosen, probabilities[:, 1]))
+            return self._ordered(class_scores(truth, chosen))
         columns = [
-            self._column_scores(probabilities[:, t], labels[:, t]) for t in range(labels.shape[1])
+            self._column_scores(outputs[:, t], probabilities[:, t], labels[:, t])
+            for t in range(labels.shape[1])
         ]
-        averaged = {
-            name: float(np.mean([column[name] for column in columns if name in column]))
-            for name in METRICS[self.kind]
-            if any(name in column for column in columns)
-        }
-        return _ordered(averaged, self.kind)
+        return self._ordered(
+            {
+                name: float(np.mean([column[name] for column in columns if name in column]))
+                for name in set().union(*columns)
+            }
+        )
 
     def score(self, outputs: np.ndarray, labels: np.ndarray) -> float:
         """Return the tracked metric; NaN where these rows do not allow it."""
         return self.scores(outputs, labels).get(self.metric, float("nan"))
 
-    def _column_scores(self, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    def _column_scores(
+        self, outputs: np.ndarray, probabilities: np.ndarray, labels: np.ndarray
+    ) -> dict[str, float]:
         present = ~np.isnan(labels)
         if not present.any():
             return {}
-        values, labels = values[present], labels[present]
+        outputs, probabilities, labels = outputs[present], probabilities[present], labels[present]
         if self.kind == "regression":
-            return _regression_scores(labels, values)
+            return regression_scores(labels, probabilities)
         truth = self._class_numbers(labels) if self.kind == "binary" else labels.astype(int)
-        return _class_scores(truth, (values > 0.5).astype(int)) | _ranking_scores(truth, values)
+        # Links are ranked by the outputs: high probabilities would round to ties at the top.
+        values = outputs if self.level == "link" else probabilities
+        return self._two_class_scores(truth, (probabilities > 0.5).astype(int), values)
+
+    def _two_class_scores(
+        self, truth: np.ndarray, chosen: np.ndarray, values: np.ndarray
+    ) -> dict[str, float]:
+        found = class_scores(truth, chosen) | ranking_scores(truth, values)
+        if self.level != "link":
+            return found
+        ranks = link_scores(truth, values)
+        # Links that train have no negatives beside them: any score would reward calling all links.
+        return found | ranks if ranks else {}
+
+    def _ordered(self, found: dict[str, float]) -> dict[str, float]:
+        return {name: found[name] for name in self.metrics if name in found}
 
 
 @dataclass(frozen=True)
@@ -241,28 +261,35 @@ def infer_task(
         raise DataError("labels: found none, expected at least one labelled row")
     num_targets = labels.shape[1]
     values = np.unique(labels[~np.isnan(labels)])
+    # Links that are known to be there, without a negative, are the one class of two.
+    existence = level == "link" and num_targets == 1 and set(values) <= {0.0, 1.0}
     if kind == "auto":
-        kind = _guess_kind(values, num_targets, len(labels))
+        kind = "binary" if existence else _guess_kind(values, num_targets, len(labels))
     if kind not in METRICS:
         raise DataError(f"task: found {kind!r}, expected one of {['auto', *METRICS]}")
     classes: tuple[float, ...] = ()
     if kind in ("binary", "multiclass"):
         if num_targets != 1:
             raise DataError(f"task {kind}: found {num_targets} target columns, expected one")
-        classes = _classes(values)
+        classes = (0.0, 1.0) if existence else _classes(values)
         if kind == "binary" and len(classes) != 2:
             raise DataError(f"task binary: found {len(classes)} classes, expected two")
     if kind == "multilabel" and not set(values) <= {0.0, 1.0}:
         raise DataError(f"task multilabel: found the value {values[-1]:g}, expected 0, 1 or blank")
-    if metric is not None and metric not in METRICS[kind]:
-        raise DataError(f"metric: found {metric!r}, expected one of {list(METRICS[kind])}")
+    valid = _metrics(kind, level)
+    if metric is not None and metric not in valid:
+        raise DataError(f"metric: found {metric!r}, expected one of {list(valid)}")
     return Task(
         kind=kind,  # type: ignore[arg-type]  # checked against METRICS above
         level=level,
         num_targets=num_targets,
-        metric=metric or METRICS[kind][0],
+        metric=metric or valid[0],
         classes=classes,
     )
+
+
+def _metrics(kind: str, level: str) -> tuple[str, ...]:
+    return LINK_METRICS if (kind, level) == ("binary", "link") else METRICS[kind]
 
 
 def _guess_kind(values: np.ndarray, num_targets: int, num_rows: int) -> str:
@@ -280,47 +307,6 @@ def _classes(values: np.ndarray) -> tuple[float, ...]:
     if values[0] == 0 and (values == np.round(values)).all():
         return tuple(float(v) for v in range(max(2, int(values[-1]) + 1)))
     return tuple(float(v) for v in values)
-
-
-def _class_scores(truth: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
-    found = {"accuracy": float(sk.accuracy_score(truth, chosen))}
-    # Over the classes that occur: a class that a small split lacks must not lower the mean.
-    occurring = np.unique(truth)
-    recalls = sk.recall_score(truth, chosen, labels=occurring, average=None, zero_division=0.0)
-    found["balanced_accuracy"] = float(np.mean(recalls))
-    found["f1"] = float(
-        sk.f1_score(truth, chosen, labels=occurring, average="macro", zero_division=0.0)
-    )
-    return found
-
-
-def _ranking_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
-    if len(np.unique(truth)) < 2:
-        return {}
-    return {
-        "roc_auc": float(sk.roc_auc_score(truth, values)),
-        "ap": float(sk.average_precision_score(truth, values)),
-    }
-
-
-def _regression_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
-    found = {
-        "rmse": float(sk.root_mean_squared_error(truth, values)),
-        "mae": float(sk.mean_absolute_error(truth, values)),
-    }
-    if len(truth) > 1:
-        found["r2"] = float(sk.r2_score(truth, values))
-    return found
-
-
-def _ordered(found: dict[str, float], kind: str) -> dict[str, float]:
-    return {name: found[name] for name in METRICS[kind] if name in found}
-
-
-def _sigmoid(values: np.ndarray) -> np.ndarray:
-    """Return the logistic function without overflow for large magnitudes."""
-    small = np.exp(-np.abs(values))
-    return np.where(values >= 0, 1 / (1 + small), small / (1 + small))
 
 
 def label_summary(task: Task, labels: np.ndarray, names: Sequence[str]) -> list[str]:

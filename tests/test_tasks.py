@@ -62,13 +62,26 @@ def test_binary_scores_agree_for_logits_probabilities_and_two_columns() -> None:
     labels[3] = NAN
     task = infer_task(labels, "graph")
     as_logits = task.scores(logits, labels)
-    as_probabilities = task.scores(1 / (1 + np.exp(-logits)), labels)
+    as_probabilities = task.scores(task.logits(1 / (1 + np.exp(-logits))), labels)
     two_columns = task.scores(np.hstack([np.zeros_like(logits), logits]), labels)
     assert as_logits == pytest.approx(as_probabilities)
     assert as_logits == pytest.approx(two_columns)
     keep = ~np.isnan(labels[:, 0])
     assert as_logits["roc_auc"] == sk.roc_auc_score(labels[keep, 0], logits[keep, 0])
     assert as_logits["accuracy"] == sk.accuracy_score(labels[keep, 0], logits[keep, 0] > 0)
+
+
+def test_small_logits_are_not_taken_for_probabilities() -> None:
+    task = infer_task(column(0, 1, 1, 1), "graph")
+    assert task.scores(column(0.1, 0.2, 0.3, 0.4), column(0, 1, 1, 1))["accuracy"] == 0.75
+
+
+def test_class_probabilities_turn_into_logits_and_back() -> None:
+    labels = column(0, 2, 1, 0, 1, 2, 2, 0, 1)
+    task = infer_task(labels, "node")
+    probabilities = np.random.default_rng(0).dirichlet([1, 1, 1], size=9)
+    found = task.probabilities(torch.from_numpy(task.logits(probabilities)))
+    np.testing.assert_allclose(found.numpy(), probabilities, atol=1e-9)
 
 
 def test_multilabel_averages_the_columns_that_have_both_classes() -> None:
@@ -134,5 +147,67 @@ def test_multiclass_loss_is_cross_entropy_over_the_labelled() -> None:
 @given(st.lists(st.floats(-1e4, 1e4), min_size=2, max_size=20))
 def test_probabilities_are_probabilities(values: list[float]) -> None:
     task = infer_task(column(0, 1), "graph", kind="binary")
-    probabilities = task.probabilities(column(*values))
+    probabilities = task.probabilities(torch.from_numpy(column(*values)))
     assert ((probabilities >= 0) & (probabilities <= 1)).all()
+
+
+def test_links_that_are_there_are_a_binary_task_even_without_negatives() -> None:
+    for labels in (column(1, 1, 0, 1), column(1, 1, 1)):
+        task = infer_task(labels, "link")
+        assert (task.kind, task.classes, task.metric) == ("binary", (0.0, 1.0), "roc_auc")
+    assert infer_task(column(1, 0), "link", metric="hits@20").metric == "hits@20"
+    assert infer_task(column(0.5, 2.5, 1), "link").kind == "regression"
+    with pytest.raises(DataError, match="found 'hits@20'"):
+        infer_task(column(1, 0), "graph", metric="hits@20")
+
+
+def test_link_ranks_by_hand() -> None:
+    # Negatives 5, 3, 3, 1: the links rank 1st, between 2nd and 4th (ties), and 5th.
+    outputs, labels = column(6, 3, 0, 5, 3, 3, 1), column(1, 1, 1, 0, 0, 0, 0)
+    scores = infer_task(labels, "link").scores(outputs, labels)
+    assert scores["mrr"] == pytest.approx((1 + 1 / 3 + 1 / 5) / 3)
+    assert scores["roc_auc"] == pytest.approx((4 + 2 + 0) / 12)
+    assert list(scores)[:3] == ["roc_auc", "ap", "mrr"]
+    assert not [name for name in scores if name.startswith("hits")]  # fewer than 20 negatives
+
+
+def test_hits_count_the_links_above_the_kth_negative_and_ties_are_below() -> None:
+    negatives = np.arange(60.0)  # the 20th highest is 40, the 50th is 10
+    links = np.array([100, 40.5, 40, 39, 10.5, 10, -1])
+    labels = np.concatenate([np.ones(7), np.zeros(60)])[:, None]
+    task = infer_task(labels, "link")
+    scores = task.scores(np.concatenate([links, negatives])[:, None], labels)
+    assert scores["hits@20"] == pytest.approx(2 / 7)
+    assert scores["hits@50"] == pytest.approx(5 / 7)
+
+
+def test_large_outputs_are_ranked_although_their_probabilities_are_all_one() -> None:
+    labels = column(1, 0, 1, 0)
+    scores = infer_task(labels, "link").scores(column(90, 80, 70, 60), labels)
+    assert scores["roc_auc"] == pytest.approx(0.75)
+    assert scores["mrr"] == pytest.approx((1 + 1 / 2) / 2)
+
+
+def test_training_links_alone_have_no_score() -> None:
+    task = infer_task(column(1, 0), "link")
+    assert task.scores(column(1, 2, 3), column(1, 1, 1)) == {}
+    assert task.balancing_weights(column(1, 1, 1))["positive_weight"].tolist() == [1.0]
+
+
+@given(
+    links=st.lists(st.integers(0, 8), min_size=1, max_size=10),
+    negatives=st.lists(st.integers(0, 8), min_size=1, max_size=10),
+)
+def test_a_links_rank_is_the_mean_of_the_best_and_the_worst(
+    links: list[int], negatives: list[int]
+) -> None:
+    labels = column(*[1] * len(links), *[0] * len(negatives))
+    scores = infer_task(labels, "link").scores(column(*links, *negatives), labels)
+    ranks = [
+        1 + sum(n > link for n in negatives) + sum(n == link for n in negatives) / 2
+        for link in links
+    ]
+    assert scores["mrr"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
+    assert scores["roc_auc"] == pytest.approx(
+        1 - np.mean([(r - 1) / len(negatives) for r in ranks])
+    )

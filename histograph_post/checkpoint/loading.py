@@ -14,7 +14,6 @@ from .reading import Checkpoint
 from .report import KeyRow, LoadReport, Shape, is_transpose, suggest_key_map, with_nearest
 from .unpickling import printable
 
-
 #: What an honest checkpoint may lack: counters that old versions of torch did not keep, and a
 #: module's own notes, which are no weights.
 _OPTIONAL = ("num_batches_tracked", "_extra_state")

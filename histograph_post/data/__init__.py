@@ -11,6 +11,8 @@
 ``package.module:function``           the same, from an installed package
 ``demo:``                             small random graphs made in code
 ====================================  =============================================================
+
+Any of them takes ``level=link``: some edges are held out, to be predicted (see :mod:`.links`).
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from ..errors import DataError
 from .dataset import GraphDataset as GraphDataset
 from .dataset import from_graphs as from_graphs
 from .labels import Level as Level
+from .links import LinkOptions as LinkOptions
 
-__all__ = ["GraphDataset", "Level", "from_graphs", "load_data"]
+__all__ = ["GraphDataset", "Level", "LinkOptions", "from_graphs", "load_data"]
 
 #: Every form of a data specification, for messages.
 FORMS = (

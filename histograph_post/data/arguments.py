@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import Any
 
 from ..errors import DataError
+from ..splits.making import parse_shares
 from .labels import LEVELS, Level
+from .links import LinkOptions
 
 #: Arguments that every source of possibly featureless graphs takes.
 FEATURE_ARGS = ("features", "max_degree")
+
+#: Arguments on what is predicted, which every source takes.
+LEVEL_ARGS = ("level", "link_seed", "link_split", "link_negatives")
 
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -18,8 +23,8 @@ def check_names(args: Mapping[str, Any], valid: Collection[str], *, spec: str) -
     """Raise :class:`DataError` for an argument that this kind of data does not take."""
     for name in args:
         if name not in valid:
-            known = f"expected one of {', '.join(sorted(valid))}" if valid else "expected none"
-            raise DataError(f"{spec}: unknown data argument {name!r}, {known}")
+            known = ", ".join(sorted(valid))
+            raise DataError(f"{spec}: unknown data argument {name!r}, expected one of {known}")
 
 
 def as_bool(args: Mapping[str, Any], name: str, *, default: bool, spec: str) -> bool:
@@ -52,11 +57,36 @@ def as_choice(
     return value
 
 
-def as_level(args: Mapping[str, Any], *, spec: str) -> Level | None:
-    """Return the ``level`` argument, ``None`` when it is not given."""
-    if "level" not in args:
-        return None
-    return cast(Level, as_choice(args, "level", LEVELS, default="graph", spec=spec))
+def level_options(
+    args: Mapping[str, Any], *, own: Level | None = None, spec: str
+) -> dict[str, Any]:
+    """Return the options of :func:`.dataset.from_graphs` on what is predicted.
+
+    ``own`` is the level of a source that has one; the links of its graphs can be predicted too.
+    """
+    choices = LEVELS if own is None else (own, "link")
+    level = as_choice(args, "level", choices, default="", spec=spec) if "level" in args else own
+    given = [name for name in LEVEL_ARGS[1:] if name in args]
+    if given and level != "link":
+        raise DataError(f"{spec}: found {given[0]} without level=link")
+    return {"level": level, "links": _link_options(args, spec) if given else None}
+
+
+def _link_options(args: Mapping[str, Any], spec: str) -> LinkOptions:
+    defaults = LinkOptions()
+    shares = args.get("link_split", defaults.shares)
+    text = shares if isinstance(shares, str) else ",".join(map(str, shares))
+    negatives = args.get("link_negatives", defaults.negatives)
+    try:
+        ratio = float(negatives)
+    except (TypeError, ValueError):
+        raise DataError(f"{spec}: link_negatives={negatives}, expected a number") from None
+    seed = as_int(args, "link_seed", default=defaults.seed, spec=spec)
+    return LinkOptions(
+        shares=parse_shares(text, where=f"{spec}: link_split"),
+        seed=defaults.seed if seed is None else seed,
+        negatives=ratio,
+    )
 
 
 def feature_options(args: Mapping[str, Any], *, spec: str) -> dict[str, Any]:

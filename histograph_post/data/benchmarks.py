@@ -13,7 +13,15 @@ from torch_geometric.datasets import Actor, Planetoid, TUDataset, WikipediaNetwo
 from torch_geometric.transforms import NormalizeFeatures
 
 from ..errors import DataError
-from .arguments import FEATURE_ARGS, as_bool, as_choice, check_names, feature_options
+from .arguments import (
+    FEATURE_ARGS,
+    LEVEL_ARGS,
+    as_bool,
+    as_choice,
+    check_names,
+    feature_options,
+    level_options,
+)
 from .dataset import GraphDataset, from_graphs
 from .raw_files import RawFiles, processed
 
@@ -43,7 +51,7 @@ def load_tu(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDatas
     ``node_attr=true`` keeps the continuous node attributes in front of the one-hot node labels.
     """
     spec = f"tu:{name}"
-    check_names(args, ("node_attr", *FEATURE_ARGS), spec=spec)
+    check_names(args, ("node_attr", *FEATURE_ARGS, *LEVEL_ARGS), spec=spec)
     if not re.fullmatch(r"[\w.+-]+", name) or name.startswith("."):
         raise DataError(
             f"{spec}: not a name of the TU collection, expected one such as tu:PROTEINS"
@@ -57,7 +65,12 @@ def load_tu(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDatas
         folder=name,
     )
     graphs = processed(raw, root, lambda folder: TUDataset(folder, name, use_node_attr=node_attr))
-    return from_graphs(graphs, spec=spec, level="graph", **feature_options(args, spec=spec))
+    return from_graphs(
+        graphs,
+        spec=spec,
+        **level_options(args, own="graph", spec=spec),
+        **feature_options(args, spec=spec),
+    )
 
 
 def load_planetoid(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDataset:
@@ -66,7 +79,7 @@ def load_planetoid(name: str, root: Path | None, args: Mapping[str, Any]) -> Gra
     ``normalize_features=true`` makes the features of each node sum to one.
     """
     spec = f"planetoid:{name}"
-    check_names(args, ("split", "normalize_features"), spec=spec)
+    check_names(args, ("split", "normalize_features", *LEVEL_ARGS), spec=spec)
     title = _PLANETOID.get(name.lower())
     if title is None:
         raise DataError(f"{spec}: unknown, expected one of {', '.join(_PLANETOID.values())}")
@@ -92,13 +105,13 @@ def load_planetoid(name: str, root: Path | None, args: Mapping[str, Any]) -> Gra
         check=_check_pickles,
     )
     notes = ["node features divided by their sum (normalize_features=true)"] if normalize else []
-    return from_graphs(graphs, spec=spec, level="node", notes=notes)
+    return from_graphs(graphs, spec=spec, notes=notes, **level_options(args, own="node", spec=spec))
 
 
 def load_actor(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDataset:
     """Load the actor co-occurrence network with its ten Geom-GCN splits."""
     spec = f"actor:{name}"
-    check_names(args, (), spec=spec)
+    check_names(args, LEVEL_ARGS, spec=spec)
     if name:
         raise DataError(f"{spec}: there is only one, expected actor:")
     raw = RawFiles(
@@ -108,13 +121,14 @@ def load_actor(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDa
         optional="",
         folder=".",
     )
-    return from_graphs(processed(raw, root, Actor), spec=spec, level="node")
+    graphs = processed(raw, root, Actor)
+    return from_graphs(graphs, spec=spec, **level_options(args, own="node", spec=spec))
 
 
 def load_wiki(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDataset:
     """Load a Wikipedia network as Geom-GCN prepared it, with its ten splits."""
     spec = f"wiki:{name}"
-    check_names(args, (), spec=spec)
+    check_names(args, LEVEL_ARGS, spec=spec)
     title = name.lower()
     if title not in _WIKIPEDIA:
         raise DataError(f"{spec}: unknown, expected one of {', '.join(_WIKIPEDIA)}")
@@ -127,7 +141,7 @@ def load_wiki(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
         folder=folder,
     )
     graphs = processed(raw, root, lambda place: WikipediaNetwork(place, title))
-    return from_graphs(graphs, spec=spec, level="node")
+    return from_graphs(graphs, spec=spec, **level_options(args, own="node", spec=spec))
 
 
 def _fold_files(prefix: str) -> tuple[str, ...]:

@@ -18,7 +18,11 @@ from ..splits import Splits
 from .checks import check_links, detect_level, prepare_graphs
 from .features import add_features
 from .labels import LEVELS, Level, align_labels, gather_labels, label_rows
+from .links import LinkOptions, split_links
 from .masks import take_masks
+
+#: The name of the target where links are predicted.
+LINK_TARGET = ("link",)
 
 
 @dataclass(eq=False, repr=False)
@@ -119,6 +123,7 @@ def from_graphs(
     smiles: Sequence[str] | None = None,
     features: str = "auto",
     max_degree: int | None = None,
+    links: LinkOptions | None = None,
     notes: Sequence[str] = (),
 ) -> GraphDataset:
     """Check graphs from anywhere (a list, a PyG data set, one ``Data``) and collect them.
@@ -127,7 +132,8 @@ def from_graphs(
     ``edge_label_index`` makes links, a ``y`` with one row per node makes nodes, else graphs.
     ``train_mask``, ``val_mask`` and ``test_mask`` of node-level data become ``official``.
     ``features`` (see :mod:`.features`) fills in ``x`` for graphs that have none. A graph without
-    nodes is refused.
+    nodes is refused. ``level="link"`` on graphs that name no pairs holds out some of their own
+    edges, as ``links`` says (see :mod:`.links`).
     """
     collected = _collect(graphs, spec)
     names = [str(name) for name in (ids if ids is not None else range(len(collected)))]
@@ -136,6 +142,16 @@ def from_graphs(
             f"{spec}: {len(names)} ids for {len(collected)} graphs, expected one per graph"
         )
     prepared, found = prepare_graphs(collected, names, spec=spec)
+    if level == "link" and "edge_label_index" not in prepared[0]:
+        # Before degrees become features: those would count the links that are held out.
+        prepared, official, said = split_links(prepared, links, spec=spec)
+        target_names = LINK_TARGET if target_names is None else target_names
+        found += said
+    elif links is not None:
+        raise DataError(
+            f"{spec}: found options of a split of links, expected graphs without edge_label_index "
+            "and level=link"
+        )
     found += add_features(prepared, features, max_degree=max_degree, spec=spec)
     for graph in prepared:
         if "num_nodes" in graph:
@@ -162,6 +178,22 @@ def from_graphs(
     dataset.target_names = _target_names(target_names, labels.shape[1], spec)
     align_labels(prepared, level, labels)
     return dataset
+
+
+def as_links(dataset: GraphDataset, links: LinkOptions | None = None) -> GraphDataset:
+    """Return the data set with the links of its graphs to predict instead of its labels."""
+    graphs, official, notes = split_links(dataset.graphs, links, spec=dataset.spec)
+    return GraphDataset(
+        spec=dataset.spec,
+        graphs=graphs,
+        ids=dataset.ids,
+        level="link",
+        target_names=list(LINK_TARGET),
+        official=official,
+        rows=dataset.rows,
+        smiles=dataset.smiles,
+        notes=[*dataset.notes, *notes],
+    )
 
 
 def _collect(graphs: Iterable[Data], spec: str) -> list[Data]:

@@ -16,11 +16,11 @@ from typing import Any
 from torch_geometric.data import Batch, Data, Dataset
 
 from ..errors import DataError, HistographError, NotFoundError
-from .arguments import FEATURE_ARGS, as_level, feature_options
+from .arguments import FEATURE_ARGS, LEVEL_ARGS, feature_options, level_options
 from .dataset import GraphDataset, from_graphs
 
 #: Arguments that this package uses itself, unless the function has a parameter of that name.
-_OURS = ("level", *FEATURE_ARGS)
+_OURS = (*LEVEL_ARGS, *FEATURE_ARGS)
 
 
 def load_function(target: str, root: Path | None, args: Mapping[str, Any]) -> GraphDataset:
@@ -51,11 +51,11 @@ def load_function(target: str, root: Path | None, args: Mapping[str, Any]) -> Gr
                 f"{target}: returned a GraphDataset, expected no {', '.join(sorted(ours))} with it"
             )
         return replace(result, spec=target)
-    level = as_level(ours, spec=target)
+    options = level_options(ours, spec=target) | feature_options(ours, spec=target)
     lone = isinstance(result, Data) and not isinstance(result, Batch)
-    if level is None and lone and "edge_label_index" not in result:
-        level = "node"
-    return from_graphs(result, spec=target, level=level, **feature_options(ours, spec=target))
+    if options["level"] is None and lone and "edge_label_index" not in result:
+        options["level"] = "node"
+    return from_graphs(result, spec=target, **options)
 
 
 def _find(place: str, name: str) -> Callable[..., Any]:

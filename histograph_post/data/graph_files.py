@@ -21,7 +21,7 @@ from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import GlobalStorage
 
 from ..errors import DataError, NotFoundError
-from .arguments import FEATURE_ARGS, as_level, check_names, feature_options
+from .arguments import FEATURE_ARGS, LEVEL_ARGS, check_names, feature_options, level_options
 from .dataset import GraphDataset, from_graphs
 
 #: PyG's classes of one homogeneous graph. None of them does more than hold values.
@@ -32,7 +32,7 @@ _CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "optimizer_state_dict", "h
 
 def load_graph_file(path: Path, args: Mapping[str, Any], *, spec: str) -> GraphDataset:
     """Load graphs from a ``.pt`` file."""
-    check_names(args, ("level", *FEATURE_ARGS), spec=spec)
+    check_names(args, (*LEVEL_ARGS, *FEATURE_ARGS), spec=spec)
     content = _read(path)
     try:
         graphs = _graphs(content, path)
@@ -44,10 +44,11 @@ def load_graph_file(path: Path, args: Mapping[str, Any], *, spec: str) -> GraphD
         raise DataError(
             f"{path}: not readable as graphs ({type(error).__name__}: {reason})"
         ) from error
-    level = as_level(args, spec=spec)
-    if level is None and isinstance(content, Data) and "edge_label_index" not in content:
-        level = "node"
-    return from_graphs(graphs, spec=spec, level=level, **feature_options(args, spec=spec))
+    options = level_options(args, spec=spec) | feature_options(args, spec=spec)
+    lone = isinstance(content, Data) and "edge_label_index" not in content
+    if options["level"] is None and lone:
+        options["level"] = "node"
+    return from_graphs(graphs, spec=spec, **options)
 
 
 def _read(path: Path) -> object:

@@ -13,7 +13,7 @@ from ..errors import DataError
 from ..splits import Split, Splits
 
 #: PyG's name of each part's mask.
-_MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
+MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 
 
 def take_masks(graphs: Sequence[Data], ids: Sequence[str], *, spec: str) -> Splits | None:
@@ -23,7 +23,7 @@ def take_masks(graphs: Sequence[Data], ids: Sequence[str], *, spec: str) -> Spli
     beside several folds counts for each of them. A validation or test mask may be absent.
     """
     parts: dict[str, Tensor] = {}
-    for part, name in _MASKS.items():
+    for part, name in MASKS.items():
         if all(name in graph for graph in graphs):
             masks = [
                 _mask(graph, name, f"{spec}: graph {graph_id}")

@@ -12,8 +12,8 @@ import torch
 from torch_geometric.data import Data
 
 from ..errors import DataError
-from .arguments import as_choice, check_names
-from .dataset import GraphDataset
+from .arguments import LEVEL_ARGS, as_choice, check_names, level_options
+from .dataset import GraphDataset, as_links
 from .molecule_features import (
     MOLECULE_ENCODINGS,
     MoleculeEncoding,
@@ -41,7 +41,8 @@ def load_smiles(path: Path, args: Mapping[str, Any]) -> GraphDataset:
     is a missing label. A row that cannot be turned into a graph is skipped and noted.
     """
     spec = f"smiles:{path}"
-    check_names(args, ("smiles", "targets", "mol_features"), spec=spec)
+    check_names(args, ("smiles", "targets", "mol_features", *LEVEL_ARGS), spec=spec)
+    wanted = level_options(args, own="graph", spec=spec)
     features = as_choice(args, "mol_features", MOLECULE_ENCODINGS, default="ogb", spec=spec)
     encoding = molecule_encoding(features)
     table = read_table(path)
@@ -55,7 +56,7 @@ def load_smiles(path: Path, args: Mapping[str, Any]) -> GraphDataset:
     if targets:
         labels = np.stack(list(targets.values()), axis=1)  # [num_rows, num_targets]
         attach_labels(graphs, labels[rows])
-    return GraphDataset(
+    dataset = GraphDataset(
         spec=spec,
         graphs=graphs,
         ids=row_ids(table, rows),
@@ -65,6 +66,7 @@ def load_smiles(path: Path, args: Mapping[str, Any]) -> GraphDataset:
         smiles=[smiles[row] for row in rows],
         notes=notes,
     )
+    return as_links(dataset, wanted["links"]) if wanted["level"] == "link" else dataset
 
 
 def attach_labels(graphs: Sequence[Data], labels: np.ndarray) -> None:

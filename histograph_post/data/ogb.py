@@ -25,10 +25,10 @@ from torch_geometric.data import Data
 
 from ..errors import DataError, MissingExtraError
 from ..files import PARTIAL_SUFFIX
-from ..splits.files import read_folder
 from ..splits import Split, Splits
-from .arguments import check_names
-from .dataset import GraphDataset
+from ..splits.files import read_folder
+from .arguments import LEVEL_ARGS, check_names, level_options
+from .dataset import GraphDataset, as_links
 from .molecules import attach_labels, row_ids
 from .raw_files import user_cache
 from .tables import read_table
@@ -43,7 +43,8 @@ def load_ogbg(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
     downloaded where it is missing.
     """
     spec = f"ogbg:{name}"
-    check_names(args, (), spec=spec)
+    check_names(args, LEVEL_ARGS, spec=spec)
+    wanted = level_options(args, own="graph", spec=spec)
     if not re.fullmatch(r"mol[a-z0-9]+", name):
         raise DataError(f"{spec}: expected one of OGB's molecule sets, such as ogbg:molhiv")
     folder = _find(f"ogbg_{name}", root, spec)
@@ -58,7 +59,7 @@ def load_ogbg(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
         )
     attach_labels(graphs, labels)
     official = _official(folder / "split" / "scaffold", len(graphs))
-    return GraphDataset(
+    dataset = GraphDataset(
         spec=spec,
         graphs=graphs,
         ids=row_ids(table, np.arange(len(graphs))),
@@ -68,6 +69,7 @@ def load_ogbg(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
         smiles=list(table.column("smiles")),
         notes=[] if official else [f"{spec}: comes without its scaffold split"],
     )
+    return as_links(dataset, wanted["links"]) if wanted["level"] == "link" else dataset
 
 
 def _official(folder: Path, total: int) -> Splits | None:

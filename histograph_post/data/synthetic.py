@@ -23,7 +23,7 @@ import torch
 from torch_geometric.data import Data
 
 from ..errors import DataError
-from .arguments import as_int, check_names
+from .arguments import LEVEL_ARGS, as_int, check_names, level_options
 from .dataset import GraphDataset, from_graphs
 
 _COLOURS = 4
@@ -33,7 +33,7 @@ _FEATURE_NOISE = 0.3
 def load_demo(name: str, args: Mapping[str, Any]) -> GraphDataset:
     """Make the demo set: ``num_graphs`` graphs (300), half of each class, from ``seed`` (0)."""
     spec = f"demo:{name}"
-    check_names(args, ("seed", "num_graphs"), spec=spec)
+    check_names(args, ("seed", "num_graphs", *LEVEL_ARGS), spec=spec)
     seed = as_int(args, "seed", default=0, spec=spec)
     num_graphs = as_int(args, "num_graphs", default=300, spec=spec)
     if name or seed is None or seed < 0 or num_graphs is None or num_graphs < 2:
@@ -44,7 +44,7 @@ def load_demo(name: str, args: Mapping[str, Any]) -> GraphDataset:
     random = np.random.default_rng(seed)
     labels = random.permutation(num_graphs) % 2
     graphs = [_graph(random, int(label)) for label in labels]
-    return from_graphs(graphs, spec=spec, level="graph")
+    return from_graphs(graphs, spec=spec, **level_options(args, own="graph", spec=spec))
 
 
 def _graph(random: np.random.Generator, label: int) -> Data:

@@ -20,7 +20,7 @@ from .making import (
     stratified_parts,
 )
 from .scaffold import scaffold_parts
-from .types import PARTS, Split, Splits, Unit
+from .types import LINKS, PARTS, Split, Splits, Unit
 
 
 class Splittable(Protocol):
@@ -81,10 +81,25 @@ def resolve_splits(dataset: Splittable, spec: str | None, *, seed: int = 0) -> S
             f"expected one of the {total} {dataset.level}s of {dataset.spec}"
         )
     splits.validate(where=where)
+    _check_links(dataset, splits, where)
     for part in PARTS[1:]:
         if not all(len(getattr(fold, part)) for fold in splits.folds):
             _note(dataset, f"{where}: the {part} part is empty")
     return splits
+
+
+def _check_links(dataset: Splittable, splits: Splits, where: str) -> None:
+    """Refuse to score links that messages ran along: the model has seen that they are there."""
+    own = dataset.official
+    if own is None or not own.kind.startswith(LINKS):
+        return
+    for fold in splits.folds:
+        seen = np.isin(np.concatenate([fold.valid, fold.test]), own.folds[0].train).sum()
+        if seen:
+            raise SplitError(
+                f"{where}: found {seen} links to score that messages run along, expected others; "
+                "use the split of the data (link_seed= and link_split= make another)"
+            )
 
 
 def _made(

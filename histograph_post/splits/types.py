@@ -23,6 +23,9 @@ Unit = Literal["graph", "node", "link"]
 #: The parts of a fold, in the order every table shows them.
 PARTS = ("train", "valid", "test")
 
+#: How the kind of a split begins that decided which edges of the graphs carry messages.
+LINKS = "links"
+
 _JSON_KEYS = ("kind", "unit", "total", "seed", "folds")
 
 

@@ -187,7 +187,7 @@ def test_a_cache_that_cannot_be_written_is_said_so(tmp_path, monkeypatch):
         ("planetoid:Coral", {}, "unknown, expected one of Cora, CiteSeer, PubMed"),
         ("planetoid:Cora", {"split": "random"}, "split=random, expected one of public, geom-gcn"),
         ("actor:Brando", {}, "expected actor:"),
-        ("actor:", {"split": 1}, "unknown data argument 'split', expected none"),
+        ("actor:", {"split": 1}, "unknown data argument 'split', expected one of level"),
         ("wiki:crocodile", {}, "unknown, expected one of chameleon, squirrel"),
     ],
 )

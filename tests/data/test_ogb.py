@@ -130,7 +130,7 @@ def test_names_that_are_not_molecule_sets(tmp_path: Path, name: str) -> None:
 
 
 def test_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="unknown data argument 'features', expected none"):
+    with pytest.raises(DataError, match="unknown data argument 'features', expected one of level"):
         load_ogbg("molhiv", tmp_path, {"features": "degree"})
 
 

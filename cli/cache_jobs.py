@@ -1,0 +1,72 @@
+"""What `histograph cache` is to cache: one checkpoint, or one per fold of a pretraining."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from histograph_post.pretrained import PretrainedSpec
+
+
+@dataclass(frozen=True)
+class CacheJob:
+    """One checkpoint and where its cache goes."""
+
+    spec: PretrainedSpec
+    split: str | None
+    out: Path
+
+
+def find_jobs(
+    folder: Path | None,
+    checkpoint: Path | None,
+    out: Path,
+    *,
+    split: str | None,
+    model_args: dict[str, Any],
+    data_args: dict[str, Any],
+    **named: Any,
+) -> list[CacheJob]:
+    """Return one job for a checkpoint that is named in full, or one per fold of a folder.
+
+    A fold says itself which model and data it belongs to; what else is given wins.
+    """
+    from histograph_post.pretrained import PretrainedSpec
+    from histograph_post.trained_folds import fold_checkpoints
+
+    given = {name: value for name, value in named.items() if value is not None}
+    if folder is not None and checkpoint is not None:
+        raise typer.BadParameter("give a folder or --checkpoint, not both")
+    if folder is None and (checkpoint is None or not checkpoint.is_dir()):
+        needed = {"model": named["model"], "checkpoint": checkpoint, "data": named["data"]}
+        for name, value in needed.items():
+            if value is None:
+                raise typer.BadParameter(
+                    f"--{name} is missing; only a folder that histograph pretrain wrote needs none"
+                )
+        spec = PretrainedSpec(
+            checkpoint=checkpoint, model_args=model_args, data_args=data_args, **given
+        )
+        return [CacheJob(spec, split, out)]
+    folder = folder or checkpoint
+    found = fold_checkpoints(folder)
+    several = found[0].folder != folder
+    if several and split is not None:
+        raise typer.BadParameter(f"--split: every fold of {folder} brings its own")
+    return [
+        CacheJob(
+            replace(
+                fold.spec,
+                model_args={**fold.spec.model_args, **model_args},
+                data_args={**fold.spec.data_args, **data_args},
+                **given,
+            ),
+            split or str(fold.split),
+            out / f"{fold.folder.name}.cache" if several else out,
+        )
+        for fold in found
+    ]

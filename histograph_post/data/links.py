@@ -1,0 +1,176 @@
+"""Link prediction on graphs that come without pairs to predict.
+
+The links of a graph are its pairs of joined nodes, whichever way their edges point. Some are held
+out for validation and test, and all their edges are taken out of ``edge_index``: a model passes
+messages along training links only, and cannot see what it will be asked. ``edge_label_index``
+names every link, and for the parts that are scored pairs that no edge joins, drawn once.
+Negatives for training are drawn anew in every epoch, by whoever trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+from torch_geometric.utils import is_undirected
+
+from ..errors import DataError
+from ..splits import Split, Splits
+from ..splits.making import Shares, random_parts
+from ..splits.types import LINKS
+from .masks import MASKS
+from .non_edges import NonEdges, numbered_pairs, pair_numbers
+
+_TRAIN, _VALID, _TEST = range(3)
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """How links are held out."""
+
+    #: Shares of the links that train, validate and test.
+    shares: Shares = (0.85, 0.05, 0.1)
+    seed: int = 0
+    #: Pairs without an edge per link, in the validation and the test part.
+    negatives: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise DataError(f"link_seed: found {self.seed}, expected 0 or more")
+        if not 0 < self.negatives < np.inf:
+            raise DataError(f"link_negatives: found {self.negatives}, expected a positive number")
+
+
+@dataclass(frozen=True)
+class _Links:
+    """The links of a graph."""
+
+    #: Number of each link, in order: ``[num_links]``.
+    numbers: np.ndarray
+    #: Which link each edge belongs to, -1 for a self loop: ``[num_edges]``.
+    of_edge: np.ndarray
+
+    @classmethod
+    def of(cls, graph: Data) -> _Links:
+        edges = graph.edge_index.numpy()  # [2, num_edges]
+        proper = edges[0] != edges[1]  # [num_edges]
+        numbers, inverse = np.unique(pair_numbers(edges[:, proper]), return_inverse=True)
+        of_edge = np.full(len(proper), -1)
+        of_edge[proper] = inverse
+        return cls(numbers, of_edge)
+
+
+def split_links(
+    graphs: Sequence[Data], options: LinkOptions | None = None, *, spec: str
+) -> tuple[list[Data], Splits, list[str]]:
+    """Turn graphs into a link task: return new graphs, their split, and notes for the user.
+
+    Links are drawn over all graphs together. Each graph gets as many negatives as it has links in
+    a part (times :attr:`LinkOptions.negatives`), or fewer where it is too dense. Node labels and
+    masks are left out; every attribute of the edges follows its edges.
+    """
+    options = options or LinkOptions()
+    links = [_Links.of(graph) for graph in graphs]
+    counts = [len(found.numbers) for found in links]
+    if not sum(counts):
+        raise DataError(f"{spec}: no edges between different nodes, expected links to predict")
+    part_of = np.empty(sum(counts), dtype=np.int64)  # of each link of all graphs
+    for part, members in enumerate(random_parts(sum(counts), options.shares, seed=options.seed)):
+        part_of[members] = part
+    random = np.random.default_rng([options.seed, 1])
+    made, labelled = [], []
+    for graph, found, parts in zip(
+        graphs, links, np.split(part_of, np.cumsum(counts)[:-1]), strict=True
+    ):
+        labelled.append(_labelled(graph, found, parts, options.negatives, random))
+        made.append(_link_graph(graph, found, parts, labelled[-1]))
+    rows = np.concatenate([pairs.parts for pairs in labelled])  # part of each row of all graphs
+    splits = Splits(
+        kind=f"{LINKS}:{','.join(f'{share:g}' for share in options.shares)}",
+        unit="link",
+        total=len(rows),
+        seed=options.seed,
+        folds=(Split(*(np.flatnonzero(rows == part) for part in (_TRAIN, _VALID, _TEST))),),
+    )
+    splits.validate(where=f"{spec}: split of links")
+    missing = sum(pairs.missing for pairs in labelled)
+    return made, splits, _notes(graphs, links, splits, part_of, missing)
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    """The pairs of a graph that have a label: part by part, links before negatives."""
+
+    #: ``[2, rows]``
+    pairs: np.ndarray
+    #: 1 for a link, 0 for a negative: ``[rows]``.
+    labels: np.ndarray
+    #: ``[rows]``
+    parts: np.ndarray
+    #: Negatives that the graph is too dense to give.
+    missing: int
+
+
+def _labelled(
+    graph: Data, links: _Links, parts: np.ndarray, ratio: float, random: np.random.Generator
+) -> _Labelled:
+    wanted = [round(ratio * int((parts == part).sum())) for part in (_VALID, _TEST)]
+    # Drawn together: no pair is a negative of both parts.
+    negatives = NonEdges(int(graph.num_nodes), graph.edge_index.numpy()).draw(sum(wanted), random)
+    for_valid = negatives.shape[1] * wanted[0] // max(1, sum(wanted))
+    blocks = [
+        (numbered_pairs(links.numbers[parts == _TRAIN]), 1.0, _TRAIN),
+        (numbered_pairs(links.numbers[parts == _VALID]), 1.0, _VALID),
+        (negatives[:, :for_valid], 0.0, _VALID),
+        (numbered_pairs(links.numbers[parts == _TEST]), 1.0, _TEST),
+        (negatives[:, for_valid:], 0.0, _TEST),
+    ]
+    sizes = [pairs.shape[1] for pairs, _, _ in blocks]
+    return _Labelled(
+        pairs=np.concatenate([pairs for pairs, _, _ in blocks], axis=1),
+        labels=np.repeat([label for _, label, _ in blocks], sizes).astype(np.float32),
+        parts=np.repeat([part for _, _, part in blocks], sizes),
+        missing=sum(wanted) - negatives.shape[1],
+    )
+
+
+def _link_graph(graph: Data, links: _Links, parts: np.ndarray, labelled: _Labelled) -> Data:
+    """Return the graph with the edges of its training links and its self loops, and the pairs."""
+    # The last entry is what -1, a self loop, looks up.
+    kept = np.append(parts == _TRAIN, True)[links.of_edge]  # [num_edges]
+    made = graph.edge_subgraph(torch.from_numpy(kept))
+    for name in ("y", *MASKS.values()):
+        if name in made:
+            del made[name]
+    made.edge_label_index = torch.from_numpy(labelled.pairs)  # [2, rows]
+    made.edge_label = torch.from_numpy(labelled.labels)  # [rows]
+    return made
+
+
+def _notes(
+    graphs: Sequence[Data],
+    links: Sequence[_Links],
+    splits: Splits,
+    part_of: np.ndarray,
+    missing: int,
+) -> list[str]:
+    train, valid, test = np.bincount(part_of, minlength=3).tolist()
+    said = [
+        f"links: {train} train, {valid} validate and {test} test, beside "
+        f"{splits.total - len(part_of)} pairs without an edge; messages run along training links"
+    ]
+    directed = sum(not is_undirected(graph.edge_index) for graph in graphs)
+    if directed:
+        said.append(
+            f"directed edges in {directed} graphs: a link is a pair of nodes, whichever way its "
+            "edges point; messages keep their direction"
+        )
+    loops = sum(int((found.of_edge < 0).sum()) for found in links)
+    if loops:
+        said.append(f"{loops} self loops carry messages and are not links")
+    if missing:
+        said.append(f"{missing} negatives fewer than asked for: some graphs are too dense")
+    return said

@@ -1,0 +1,213 @@
+"""One fit: one readout, on one fold, with one seed; resumable, and saved when it is done.
+
+A fit's folder holds ``state.pt`` while it is being trained and, once it is done, ``fit.json``
+(written last), ``head.safetensors`` and the outputs for the test rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import save_file as save_tensors
+from torch import Tensor, nn
+
+from .files import atomic_path, write_json
+from .head_batches import HeadBatches, HeadInputs, LoadedCache
+from .heads.histograph import HistoGraphHead
+from .heads.registry import build_head, head_config, head_info
+from .heads.standardize import Standardizer
+from .resuming import STATE_NAME, train_resumably
+from .splits import PARTS, Split
+from .tasks import TargetScale, Task
+from .training import Trainer, TrainingOptions
+from .warm_start import own_classifier
+
+FIT_NAME = "fit.json"
+HEAD_NAME = "head.safetensors"
+OUTPUTS_NAME = "test.safetensors"
+
+
+@dataclass(frozen=True)
+class FitSpec:
+    """What to fit: all that decides the result, besides the cache."""
+
+    head: str
+    options: Mapping[str, Any]
+    training: TrainingOptions
+    fold: int
+    seed: int
+    standardize: bool = True
+    #: Start where the checkpoint's own readout stands (heads that can).
+    warm_start: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where the fit is kept inside a run."""
+        return Path("fits") / self.head / f"fold-{self.fold}-seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A finished fit."""
+
+    spec: FitSpec
+    #: Scores per part of the split: ``train``, ``valid`` and ``test``.
+    scores: Mapping[str, Mapping[str, float]]
+    best_epoch: int
+    num_epochs: int
+    num_parameters: int
+    seconds_per_epoch: float
+    #: Label rows of the test part, and the outputs for them, in the units of the labels.
+    test_rows: np.ndarray
+    test_outputs: np.ndarray
+    #: What was measured after every epoch.
+    log: Sequence[Mapping[str, float]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is the same on every run with the same seed on the same machine."""
+        return {
+            "head": self.spec.head,
+            "fold": self.spec.fold,
+            "seed": self.spec.seed,
+            "best_epoch": self.best_epoch,
+            "epochs": self.num_epochs,
+            "scores": {part: dict(scores) for part, scores in self.scores.items()},
+        }
+
+
+class HeadNetwork(nn.Module):
+    """A readout as the training loop calls it: on rows that are standardised already."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+        # A head that can standardise for itself must not do it twice.
+        self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
+
+    @property
+    def aux_loss(self) -> Tensor | None:
+        """What the last forward pass adds to the loss, for readouts that have such a term."""
+        return getattr(self.head, "aux_loss", None)
+
+    def forward(self, inputs: HeadInputs) -> Tensor:
+        """Return an output for every row that is asked for: ``[rows, out_dim]``."""
+        outputs: Tensor = self.head(
+            inputs.history,
+            inputs.batch,
+            num_graphs=inputs.num_graphs,
+            edge_index=inputs.edge_index,
+            **self._arguments,
+        )
+        if inputs.pairs is not None:
+            scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]
+            return scores.unsqueeze(-1)  # [rows, 1]
+        return outputs if inputs.positions is None else outputs[inputs.positions]
+
+
+def fit_head(
+    spec: FitSpec,
+    loaded: LoadedCache,
+    split: Split,
+    task: Task,
+    folder: Path,
+    *,
+    device: torch.device,
+    on_epoch: Callable[[Trainer], None] | None = None,
+) -> Fit:
+    """Train one readout on one fold with one seed, or go on with it, or return it if it is done."""
+    if (folder / FIT_NAME).exists():
+        return load_fit(spec, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    history, standardizer = loaded.history, None
+    if spec.standardize:
+        history, standardizer = loaded.standardized(split.train)
+    torch.manual_seed(spec.seed)
+    head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
+    if isinstance(head, HistoGraphHead):
+        if standardizer is not None:
+            head.standardizer = standardizer
+        if spec.warm_start:
+            scale = TargetScale.of(task, loaded.labels[split.train])
+            head.warm_start(*own_classifier(loaded, task, scale))
+    trainer = Trainer(
+        HeadNetwork(head).to(device),
+        HeadBatches(loaded, history, task, device, edges=head_info(spec.head).needs_edge_index),
+        split,
+        task,
+        spec.training,
+        seed=spec.seed,
+    )
+    seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
+    outputs = {part: trainer.predict(rows) for part, rows in _parts(split)}
+    fit = Fit(
+        spec=spec,
+        scores={
+            part: task.scores(outputs[part], loaded.labels[rows]) for part, rows in _parts(split)
+        },
+        best_epoch=trainer.progress.best_epoch,
+        num_epochs=trainer.progress.epoch,
+        num_parameters=sum(p.numel() for p in head.parameters() if p.requires_grad),
+        seconds_per_epoch=seconds,
+        test_rows=split.test,
+        test_outputs=outputs.get("test", np.empty((0, task.out_dim))),
+        log=trainer.progress.log,
+    )
+    _save(fit, trainer, head, standardizer, folder)
+    return fit
+
+
+def _parts(split: Split) -> list[tuple[str, np.ndarray]]:
+    return [(part, rows) for part, rows in zip(PARTS, split.parts, strict=True) if len(rows)]
+
+
+def _save(
+    fit: Fit, trainer: Trainer, head: nn.Module, standardizer: Standardizer | None, folder: Path
+) -> None:
+    tensors = {f"head.{name}": value for name, value in head.state_dict().items()}
+    if standardizer is not None:
+        tensors |= {f"standardizer.{name}": v for name, v in standardizer.state_dict().items()}
+    with atomic_path(folder / HEAD_NAME) as partial:
+        save_tensors({name: value.contiguous().clone() for name, value in tensors.items()}, partial)
+    with atomic_path(folder / OUTPUTS_NAME) as partial:
+        save_arrays({"rows": fit.test_rows.copy(), "outputs": fit.test_outputs}, partial)
+    write_json(
+        folder / FIT_NAME,
+        {
+            **fit.to_json(),
+            "config": head_config(fit.spec.head, head),
+            "standardize": standardizer is not None,
+            "target_scale": {
+                "mean": list(trainer.scale.mean),
+                "deviation": list(trainer.scale.deviation),
+            },
+            "num_parameters": fit.num_parameters,
+            "seconds_per_epoch": fit.seconds_per_epoch,
+            "log": list(fit.log),
+        },
+    )
+    (folder / STATE_NAME).unlink(missing_ok=True)
+
+
+def load_fit(spec: FitSpec, folder: Path) -> Fit:
+    """Read a finished fit back."""
+    stored = json.loads((folder / FIT_NAME).read_text(encoding="utf-8"))
+    arrays = load_arrays(folder / OUTPUTS_NAME)
+    return Fit(
+        spec=spec,
+        scores=stored["scores"],
+        best_epoch=stored["best_epoch"],
+        num_epochs=stored["epochs"],
+        num_parameters=stored["num_parameters"],
+        seconds_per_epoch=stored["seconds_per_epoch"],
+        test_rows=arrays["rows"],
+        test_outputs=arrays["outputs"],
+        log=stored["log"],
+    )

@@ -1,0 +1,37 @@
+"""Readouts: HistoGraph and its rivals, all of them ``head(history, batch) -> output``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .registry import HEADS, HeadInfo, build_head, head_config, head_info, head_names
+
+if TYPE_CHECKING:
+    from .base import History as History
+    from .base import Readout as Readout
+    from .histograph import HistoGraphHead as HistoGraphHead
+
+#: Public name -> module. Loaded on first use: the registry alone does not need torch.
+_LAZY = {"HistoGraphHead": ".histograph", "History": ".base", "Readout": ".base"}
+__all__ = [
+    "HEADS",
+    "HeadInfo",
+    "HistoGraphHead",
+    "History",
+    "Readout",
+    "build_head",
+    "head_config",
+    "head_info",
+    "head_names",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

@@ -1,0 +1,206 @@
+"""What every readout shares: its interface, its classifier and how it reads a history."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeAlias
+
+from torch import Tensor, nn
+from torch_geometric.utils import scatter
+
+from ..errors import ConfigError, DataError
+from .ragged import Graphs
+
+#: The activations of all layers: one tensor ``[num_nodes, num_layers, dim]``, or a tensor
+#: ``[num_nodes, dim_l]`` per layer where the widths differ.
+History: TypeAlias = Tensor | Sequence[Tensor]
+
+
+def build_classifier(
+    in_dim: int, out_dim: int, *, hidden: int, dropout: float = 0.0
+) -> nn.Sequential:
+    """Return the classifier all readouts put on what they pooled, so that pooling is compared."""
+    return nn.Sequential(
+        nn.Linear(in_dim, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, out_dim)
+    )
+
+
+class Readout(nn.Module):
+    """A readout over the history of a graph neural network.
+
+    A subclass says what a node is (:meth:`node_rows`) or, for graph tasks only, what a graph is
+    (:meth:`pool_graphs`), and calls :meth:`finish` with the width of that. This class adds the
+    rest: at level ``graph`` one output per graph, at level ``node`` one per node, and at level
+    ``link`` a node embedding of width ``dim`` for :meth:`score`. A graph's output never depends
+    on the other graphs of its batch.
+
+    Args:
+        in_dims: Width of each layer of the history.
+        out_dim: Number of outputs per graph or node; a link has one score, so 1 at level ``link``.
+        dim: Width of everything the readout learns.
+        level: What is predicted: ``graph``, ``node`` or ``link``.
+        dropout: Dropout inside the classifier.
+    """
+
+    #: The levels this readout makes sense on.
+    levels: ClassVar[tuple[str, ...]] = ("graph",)
+    #: Whether :meth:`forward` needs the edges of the graphs.
+    needs_edge_index: ClassVar[bool] = False
+
+    #: What the last forward pass adds to the training loss, for readouts that have such a term.
+    aux_loss: Tensor | None
+
+    def __init__(
+        self,
+        in_dims: Sequence[int],
+        out_dim: int,
+        *,
+        dim: int = 64,
+        level: str = "graph",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.in_dims = tuple(in_dims)
+        self.out_dim = out_dim
+        self.dim = dim
+        self.level = level
+        self.dropout = dropout
+        self.aux_loss = None
+        self.require("in_dims", min(self.in_dims, default=0) >= 1, "one width per layer")
+        self.require("out_dim", out_dim >= 1, "at least 1")
+        self.require("dim", dim >= 1, "at least 1")
+        self.require("level", level in self.levels, f"one of {', '.join(self.levels)}")
+        self.require("out_dim", level != "link" or out_dim == 1, "1 at link level")
+        self.require("dropout", 0 <= dropout < 1, "a probability below 1")
+
+    def require(self, option: str, holds: bool, expected: str) -> None:
+        """Refuse the value of an option unless it ``holds``."""
+        if not holds:
+            raise ConfigError(
+                f"{type(self).__name__}: found {option}={getattr(self, option)!r}, "
+                f"expected {expected}"
+            )
+
+    def finish(self, width: int, *, linear: bool = False) -> None:
+        """Add the last modules, for rows of this width; ``linear`` leaves out the hidden layer."""
+        self.width = width
+        if self.level == "link":
+            self.embedding = nn.Linear(width, self.dim)
+            width = self.dim
+        self.classifier = (
+            nn.Linear(width, self.out_dim)
+            if linear
+            else build_classifier(width, self.out_dim, hidden=self.dim, dropout=self.dropout)
+        )
+
+    def forward(
+        self,
+        history: History,
+        batch: Tensor | None = None,
+        *,
+        num_graphs: int | None = None,
+        edge_index: Tensor | None = None,
+    ) -> Tensor:
+        """Read out a batch of graphs.
+
+        Args:
+            history: ``[num_nodes, num_layers, dim]`` or a list of ``[num_nodes, dim_l]``, in the
+                precision of the weights or, as caches may keep it, in half precision.
+            batch: Graph of each node, sorted, ``[num_nodes]``; absent for a single graph.
+            num_graphs: Number of graphs, where the last ones may have no nodes.
+            edge_index: Edges ``[2, num_edges]`` of the batch, for readouts that need them.
+
+        Returns:
+            ``[num_graphs, out_dim]``, ``[num_nodes, out_dim]`` or, for links, ``[num_nodes, dim]``.
+        """
+        self.aux_loss = None
+        history = self._read(history)
+        if self.level == "node":
+            return self.classifier(self.node_rows(history))  # [num_nodes, out_dim]
+        if self.level == "link":
+            return self.embedding(self.node_rows(history))  # [num_nodes, dim]
+        if self.needs_edge_index and edge_index is None:
+            raise DataError(
+                f"{type(self).__name__}: found no edge_index, expected the edges of the graphs"
+            )
+        last = last_layer(history)  # [num_nodes, in_dims[-1]]
+        graphs = Graphs.from_batch(batch, len(last), num_graphs, last.device)
+        return self.classifier(self._pool_present(history, graphs, edge_index))
+
+    def node_rows(self, history: History) -> Tensor:
+        """Return one row per node: ``[num_nodes, width]``."""
+        raise NotImplementedError
+
+    def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
+        """Return one row per graph, each of which has nodes: ``[num_graphs, width]``."""
+        return graphs.mean(self.node_rows(history))
+
+    def score(self, embeddings: Tensor, pairs: Tensor) -> Tensor:
+        """Score pairs of nodes ``[2, num_pairs]`` by their embeddings: ``[num_pairs]``.
+
+        The classifier sees the product of the two embeddings, so (u, v) scores as (v, u).
+        """
+        products = embeddings[pairs[0]] * embeddings[pairs[1]]  # [num_pairs, dim]
+        return self.classifier(products).squeeze(-1)  # [num_pairs]
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trainable values."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments as plain values, to build this readout again."""
+        names = list(inspect.signature(type(self).__init__).parameters)[1:]
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "in_dims": list(self.in_dims)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The loss term belongs to a graph of gradients, which can be neither copied nor pickled.
+        return {**self.__dict__, "aux_loss": None}
+
+    def _read(self, history: History) -> History:
+        """Return a history that fits ``in_dims``, in the precision of the weights."""
+        if isinstance(history, Tensor):
+            found = [history.size(2)] * history.size(1) if history.dim() == 3 else []
+            rows = {history.size(0)}
+        else:
+            found = [layer.size(-1) for layer in history]
+            rows = {layer.size(0) for layer in history}
+        if tuple(found) != self.in_dims or len(rows) != 1:
+            raise DataError(
+                f"{type(self).__name__}: found a history with layers of width {found} and "
+                f"{sorted(rows)} rows, expected widths {list(self.in_dims)} and as many rows each"
+            )
+        dtype = next(self.parameters()).dtype
+        if isinstance(history, Tensor):
+            return history.to(dtype)
+        return [layer.to(dtype) for layer in history]
+
+    def _pool_present(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
+        """Pool the graphs that have nodes; the others are rows of zeros: ``[num_graphs, width]``.
+
+        Attention over nothing is NaN, so no readout gets to see an empty graph.
+        """
+        if graphs.sizes.size and graphs.sizes.all():
+            return self.pool_graphs(history, graphs, edge_index)
+        pooled = last_layer(history).new_zeros(graphs.num_graphs, self.width)
+        if not graphs.sizes.any():
+            return pooled
+        present = graphs.counts > 0  # [num_graphs]
+        position = present.cumsum(0) - 1  # [num_graphs]
+        kept = Graphs(
+            position[graphs.index], graphs.counts[present], graphs.sizes[graphs.sizes > 0]
+        )
+        rows = self.pool_graphs(history, kept, edge_index)  # [number of present, width]
+        return pooled.index_copy(0, present.nonzero().view(-1), rows)  # [num_graphs, width]
+
+
+def last_layer(history: History) -> Tensor:
+    """Return what the network's own readout consumes: ``[num_nodes, dim]``."""
+    return history[:, -1] if isinstance(history, Tensor) else history[-1]
+
+
+def pool_nodes(rows: Tensor, batch: Tensor, num_graphs: int, reduce: str) -> Tensor:
+    """Reduce the rows of each graph with ``mean``, ``sum`` or ``max``: ``[num_graphs, width]``."""
+    return scatter(rows, batch, dim=0, dim_size=num_graphs, reduce=reduce)

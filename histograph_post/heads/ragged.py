@@ -1,0 +1,215 @@
+"""Graphs of different sizes in one flat table of nodes: who belongs where, sums, size buckets.
+
+The nodes of a batch are rows of flat tensors, sorted by graph. Nothing here pads a batch to its
+largest graph; where a dense layout is needed, :func:`bucket_layout` groups graphs of similar size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from ..errors import DataError
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Which graph each node belongs to.
+
+    Args:
+        index: Graph of each node, sorted, ``[num_nodes]``.
+        counts: Nodes of each graph, zero for an empty one, ``[num_graphs]``.
+        sizes: The same counts where Python can read them without waiting for a device.
+    """
+
+    index: Tensor
+    counts: Tensor
+    sizes: npt.NDArray[np.int64]
+
+    @property
+    def num_graphs(self) -> int:
+        """How many graphs there are, empty ones included."""
+        return len(self.sizes)
+
+    @property
+    def divisor(self) -> Tensor:
+        """The counts, with 1 for an empty graph, which then averages to zero: ``[num_graphs]``."""
+        return self.counts.clamp(min=1)
+
+    @classmethod
+    def from_batch(
+        cls, batch: Tensor | None, num_nodes: int, num_graphs: int | None, device: torch.device
+    ) -> Graphs:
+        """Read a PyG ``batch`` vector; ``None`` means that all nodes are one graph."""
+        if batch is None:
+            counts = torch.tensor([num_nodes] + [0] * ((num_graphs or 1) - 1), device=device)
+            return cls(
+                torch.zeros(num_nodes, dtype=torch.long, device=device),
+                counts,
+                counts.cpu().numpy(),
+            )
+        if batch.dim() != 1 or len(batch) != num_nodes:
+            raise DataError(f"batch: found shape {list(batch.shape)}, expected [{num_nodes}]")
+        index = batch.to(device=device, dtype=torch.long)
+        if bool((index[1:] < index[:-1]).any()):
+            raise DataError(
+                "batch: the graph index is not sorted, expected the nodes graph by graph"
+            )
+        if num_nodes and int(index[0]) < 0:
+            raise DataError(f"batch: found graph {int(index[0])}, expected indices from 0 on")
+        counts = torch.bincount(index, minlength=num_graphs or 0)  # [num_graphs]
+        if num_graphs is not None and len(counts) > num_graphs:
+            raise DataError(
+                f"batch: found graph {len(counts) - 1}, expected indices below {num_graphs}"
+            )
+        return cls(index, counts, counts.cpu().numpy())
+
+    def sum(self, rows: Tensor) -> Tensor:
+        """Sum node rows ``[num_nodes, ...]`` inside each graph: ``[num_graphs, ...]``."""
+        zeros = rows.new_zeros(self.num_graphs, *rows.shape[1:])
+        return zeros.index_add(0, self.index, rows)
+
+    def mean(self, rows: Tensor) -> Tensor:
+        """Average node rows ``[num_nodes, ...]`` inside each graph; zero for an empty graph."""
+        divisor = self.divisor.to(rows.dtype).view(-1, *(1,) * (rows.dim() - 1))
+        return self.sum(rows) / divisor
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Give every node the row of its graph: ``[num_graphs, ...]`` to ``[num_nodes, ...]``."""
+        return values.index_select(0, self.index)
+
+    def nonempty(self, dtype: torch.dtype) -> Tensor:
+        """One for a graph that has nodes, zero for an empty one: ``[num_graphs, 1]``."""
+        return (self.counts > 0).to(dtype).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Graphs of similar size, to be laid out densely as ``[num_graphs, width, ...]``.
+
+    Args:
+        graphs: Which graphs, ``[num_graphs]``.
+        sizes: Their sizes, ``[num_graphs]``.
+        width: Slots per graph, at least the largest size.
+        slots: Slot of each of the bucket's nodes in the flattened dense layout, ``[num_nodes]``.
+    """
+
+    graphs: Tensor
+    sizes: Tensor
+    width: int
+    slots: Tensor
+
+    def occupied(self) -> Tensor:
+        """Mark the slots that hold a node: ``[num_graphs, width]``."""
+        return torch.arange(self.width, device=self.sizes.device) < self.sizes.unsqueeze(-1)
+
+    def pad(self, rows: Tensor) -> Tensor:
+        """Lay rows ``[num_nodes, D]`` out as ``[num_graphs, width, D]``, zero elsewhere."""
+        padded = move_rows(rows, None, self.slots, len(self.sizes) * self.width)
+        return padded.view(len(self.sizes), self.width, -1)
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """Undo :meth:`pad`: ``[num_graphs, width, D]`` to ``[num_nodes, D]``."""
+        return move_rows(padded.flatten(0, 1), self.slots, None, len(self.slots))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The non-empty graphs of a batch in buckets, and the node order that sorts by bucket."""
+
+    buckets: tuple[Bucket, ...]
+    order: Tensor
+
+    def split(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Give each bucket its rows of ``[num_nodes, D]``."""
+        rows = move_rows(rows, self.order, None, len(self.order))
+        return rows.split([len(bucket.slots) for bucket in self.buckets])
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """Undo :meth:`split`: put the rows of all buckets back into the order of the batch."""
+        return move_rows(torch.cat(parts), None, self.order, len(self.order))
+
+
+def bucket_layout(graphs: Graphs, *, padding_budget: int, largest: int) -> Layout:
+    """Group the graphs into buckets of similar size.
+
+    Graphs are taken from the largest down; a bucket is closed as soon as padding another graph to
+    the bucket's width would waste more than ``padding_budget`` attention scores (width squared)
+    in it. A graph of more than ``largest`` nodes always has a bucket of its own.
+    """
+    sizes = graphs.sizes
+    device = graphs.index.device
+    descending = np.argsort(-sizes, kind="stable")[: int(np.count_nonzero(sizes))]
+    sorted_sizes = sizes[descending]
+    squares = np.concatenate([[0], np.cumsum(sorted_sizes**2)])
+    starts = np.cumsum(sizes) - sizes
+
+    buckets, order = [], []
+    begin = 0
+    while begin < len(descending):
+        width = int(sorted_sizes[begin])
+        lengths = np.arange(1, len(descending) - begin + 1)
+        waste = lengths * width**2 - (squares[begin + 1 :] - squares[begin])
+        # The waste never shrinks as graphs are added, so the last length within the budget is it.
+        taken = 1 if width > largest else int(np.searchsorted(waste, padding_budget, side="right"))
+        members = descending[begin : begin + taken]
+        within = _ranges(sizes[members])  # place of each node inside its graph, [num_nodes]
+        order.append(np.repeat(starts[members], sizes[members]) + within)
+        slots = np.repeat(np.arange(taken) * width, sizes[members]) + within
+        buckets.append(
+            Bucket(
+                graphs=torch.from_numpy(members.copy()).to(device),
+                sizes=torch.from_numpy(sizes[members]).to(device),
+                width=width,
+                slots=torch.from_numpy(slots).to(device),
+            )
+        )
+        begin += taken
+    flat = np.concatenate(order) if order else np.empty(0, np.int64)
+    return Layout(tuple(buckets), torch.from_numpy(flat).to(device))
+
+
+def _ranges(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return ``0..size-1`` for each size, concatenated."""
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) - np.repeat(ends - sizes, sizes)
+
+
+class _MoveRows(Function):
+    """Copy rows to other places; no place twice, so the gradient is a copy as well, not a sum."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, source: Tensor | None, target: Tensor | None, size: int
+    ) -> Tensor:
+        ctx.source, ctx.target, ctx.num_rows = source, target, len(rows)
+        return _move(rows, source, target, size)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _move(grad, ctx.target, ctx.source, ctx.num_rows), None, None, None
+
+
+def _move(rows: Tensor, source: Tensor | None, target: Tensor | None, size: int) -> Tensor:
+    taken = rows if source is None else rows.index_select(0, source)
+    if target is None:
+        return taken
+    return taken.new_zeros(size, *taken.shape[1:]).index_copy_(0, target, taken)
+
+
+def move_rows(rows: Tensor, source: Tensor | None, target: Tensor | None, size: int) -> Tensor:
+    """Return a table of ``size`` rows with ``result[target] = rows[source]`` and zero elsewhere.
+
+    Neither ``source`` nor ``target`` may name a row twice; ``None`` means all rows in order.
+    """
+    result: Tensor = _MoveRows.apply(rows, source, target, size)
+    return result

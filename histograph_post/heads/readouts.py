@@ -1,0 +1,179 @@
+"""The plain readouts: the last layer, or a fixed mixture of all layers, then a classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn.models import JumpingKnowledge as JumpingKnowledgeMixture
+
+from .base import History, Readout, last_layer, pool_nodes
+from .ragged import Graphs
+
+
+class LastLayer(Readout):
+    """The last layer alone: nodes reduced by mean, sum or max, then the MLP classifier.
+
+    For nodes and links there is nothing to reduce, and this is an MLP probe of the last layer.
+    """
+
+    levels = ("graph", "node", "link")
+
+    def __init__(
+        self,
+        in_dims: Sequence[int],
+        out_dim: int,
+        *,
+        dim: int = 64,
+        level: str = "graph",
+        dropout: float = 0.0,
+        reduce: str = "mean",
+    ) -> None:
+        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+        self.reduce = reduce
+        self.require("reduce", reduce in ("mean", "sum", "max"), "mean, sum or max")
+        self.finish(self.in_dims[-1])
+
+    def node_rows(self, history: History) -> Tensor:
+        """Return the last layer, ``[num_nodes, in_dims[-1]]``."""
+        return last_layer(history)
+
+    def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
+        """Return the reduced nodes, ``[num_graphs, in_dims[-1]]``."""
+        return pool_nodes(self.node_rows(history), graphs.index, graphs.num_graphs, self.reduce)
+
+
+class LinearProbe(Readout):
+    """The mean of the last layer and one linear map: what the checkpoint's features hold as is."""
+
+    levels = ("graph", "node", "link")
+
+    def __init__(
+        self,
+        in_dims: Sequence[int],
+        out_dim: int,
+        *,
+        dim: int = 64,
+        level: str = "graph",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+        self.finish(self.in_dims[-1], linear=True)
+
+    def node_rows(self, history: History) -> Tensor:
+        """Return the last layer, ``[num_nodes, in_dims[-1]]``."""
+        return last_layer(history)
+
+
+class Concat(Readout):
+    """All layers side by side and one linear map; for graphs, the concatenated mean pools."""
+
+    levels = ("graph", "node", "link")
+
+    def __init__(
+        self,
+        in_dims: Sequence[int],
+        out_dim: int,
+        *,
+        dim: int = 64,
+        level: str = "graph",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+        self.finish(sum(self.in_dims), linear=True)
+
+    def node_rows(self, history: History) -> Tensor:
+        """Return the layers side by side, ``[num_nodes, sum(in_dims)]``."""
+        return concatenate(history)
+
+
+class LayerMean(Readout):
+    """The mean over all layers, then as :class:`LastLayer` with the mean over nodes."""
+
+    levels = ("graph", "node", "link")
+
+    def __init__(
+        self,
+        in_dims: Sequence[int],
+        out_dim: int,
+        *,
+        dim: int = 64,
+        level: str = "graph",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+        self.align = AlignLayers(self.in_dims, dim)
+        self.finish(self.align.width)
+
+    def node_rows(self, history: History) -> Tensor:
+        """Return the mean over layers, ``[num_nodes, width]``."""
+        return self.align(history).mean(dim=1)
+
+
+class JumpingKnowledge(Readout):
+    """Layers joined node by node, then as :class:`LastLayer` with the mean over nodes.
+
+    From "Representation Learning on Graphs with Jumping Knowledge Networks" (Xu et al., ICML 2018,
+    arXiv:1806.03536): concatenated (``cat``), the largest value of each channel (``max``), or
+    weighted per node by attention scores of a bidirectional LSTM over the layers (``lstm``).
+    """
+
+    levels = ("graph", "node", "link")
+
+    def __init__(
+        self,
+        in_dims: Sequence[int],
+        out_dim: int,
+        *,
+        dim: int = 64,
+        level: str = "graph",
+        dropout: float = 0.0,
+        mode: str = "cat",
+    ) -> None:
+        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+        self.mode = mode
+        self.require("mode", mode in ("cat", "max", "lstm"), "cat, max or lstm")
+        if mode == "cat":
+            self.finish(sum(self.in_dims))
+            return
+        self.align = AlignLayers(self.in_dims, dim, always=mode == "lstm")
+        if mode == "lstm":
+            # PyG's LSTM has num_layers * channels / 2 hidden units, 34 million weights for 64
+            # layers of width 64. The number only sets that size: 2 makes it `dim` at any depth.
+            self.mixture = JumpingKnowledgeMixture("lstm", channels=dim, num_layers=2)
+        self.finish(self.align.width)
+
+    def node_rows(self, history: History) -> Tensor:
+        """Return the joined layers, ``[num_nodes, width]``."""
+        if self.mode == "cat":
+            return concatenate(history)
+        layers = self.align(history)  # [num_nodes, num_layers, width]
+        if self.mode == "max":
+            return layers.amax(dim=1)
+        return self.mixture(layers.unbind(1))
+
+
+class AlignLayers(nn.Module):
+    """Layers of one width: as they are where they agree, through a linear map each where not."""
+
+    def __init__(self, in_dims: Sequence[int], dim: int, *, always: bool = False) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList()
+        if always or len(set(in_dims)) > 1:
+            self.maps.extend(nn.Linear(in_dim, dim) for in_dim in in_dims)
+        self.width = dim if len(self.maps) else in_dims[0]
+
+    def forward(self, history: History) -> Tensor:
+        """Return ``[num_nodes, num_layers, width]``."""
+        if not len(self.maps):
+            return history if isinstance(history, Tensor) else torch.stack(list(history), dim=1)
+        layers = history.unbind(1) if isinstance(history, Tensor) else history
+        return torch.stack(
+            [linear(layer) for linear, layer in zip(self.maps, layers, strict=True)], dim=1
+        )
+
+
+def concatenate(history: History) -> Tensor:
+    """Return all layers side by side, without a copy of a stacked history: ``[num_nodes, sum]``."""
+    return history.flatten(1) if isinstance(history, Tensor) else torch.cat(list(history), dim=1)

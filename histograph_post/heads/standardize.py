@@ -1,0 +1,128 @@
+"""Per-layer standardisation of a history, with statistics of the training rows only.
+
+Layers of one network differ in scale by orders of magnitude, and many channels of a pretrained
+network hardly ever move. Every channel is centred and divided by its standard deviation, but never
+by less than a fraction of its layer's typical one: a channel that is constant on the training rows
+must not turn a rounding error, or the first test graph that does move it, into a huge value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DataError
+from .history import History, split_layers
+
+#: Rows are converted to float64 in pieces of about this many bytes.
+PIECE_BYTES = 1 << 23
+
+#: A scale below this is no scale: its inverse would leave the range of float32.
+SMALLEST_SCALE = 1e-30
+
+
+class Standardizer(nn.Module):
+    """Centre and scale every channel of every layer: ``(x - mean) / scale``.
+
+    ``scale`` is the largest of the channel's standard deviation, ``floor`` times the root mean
+    square of its layer's standard deviations, and four rounding errors of its layer's typical
+    value; 1 where all of these are zero. Before :meth:`fit` it changes nothing. The statistics are
+    buffers, so they travel in the state dict.
+
+    Args:
+        in_dims: Width of each layer.
+        floor: Smallest scale of a channel, as a fraction of its layer's typical one.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    num_rows: Tensor
+
+    def __init__(self, in_dims: Sequence[int], *, floor: float = 0.1) -> None:
+        super().__init__()
+        self.in_dims = tuple(in_dims)
+        self.floor = floor
+        self.register_buffer("mean", torch.zeros(sum(self.in_dims)))
+        self.register_buffer("scale", torch.ones(sum(self.in_dims)))
+        self.register_buffer("num_rows", torch.zeros((), dtype=torch.long))
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether there are statistics to apply."""
+        return bool(self.num_rows > 0)
+
+    @torch.no_grad()
+    def fit(self, batches: Iterable[History]) -> Standardizer:
+        """Take the statistics of all rows of ``batches`` in one pass and return ``self``.
+
+        Args:
+            batches: Histories, each ``[num_nodes, L, D]`` or one ``[num_nodes, D_l]`` per layer.
+        """
+        count = 0
+        mean = torch.zeros(sum(self.in_dims), dtype=torch.float64)  # [sum of widths]
+        squares = torch.zeros_like(mean)  # sum of squared deviations from the mean
+        precision = 0.0
+        for history in batches:
+            for rows in self._pieces(history):
+                precision = max(precision, torch.finfo(rows.dtype).eps)
+                piece = rows.to("cpu", torch.float64)  # [rows, sum of widths]
+                piece_mean = piece.mean(0)
+                total = count + len(piece)
+                shift = piece_mean - mean
+                # Chan et al.: merge two (count, mean, squares) without losing digits.
+                squares += (piece - piece_mean).square_().sum(0)
+                squares += shift.square() * (count * len(piece) / total)
+                mean += shift * (len(piece) / total)
+                count = total
+        if count == 0:
+            raise DataError("standardisation: found no training rows, expected at least one")
+        if not bool(torch.isfinite(mean).all() and torch.isfinite(squares).all()):
+            raise DataError("standardisation: found NaN or infinity, expected finite activations")
+        self.mean.copy_(mean)
+        self.scale.copy_(self._floored(mean, squares / count, precision))
+        self.num_rows.fill_(count)
+        return self
+
+    def _pieces(self, history: History) -> Iterable[Tensor]:
+        """Yield the rows of a history, all layers side by side: ``[rows, sum of widths]``."""
+        layers = split_layers(history, self.in_dims)
+        step = max(1, PIECE_BYTES // (8 * max(1, sum(self.in_dims))))
+        for start in range(0, len(layers[0]), step):
+            if isinstance(history, Tensor):
+                yield history[start : start + step].flatten(1)
+            else:
+                yield torch.cat([layer[start : start + step] for layer in layers], dim=1)
+
+    def _floored(self, mean: Tensor, variance: Tensor, precision: float) -> Tensor:
+        scales = []
+        for layer_mean, layer_variance in zip(
+            mean.split(self.in_dims), variance.split(self.in_dims), strict=True
+        ):
+            typical = layer_variance.mean().sqrt()
+            rounding = 4 * precision * (layer_variance + layer_mean.square()).mean().sqrt()
+            smallest = torch.maximum(self.floor * typical, rounding)
+            scale = torch.maximum(layer_variance.sqrt(), smallest)
+            scales.append(torch.where(scale > SMALLEST_SCALE, scale, 1.0))
+        return torch.cat(scales)  # [sum of widths]
+
+    def statistics(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return mean and scale of one layer, each ``[D_l]``."""
+        return self.mean.split(self.in_dims)[layer], self.scale.split(self.in_dims)[layer]
+
+    @torch.no_grad()
+    def apply_(self, history: History) -> None:
+        """Standardise freshly loaded rows in place, so that they are never held twice."""
+        layers = split_layers(history, self.in_dims)
+        if isinstance(history, Tensor):
+            shape = history.shape[1:]
+            history.sub_(self.mean.view(shape)).div_(self.scale.view(shape))
+            return
+        for index, layer in enumerate(layers):
+            mean, scale = self.statistics(index)
+            layer.sub_(mean).div_(scale)
+
+    def __repr__(self) -> str:
+        state = f"fitted on {int(self.num_rows)} rows" if self.is_fitted else "not fitted"
+        return f"Standardizer({len(self.in_dims)} layers, floor={self.floor}, {state})"

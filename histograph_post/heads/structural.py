@@ -1,0 +1,267 @@
+"""Readouts that coarsen the graph along its edges, each around PyG's own operator.
+
+The sparse ones (:class:`TopKPool`, :class:`SAGPool`, :class:`ASAPool`, :class:`EdgePool`)
+alternate a convolution and a coarsening, and sum the mean and max of the nodes left at each level,
+the architecture their papers share (Cangea et al., 2018, arXiv:1811.01287). The dense ones are in
+:mod:`.dense_pooling`.
+
+Coarsening is a discrete choice, and graphs are full of nodes that look alike (the two sides of a
+benzene ring): their scores differ by rounding only, and rounding depends on the batch. PyG sorts
+them with an unstable sort over the whole batch. So that a graph coarsens the same way in any
+batch, scores that hardly differ count as tied, and a tie goes to the node or edge that comes first.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import ASAPooling, EdgePooling, GraphConv, SAGPooling, TopKPooling
+from torch_geometric.nn.pool.select import SelectOutput, SelectTopK
+from torch_geometric.utils import coalesce, scatter
+
+from .base import History, Readout, last_layer, pool_nodes
+from .ragged import Graphs
+
+#: Neighbouring scores at most this far apart are tied; they are tanh or softmax values.
+TIE_TOLERANCE = 1e-5
+
+Coarsened = tuple[Tensor, Tensor, Tensor]
+
+
+class SparsePool(Readout):
+    """Base of the readouts that alternate a convolution and a coarsening.
+
+    Args:
+        in_dims: Width of each layer of the history; the last one is read.
+        out_dim: Number of outputs per graph.
+        dim: Width of the convolutions and of the classifier's hidden layer.
+        level: ``graph``.
+        dropout: Dropout inside the classifier.
+        coarsenings: How many times the graph is coarsened.
+    """
+
+    needs_edge_index = True
+
+    def __init__(
+        self,
+        in_dims: Sequence[int],
+        out_dim: int,
+        *,
+        dim: int = 64,
+        level: str = "graph",
+        dropout: float = 0.0,
+        coarsenings: int = 2,
+    ) -> None:
+        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+        self.coarsenings = coarsenings
+        self.require("coarsenings", coarsenings >= 1, "at least 1")
+        self.projection = nn.Linear(self.in_dims[-1], dim)
+        # The mean over neighbours: sums grow without bound in the dense ego networks of IMDB.
+        self.convolutions = nn.ModuleList(
+            GraphConv(dim, dim, aggr="mean") for _ in range(coarsenings)
+        )
+        self.finish(2 * dim)
+
+    def add_operators(self) -> None:
+        """Add a coarsening operator per level, once the options it needs are set."""
+        self.operators = nn.ModuleList(self.build_operator() for _ in range(self.coarsenings))
+
+    def build_operator(self) -> nn.Module:
+        """Return PyG's coarsening operator for nodes of width ``dim``."""
+        raise NotImplementedError
+
+    def coarsen(
+        self, operator: nn.Module, rows: Tensor, edge_index: Tensor, batch: Tensor
+    ) -> Coarsened:
+        """Return rows, edges and batch vector of the smaller graphs."""
+        rows, edge_index, _, batch, *_ = operator(rows, edge_index, batch=batch)
+        return rows, edge_index, batch
+
+    def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
+        """Return mean and max over the nodes of each level, summed: ``[num_graphs, 2 * dim]``."""
+        assert edge_index is not None  # forward has checked it
+        rows = self.projection(last_layer(history)).relu()  # [num_nodes, dim]
+        batch, num_graphs = graphs.index, graphs.num_graphs
+        levels = []
+        for convolution, operator in zip(self.convolutions, self.operators, strict=True):
+            rows = convolution(rows, edge_index).relu()  # [num_nodes, dim]
+            rows, edge_index, batch = self.coarsen(operator, rows, edge_index, batch)
+            mean = pool_nodes(rows, batch, num_graphs, "mean")  # [num_graphs, dim]
+            maximum = pool_nodes(rows, batch, num_graphs, "max")  # [num_graphs, dim]
+            levels.append(torch.cat([mean, maximum], dim=1))
+        return torch.stack(levels).sum(dim=0)
+
+
+class NodeDroppingPool(SparsePool):
+    """Base of the readouts that keep the best-scored share ``ratio`` of the nodes."""
+
+    def __init__(
+        self,
+        in_dims: Sequence[int],
+        out_dim: int,
+        *,
+        dim: int = 64,
+        level: str = "graph",
+        dropout: float = 0.0,
+        coarsenings: int = 2,
+        ratio: float = 0.5,
+    ) -> None:
+        super().__init__(
+            in_dims, out_dim, dim=dim, level=level, dropout=dropout, coarsenings=coarsenings
+        )
+        self.ratio = ratio
+        self.require("ratio", 0 < ratio < 1, "a share between 0 and 1")
+        self.add_operators()
+
+
+class TopKPool(NodeDroppingPool):
+    """Nodes scored by a learned projection.
+
+    From "Graph U-Nets" (Gao and Ji, ICML 2019, arXiv:1905.05178).
+    """
+
+    def build_operator(self) -> nn.Module:
+        """Return :class:`torch_geometric.nn.TopKPooling`."""
+        operator = TopKPooling(self.dim, self.ratio)
+        operator.select = StableTopK(self.dim, self.ratio)
+        return operator
+
+
+class SAGPool(NodeDroppingPool):
+    """Nodes scored by a graph convolution.
+
+    From "Self-Attention Graph Pooling" (Lee et al., ICML 2019, arXiv:1904.08082).
+    """
+
+    def build_operator(self) -> nn.Module:
+        """Return :class:`torch_geometric.nn.SAGPooling`."""
+        operator = SAGPooling(self.dim, self.ratio)
+        operator.select = StableTopK(1, self.ratio)
+        return operator
+
+
+class ASAPool(NodeDroppingPool):
+    """Every neighbourhood a candidate cluster, its nodes weighted by attention, the best kept.
+
+    From "ASAP: Adaptive Structure Aware Pooling for Learning Hierarchical Graph Representations"
+    (Ranjan et al., AAAI 2020, arXiv:1911.07979).
+    """
+
+    def build_operator(self) -> nn.Module:
+        """Return :class:`torch_geometric.nn.ASAPooling`."""
+        operator = ASAPooling(self.dim, self.ratio)
+        operator.select = StableTopK(1, self.ratio)
+        # PyG multiplies the fitness by the sign of this untrained weight, and so keeps the worst
+        # clusters for every second seed. The paper keeps the best.
+        nn.init.ones_(operator.select.weight).requires_grad_(False)
+        return operator
+
+    def coarsen(
+        self, operator: nn.Module, rows: Tensor, edge_index: Tensor, batch: Tensor
+    ) -> Coarsened:
+        """Return rows, edges and batch vector of the smaller graphs."""
+        with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants(False):
+            # PyG's operator multiplies CSR matrices, about which torch warns once per process.
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            return super().coarsen(operator, rows, edge_index, batch)
+
+
+class EdgePool(SparsePool):
+    """Edges contracted from the best-scored on, each node at most once.
+
+    From "Edge Contraction Pooling for Graph Neural Networks" (Diehl, 2019, arXiv:1905.10990).
+    """
+
+    def __init__(
+        self,
+        in_dims: Sequence[int],
+        out_dim: int,
+        *,
+        dim: int = 64,
+        level: str = "graph",
+        dropout: float = 0.0,
+        coarsenings: int = 2,
+    ) -> None:
+        super().__init__(
+            in_dims, out_dim, dim=dim, level=level, dropout=dropout, coarsenings=coarsenings
+        )
+        self.add_operators()
+
+    def build_operator(self) -> nn.Module:
+        """Return :class:`torch_geometric.nn.EdgePooling` with a stable order of contraction."""
+        return StableEdgePooling(self.dim)
+
+    def coarsen(
+        self, operator: nn.Module, rows: Tensor, edge_index: Tensor, batch: Tensor
+    ) -> Coarsened:
+        """Return rows, edges and batch vector of the smaller graphs."""
+        rows, edge_index, batch = operator(rows, edge_index, batch)
+        return rows, edge_index, batch
+
+
+class StableTopK(SelectTopK):
+    """PyG's top-k selection, with ties in the order of the nodes."""
+
+    def forward(self, x: Tensor, batch: Tensor) -> SelectOutput:
+        """Select the best-scored share of each graph's nodes."""
+        x = x.view(len(x), -1)  # [num_nodes, in_channels]
+        score = self.act((x * self.weight).sum(dim=-1) / self.weight.norm(p=2))  # [num_nodes]
+        order = stable_order(score, batch)  # [num_nodes]
+        counts = torch.bincount(batch)  # [num_graphs]
+        first = (counts.cumsum(0) - counts)[batch]  # [num_nodes], the graph's first position
+        rank = torch.arange(len(batch), device=batch.device) - first  # [num_nodes]
+        kept = order[rank < (self.ratio * counts).ceil()[batch]]  # [num_kept]
+        return SelectOutput(
+            node_index=kept,
+            num_nodes=len(batch),
+            cluster_index=torch.arange(len(kept), device=batch.device),
+            num_clusters=len(kept),
+            weight=score[kept],
+        )
+
+
+class StableEdgePooling(EdgePooling):
+    """PyG's edge contraction, with ties in the order of the edges."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Coarsened:
+        """Contract a maximal matching of the edges; returns rows, edges and batch vector."""
+        source, target = edge_index
+        score = self.lin(torch.cat([x[source], x[target]], dim=-1)).view(-1)  # [num_edges]
+        score = self.compute_edge_score(score, edge_index, x.size(0)) + self.add_to_edge_score
+        cluster = [-1] * x.size(0)
+        contracted: list[int] = []
+        ends = edge_index.t().tolist()
+        for edge in stable_order(score, batch[source]).tolist():
+            first, second = ends[edge]
+            if cluster[first] < 0 and cluster[second] < 0:
+                cluster[first] = cluster[second] = len(contracted)
+                contracted.append(edge)
+        size = len(contracted)
+        for node, of in enumerate(cluster):
+            if of < 0:
+                cluster[node] = size
+                size += 1
+        clusters = torch.tensor(cluster, device=x.device)  # [num_nodes]
+        weight = torch.cat([score[contracted], score.new_ones(size - len(contracted))])  # [size]
+        rows = scatter(x, clusters, dim=0, dim_size=size, reduce="sum")  # [size, dim]
+        new_batch = batch.new_empty(size).scatter_(0, clusters, batch)  # [size]
+        return rows * weight.view(-1, 1), coalesce(clusters[edge_index], num_nodes=size), new_batch
+
+
+def stable_order(score: Tensor, batch: Tensor) -> Tensor:
+    """Return the order of falling scores, graph by graph, in which ties keep their order.
+
+    Args:
+        score: What to sort by, ``[num_scores]``.
+        batch: Graph of each score, ``[num_scores]``.
+    """
+    order = score.argsort(descending=True)  # [num_scores]
+    order = order[batch[order].argsort(stable=True)]  # [num_scores]
+    falling, graph = score.detach()[order], batch[order]  # [num_scores] each
+    rank_starts = torch.ones_like(graph)  # [num_scores], 0 where tied with the one before
+    rank_starts[1:] = (falling[:-1] - falling[1:] > TIE_TOLERANCE) | (graph[:-1] != graph[1:])
+    rank = torch.empty_like(order).index_copy_(0, order, rank_starts.cumsum(0))  # [num_scores]
+    return rank.argsort(stable=True)

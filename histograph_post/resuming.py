@@ -1,0 +1,61 @@
+"""Training that survives a kill: the state is saved now and then, and picked up again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .files import PARTIAL_SUFFIX, atomic_path
+from .training import Trainer
+
+#: The state of a fit that is being trained, in the fit's folder; gone once the fit is done.
+STATE_NAME = "state.pt"
+
+#: Seconds between saved states: saving costs a few milliseconds, small fits are over in seconds.
+SAVE_EVERY = 1.0
+
+
+def train_resumably(
+    trainer: Trainer,
+    folder: Path,
+    *,
+    on_epoch: Callable[[Trainer], None] | None = None,
+    save_every: float = SAVE_EVERY,
+) -> float:
+    """Train to the end, going on from the state in ``folder``; return the median epoch's seconds.
+
+    A run that was killed and resumed gives the weights of one that was not. The caller removes
+    the state, after it has saved what came out.
+
+    Args:
+        trainer: Made just as it was when the state was saved.
+        folder: Where the state is kept; it exists.
+        on_epoch: Told after every epoch, when its state has been saved.
+        save_every: Seconds between saved states.
+    """
+    for leftover in folder.glob(f"*{PARTIAL_SUFFIX}"):
+        leftover.unlink()
+    state = folder / STATE_NAME
+    if state.exists():
+        trainer.restore(torch.load(state, weights_only=True, map_location="cpu"))
+    seconds: list[float] = []
+    started = saved = time.perf_counter()
+
+    def epoch_done(trainer: Trainer) -> None:
+        nonlocal started, saved
+        now = time.perf_counter()
+        seconds.append(now - started)
+        if now - saved >= save_every:
+            with atomic_path(state) as partial:
+                torch.save(trainer.state(), partial)
+            saved = time.perf_counter()
+        if on_epoch is not None:
+            on_epoch(trainer)
+        started = time.perf_counter()
+
+    trainer.run(epoch_done)
+    return float(np.median(seconds)) if seconds else 0.0

@@ -1,0 +1,127 @@
+"""The run folder: what was asked for, what came out, and everything needed to use it.
+
+config.toml       the options, resolved; can be given as --config
+run.json          what the result depends on; a run goes on only if it is the same
+splits.json       which rows trained, validated and tested
+metrics.jsonl     a line per epoch of every fit
+results.json      scores per fit, means, deviations and paired differences
+predictions.csv   the outputs for the test rows
+head.safetensors  the chosen head, and head.json, how to build it
+fits/             every fit: readout, fold and seed
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from .errors import ConfigError, OutputExistsError
+from .files import to_json, write_json, write_text
+
+CONFIG_NAME = "config.toml"
+RUN_NAME = "run.json"
+SPLITS_NAME = "splits.json"
+METRICS_NAME = "metrics.jsonl"
+RESULTS_NAME = "results.json"
+PREDICTIONS_NAME = "predictions.csv"
+HEAD_NAME = "head.safetensors"
+HEAD_CONFIG_NAME = "head.json"
+FITS_NAME = "fits"
+
+_FILES = (
+    CONFIG_NAME,
+    RUN_NAME,
+    SPLITS_NAME,
+    METRICS_NAME,
+    RESULTS_NAME,
+    PREDICTIONS_NAME,
+    HEAD_NAME,
+    HEAD_CONFIG_NAME,
+)
+
+
+def open_run_folder(
+    folder: Path,
+    plan: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Make a folder ready for a run; go on with a run that has the same plan.
+
+    Args:
+        folder: Where the run goes.
+        plan: All that the result depends on, as plain values.
+        config: The options this came from, saved beside it.
+        overwrite: Replace another run in that folder.
+    """
+    text = to_json(dict(plan))
+    if folder.exists() and not folder.is_dir():
+        raise OutputExistsError(f"{folder}: found a file, expected a folder or nothing")
+    marker = folder / RUN_NAME
+    if folder.is_dir() and any(folder.iterdir()):
+        if not marker.is_file():
+            raise OutputExistsError(
+                f"{folder}: found files that are not a run's; choose another -o"
+            )
+        if overwrite:
+            _clear(folder)
+        elif marker.read_text(encoding="utf-8") != text:
+            changed = _first_difference(json.loads(marker.read_text(encoding="utf-8")), dict(plan))
+            raise OutputExistsError(
+                f"{folder}: found a run with another {changed}; choose another -o, or --overwrite"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(marker, text)
+    if config is not None:
+        write_text(folder / CONFIG_NAME, tomli_w.dumps(dict(config)))
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a run wrote, and nothing else."""
+    for name in _FILES:
+        (folder / name).unlink(missing_ok=True)
+    if (folder / FITS_NAME).is_dir():
+        shutil.rmtree(folder / FITS_NAME)
+
+
+def _first_difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    names = sorted({*found, *expected})
+    return next((name for name in names if found.get(name) != expected.get(name)), "plan")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    folder: Path
+    #: ``results.json``.
+    results: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """Open a run folder; one that is not finished is refused."""
+        return cls(Path(folder), read_json(Path(folder), RESULTS_NAME))
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """Read one of a run's JSON files."""
+    path = folder / name
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{folder}: found no {name}, expected a finished run") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a JSON file ({error})") from None
+    return value
+
+
+def write_results(folder: Path, results: Mapping[str, Any]) -> None:
+    """Write ``results.json``, which makes a run complete."""
+    write_json(folder / RESULTS_NAME, dict(results))

@@ -1,0 +1,157 @@
+"""The backbone a head was trained on: what a run notes of it, and how to get it back.
+
+A run keeps no weights of the backbone and no path of this machine. It knows the cache it was
+trained on, whose resolved options name the checkpoint, and the hash of the weights: whatever file
+is found or given, a backbone with other weights is refused.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .backbone import build_model
+from .caching import CONFIG_NAME
+from .capture import CapturePlan
+from .checkpoint import load_into, read_checkpoint, read_key_map
+from .errors import CacheError, CheckpointError, ModelError, NotFoundError
+from .storage import Cache
+from .weights import weights_sha256
+
+#: What stands for the model's specification when it was handed over in memory.
+_IN_MEMORY = "memory"
+
+
+@dataclass(frozen=True)
+class SavedBackbone:
+    """What a run knows of its backbone."""
+
+    #: The run, for messages.
+    run: Path
+    weights_sha256: str
+    #: File name of the checkpoint; None for a model that was handed over in memory.
+    checkpoint: str | None
+    model: str
+    model_args: Mapping[str, Any]
+    #: Output width that the labels of the cached data ask for; None for links.
+    out_dim: int | None
+    #: The data it ran on: their specification, arguments and fingerprint.
+    data: str
+    data_args: Mapping[str, Any]
+    data_fingerprint: str
+    capture: CapturePlan
+    #: Folder of the cache, where it was when the head was trained.
+    cache: Path
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], run: Path) -> SavedBackbone:
+        """Read the entry ``backbone`` of a run's ``head.json``."""
+        return cls(
+            run=run,
+            weights_sha256=value["weights_sha256"],
+            checkpoint=value["checkpoint"],
+            model=value["model"]["spec"],
+            model_args=value["model"]["args"],
+            out_dim=value["model"]["out_dim"],
+            data=value["data"]["spec"],
+            data_args=value["data"]["args"],
+            data_fingerprint=value["data"]["fingerprint"],
+            capture=CapturePlan.from_json(value["capture"]),
+            cache=(run / value["cache"]).resolve(),
+        )
+
+    def build(
+        self,
+        *,
+        model: str | None = None,
+        checkpoint: Path | None = None,
+        key_map: Path | None = None,
+        trust: bool = False,
+        in_dim: int | None = None,
+    ) -> nn.Module:
+        """Build the model anew and load the weights the head was trained on.
+
+        A model specification that names a file runs that file.
+
+        Args:
+            model: Specification of the model, if it is not the recorded one any more.
+            checkpoint: The weights; found through the cache if absent.
+            key_map: Old weight names to new ones; found through the cache if absent.
+            trust: Unpickle a checkpoint that can run code.
+            in_dim: Node features of the data, for constructors that insist on them.
+        """
+        spec = model or self.model
+        if spec == _IN_MEMORY:
+            raise ModelError(
+                f"{self.run}: its backbone was handed over in memory; hand it over again with "
+                "model=, or name it with --model SPEC --checkpoint FILE"
+            )
+        weights = read_checkpoint(checkpoint or self.find_checkpoint(), trust=trust)
+        built = build_model(
+            spec,
+            self.model_args,
+            state_dict=weights.state_dict,
+            in_dim=in_dim,
+            out_dim=self.out_dim,
+        )
+        renamed = key_map or self._from_cache("key_map")
+        load_into(built, weights, key_map=None if renamed is None else read_key_map(renamed))
+        check_backbone(self, built, where=str(weights.path))
+        return built
+
+    def find_checkpoint(self) -> Path:
+        """Return the checkpoint that the cache was made from, if it is still where it was."""
+        found = self._from_cache("checkpoint", "folder")
+        name = self.checkpoint or ""
+        # The cache of a pretraining's fold is called after the folder of that fold.
+        places = () if found is None else (found, found / name, found / self.cache.stem / name)
+        for place in places:
+            if place.is_file():
+                return place
+        raise NotFoundError(
+            f"{self.run}: found no trace of its backbone's checkpoint {name!r} through "
+            f"{self.cache.name}; say where it is with --checkpoint FILE"
+        )
+
+    def _from_cache(self, *names: str) -> Path | None:
+        """Return what an option of the cache's own command names; None if it is gone."""
+        try:
+            options = tomllib.loads((self.cache / CONFIG_NAME).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            return None
+        given = next((options[name] for name in names if name in options), None)
+        if not isinstance(given, str):
+            return None
+        # Relative to where the command was given: here, or a folder that the cache is in.
+        places = (Path(given).expanduser(), *(folder / given for folder in self.cache.parents))
+        return next((place for place in places if place.exists()), None)
+
+
+def check_backbone(saved: SavedBackbone, offered: nn.Module | Cache, *, where: str = "") -> None:
+    """Refuse a model, or a cache of a model, that is not the one the head was trained on.
+
+    Args:
+        saved: The backbone of the head.
+        offered: What the head would be used with.
+        where: The file it came from, for the message.
+
+    Raises:
+        CheckpointError: for a model with other weights.
+        CacheError: for a cache of another model.
+    """
+    kind: type[CacheError | CheckpointError]
+    if isinstance(offered, Cache):
+        found, kind, where = offered.weights_sha256, CacheError, where or str(offered.path)
+    else:
+        found, kind = weights_sha256(offered.state_dict()), CheckpointError
+        where = where or type(offered).__name__
+    if found != saved.weights_sha256:
+        raise kind(
+            f"{where}: found a backbone with weights {found}, expected {saved.weights_sha256}, "
+            f"on which the head of {saved.run} was trained"
+        )

@@ -1,0 +1,179 @@
+"""The paper's algorithm, transcribed line by line, one graph at a time: the oracle of the head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from histograph_post.heads.histograph import HistoGraphHead
+
+Oracle = Callable[[Any, Sequence[Tensor], Sequence[int]], Tensor]
+
+
+def _positions(num_layers: int, dim: int) -> Tensor:
+    """Sinusoidal encoding, entry by entry."""
+    encoding = torch.zeros(num_layers, dim)
+    for layer in range(num_layers):
+        for channel in range(dim):
+            angle = layer / 10000 ** ((channel - channel % 2) / dim)
+            encoding[layer, channel] = math.sin(angle) if channel % 2 == 0 else math.cos(angle)
+    return encoding
+
+
+def _normalize(scores: Tensor, options: Any) -> Tensor:
+    """Layer weights from scores ``[L]``."""
+    if options.normalization == "softmax":
+        return scores.exp() / scores.exp().sum()
+    if options.normalization == "none":
+        return scores
+    if options.normalization == "signed":
+        total = scores.sum()
+        if abs(total) < options.eps:
+            total = torch.tensor(options.eps if total >= 0 else -options.eps)
+        return scores / total
+    deviation = scores - scores.mean()
+    return 1 / len(scores) + options.radius * deviation / torch.sqrt(1 + deviation.dot(deviation))
+
+
+def _layer_weights(head: Any, embedded: Tensor) -> Tensor:
+    """Layer weights ``[layer_heads, L]`` of one graph, ``embedded [num_nodes, L, dim]``."""
+    options, module = head.options, head.layer_weights
+    num_layers = embedded.size(1)
+    size = options.dim // options.layer_heads
+    weights = []
+    for part in range(options.layer_heads):
+        if options.layer_attention == "mean":
+            weights.append(torch.full((num_layers,), 1 / num_layers))
+        elif options.layer_attention == "last":
+            weights.append(torch.eye(num_layers)[-1])
+        elif options.layer_attention == "random":
+            weights.append(_normalize(module.random_scores[part], options))
+        else:
+            channels = slice(part * size, (part + 1) * size)
+            query = (embedded[:, -1] @ module.query)[:, channels]  # [num_nodes, size]
+            key = (embedded @ module.key)[..., channels]  # [num_nodes, L, size]
+            scores = torch.einsum("nd,nld->nl", query, key) / math.sqrt(size)
+            weights.append(_normalize(scores.mean(0), options))
+    return torch.stack(weights).to(embedded.dtype)
+
+
+def _node_attention(head: Any, nodes: Tensor) -> Tensor:
+    """PyTorch's own multi-head attention with the weights of the head, ``[num_nodes, dim]``."""
+    module = head.node_attention
+    attended, _ = functional.multi_head_attention_forward(
+        *[nodes.unsqueeze(1)] * 3,
+        embed_dim_to_check=head.options.dim,
+        num_heads=head.options.heads,
+        in_proj_weight=module.in_projection.weight,
+        in_proj_bias=module.in_projection.bias,
+        bias_k=None,
+        bias_v=None,
+        add_zero_attn=head.options.zero_token,
+        dropout_p=0.0,
+        out_proj_weight=module.out_projection.weight,
+        out_proj_bias=module.out_projection.bias,
+    )
+    return attended.squeeze(1)
+
+
+def _one_graph(head: Any, layers: Sequence[Tensor]) -> Tensor:
+    """Output of one graph ``[out_dim]``, or of its nodes ``[num_nodes, ...]``."""
+    options, module = head.options, head.layer_weights
+    raw_last = layers[-1]
+    if head.standardizer is not None:
+        layers = [
+            (layer - head.standardizer.statistics(index)[0])
+            / head.standardizer.statistics(index)[1]
+            for index, layer in enumerate(layers)
+        ]
+    layers = layers[-len(options.kept_dims) :]
+    widths = list(dict.fromkeys(options.kept_dims))
+    projected = torch.stack(
+        [module.embeddings[widths.index(layer.size(-1))](layer) for layer in layers], dim=1
+    )  # [num_nodes, L, dim]
+    embedded = projected + _positions(len(layers), options.dim).to(projected.dtype)
+    weights = _layer_weights(head, embedded)  # [layer_heads, L]
+    size = options.dim // options.layer_heads
+    nodes = torch.cat(
+        [
+            sum(
+                weights[part, layer] * embedded[:, layer, part * size : (part + 1) * size]
+                for layer in range(len(layers))
+            )
+            for part in range(options.layer_heads)
+        ],
+        dim=-1,
+    )  # [num_nodes, dim]
+    attended = nodes
+    if options.node_attention:
+        attended = _node_attention(head, nodes)
+        if options.residual:
+            attended = attended + nodes
+    if options.layer_norm:
+        attended = head.norm(attended)
+    base = projected[:, -1]
+    if options.mix == "all":
+        order = [i for width in widths for i, own in enumerate(options.kept_dims) if own == width]
+        base = head.all_layers(torch.cat([layers[i] for i in order], dim=-1))
+    if options.level == "graph":
+        attended, base, raw_last = attended.mean(0), base.mean(0), raw_last.mean(0)
+    share = head.mixing.coefficient
+    mixed = share * attended + (1 - share) * base
+    if options.level == "link":
+        return mixed
+    output = head.output(head.mlp(mixed))
+    return output + head.shortcut(raw_last) if options.shortcut else output
+
+
+@pytest.fixture(scope="session")
+def literal_histograph() -> Oracle:
+    """``literal_histograph(head, layers, sizes)``: the head's output by the paper's algorithm."""
+
+    def run(head: Any, layers: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        parts = [layer.split(list(sizes)) for layer in layers]
+        outputs = [_one_graph(head, graph) for graph in zip(*parts, strict=True)]
+        return torch.stack(outputs) if head.options.level == "graph" else torch.cat(outputs)
+
+    return run
+
+
+class Toy:
+    """Small histories and heads, all in double precision."""
+
+    @staticmethod
+    def batch(sizes: Sequence[int]) -> Tensor:
+        return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+
+    @staticmethod
+    def history(widths: Sequence[int], sizes: Sequence[int], seed: int = 0) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return [
+            torch.randn(sum(sizes), width, generator=generator, dtype=torch.float64) * (layer + 1)
+            for layer, width in enumerate(widths)
+        ]
+
+    @staticmethod
+    def head(
+        widths: Sequence[int], out_dim: int = 3, *, seed: int = 0, **options: Any
+    ) -> HistoGraphHead:
+        torch.manual_seed(seed)
+        module = HistoGraphHead(
+            widths, out_dim, **{"dim": 8, "heads": 2, "layer_heads": 1, "mix": "last", **options}
+        ).double()
+        if module.options.layer_attention == "learned":
+            torch.nn.init.normal_(module.layer_weights.query)  # some start from equal weights
+        if module.standardizer is not None:
+            module.standardizer.fit([Toy.history(widths, [40], seed=7)])
+        return module.eval()
+
+
+@pytest.fixture(scope="session")
+def toy() -> type[Toy]:
+    """Makers of small histories and heads."""
+    return Toy

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from histograph_post.errors import DataError
+from histograph_post.heads.histograph import PAPER_FORM, HistoGraphHead
+
+SIZES = (5, 1, 9, 3)
+
+
+def shares_memory(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def gradients(head: HistoGraphHead) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in head.named_parameters() if p.grad is not None}
+
+
+OPTIONS = [
+    {},
+    {**PAPER_FORM, "standardize": False},
+    {"normalization": "softmax"},
+    {"normalization": "none"},
+    {"layer_attention": "mean"},
+    {"layer_attention": "last"},
+    {"layer_attention": "random", "layer_heads": 2},
+    {"layer_heads": 4},
+    {"node_attention": False},
+    {"zero_token": True},
+    {"residual": True},
+    {"layer_norm": True},
+    {"residual": True, "layer_norm": True, "zero_token": True},
+    {"mix": "all", "layer_heads": 4},
+    {"mixing": "fixed", "mixing_init": 1.0},
+    {"history_layers": 2, "mix": "all"},
+    {"mlp_layers": 0},
+    {"mlp_layers": 2, "shortcut": True},
+    {"level": "node"},
+    {"level": "node", "mix": "all", "residual": True, "zero_token": True, "shortcut": True},
+    {"level": "link", "layer_heads": 2},
+]
+
+
+class TestAgainstThePaper:
+    @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: ",".join(map(str, o)) or "default")
+    @pytest.mark.parametrize("widths", [(6, 6, 6, 6), (3, 6, 6, 5)], ids=["equal", "mixed"])
+    def test_values_and_gradients(
+        self, toy: Any, literal_histograph: Any, widths: tuple[int, ...], options: dict[str, Any]
+    ) -> None:
+        head = toy.head(widths, 1 if options.get("level") == "link" else 3, **options)
+        oracle = copy.deepcopy(head)
+        history = [layer.requires_grad_() for layer in toy.history(widths, SIZES)]
+        expected = literal_histograph(oracle, history, SIZES)
+        probe = torch.randn(expected.shape, dtype=torch.float64)
+        (expected * probe).sum().backward()
+        expected_history = [layer.grad for layer in history]
+
+        history = [layer.detach().requires_grad_() for layer in history]
+        output = head(history, toy.batch(SIZES))
+        (output * probe).sum().backward()
+
+        torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(gradients(head), gradients(oracle), rtol=1e-8, atol=1e-9)
+        for layer, wanted in zip(history, expected_history, strict=True):
+            if wanted is not None:
+                torch.testing.assert_close(layer.grad, wanted, rtol=1e-8, atol=1e-9)
+
+    @pytest.mark.parametrize("options", [{}, {"layer_heads": 2, "mix": "all", "history_layers": 3}])
+    def test_gradient_of_a_stacked_history(
+        self, literal_histograph: Any, toy: Any, options: dict[str, Any]
+    ) -> None:
+        head = toy.head([6] * 4, **options)
+        history = torch.stack(toy.history([6] * 4, SIZES), 1).requires_grad_()
+        wanted = literal_histograph(head, history.unbind(1), SIZES).square().sum()
+        (expected,) = torch.autograd.grad(wanted, history)
+        (gradient,) = torch.autograd.grad(head(history, toy.batch(SIZES)).square().sum(), history)
+        torch.testing.assert_close(gradient, expected)
+
+    @settings(max_examples=40, deadline=None)
+    @given(data=st.data())
+    def test_any_shape(self, toy: Any, literal_histograph: Any, data: st.DataObject) -> None:
+        sizes = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=6))
+        depth = data.draw(st.integers(1, 6))
+        widths = data.draw(st.lists(st.integers(1, 5), min_size=depth, max_size=depth))
+        if data.draw(st.booleans()):
+            widths = widths[:1] * depth
+        heads = data.draw(st.sampled_from([1, 2, 3]))
+        head = toy.head(
+            widths,
+            1,
+            dim=6 * data.draw(st.integers(1, 2)),
+            heads=heads,
+            layer_heads=data.draw(st.sampled_from([1, 2, 3])),
+            level=data.draw(st.sampled_from(["graph", "node", "link"])),
+            mix=data.draw(st.sampled_from(["last", "all"])),
+            seed=data.draw(st.integers(0, 99)),
+        )
+        history = toy.history(widths, sizes, seed=data.draw(st.integers(0, 99)))
+        stack = len(set(widths)) == 1 and data.draw(st.booleans())
+        if head.node_attention is not None:
+            head.node_attention.padding_budget = data.draw(st.sampled_from([0, 30, 10**6]))
+            head.node_attention.large_graph = data.draw(st.sampled_from([0, 4, 10**6]))
+        output = head(torch.stack(history, 1) if stack else history, toy.batch(sizes))
+        torch.testing.assert_close(output, literal_histograph(head, history, sizes))
+
+    def test_gradcheck(self, toy: Any) -> None:
+        widths, sizes = (3, 2, 2), (2, 3)
+        head = toy.head(widths, 2, dim=4, layer_heads=2, mix="all", zero_token=True)
+        names, values = zip(*head.named_parameters(), strict=True)
+
+        def run(*tensors: Tensor) -> Tensor:
+            state = dict(zip(names, tensors[3:], strict=True))
+            arguments = (list(tensors[:3]), toy.batch(sizes))
+            return torch.func.functional_call(head, state, arguments)
+
+        history = [layer.requires_grad_() for layer in toy.history(widths, sizes)]
+        parameters = [value.detach().clone().requires_grad_() for value in values]
+        assert torch.autograd.gradcheck(run, (*history, *parameters), fast_mode=True)
+
+
+class TestSymmetries:
+    @pytest.mark.parametrize("level", ["graph", "node"])
+    def test_order_of_nodes_does_not_matter(self, toy: Any, level: str) -> None:
+        head = toy.head([6] * 3, level=level)
+        history = torch.stack(toy.history([6] * 3, [9]), 1)
+        order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
+        expected = head(history) if level == "graph" else head(history)[order]
+        torch.testing.assert_close(head(history[order]), expected)
+
+    @pytest.mark.parametrize("options", [{}, {"layer_norm": True}, {"mix": "all"}])
+    def test_a_graph_never_sees_its_batch_mates(self, toy: Any, options: dict[str, Any]) -> None:
+        head = toy.head([6] * 4, **options)
+        history = toy.history([6] * 4, SIZES)
+        together = head(history, toy.batch(SIZES))
+        alone = [
+            head([layer.split(SIZES)[graph] for layer in history]) for graph in range(len(SIZES))
+        ]
+        torch.testing.assert_close(together, torch.cat(alone), rtol=1e-12, atol=1e-12)
+
+    def test_a_broken_batch_mate_breaks_nobody_else(self, toy: Any) -> None:
+        head = toy.head([6] * 4)
+        history = torch.stack(toy.history([6] * 4, SIZES), 1)
+        expected = head(history, toy.batch(SIZES))
+        history[SIZES[0]] = float("nan")  # the graph of one node
+        output = head(history, toy.batch(SIZES))
+        assert output[1].isnan().all()
+        kept = [0, 2, 3]
+        torch.testing.assert_close(output[kept], expected[kept], rtol=1e-12, atol=1e-12)
+
+    def test_link_scores_ignore_direction(self, toy: Any) -> None:
+        head = toy.head([6] * 3, 1, level="link")
+        embeddings = head(toy.history([6] * 3, [7]))
+        pairs = torch.tensor([[0, 2, 3, 4], [1, 2, 6, 5]])
+        scores = head.score(embeddings, pairs)
+        assert scores.shape == (4,)
+        torch.testing.assert_close(scores, head.score(embeddings, pairs.flip(0)))
+        assert scores.unique().numel() == 4
+
+
+class TestSmallCases:
+    @pytest.mark.parametrize(
+        "options", [{}, {"mix": "all"}, {"residual": True, "layer_norm": True}]
+    )
+    def test_empty_graphs_between_others(self, toy: Any, options: dict[str, Any]) -> None:
+        head = toy.head([6] * 3, **options)
+        history = toy.history([6] * 3, SIZES)
+        sizes = (0, 5, 1, 0, 9, 3, 0)
+        output = head(history, toy.batch(sizes), num_graphs=7)
+        torch.testing.assert_close(output[[1, 2, 4, 5]], head(history, toy.batch(SIZES)))
+        of_nothing = head.output(head.mlp(torch.zeros(8, dtype=torch.float64)))
+        torch.testing.assert_close(output[[0, 3, 6]], of_nothing.expand(3, -1))
+
+    @pytest.mark.parametrize("level", ["graph", "node", "link"])
+    def test_no_nodes_at_all(self, toy: Any, level: str) -> None:
+        head = toy.head([6] * 3, 1, level=level)
+        output = head(torch.zeros(0, 3, 6), torch.zeros(0, dtype=torch.long), num_graphs=2)
+        assert output.shape == {"graph": (2, 1), "node": (0, 1), "link": (0, 8)}[level]
+        output.sum().backward()
+
+    def test_one_layer_has_weight_one(self, toy: Any) -> None:
+        head = toy.head([6])
+        weights = head.explain(toy.history([6], SIZES), toy.batch(SIZES)).layer_weights
+        torch.testing.assert_close(weights, torch.ones(4, 1, dtype=torch.float64))
+
+
+class TestInputs:
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("options", [{}, {"mix": "all"}, {"level": "node", "mix": "all"}])
+    def test_half_precision_history_is_computed_in_single(
+        self, toy: Any, dtype: torch.dtype, options: dict[str, Any]
+    ) -> None:
+        head = toy.head([6] * 4, **options).float()
+        history = torch.stack(toy.history([6] * 4, SIZES), 1).to(dtype)
+        output = head(history, toy.batch(SIZES))
+        assert output.dtype == torch.float32
+        torch.testing.assert_close(output, head(history.float(), toy.batch(SIZES)))
+
+    def test_rows_standardised_while_loading(self, toy: Any) -> None:
+        head = toy.head([6] * 4, shortcut=True, mix="all")
+        history = torch.stack(toy.history([6] * 4, SIZES), 1)
+        expected = head(history, toy.batch(SIZES))
+        assert head.standardizer is not None
+        head.standardizer.apply_(history)
+        torch.testing.assert_close(head(history, toy.batch(SIZES), standardized=True), expected)
+
+    @pytest.mark.parametrize("level", ["graph", "node"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_nothing_of_the_size_of_the_history_is_made(
+        self, toy: Any, level: str, dtype: torch.dtype
+    ) -> None:
+        head = toy.head([16] * 64, dim=16, layer_heads=2, mix="all", level=level).float()
+        history = torch.randn(2048, 64, 16).to(dtype)
+        sizes = [16] * 128
+
+        class Largest(TorchDispatchMode):
+            numel = 0
+
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+                result = func(*args, **(kwargs or {}))
+                for tensor in tree_leaves(result):
+                    if isinstance(tensor, Tensor) and not shares_memory(tensor, history):
+                        self.numel = max(self.numel, tensor.numel())
+                return result
+
+        with Largest() as largest:
+            head(history, toy.batch(sizes)).sum().backward()
+        assert largest.numel < history.numel() / 4
+
+    @pytest.mark.parametrize(
+        ("history", "batch", "message"),
+        [
+            (torch.zeros(4, 2, 6), None, r"found layers of widths \[6, 6\]"),
+            ([torch.zeros(4, 6)] * 2 + [torch.zeros(4, 5)], None, r"widths \[6, 6, 5\]"),
+            ([torch.zeros(4, 6)] * 2 + [torch.zeros(3, 6)], None, r"\[3, 4\] rows"),
+            (torch.zeros(4, 18), None, r"shape \[4, 18\]"),
+            (torch.zeros(4, 3, 6), torch.tensor([0, 1, 0, 1]), "not sorted"),
+            (torch.zeros(4, 3, 6), torch.tensor([0, 1]), r"expected \[4\]"),
+            (torch.zeros(4, 3, 6), torch.tensor([0, 1, 2, 3]), "below 2"),
+            (torch.zeros(4, 3, 6), torch.tensor([-1, 0, 0, 1]), "found graph -1"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(
+        self, toy: Any, history: Any, batch: Any, message: str
+    ) -> None:
+        with pytest.raises(DataError, match=message):
+            toy.head([6] * 3)(history, batch, num_graphs=None if batch is None else 2)
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        magnitude=st.floats(-40, 15),
+        normalization=st.sampled_from(["bounded", "signed", "softmax"]),
+        seed=st.integers(0, 99),
+    )
+    def test_finite_for_any_scale(
+        self, toy: Any, magnitude: float, normalization: str, seed: int
+    ) -> None:
+        head = toy.head([6] * 4, normalization=normalization, standardize=False).float()
+        history = torch.stack(toy.history([6] * 4, SIZES, seed=seed), 1).float() * 10**magnitude
+        history[:3] = 0.0
+        history.requires_grad_()
+        output = head(history, toy.batch(SIZES))
+        output.sum().backward()
+        assert output.isfinite().all()
+        assert all(value.isfinite().all() for value in gradients(head).values())
+        assert history.grad is not None
+        assert history.grad.isfinite().all()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from histograph_post.heads.ragged import Graphs, bucket_layout, move_rows
+
+
+def graphs_of(sizes: list[int]) -> Graphs:
+    index = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.long))
+    return Graphs.from_batch(index, len(index), len(sizes), index.device)
+
+
+def test_sums_and_means_inside_each_graph() -> None:
+    graphs = graphs_of([2, 0, 3])
+    rows = torch.arange(10.0).view(5, 2)
+    torch.testing.assert_close(graphs.sum(rows), torch.tensor([[2.0, 4], [0, 0], [18, 21]]))
+    torch.testing.assert_close(graphs.mean(rows), torch.tensor([[1.0, 2], [0, 0], [6, 7]]))
+    torch.testing.assert_close(
+        graphs.spread(torch.tensor([5, 6, 7])), torch.tensor([5, 5, 7, 7, 7])
+    )
+    assert graphs.nonempty(torch.float32).squeeze(1).tolist() == [1, 0, 1]
+
+
+def test_without_a_batch_vector_all_nodes_are_one_graph() -> None:
+    graphs = Graphs.from_batch(None, 3, None, torch.device("cpu"))
+    assert graphs.sizes.tolist() == [3]
+    assert Graphs.from_batch(None, 3, 2, torch.device("cpu")).sizes.tolist() == [3, 0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=20),
+    padding_budget=st.integers(0, 2000),
+    largest=st.integers(0, 40),
+)
+def test_buckets_hold_every_node_once_within_the_budget(
+    sizes: list[int], padding_budget: int, largest: int
+) -> None:
+    graphs = graphs_of(sizes)
+    layout = bucket_layout(graphs, padding_budget=padding_budget, largest=largest)
+    rows = torch.arange(1.0, len(graphs.index) + 1).unsqueeze(1)
+    for bucket in layout.buckets:
+        waste = len(bucket.graphs) * bucket.width**2 - int(bucket.sizes.square().sum())
+        assert waste <= padding_budget
+        assert len(bucket.graphs) == 1 or bucket.width <= largest
+    assert sorted(torch.cat([b.graphs for b in layout.buckets]).tolist() if sum(sizes) else []) == [
+        graph for graph, size in enumerate(sizes) if size
+    ]
+    if not sum(sizes):
+        return
+    starts = np.cumsum(sizes) - sizes
+    restored = []
+    for bucket, part in zip(layout.buckets, layout.split(rows), strict=True):
+        padded = bucket.pad(part)  # [graphs, width, 1]
+        for place, graph in enumerate(bucket.graphs.tolist()):
+            expected = torch.zeros(bucket.width)
+            expected[: sizes[graph]] = torch.arange(sizes[graph]) + starts[graph] + 1.0
+            assert torch.equal(padded[place, :, 0], expected)
+        restored.append(bucket.unpad(padded))
+    assert torch.equal(layout.join(restored), rows)
+
+
+@pytest.mark.parametrize("source", [None, torch.tensor([3, 0])])
+@pytest.mark.parametrize("target", [None, torch.tensor([4, 1])])
+def test_moving_rows_has_the_gradient_of_a_copy(
+    source: torch.Tensor | None, target: torch.Tensor | None
+) -> None:
+    rows = torch.randn(2 if source is None else 5, 3, dtype=torch.float64, requires_grad=True)
+    size = 2 if target is None else 6
+    moved = move_rows(rows, source, target, size)
+    taken = rows if source is None else rows[source]
+    assert torch.equal(moved if target is None else moved[target], taken)
+    assert torch.autograd.gradcheck(lambda r: move_rows(r, source, target, size), rows)
