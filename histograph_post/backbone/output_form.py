@@ -17,7 +17,19 @@ _SQUASHING = frozenset({"sigmoid", "sigmoid_", "softmax", "expit"})
 
 #: Functions that give the same numbers in another shape or place.
 _RESHAPING = frozenset(
-    ["__getitem__", "clone", "contiguous", "detach", "flatten", "float", "reshape", "squeeze", "to", "unsqueeze", "view"]
+    [
+        "__getitem__",
+        "clone",
+        "contiguous",
+        "detach",
+        "flatten",
+        "float",
+        "reshape",
+        "squeeze",
+        "to",
+        "unsqueeze",
+        "view",
+    ]
 )
 
 
