@@ -13,7 +13,7 @@ from torch_geometric.data import Batch
 from .backbone import call_model, prediction
 from .data import GraphDataset
 from .errors import ModelError
-from .row_batches import row_batches
+from .row_batches import count_batches, row_batches
 from .tasks import Task
 from .training import Step
 
@@ -35,6 +35,10 @@ class GraphBatches:
         self._dataset = dataset
         self._targets = task.targets(self.labels)
         self._device = device
+
+    def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
+        """Return how many batches these rows make."""
+        return count_batches(rows, self._dataset.label_ptr, batch_size=batch_size)
 
     def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
         """Yield the rows in batches of at most ``batch_size`` graphs."""

@@ -16,7 +16,7 @@ from .data.non_edges import NonEdges
 from .errors import CacheError
 from .heads.base import History
 from .heads.standardize import Standardizer
-from .row_batches import RowBatch, row_batches
+from .row_batches import RowBatch, count_batches, row_batches
 from .storage import Cache
 from .tasks import Task
 from .training import Step
@@ -154,6 +154,10 @@ class HeadBatches:
         self._targets = task.targets(loaded.labels)
         self._device = device
         self._edges = edges
+
+    def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
+        """Return how many batches these rows make."""
+        return count_batches(rows, self._loaded.label_ptr, batch_size=batch_size)
 
     def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
         """Yield the rows in batches of at most ``batch_size`` graphs."""

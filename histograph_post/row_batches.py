@@ -59,3 +59,9 @@ def row_batches(
             place[owner[inside]] - start,
             rows[inside] - label_ptr[owner[inside]],
         )
+
+
+def count_batches(rows: np.ndarray, label_ptr: np.ndarray, *, batch_size: int) -> int:
+    """Return how many batches :func:`row_batches` gives."""
+    owners = np.searchsorted(label_ptr, rows, side="right") - 1  # graph of each row: [rows]
+    return -(-len(np.unique(owners)) // batch_size)

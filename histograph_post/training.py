@@ -51,6 +51,10 @@ class Source(Protocol):
         """Yield the rows in batches: shuffled by ``seed``, or in a fixed order without one."""
         ...
 
+    def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
+        """Return how many batches these rows make."""
+        ...
+
 
 @dataclass(frozen=True)
 class TrainingOptions:
@@ -191,14 +195,12 @@ class Trainer:
     def _train_epoch(self) -> dict[str, float]:
         self.network.train()
         total, seen, lr = 0.0, 0, 0.0
-        num_steps = math.ceil(len(self.split.train) / self.options.batch_size)
-        batches = self.source.batches(
-            self.split.train,
-            batch_size=self.options.batch_size,
-            seed=_mixed(self.seed, self.progress.epoch),
-        )
+        rows, size = self.split.train, self.options.batch_size
+        num_steps = self.source.num_batches(rows, batch_size=size)
+        seed = _mixed(self.seed, self.progress.epoch)
+        batches = self.source.batches(rows, batch_size=size, seed=seed)
         for number, step in enumerate(batches, start=1):
-            lr = self._set_lr(self.progress.epoch + min(1.0, number / num_steps))
+            lr = self._set_lr(self.progress.epoch + number / num_steps)
             self._optimizer.zero_grad(set_to_none=True)
             outputs = self.network(step.inputs)  # [rows, out_dim]
             targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]

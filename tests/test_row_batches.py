@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histograph_post.row_batches import row_batches
+from histograph_post.row_batches import count_batches, row_batches
 
 
 @given(
@@ -24,7 +24,9 @@ def test_node_rows_are_found_in_their_graphs(
         dtype=np.int64,
     )
     seen: list[int] = []
-    for batch in row_batches(rows, "node", ptr, batch_size=batch_size, seed=seed):
+    batches = list(row_batches(rows, "node", ptr, batch_size=batch_size, seed=seed))
+    assert len(batches) == count_batches(rows, ptr, batch_size=batch_size)
+    for batch in batches:
         assert 1 <= len(batch.graphs) <= batch_size
         assert (ptr[batch.graphs[batch.owners]] + batch.within == batch.rows).all()
         seen += batch.rows.tolist()

@@ -34,6 +34,9 @@ class Rows:
             part = order[start : start + batch_size].copy()
             yield Step(self.features[part], self.targets[part], part)
 
+    def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
+        return -(-len(rows) // batch_size)
+
 
 @pytest.fixture
 def source() -> Rows:
