@@ -59,7 +59,8 @@ class Predictor(nn.Module):
         """Return the outputs for the graphs of a batch: ``[rows, out_dim]``."""
         if not isinstance(batch, Batch):
             batch = Batch.from_data_list([batch])
-        layers = [layer.float() for layer in self.capture.run(batch).history]  # [num_nodes, D_l]
+        dtype = next(self.network.parameters()).dtype
+        layers = [layer.to(dtype) for layer in self.capture.run(batch).history]  # [num_nodes, D_l]
         if self.standardizer is not None:
             for at, layer in enumerate(layers):
                 mean, scale = self.standardizer.statistics(at)  # [D_l]
