@@ -26,11 +26,20 @@ def atomic_path(path: Path) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
         yield partial
+        # Some writers make private files; an output is as readable as any file the user makes.
+        partial.chmod(0o666 & ~_umask())
         _sync(partial)
         os.replace(partial, path)
         _sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """Return the process's mask for new files, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _sync(path: Path) -> None:

@@ -99,7 +99,7 @@ class LoadedCache:
         if outputs is None or not task.accepts(outputs.shape[1]):
             return None
         own = self.cache.manifest.own_metrics
-        return task.logits(outputs) if own is not None and own["probabilities"] else outputs
+        return task.logits(outputs) if own is not None and own.get("probabilities") else outputs
 
     def standardized(self, rows: np.ndarray) -> tuple[History, Standardizer]:
         """Return a standardised copy of the history, by the graphs that own these label rows.

@@ -1,0 +1,50 @@
+"""Careful file operations."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from histograph_post.errors import NotFoundError
+from histograph_post.files import atomic_path, sha256_file, to_json, write_json, write_text
+
+
+def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+
+    def fail() -> None:
+        with atomic_path(path) as partial:
+            partial.write_text("new")
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_are_as_readable_as_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    with atomic_path(path) as partial:
+        os.close(os.open(partial, os.O_CREAT | os.O_WRONLY, 0o600))
+    other = tmp_path / "b.bin"
+    other.touch()
+    assert path.stat().st_mode == other.stat().st_mode
+
+
+def test_json_is_stable_and_refuses_nan(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"b": [1, 2.5], "ä": None})
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == to_json({"b": [1, 2.5], "ä": None})
+    with pytest.raises(ValueError, match="Out of range"):
+        to_json({"x": float("nan")})
+
+
+def test_checksum(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "a") == hashlib.sha256(b"abc").hexdigest()
+    with pytest.raises(NotFoundError, match="no such file"):
+        sha256_file(tmp_path / "b")
