@@ -57,6 +57,9 @@ class HistoGraphHead(nn.Module):
         - **batch:** graph of each node, sorted, ``[num_nodes]``
         - **output:** ``[num_graphs, out_dim]``; ``[num_nodes, out_dim]`` at node level; node
           embeddings ``[num_nodes, dim]`` for :meth:`score` at link level
+
+    In single precision, outputs and gradients are finite for activations of magnitude up to 1e12
+    (without a normalisation of the layer weights, up to 1e6); beyond, gradients overflow.
     """
 
     def __init__(self, in_dims: Sequence[int], out_dim: int, **options: Any) -> None:

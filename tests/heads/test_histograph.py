@@ -256,14 +256,17 @@ class TestInputs:
 
     @settings(max_examples=40, deadline=None)
     @given(
-        magnitude=st.floats(-40, 15),
+        magnitude=st.floats(-40, 12),
+        fresh=st.booleans(),
         normalization=st.sampled_from(["bounded", "signed", "softmax"]),
         seed=st.integers(0, 99),
     )
     def test_finite_for_any_scale(
-        self, toy: Any, magnitude: float, normalization: str, seed: int
+        self, toy: Any, magnitude: float, fresh: bool, normalization: str, seed: int
     ) -> None:
         head = toy.head([6] * 4, normalization=normalization, standardize=False).float()
+        if fresh:
+            head.layer_weights.reset_parameters()
         history = torch.stack(toy.history([6] * 4, SIZES, seed=seed), 1).float() * 10**magnitude
         history[:3] = 0.0
         history.requires_grad_()
