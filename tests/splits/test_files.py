@@ -52,7 +52,11 @@ def test_a_part_may_be_empty_or_without_a_file(tmp_path: Path) -> None:
         ("train.txt", b"1.5\n", r"train\.txt: line 1: found '1\.5'"),
         ("train.txt", b"9" * 30, r"train\.txt: line 1: found '9{30}'"),
         ("train.csv.gz", b"no gzip", r"train\.csv\.gz: not a list of indices"),
-        ("train.csv.gz", gzip.compress(b"1\n2\n", mtime=0)[:-9], r"train\.csv\.gz: not a list of indices"),
+        (
+            "train.csv.gz",
+            gzip.compress(b"1\n2\n", mtime=0)[:-9],
+            r"train\.csv\.gz: not a list of indices",
+        ),
         ("train.csv", b"\xff\xfe", r"train\.csv: not a list of indices"),
         ("test.csv", b"0\n", "found no training indices"),
     ],
