@@ -126,10 +126,8 @@ def cache(
         next_command = "the same command without --dry-run"
     elif len(caches) < len(jobs):
         next_command = "nothing here; the job that finishes last completes the cache"
-    elif len(jobs) > 1:
-        next_command = f"histograph train-head {out} -o RUN"
     else:
-        next_command = f"histograph inspect {out}"
+        next_command = f"histograph train-head {out} -o RUN"
     terminal.result(
         results[0] if len(jobs) == 1 else {"caches": results}, next_command=next_command
     )

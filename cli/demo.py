@@ -38,11 +38,7 @@ def demo(
         f"$ histograph cache --model {MODEL} --checkpoint {checkpoint} --data {DATA} "
         f"-o {cache_folder}"
     )
-    cache(
-        terminal,
-        cache_folder,
-        model=MODEL,
-        checkpoint=checkpoint,
-        data=DATA,
-        overwrite=overwrite,
-    )
+    # The configuration that is saved with the cache is that of the command that is printed.
+    given = {"model": MODEL, "checkpoint": str(checkpoint), "data": DATA, "out": str(cache_folder)}
+    step = Terminal(json=terminal.json, quiet=terminal.quiet, options=given)
+    cache(step, cache_folder, model=MODEL, checkpoint=checkpoint, data=DATA, overwrite=overwrite)

@@ -64,7 +64,7 @@ def test_cache_prints_the_own_score_and_the_next_command(checkpoint: Path, tmp_p
     assert result.exit_code == 0, result.output
     assert "The checkpoint's own readout" in result.stdout
     assert "accuracy" in result.stdout
-    assert f"next: histograph inspect {tmp_path / 'a.cache'}" in result.stdout
+    assert f"next: histograph train-head {tmp_path / 'a.cache'} -o RUN" in result.stdout
     assert "\x1b" not in result.stdout + result.stderr
 
 
