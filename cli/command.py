@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -17,7 +18,7 @@ import typer
 
 from histograph_post.errors import ConfigError, HistographError
 
-from .terminal import Terminal
+from .terminal import Terminal, printable
 
 #: Options that say how to run, not what to make: they stay out of the saved configuration.
 _NOT_SAVED = {"config", "debug", "dry_run", "json", "overwrite", "quiet", "shard"}
@@ -32,7 +33,9 @@ def register(app: typer.Typer, function: Callable[..., None]) -> None:
     ) -> None:
         terminal = Terminal(json=json, quiet=quiet, options=_resolved_options(ctx))
         try:
-            function(terminal, **own)
+            # What a user's model or data file prints must not mix with the result.
+            with contextlib.redirect_stdout(sys.stderr):
+                function(terminal, **own)
         except KeyboardInterrupt:
             terminal.say("interrupted; run the same command again to go on")
             raise typer.Exit(130) from None
@@ -40,12 +43,18 @@ def register(app: typer.Typer, function: Callable[..., None]) -> None:
             if debug:
                 traceback.print_exc()
             if error.details:
-                print(error.details, file=sys.stderr)
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+                print(printable(error.details), file=sys.stderr)
+            print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
             raise typer.Exit(1) from None
         except BrokenPipeError:
             # The reader of our output went away; keep the interpreter from failing at exit too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except OSError as error:
+            if debug:
+                traceback.print_exc()
+            where = "" if error.filename is None else f"{error.filename}: "
+            print(f"error: {printable(where + str(error.strerror or error))}", file=sys.stderr)
             raise typer.Exit(1) from None
 
     hints = get_type_hints(function, include_extras=True)

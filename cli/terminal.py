@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,20 +36,27 @@ class Terminal:
         self.json = json
         self.quiet = quiet
         self.options = dict(options)
-        self._out = Console(width=None if sys.stdout.isatty() else _FILE_WIDTH, highlight=False)
-        self._err = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._out = Console(
+            file=sys.stdout,
+            force_terminal=sys.stdout.isatty(),
+            width=None if sys.stdout.isatty() else _FILE_WIDTH,
+            highlight=False,
+        )
+        self._err = Console(
+            file=sys.stderr, force_terminal=sys.stderr.isatty(), highlight=False, soft_wrap=True
+        )
 
     def say(self, text: str) -> None:
         """Tell the user something that is not the result (stderr)."""
         if not self.quiet:
-            self._err.print(text, markup=False)
+            self._err.print(printable(text), markup=False)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a small table (stdout), unless JSON was asked for. Numbers are right-aligned."""
         if self.json:
             return
         table = Table(
-            title=title,
+            title=Text(printable(title)),
             title_justify="left",
             title_style="bold",
             header_style="",
@@ -58,13 +66,15 @@ class Terminal:
             numeric = bool(rows) and all(_is_number(row[index]) for row in rows)
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(Text(str(cell)) for cell in row))  # Text: brackets are no markup
+            table.add_row(
+                *(Text(printable(str(cell))) for cell in row)
+            )  # Text: brackets are no markup
         self._out.print(table)
 
     def result(self, value: Mapping[str, Any], *, next_command: str | None = None) -> None:
         """End a command: the JSON object when asked for, else the next command to run."""
         if self.json:
-            print(json.dumps(value, indent=1, ensure_ascii=False))
+            print(json.dumps(value, indent=1, ensure_ascii=False), file=self._out.file)
         elif next_command is not None and not self.quiet:
             self._out.print(f"next: {next_command}", markup=False, soft_wrap=True)
 
@@ -161,6 +171,11 @@ def _is_number(cell: object) -> bool:
     except ValueError:
         return text.replace(".", "").replace("-", "").replace("+", "").isdigit()
     return True
+
+
+def printable(text: str) -> str:
+    """Return text from anywhere without the characters that steer a terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", text)
 
 
 def size(num_bytes: float) -> str:

@@ -133,7 +133,11 @@ class CachePlan:
             capture=self.capture.to_json(),
             layout=self.layout,
             shards=self.shards,
-            settings={"node_budget": self.options.node_budget, "device": self.device.type},
+            settings={
+                "node_budget": self.options.node_budget,
+                "device": self.device.type,
+                "output_key": self.options.output_key,
+            },
         )
 
     def batches(self, start: int, stop: int) -> Iterator[range]:
@@ -180,6 +184,7 @@ def plan_cache(
     probe = [dataset.graphs[index].clone().to(where) for index in picked]
     batch = Batch.from_data_list(probe)
     capture = plan_capture(model, batch, layers=options.layers)
+    _refuse_chance(model, capture, batch)
     parity = check_parity(model, capture, probe)
     _check(parity, [dataset.ids[index] for index in picked], options)
     task = _task(dataset)
@@ -209,6 +214,22 @@ def plan_cache(
         weights_sha256=weights_sha256(model.state_dict()),
         own=own,
     )
+
+
+@torch.inference_mode()
+def _refuse_chance(model: nn.Module, capture: CapturePlan, batch: Batch) -> None:
+    """Refuse a model that draws random numbers in eval() mode: no run would give the same bytes."""
+    histories = []
+    for seed in (0, 1):
+        with torch.random.fork_rng(), Capture(model, capture) as recorder:
+            torch.manual_seed(seed)
+            histories.append(recorder.run(batch).history)
+    for name, one, other in zip(capture.names, *histories, strict=True):
+        if not torch.equal(one.nan_to_num(), other.nan_to_num()):
+            raise CaptureError(
+                f"layer {name!r}: found other activations in a second pass in eval() mode, "
+                "expected the same; does the model use dropout without `training=self.training`?"
+            )
 
 
 def _check(parity: Parity, ids: Sequence[str], options: CacheOptions) -> None:
@@ -257,7 +278,10 @@ def _own_output(
         problem = "the data has no labels"
     elif not task.accepts(width):
         wanted = "1 or 2" if task.kind == "binary" else str(task.out_dim)
-        problem = f"the model's output has {width} columns, the {task.kind} labels ask for {wanted}"
+        problem = (
+            f"the model's output has {width} columns, the {task.kind} labels ask for {wanted}; "
+            "--output-key chooses another of its outputs"
+        )
     return OwnOutput(width, probabilities, problem)
 
 

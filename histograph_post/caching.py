@@ -9,24 +9,26 @@ A killed job goes on where it stopped, and ends with the same bytes as one that 
 
 from __future__ import annotations
 
+import contextlib
+import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tomli_w
 import torch
-from torch import nn
-from torch_geometric.data import Data
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
 
 from . import __version__
 from .cache_plan import CacheOptions, CachePlan, plan_cache
 from .capture import Capture
 from .data import GraphDataset, from_graphs
-from .errors import ConfigError, OutputExistsError
-from .files import PARTIAL_SUFFIX, sha256_file, write_text
+from .errors import CacheError, CaptureError, ConfigError, OutputExistsError
+from .files import PARTIAL_SUFFIX, remove_leftovers, sha256_file, to_json, write_text
 from .splits import PARTS, Splits, resolve_splits
 from .storage import (
     Cache,
@@ -42,6 +44,7 @@ from .storage import (
 )
 from .storage.format import MANIFEST_NAME, SPLITS_NAME
 from .tasks import Task
+from .weights import weights_sha256
 
 #: Called with the number of nodes done and the number of nodes in all.
 ProgressCallback = Callable[[int, int], None]
@@ -53,20 +56,19 @@ CONFIG_NAME = "config.toml"
 def write_shards(
     plan: CachePlan,
     folder: Path,
+    found: Sequence[ShardInfo | None],
     *,
     part: tuple[int, int] = (0, 1),
     on_progress: ProgressCallback | None = None,
 ) -> list[ShardInfo | None]:
     """Write the shards of job ``i`` of ``n`` that are not there yet.
 
-    Returns an entry per shard of the whole cache; None for those that other jobs still owe.
+    ``found`` has an entry per shard of the whole cache, None for those that are missing; so has
+    the result, None for those that other jobs still owe.
     """
     number, count = part
     labels = plan.dataset.labels()
-    found = [
-        existing_shard(folder, index, plan.layout, plan.hash, start, stop)
-        for index, (start, stop) in enumerate(plan.shards)
-    ]
+    found = list(found)
     mine = [index for index in range(len(plan.shards)) if index % count == number]
     num_nodes = plan.dataset.num_nodes
     total = sum(int(num_nodes[slice(*plan.shards[index])].sum()) for index in mine)
@@ -84,22 +86,50 @@ def write_shards(
             if found[index] is not None:
                 advance(int(num_nodes[start:stop].sum()))
                 continue
-            for leftover in folder.glob(f"{shard_name(index)}.*{PARTIAL_SUFFIX}"):
-                leftover.unlink(missing_ok=True)
+            _check_space(plan, folder, int(num_nodes[start:stop].sum()))
             graphs = _shard_graphs(plan.dataset, start, stop, labels)
             with ShardWriter(folder, index, plan.layout, plan.hash, graphs) as writer:
                 for members in plan.batches(start, stop):
                     batch = plan.load(members)
                     captured = recorder.run(batch)
                     outputs = plan.outputs(captured.output, batch)
+                    _check_outputs(plan, outputs, batch, members)
                     writer.append(len(members), captured.history, outputs)
                     advance(int(batch.num_nodes))
             found[index] = writer.info
+    if weights_sha256(plan.model.state_dict()) != plan.weights_sha256:
+        raise CaptureError(
+            "frozen: the model changed its own parameters or buffers while it ran in eval() mode, "
+            "so its activations depend on the order of the graphs; expected them to stay as loaded"
+        )
     # Another job may have finished a shard meanwhile.
     return [
         info or existing_shard(folder, index, plan.layout, plan.hash, *plan.shards[index])
         for index, info in enumerate(found)
     ]
+
+
+def _check_space(plan: CachePlan, folder: Path, num_nodes: int) -> None:
+    """Stop before a shard that the disk cannot hold: HDF5 does not survive a full one."""
+    needed = 0 if plan.layout.compression else num_nodes * plan.layout.row_bytes
+    free = shutil.disk_usage(folder).free
+    if free < needed * 1.05 + 2**20:
+        raise CacheError(
+            f"{folder}: found {free / 1e6:.0f} MB of free space, expected {needed / 1e6:.0f} MB "
+            "for the next shard; make room and give the same command again"
+        )
+
+
+def _check_outputs(plan: CachePlan, outputs: Tensor | None, batch: Batch, members: range) -> None:
+    """Refuse outputs of the model's own that are not finite, naming the graph."""
+    if outputs is None or bool(torch.isfinite(outputs).all()):
+        return
+    row = int((~torch.isfinite(outputs)).any(dim=1).nonzero()[0])
+    graph = members[int(batch.batch[row]) if plan.layout.output_level == "node" else row]
+    raise CacheError(
+        f"graph {plan.dataset.ids[graph]!r}: found an output of the model that is not finite, "
+        "expected numbers"
+    )
 
 
 def _shard_graphs(dataset: GraphDataset, start: int, stop: int, labels: np.ndarray) -> ShardGraphs:
@@ -119,8 +149,7 @@ def _shard_graphs(dataset: GraphDataset, start: int, stop: int, labels: np.ndarr
 
 def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> Cache:
     """Score the model's own outputs over all shards and write the manifest, which ends the work."""
-    for leftover in folder.glob(f"*{PARTIAL_SUFFIX}"):
-        leftover.unlink(missing_ok=True)
+    remove_leftovers(folder)
     manifest = Manifest(
         tool_version=__version__,
         weights_sha256=plan.weights_sha256,
@@ -199,44 +228,94 @@ def write_cache(
     if not 0 <= number < count:
         raise ConfigError(f"shard: found {number}/{count}, expected i/n with 0 <= i < n")
     folder = Path(out)
-    complete = _open_folder(plan, folder, overwrite=overwrite)
+    complete = _open_folder(plan, folder, overwrite=overwrite, shared=count > 1)
     if complete is not None:
         return complete
-    plan.splits.save(folder / SPLITS_NAME)
+    found = _found_shards(plan, folder)
+    written = {SPLITS_NAME: to_json(plan.splits.to_json())}
     if config is not None:
-        write_text(folder / CONFIG_NAME, tomli_w.dumps(dict(config)))
-    shards = write_shards(plan, folder, part=part, on_progress=on_progress)
+        written[CONFIG_NAME] = tomli_w.dumps(dict(config))
+    if not any(found):
+        _refuse_strangers(folder, written)
+    for name, text in written.items():
+        write_text(folder / name, text)
+    shards = write_shards(plan, folder, found, part=part, on_progress=on_progress)
     present = [shard for shard in shards if shard is not None]
     return join_shards(plan, folder, present) if len(present) == len(shards) else None
 
 
-def _open_folder(plan: CachePlan, folder: Path, *, overwrite: bool) -> Cache | None:
-    """Make the folder ready for writing; return the cache if it is complete already."""
+def _open_folder(plan: CachePlan, folder: Path, *, overwrite: bool, shared: bool) -> Cache | None:
+    """Make the folder ready for writing; return the cache if it is complete already.
+
+    Of an overwritten folder that several jobs share, shards of this very plan stay: another job
+    may just have written them.
+    """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise OutputExistsError(f"{folder}: found something that is not a folder")
+        raise OutputExistsError(f"{folder}: found a file or a link, expected a folder or nothing")
     folder.mkdir(parents=True, exist_ok=True)
-    ours = [path for path in folder.iterdir() if _is_ours(path.name)]
-    if len(ours) < len(list(folder.iterdir())):
-        raise OutputExistsError(f"{folder}: found files that are not a cache's; choose another -o")
-    if overwrite:
-        # The manifest first: without it the rest is no cache.
-        for path in sorted(ours, key=lambda path: path.name != MANIFEST_NAME):
-            path.unlink()
-    elif (folder / MANIFEST_NAME).exists():
+    paths = list(folder.iterdir())
+    foreign = [path.name for path in paths if not _OURS.fullmatch(path.name)]
+    if foreign:
+        raise OutputExistsError(
+            f"{folder}: found {foreign[0]!r}, which is not a cache's; choose another -o"
+        )
+    if (folder / MANIFEST_NAME).exists() and not (overwrite and not shared):
         found = Cache.open(folder)
         if found.manifest.plan_hash == plan.hash and found.splits == plan.splits:
-            return found
-        raise OutputExistsError(
-            f"{folder}: found a cache of {found.manifest.data.spec} by weights "
-            f"{found.manifest.weights_sha256[:12]} that this command would not give; "
-            "choose another -o, or --overwrite"
-        )
+            names = [shard_name(shard.index) for shard in found.manifest.shards]
+            if all((folder / name).exists() for name in names):
+                return found
+            (folder / MANIFEST_NAME).unlink(missing_ok=True)  # no longer complete: fill the gaps
+        elif not overwrite:
+            raise OutputExistsError(
+                f"{folder}: found a cache of {found.manifest.data.spec} by weights "
+                f"{found.manifest.weights_sha256[:12]} that this command would not give; "
+                "choose another -o, or --overwrite"
+            )
+    if overwrite:
+        _clear(plan, folder, paths, keep_own=shared)
+    remove_leftovers(folder)
     return None
 
 
-def _is_ours(name: str) -> bool:
-    names = (MANIFEST_NAME, SPLITS_NAME, CONFIG_NAME)
-    return name in names or name.endswith(PARTIAL_SUFFIX) or fnmatch(name, "shard-?????*.h5")
+def _clear(plan: CachePlan, folder: Path, paths: Sequence[Path], *, keep_own: bool) -> None:
+    """Remove a cache, the manifest first: without it the rest is none."""
+    own = set()
+    if keep_own:
+        for index, (start, stop) in enumerate(plan.shards):
+            with contextlib.suppress(CacheError):
+                if existing_shard(folder, index, plan.layout, plan.hash, start, stop):
+                    own.add(shard_name(index))
+    for path in sorted(paths, key=lambda path: path.name != MANIFEST_NAME):
+        if path.name not in own and not path.name.endswith(PARTIAL_SUFFIX):
+            path.unlink(missing_ok=True)
+
+
+def _found_shards(plan: CachePlan, folder: Path) -> list[ShardInfo | None]:
+    """Return the shards that are there already; shards of another plan are refused."""
+    try:
+        return [
+            existing_shard(folder, index, plan.layout, plan.hash, start, stop)
+            for index, (start, stop) in enumerate(plan.shards)
+        ]
+    except CacheError as error:
+        raise OutputExistsError(f"{error}; choose another -o, or --overwrite") from None
+
+
+def _refuse_strangers(folder: Path, written: Mapping[str, str]) -> None:
+    """Refuse to replace files that, without a shard beside them, may be anybody's."""
+    for name, text in written.items():
+        path = folder / name
+        if path.exists() and path.read_bytes() != text.encode():
+            raise OutputExistsError(
+                f"{path}: found another file of that name; choose another -o, or --overwrite"
+            )
+
+
+#: The names of what a cache writes, finished or not.
+_OURS = re.compile(
+    r"(manifest\.json|splits\.json|config\.toml|shard-\d{5,}\.h5)(\.[^/]+-\d+\.partial)?"
+)
 
 
 def cache(

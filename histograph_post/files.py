@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +18,37 @@ from .errors import NotFoundError
 PARTIAL_SUFFIX = ".partial"
 
 
+#: This machine, as it stands in the names of unfinished files.
+_HOST = re.sub(r"[^A-Za-z0-9_.]", "_", platform.node()) or "host"
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the unfinished files that killed processes of this machine left in a folder."""
+    for path in folder.glob(f"*.{_HOST}-*{PARTIAL_SUFFIX}"):
+        number = path.name.removesuffix(PARTIAL_SUFFIX).rpartition("-")[2]
+        if number.isdigit() and not _is_running(int(number)):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's, but running
+    return True
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of ``path``; on success sync it and move it into place.
 
-    The sibling ends in ``.partial`` and carries the process id, so that two writers of the same
-    file never share one. If the body raises, the sibling is removed and ``path`` is untouched.
+    The sibling ends in ``.partial`` and carries the names of the host and the process, so that two
+    writers of the same file never share one. If the body raises, the sibling is removed and
+    ``path`` is untouched.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    partial = path.with_name(f"{path.name}.{_HOST}-{os.getpid()}{PARTIAL_SUFFIX}")
     try:
         yield partial
         # Some writers make private files; an output is as readable as any file the user makes.

@@ -48,14 +48,15 @@ def load_pretrained(spec: PretrainedSpec, *, dataset: GraphDataset | None = None
     checkpoint = read_checkpoint(spec.checkpoint, trust=spec.trust_checkpoint)
     if dataset is None:
         dataset = load_data(spec.data, root=spec.data_root, args=spec.data_args)
+    key_map = None if spec.key_map is None else read_key_map(spec.key_map)
+    weights = checkpoint.state_dict
     model = build_model(
         spec.model,
         spec.model_args,
-        state_dict=checkpoint.state_dict,
+        state_dict=weights if key_map is None else key_map.apply(weights),
         in_dim=int(dataset.graphs[0].num_node_features),
         out_dim=_output_width(dataset),
     )
-    key_map = None if spec.key_map is None else read_key_map(spec.key_map)
     report = load_into(model, checkpoint, key_map=key_map)
     model.eval()
     return Pretrained(spec, model, checkpoint, report, dataset)

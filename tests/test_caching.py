@@ -16,9 +16,11 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_mean_pool
 
 from histograph_post.backbone import build_model
-from histograph_post.caching import cache
+from histograph_post.cache_plan import plan_cache
+from histograph_post.caching import cache, write_cache
 from histograph_post.data import GraphDataset, from_graphs, load_data
 from histograph_post.errors import CacheError, CaptureError, ConfigError, OutputExistsError
+from histograph_post.splits import resolve_splits
 from histograph_post.weights import weights_sha256
 
 
@@ -127,6 +129,20 @@ def test_model_that_mixes_graphs_is_refused_but_one_at_a_time(
     assert cache(Mixing(), dataset, tmp_path / "b.cache", node_budget=1) is not None
 
 
+def test_model_that_draws_random_numbers_is_refused(dataset: GraphDataset, tmp_path: Path) -> None:
+    class Chance(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = GCNConv(4, 8), GCNConv(8, 8)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor, batch: torch.Tensor):
+            x = nn.functional.dropout(self.first(x, edge_index))  # forgets training=self.training
+            return global_mean_pool(self.second(x, edge_index), batch)
+
+    with pytest.raises(CaptureError, match=r"layer 'first'.*second pass"):
+        cache(Chance(), dataset, tmp_path / "a.cache", node_budget=1)
+
+
 def test_non_finite_activations_name_graph_and_layer(tmp_path: Path) -> None:
     class Exploding(nn.Module):
         def __init__(self) -> None:
@@ -194,10 +210,88 @@ def test_jobs_in_any_order_join_to_the_bytes_of_one_job(
         cache(make_model(), dataset, tmp_path / "n.cache", part=(3, 3), **small)
 
 
+def test_a_strangers_files_are_not_overwritten(dataset: GraphDataset, tmp_path: Path) -> None:
+    for name in ("config.toml", "splits.json", "download.zip.partial"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text("mine")
+        plan = plan_cache(make_model(), dataset, resolve_splits(dataset, None))
+        with pytest.raises(OutputExistsError, match=r"choose another -o"):
+            write_cache(plan, folder, config={"model": "gin"})
+        assert contents(folder) == {name: b"mine"}
+
+
+def test_refused_resume_changes_nothing(dataset: GraphDataset, tmp_path: Path) -> None:
+    small = {"shard_bytes": 20_000}
+    assert cache(make_model(), dataset, tmp_path / "a", part=(0, 2), **small) is None
+    before = contents(tmp_path / "a")
+    with pytest.raises(OutputExistsError, match="--overwrite"):
+        cache(make_model(), dataset, tmp_path / "a", splits="kfold:3", dtype="float16", **small)
+    assert contents(tmp_path / "a") == before
+
+
+def test_jobs_that_overwrite_complete_the_cache(dataset: GraphDataset, tmp_path: Path) -> None:
+    small = {"shard_bytes": 20_000}
+    cache(make_model("gcn"), dataset, tmp_path / "a", **small)
+    assert (
+        cache(make_model(), dataset, tmp_path / "a", part=(0, 2), overwrite=True, **small) is None
+    )
+    last = cache(make_model(), dataset, tmp_path / "a", part=(1, 2), overwrite=True, **small)
+    assert last is not None
+    cache(make_model(), dataset, tmp_path / "b", **small)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_missing_shard_of_a_complete_cache_is_written_again(
+    dataset: GraphDataset, tmp_path: Path
+) -> None:
+    small = {"shard_bytes": 20_000}
+    cache(make_model(), dataset, tmp_path / "a", **small)
+    whole = contents(tmp_path / "a")
+    (tmp_path / "a" / "shard-00001.h5").unlink()
+    cache(make_model(), dataset, tmp_path / "a", **small)
+    assert contents(tmp_path / "a") == whole
+
+
+class Outputs(nn.Module):
+    """Two outputs; counts its own calls in a buffer, or gives NaN, as asked."""
+
+    def __init__(self, *, counts: bool = False, broken: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.lin = GCNConv(4, 8), nn.Linear(8, 1)
+        self.counts, self.broken = counts, broken
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, batch: torch.Tensor):
+        if self.counts:
+            self.calls += 1
+        logits = self.lin(global_mean_pool(self.conv(x, edge_index), batch))
+        return {"logits": logits * (torch.nan if self.broken else 1.0), "alt": -logits}
+
+
+def test_another_output_is_another_cache(dataset: GraphDataset, tmp_path: Path) -> None:
+    cache(Outputs(), dataset, tmp_path / "a")
+    with pytest.raises(OutputExistsError, match="--overwrite"):
+        cache(Outputs(), dataset, tmp_path / "a", output_key="alt")
+
+
+def test_output_that_is_not_finite_names_the_graph(dataset: GraphDataset, tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match="graph '0': found an output of the model that is not"):
+        cache(Outputs(broken=True), dataset, tmp_path / "a")
+
+
+def test_model_that_changes_its_buffers_is_refused(dataset: GraphDataset, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="changed its own"):
+        cache(Outputs(counts=True), dataset, tmp_path / "a")
+    assert not (tmp_path / "a" / "manifest.json").exists()
+
+
 KILLED = """
 import os, signal, sys
 from histograph_post.pretrained import PretrainedSpec, load_pretrained
-from histograph_post.caching import cache
+from histograph_post.cache_plan import plan_cache
+from histograph_post.caching import cache, write_cache
 from pathlib import Path
 checkpoint, data, root, out, moment, shard_bytes, budget = sys.argv[1:]
 source = load_pretrained(PretrainedSpec("gin", Path(checkpoint), data, data_root=Path(root)))

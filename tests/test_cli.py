@@ -139,6 +139,34 @@ def test_mismatch_prints_a_table_above_the_line(checkpoint: Path, tmp_path: Path
     assert not (tmp_path / "a.cache").exists()
 
 
+def test_files_that_cannot_be_written_are_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "sub", Path("/proc/none/a.cache")):
+        result = histograph(*cache_arguments(checkpoint, out))
+        assert result.exit_code == 1
+        assert result.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_what_user_code_prints_does_not_mix_with_the_result(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(
+        "import torch\nfrom torch_geometric.nn import GCNConv\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__(); self.conv = GCNConv(4, 2)\n"
+        "    def forward(self, x, edge_index):\n"
+        "        print('hello'); return self.conv(x, edge_index)\n"
+    )
+    weights = {"conv.lin.weight": torch.zeros(2, 4), "conv.bias": torch.zeros(2)}
+    weights["conv.\x1b]0;title"] = torch.zeros(1)
+    torch.save(weights, tmp_path / "loud.pt")
+    assert "\x1b" not in histograph("inspect", tmp_path / "loud.pt").output
+    del weights["conv.\x1b]0;title"]
+    torch.save(weights, tmp_path / "loud.pt")
+    model = ("--model", f"{tmp_path}/loud.py:Net", "--data", "demo:")
+    result = histograph("inspect", tmp_path / "loud.pt", *model, "--json")
+    assert json.loads(result.stdout)["num_graphs"] == 300
+    assert "hello" in result.stderr
+
+
 def test_usage_errors_exit_2(tmp_path: Path) -> None:
     for arguments in (
         ("cache",),

@@ -64,7 +64,9 @@ def load_data(
     if colon and kind == "smiles":
         from .molecules import load_smiles
 
-        return load_smiles(_locate(name, root), args)
+        dataset = load_smiles(_locate(name, root), args)
+        dataset.spec = spec  # as the user named it, wherever the file was found
+        return dataset
     if colon and kind == "demo":
         from .synthetic import load_demo
 
