@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from .backbone import build_model
-from .caching import CONFIG_NAME
+from .cache_folder import CONFIG_NAME
 from .capture import CapturePlan
 from .checkpoint import load_into, read_checkpoint, read_key_map
 from .errors import CacheError, CheckpointError, ModelError, NotFoundError
