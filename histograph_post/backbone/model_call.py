@@ -59,6 +59,7 @@ PREDICTION_KEYS: Final = (
 #: Errors a model raises when its input is not what it expects. Running out of memory is no such
 #: error although it is a RuntimeError: the caller may want to try a smaller batch.
 _INPUT_ERRORS: Final = (
+    ArithmeticError,
     RuntimeError,
     TypeError,
     ValueError,

@@ -25,8 +25,11 @@ from .tables import Table, read_table
 #: Names of columns that number or name the rows, compared in lower case and without punctuation.
 _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")
 
-#: How many skipped rows, columns or names a message shows before it stops.
+#: How many columns or names a message shows before it stops.
 _SHOWN = 5
+
+#: How many skipped rows are listed: all of them, unless the file is no table of molecules.
+_LISTED = 200
 
 #: A column of whole numbers that only ever grow counts the rows, unless there are this few.
 _MIN_COUNTED_ROWS = 10
@@ -47,7 +50,7 @@ def load_smiles(path: Path, args: Mapping[str, Any]) -> GraphDataset:
     encoding = molecule_encoding(features)
     table = read_table(path)
     smiles_column = _smiles_column(table, args.get("smiles"))
-    targets, notes = choose_targets(table, smiles_column, args.get("targets"))
+    targets, notes = choose_targets(table, smiles_column, _names(args.get("targets")))
     smiles = table.column(smiles_column)
     graphs, rows, skipped = _graphs(smiles, encoding)
     notes += skipped
@@ -186,7 +189,7 @@ def _graphs(
             except KeyError as error:
                 unknown.append(f"row {row} {_short(text)} ({error.args[0]})")
     notes = [
-        f"{len(skipped)} of {len(smiles)} rows skipped, {reason}: {_some(skipped)} "
+        f"{len(skipped)} of {len(smiles)} rows skipped, {reason}: {_some(skipped, _LISTED)} "
         "(rows count from 0, below the header)"
         for skipped, reason in (
             (unreadable, "RDKit cannot read their SMILES"),
@@ -197,12 +200,19 @@ def _graphs(
     return graphs, np.array(rows, dtype=np.int64), notes
 
 
+def _names(value: Any) -> str | Sequence[str] | None:
+    """Return column names as text: a column may be called 1, which arrives as a number."""
+    if value is None or isinstance(value, str):
+        return value
+    return [str(name) for name in value] if isinstance(value, list | tuple) else str(value)
+
+
 def _plain(name: str) -> str:
     return "".join(character for character in name.lower() if character.isalnum())
 
 
-def _some(items: Sequence[str]) -> str:
-    return ", ".join(items[:_SHOWN]) + (", ..." if len(items) > _SHOWN else "")
+def _some(items: Sequence[str], shown: int = _SHOWN) -> str:
+    return ", ".join(items[:shown]) + (", ..." if len(items) > shown else "")
 
 
 def _short(smiles: str) -> str:
