@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from histograph_post.errors import NotFoundError
-from histograph_post.files import atomic_path, sha256_file, to_json, write_json, write_text
+from histograph_post.files import (
+    atomic_path,
+    remove_leftovers,
+    sha256_file,
+    to_json,
+    write_json,
+    write_text,
+)
 
 
 def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -48,3 +57,21 @@ def test_checksum(tmp_path: Path) -> None:
     assert sha256_file(tmp_path / "a") == hashlib.sha256(b"abc").hexdigest()
     with pytest.raises(NotFoundError, match="no such file"):
         sha256_file(tmp_path / "b")
+
+
+def test_leftovers_of_dead_processes_go_and_those_of_live_ones_stay(tmp_path: Path) -> None:
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    with atomic_path(tmp_path / "a.h5") as partial:
+        partial.write_text("being written")
+        left = partial.with_name(
+            partial.name.replace(str(os.getpid()), dead.stdout.decode().strip())
+        )
+        left.write_text("half")
+        elsewhere = tmp_path / "a.h5.otherhost-1.partial"
+        elsewhere.write_text("half")
+        remove_leftovers(tmp_path)
+        assert partial.exists()
+        assert elsewhere.exists()
+        assert not left.exists()

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histograph_post.errors import CacheError
+from histograph_post.files import atomic_path
 from histograph_post.storage import Cache, ShardWriter, existing_shard, plan_shards
 
 KINDS = [
@@ -266,6 +267,9 @@ def test_resume_recognises_its_own_shards(example, tmp_path):
 def test_resume_after_a_killed_process_with_the_same_number(example, tmp_path, monkeypatch):
     made = example()
     monkeypatch.setattr("os.getpid", lambda: 4242)
-    (tmp_path / "shard-00000.h5.4242.partial").write_bytes(b"half a shard")
+    with atomic_path(tmp_path / "shard-00000.h5") as partial:
+        partial.touch()
+    (tmp_path / "shard-00000.h5").unlink()
+    partial.write_bytes(b"half a shard")
     append_all(made, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["shard-00000.h5"]
