@@ -27,7 +27,7 @@ from .node_budget import budget_batches
 from .pretrained import PretrainedSpec
 from .splits import Splits
 from .storage import Layout, plan_hash, plan_shards
-from .tasks import Level, Task, infer_task
+from .tasks import Level, Task, has_labels, infer_task
 from .weights import weights_sha256
 
 #: Graphs of the probe batch: enough to tell graph rows from node rows, few enough to be quick.
@@ -255,9 +255,7 @@ def _check(parity: Parity, ids: Sequence[str], options: CacheOptions) -> None:
 
 def _task(dataset: GraphDataset) -> Task | None:
     labels = dataset.labels()
-    if labels.size == 0 or np.isnan(labels).all():
-        return None
-    return infer_task(labels, dataset.level)
+    return infer_task(labels, dataset.level) if has_labels(labels) else None
 
 
 @torch.inference_mode()

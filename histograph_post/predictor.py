@@ -19,6 +19,7 @@ from .head_results import row_names
 from .node_budget import budget_batches
 from .predictions import Predictions
 from .saved_head import SavedHead
+from .tasks import has_labels
 
 #: Nodes of a batch at most, unless told otherwise.
 NODE_BUDGET = 8192
@@ -157,7 +158,7 @@ class Predictor(nn.Module):
     def _scored(self, predictions: Predictions, dataset: GraphDataset) -> Predictions:
         """Add labels and scores where the data has labels of what the head predicts."""
         labels = dataset.labels()  # [rows, targets]
-        if labels.size == 0 or np.isnan(labels).all():
+        if not has_labels(labels):
             return predictions
         notes = list(predictions.notes)
         found = (dataset.level, tuple(dataset.target_names))

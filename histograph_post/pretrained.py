@@ -12,7 +12,7 @@ from torch import nn
 from .backbone import build_model
 from .checkpoint import Checkpoint, LoadReport, load_into, read_checkpoint, read_key_map
 from .data import GraphDataset, load_data
-from .tasks import infer_task
+from .tasks import has_labels, infer_task
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,6 @@ def load_pretrained(spec: PretrainedSpec, *, dataset: GraphDataset | None = None
 def _output_width(dataset: GraphDataset) -> int | None:
     """Return the output width the labels ask for; links and unlabelled data ask for none."""
     labels = dataset.labels()
-    if dataset.level == "link" or labels.size == 0 or (labels != labels).all():
+    if dataset.level == "link" or not has_labels(labels):
         return None
     return infer_task(labels, dataset.level).out_dim

@@ -249,6 +249,11 @@ class TargetScale:
         return outputs * self.deviation + np.array(self.mean) if self.mean else outputs
 
 
+def has_labels(labels: np.ndarray) -> bool:
+    """Whether any of the labels ``[rows, targets]`` is there."""
+    return labels.size > 0 and not bool(np.isnan(labels).all())
+
+
 def infer_task(
     labels: np.ndarray, level: Level, *, kind: str = "auto", metric: str | None = None
 ) -> Task:
@@ -257,7 +262,7 @@ def infer_task(
     One column of whole numbers is a classification, several columns of 0/1 are a multi-label
     task, anything else is a regression.
     """
-    if labels.size == 0 or np.isnan(labels).all():
+    if not has_labels(labels):
         raise DataError("labels: found none, expected at least one labelled row")
     num_targets = labels.shape[1]
     values = np.unique(labels[~np.isnan(labels)])

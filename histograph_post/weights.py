@@ -14,7 +14,7 @@ def weights_sha256(state_dict: Mapping[str, Any]) -> str:
     """Return a SHA-256 over names, dtypes, shapes and bytes, in the order of the names.
 
     The same weights give the same hash whatever file format, device or prefix they came with.
-    What a module notes beside its tensors (its extra state) does not count.
+    Extra state that is no tensor does not count; a built-in model's settings do.
     """
     digest = hashlib.sha256()
     for name, value in sorted(state_dict.items()):
