@@ -1,7 +1,8 @@
 """One fit: one readout, on one fold, with one seed; resumable, and saved when it is done.
 
 A fit's folder holds ``state.pt`` while it is being trained and, once it is done, ``fit.json``
-(written last), ``head.safetensors`` and the outputs for the test rows.
+(written last), ``head.safetensors``, the outputs for the test rows and, where a backbone was
+trained too, ``model.safetensors``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 
 from .files import atomic_path, write_json
 from .head_batches import HeadBatches, HeadInputs, LoadedCache
+from .heads.base import History
+from .heads.each_layer_norm import EachLayerNorm
 from .heads.histograph import HistoGraphHead
 from .heads.registry import build_head, head_config, head_info
 from .heads.standardize import Standardizer
@@ -47,11 +50,18 @@ class FitSpec:
     standardize: bool = True
     #: Start where the checkpoint's own readout stands (heads that can).
     warm_start: bool = False
+    #: What is trained besides the head, in a word; empty for the head alone.
+    stage: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the fit is called in tables and results."""
+        return f"{self.head}-{self.stage}" if self.stage else self.head
 
     @property
     def folder(self) -> Path:
         """Where the fit is kept inside a run."""
-        return Path("fits") / self.head / f"fold-{self.fold}-seed-{self.seed}"
+        return Path("fits") / self.name.replace(" ", "-") / f"fold-{self.fold}-seed-{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -70,16 +80,19 @@ class Fit:
     test_outputs: np.ndarray
     #: What was measured after every epoch.
     log: Sequence[Mapping[str, float]]
+    #: What moved in the backbone and the hash of its weights; None for a frozen one.
+    backbone: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what is the same on every run with the same seed on the same machine."""
         return {
-            "head": self.spec.head,
+            "head": self.spec.name,
             "fold": self.spec.fold,
             "seed": self.spec.seed,
             "best_epoch": self.best_epoch,
             "epochs": self.num_epochs,
             "scores": {part: dict(scores) for part, scores in self.scores.items()},
+            **({} if self.backbone is None else {"backbone": dict(self.backbone)}),
         }
 
 
@@ -112,6 +125,32 @@ class HeadNetwork(nn.Module):
         return outputs if inputs.positions is None else outputs[inputs.positions]
 
 
+@dataclass(frozen=True)
+class FreshHead:
+    """An untrained head, with what its rows go through before it."""
+
+    head: nn.Module
+    standardizer: Standardizer | None
+    #: The history of the cache, standardised if asked for: ``[num_nodes, L, D]`` or a list.
+    history: History
+
+
+def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> FreshHead:
+    """Build the head of a fit: the same for every stage that starts from this cache."""
+    history, standardizer = loaded.history, None
+    if spec.standardize:
+        history, standardizer = loaded.standardized(split.train)
+    torch.manual_seed(spec.seed)
+    head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
+    if isinstance(head, HistoGraphHead):
+        if standardizer is not None:
+            head.standardizer = standardizer
+        if spec.warm_start:
+            scale = TargetScale.of(task, loaded.labels[split.train])
+            head.warm_start(*own_classifier(loaded, task, scale))
+    return FreshHead(head, standardizer, history)
+
+
 def fit_head(
     spec: FitSpec,
     loaded: LoadedCache,
@@ -125,40 +164,58 @@ def fit_head(
     """Train one readout on one fold with one seed, or go on with it, or return it if it is done."""
     if (folder / FIT_NAME).exists():
         return load_fit(spec, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    history, standardizer = loaded.history, None
-    if spec.standardize:
-        history, standardizer = loaded.standardized(split.train)
-    torch.manual_seed(spec.seed)
-    head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
-    if isinstance(head, HistoGraphHead):
-        if standardizer is not None:
-            head.standardizer = standardizer
-        if spec.warm_start:
-            scale = TargetScale.of(task, loaded.labels[split.train])
-            head.warm_start(*own_classifier(loaded, task, scale))
+    made = make_head(spec, loaded, split, task)
+    needs_edges = head_info(spec.head).needs_edge_index
     trainer = Trainer(
-        HeadNetwork(head).to(device),
-        HeadBatches(loaded, history, task, device, edges=head_info(spec.head).needs_edge_index),
+        HeadNetwork(made.head).to(device),
+        HeadBatches(loaded, made.history, task, device, edges=needs_edges),
         split,
         task,
         spec.training,
         seed=spec.seed,
     )
+    return train_fit(
+        spec, trainer, folder, head=made.head, standardizer=made.standardizer, on_epoch=on_epoch
+    )
+
+
+def train_fit(
+    spec: FitSpec,
+    trainer: Trainer,
+    folder: Path,
+    *,
+    head: nn.Module | None,
+    standardizer: nn.Module | None = None,
+    on_epoch: Callable[[Trainer], None] | None = None,
+    save_backbone: Callable[[Path], Mapping[str, Any]] | None = None,
+) -> Fit:
+    """Train to the end, going on with what is in the folder; score every part and save the fit.
+
+    Args:
+        spec: What is fitted.
+        trainer: Made just as it was when the fit was begun.
+        folder: Of the fit.
+        head: The part of the trainer's network that is the head; None for a model's own readout.
+        standardizer: What brings the layers to one scale before the head.
+        on_epoch: Told after every epoch.
+        save_backbone: Writes the backbone, with the weights of the best epoch, into the folder
+            and says what moved.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
+    task, split, labels = trainer.task, trainer.split, trainer.source.labels
     outputs = {part: trainer.predict(rows) for part, rows in _parts(split)}
     fit = Fit(
         spec=spec,
-        scores={
-            part: task.scores(outputs[part], loaded.labels[rows]) for part, rows in _parts(split)
-        },
+        scores={part: task.scores(outputs[part], labels[rows]) for part, rows in _parts(split)},
         best_epoch=trainer.progress.best_epoch,
         num_epochs=trainer.progress.epoch,
-        num_parameters=sum(p.numel() for p in head.parameters() if p.requires_grad),
+        num_parameters=sum(p.numel() for p in trainer.network.parameters() if p.requires_grad),
         seconds_per_epoch=seconds,
         test_rows=split.test,
         test_outputs=outputs.get("test", np.empty((0, task.out_dim))),
         log=trainer.progress.log,
+        backbone=None if save_backbone is None else save_backbone(folder),
     )
     _save(fit, trainer, head, standardizer, folder)
     return fit
@@ -169,21 +226,28 @@ def _parts(split: Split) -> list[tuple[str, np.ndarray]]:
 
 
 def _save(
-    fit: Fit, trainer: Trainer, head: nn.Module, standardizer: Standardizer | None, folder: Path
+    fit: Fit,
+    trainer: Trainer,
+    head: nn.Module | None,
+    standardizer: nn.Module | None,
+    folder: Path,
 ) -> None:
-    tensors = {f"head.{name}": value for name, value in head.state_dict().items()}
-    if standardizer is not None:
-        tensors |= {f"standardizer.{name}": v for name, v in standardizer.state_dict().items()}
-    with atomic_path(folder / HEAD_NAME) as partial:
-        save_tensors({name: value.contiguous().clone() for name, value in tensors.items()}, partial)
+    tensors: dict[str, Tensor] = {}
+    for name, module in (("head", head), ("standardizer", standardizer)):
+        if module is not None:
+            tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
+    if head is not None:
+        with atomic_path(folder / HEAD_NAME) as partial:
+            save_tensors({k: value.contiguous().clone() for k, value in tensors.items()}, partial)
     with atomic_path(folder / OUTPUTS_NAME) as partial:
         save_arrays({"rows": fit.test_rows.copy(), "outputs": fit.test_outputs}, partial)
     write_json(
         folder / FIT_NAME,
         {
             **fit.to_json(),
-            "config": head_config(fit.spec.head, head),
-            "standardize": standardizer is not None,
+            "config": {} if head is None else head_config(fit.spec.head, head),
+            "standardize": isinstance(standardizer, Standardizer),
+            "layer_norm": isinstance(standardizer, EachLayerNorm),
             "target_scale": {
                 "mean": list(trainer.scale.mean),
                 "deviation": list(trainer.scale.deviation),
@@ -210,4 +274,5 @@ def load_fit(spec: FitSpec, folder: Path) -> Fit:
         test_rows=arrays["rows"],
         test_outputs=arrays["outputs"],
         log=stored["log"],
+        backbone=stored.get("backbone"),
     )

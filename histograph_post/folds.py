@@ -94,17 +94,25 @@ def make_folds(
             own.folds[0] if len(own.folds) == 1 else own.folds[k] for k, own in enumerate(owns)
         )
         splits = Splits("per-fold caches", owns[0].unit, owns[0].total, None, chosen)
-        loaded = [LoadedCache(cache) for cache in caches]
+    elif split is not None:
+        splits = resolve_splits(_CacheRows(first), split, seed=split_seed)
     else:
-        splits = (
-            first.splits
-            if split is None
-            else resolve_splits(_CacheRows(first), split, seed=split_seed)
-        )
-        loaded = [LoadedCache(first)] * len(splits.folds)
+        splits = first.splits
+    return load_folds(caches, splits), splits
+
+
+def load_folds(caches: Sequence[Cache], splits: Splits) -> list[Fold]:
+    """Read one cache, or one per fold, into memory, for folds that are known."""
     splits.validate()
-    folds = [
+    loaded = [LoadedCache(cache) for cache in caches]
+    if len(caches) == 1:
+        loaded *= len(splits.folds)
+    if len(loaded) != len(splits.folds):
+        raise CacheError(
+            f"found {len(caches)} caches, expected one for each of the folds of "
+            f"the split, {len(splits.folds)}"
+        )
+    return [
         Fold(number, cache, fold)
         for number, (cache, fold) in enumerate(zip(loaded, splits.folds, strict=True))
     ]
-    return folds, splits

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,53 +17,75 @@ import torch
 from .errors import ConfigError
 from .files import atomic_path, write_json, write_text
 from .fits import FIT_NAME, Fit
-from .run import HEAD_CONFIG_NAME, HEAD_NAME, PREDICTIONS_NAME
+from .run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME
 from .summaries import Key, paired_difference, summarize
-from .tasks import Task, infer_task
-
-if TYPE_CHECKING:
-    from .head_training import Experiment
-    from .storage import Cache
+from .tasks import Task
 
 #: The checkpoint's own readout, in tables and results.
 OWN = "own readout"
 
 
-def results(experiment: Experiment, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
-    """Return ``results.json``: the same on every run with the same seeds on the same machine."""
-    metric = experiment.task.metric
-    own = own_scores(experiment)
+@dataclass(frozen=True)
+class LabelRows:
+    """The label rows of an experiment, as its predictions name them."""
+
+    names: Sequence[str]
+    #: NaN where missing: ``[rows, targets]``.
+    labels: np.ndarray
+    target_names: tuple[str, ...]
+
+
+def results(
+    task: Task, fits: Sequence[Fit], chosen: str, own: Mapping[Key, float]
+) -> dict[str, Any]:
+    """Return ``results.json``: the same on every run with the same seeds on the same machine.
+
+    Args:
+        task: What is predicted.
+        fits: Every fit of the run.
+        chosen: The name of the fits that the run is about.
+        own: The test score of the backbone's own readout, for every fold and seed.
+    """
+    metric = task.metric
     rows: dict[str, Any] = {}
     if own:
         rows[OWN] = {"test": _summary(own), "versus_own": None, "num_parameters": None}
-    for head in dict.fromkeys(fit.spec.head for fit in fits):
-        members = [fit for fit in fits if fit.spec.head == head]
+    for name in dict.fromkeys(fit.spec.name for fit in fits):
+        members = named(fits, name)
         test = scores_of(members, "test", metric)
-        difference = paired_difference(test, own)
-        rows[head] = {
+        difference = None if name == OWN else paired_difference(test, own)
+        rows[name] = {
             "test": _summary(test),
             "valid": _summary(scores_of(members, "valid", metric)),
             "versus_own": None if difference is None else difference.to_json(),
             "num_parameters": members[0].num_parameters,
         }
-    baseline = next((head for head in ("mean", "mlp") if head in rows and head != chosen), None)
-    versus = None
-    if baseline is not None and chosen in rows:
-        both = [
-            scores_of([fit for fit in fits if fit.spec.head == head], "test", metric)
-            for head in (chosen, baseline)
-        ]
-        found = paired_difference(*both)
-        versus = None if found is None else {"baseline": baseline, **found.to_json()}
+    baseline = next((name for name in ("mean", "mlp") if name in rows and name != chosen), None)
     return {
-        "task": experiment.task.to_json(),
+        "task": task.to_json(),
         "metric": metric,
-        "higher_is_better": experiment.task.higher_is_better,
+        "higher_is_better": task.higher_is_better,
         "head": chosen,
         "readouts": rows,
-        "versus_baseline": versus,
+        "versus_baseline": versus(fits, chosen, baseline, metric),
         "fits": [fit.to_json() for fit in fits],
     }
+
+
+def versus(
+    fits: Sequence[Fit], name: str, baseline: str | None, metric: str
+) -> dict[str, Any] | None:
+    """Return how much better the fits called ``name`` are than those called ``baseline``."""
+    if baseline is None:
+        return None
+    scores = [scores_of(named(fits, which), "test", metric) for which in (name, baseline)]
+    found = paired_difference(*scores)
+    return None if found is None else {"baseline": baseline, **found.to_json()}
+
+
+def named(fits: Sequence[Fit], name: str) -> list[Fit]:
+    """Return the fits of that name."""
+    return [fit for fit in fits if fit.spec.name == name]
 
 
 def scores_of(fits: Sequence[Fit], part: str, metric: str) -> dict[Key, float]:
@@ -75,44 +97,44 @@ def scores_of(fits: Sequence[Fit], part: str, metric: str) -> dict[Key, float]:
     }
 
 
-def own_scores(experiment: Experiment) -> dict[Key, float]:
-    """Return the test score of the checkpoint's own readout, for every fold and seed."""
-    task = experiment.task
-    found: dict[Key, float] = {}
-    for fold in experiment.folds:
-        logits = fold.loaded.own_logits(task)
-        if logits is None or not len(fold.split.test):
-            continue
-        rows = fold.split.test
-        score = task.score(logits[rows], fold.loaded.labels[rows])
-        if score == score:
-            found |= {(fold.number, seed): score for seed in experiment.seeds}
-    return found
-
-
 def _summary(scores: Mapping[Key, float]) -> dict[str, Any] | None:
     found = summarize(list(scores.values()))
     return None if found is None else found.to_json()
 
 
-def choose_fit(fits: Sequence[Fit], head: str, task: Task) -> Fit:
-    """Return the fit of a readout with the best validation score: what the run predicts with."""
-    members = [fit for fit in fits if fit.spec.head == head]
+def choose_fit(fits: Sequence[Fit], name: str, task: Task) -> Fit:
+    """Return the fit of that name with the best validation score: what the run predicts with."""
+    members = named(fits, name)
     if not members:
-        raise ConfigError(f"head: found no fit of {head!r}")
+        raise ConfigError(f"head: found no fit of {name!r}")
     sign = 1 if task.higher_is_better else -1
     return max(
         members, key=lambda fit: sign * fit.scores.get("valid", {}).get(task.metric, -sign * np.inf)
     )
 
 
-def write_chosen_head(folder: Path, best: Fit, experiment: Experiment) -> None:
-    """Copy the best fit's weights to the top of the run, and say how to build and use them."""
+def write_chosen_head(
+    folder: Path,
+    best: Fit,
+    task: Task,
+    target_names: Sequence[str],
+    backbone: Mapping[str, Any],
+) -> None:
+    """Copy the best fit's weights to the top of the run, and say how to build and use them.
+
+    Args:
+        folder: The run.
+        best: The fit, whose folder is in the run.
+        task: What is predicted.
+        target_names: One name per column of the labels.
+        backbone: What :class:`~histograph_post.saved_backbone.SavedBackbone` reads.
+    """
     source = folder / best.spec.folder
-    with atomic_path(folder / HEAD_NAME) as partial:
-        shutil.copyfile(source / HEAD_NAME, partial)
+    for name in (HEAD_NAME, MODEL_NAME):
+        if (source / name).is_file():
+            with atomic_path(folder / name) as partial:
+                shutil.copyfile(source / name, partial)
     stored = json.loads((source / FIT_NAME).read_text(encoding="utf-8"))
-    cache = experiment.folds[best.spec.fold].loaded.cache
     write_json(
         folder / HEAD_CONFIG_NAME,
         {
@@ -121,41 +143,13 @@ def write_chosen_head(folder: Path, best: Fit, experiment: Experiment) -> None:
             "seed": best.spec.seed,
             "config": stored["config"],
             "standardize": stored["standardize"],
+            "layer_norm": stored.get("layer_norm", False),
             "target_scale": stored["target_scale"],
-            "task": experiment.task.to_json(),
-            "target_names": list(cache.manifest.layout.target_names),
-            "backbone": {
-                "weights_sha256": cache.weights_sha256,
-                "checkpoint": cache.manifest.checkpoint,
-                "model": {
-                    "spec": cache.manifest.model.spec,
-                    "args": dict(cache.manifest.model.args),
-                    "out_dim": _labels_width(cache),
-                },
-                "data": {
-                    "spec": cache.manifest.data.spec,
-                    "args": dict(cache.manifest.data.args),
-                    "fingerprint": cache.manifest.data.fingerprint,
-                },
-                "capture": cache.manifest.capture,
-                "cache": _place(cache.path, folder),
-            },
+            "task": task.to_json(),
+            "target_names": list(target_names),
+            "backbone": dict(backbone),
         },
     )
-
-
-def _labels_width(cache: Cache) -> int | None:
-    """Return what a model whose constructor insists on a number of outputs was built with."""
-    level = cache.manifest.layout.level
-    return None if level == "link" else infer_task(cache.labels(), level).out_dim
-
-
-def _place(path: Path, folder: Path) -> str:
-    """Return where a path is as seen from a folder: they may move together."""
-    try:
-        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    except ValueError:  # on another drive
-        return path.resolve().as_posix()
 
 
 def prediction_columns(task: Task, target_names: Sequence[str]) -> list[str]:
@@ -193,22 +187,20 @@ def row_names(ids: Sequence[str], label_ptr: np.ndarray, level: str) -> list[str
     ]
 
 
-def write_predictions(folder: Path, fits: Sequence[Fit], head: str, experiment: Experiment) -> None:
-    """Write the outputs of a readout for the test rows of every fold and seed."""
-    task = experiment.task
-    cache = experiment.caches[0]
-    names = row_names(cache.ids(), cache.label_ptr, task.level)
-    labels = experiment.folds[0].loaded.labels
-    targets = list(cache.manifest.layout.target_names)
+def write_predictions(
+    folder: Path, fits: Sequence[Fit], name: str, task: Task, label_rows: LabelRows
+) -> None:
+    """Write the outputs of the fits of that name for the test rows of every fold and seed."""
+    targets = label_rows.target_names
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    labelled = [f"label_{name}" for name in targets]
+    labelled = [f"label_{target}" for target in targets]
     writer.writerow(["id", "fold", "seed", *prediction_columns(task, targets), *labelled])
-    for fit in fits:
-        if fit.spec.head != head:
-            continue
+    for fit in named(fits, name):
         cells = prediction_cells(task, fit.test_outputs)
         for row, predicted in zip(fit.test_rows, cells, strict=True):
-            truth = ["" if value != value else f"{value:g}" for value in labels[row]]
-            writer.writerow([names[row], fit.spec.fold, fit.spec.seed, *predicted, *truth])
+            truth = ["" if value != value else f"{value:g}" for value in label_rows.labels[row]]
+            writer.writerow(
+                [label_rows.names[row], fit.spec.fold, fit.spec.seed, *predicted, *truth]
+            )
     write_text(folder / PREDICTIONS_NAME, text.getvalue())

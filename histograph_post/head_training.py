@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .devices import resolve_device
+import torch
+
 from .errors import ConfigError
-from .files import write_text
+from .experiments import FitProgress, Stage
+from .experiments import run_experiment as run_experiment
 from .fits import Fit, FitSpec, fit_head
 from .folds import Fold, make_folds, open_caches
-from .head_results import choose_fit, results, write_chosen_head, write_predictions
+from .head_results import LabelRows, row_names
 from .heads.registry import head_info, head_names
-from .run import METRICS_NAME, SPLITS_NAME, Run, open_run_folder, write_results
-from .splits import Splits
+from .run import Run
+from .saved_backbone import describe_backbone
 from .storage import Cache
-from .tasks import Task, infer_task, label_summary
+from .summaries import Key
+from .tasks import infer_task
 from .training import Trainer, TrainingOptions
 
 
@@ -31,28 +33,12 @@ class HeadSpec:
 
 
 @dataclass(frozen=True)
-class FitProgress:
-    """Where an experiment stands, told after every epoch."""
-
-    head: str
-    fold: int
-    seed: int
-    #: Fits done before this one, and fits in all.
-    done: int
-    total: int
-    trainer: Trainer
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Readouts, folds and seeds: everything a run does."""
+class Experiment(Stage):
+    """Readouts, folds and seeds: everything a run on a cache does."""
 
     caches: tuple[Cache, ...]
     folds: tuple[Fold, ...]
-    splits: Splits
-    task: Task
     heads: tuple[HeadSpec, ...]
-    seeds: tuple[int, ...]
     training: TrainingOptions
     standardize: bool = True
     warm_start: bool = False
@@ -73,30 +59,66 @@ class Experiment:
             "warm_start": self.warm_start,
         }
 
-    def fits(self) -> list[tuple[FitSpec, Fold]]:
+    def fits(self) -> list[FitSpec]:
         """Return every fit, a fold at a time: what is known early is known of all readouts."""
         return [
-            (
-                FitSpec(
-                    head=head.name,
-                    options=head.options,
-                    training=self.training,
-                    fold=fold.number,
-                    seed=seed,
-                    standardize=self.standardize,
-                    warm_start=self.warm_start,
-                ),
-                fold,
-            )
+            self.fit_spec(head, fold.number, seed)
             for fold in self.folds
             for seed in self.seeds
             for head in self.heads
         ]
 
-    def notes(self) -> list[str]:
-        """Return what the user should know: target columns that cannot be scored."""
-        names = self.caches[0].manifest.layout.target_names
-        return label_summary(self.task, self.caches[0].labels(), names)
+    def fit_spec(self, head: HeadSpec, fold: int, seed: int) -> FitSpec:
+        """Return the fit of one readout on one fold with one seed."""
+        return FitSpec(
+            head=head.name,
+            options=head.options,
+            training=self.training,
+            fold=fold,
+            seed=seed,
+            standardize=self.standardize,
+            warm_start=self.warm_start,
+        )
+
+    def fit(
+        self,
+        spec: FitSpec,
+        folder: Path,
+        *,
+        device: torch.device,
+        on_epoch: Callable[[Trainer], None] | None = None,
+    ) -> Fit:
+        """Train one readout on the cached activations of one fold."""
+        fold = self.folds[spec.fold]
+        return fit_head(
+            spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
+        )
+
+    def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
+        """Return the test score of the checkpoint's own readout, for every fold and seed."""
+        found: dict[Key, float] = {}
+        for fold in self.folds:
+            logits = fold.loaded.own_logits(self.task)
+            if logits is None or not len(fold.split.test):
+                continue
+            rows = fold.split.test
+            score = self.task.score(logits[rows], fold.loaded.labels[rows])
+            if score == score:
+                found |= {(fold.number, seed): score for seed in self.seeds}
+        return found
+
+    def label_rows(self) -> LabelRows:
+        """Return the label rows of the cached data."""
+        cache = self.caches[0]
+        return LabelRows(
+            names=row_names(cache.ids(), cache.label_ptr, self.task.level),
+            labels=self.folds[0].loaded.labels,
+            target_names=cache.manifest.layout.target_names,
+        )
+
+    def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
+        """Return what the cache of a fit's fold says of its backbone."""
+        return describe_backbone(self.folds[fit.spec.fold].loaded.cache, folder)
 
 
 def plan_experiment(
@@ -138,70 +160,6 @@ def plan_experiment(
         standardize=standardize,
         warm_start=warm_start,
     )
-
-
-def run_experiment(
-    experiment: Experiment,
-    out: str | Path,
-    *,
-    chosen: str,
-    device: str = "auto",
-    overwrite: bool = False,
-    config: Mapping[str, Any] | None = None,
-    on_epoch: Callable[[FitProgress], None] | None = None,
-    on_fit: Callable[[Fit, int, int], None] | None = None,
-) -> Run:
-    """Train every readout on every fold with every seed; go on with what a killed run left.
-
-    Args:
-        experiment: From :func:`plan_experiment`.
-        out: The run folder.
-        chosen: The readout whose best fit (by validation) becomes the run's head.
-        device: Where to train.
-        overwrite: Replace another run in that folder.
-        config: The options this came from, saved beside it.
-        on_epoch: Told after every epoch.
-        on_fit: Told after every fit, with the number done and the number in all.
-    """
-    folder = Path(out)
-    open_run_folder(folder, experiment.plan(), config=config, overwrite=overwrite)
-    experiment.splits.save(folder / SPLITS_NAME)
-    where = resolve_device(device)
-    planned = experiment.fits()
-    fits: list[Fit] = []
-    for done, (spec, fold) in enumerate(planned):
-
-        def epoch_done(trainer: Trainer, spec: FitSpec = spec, done: int = done) -> None:
-            if on_epoch is not None:
-                on_epoch(FitProgress(spec.head, spec.fold, spec.seed, done, len(planned), trainer))
-
-        fit = fit_head(
-            spec,
-            fold.loaded,
-            fold.split,
-            experiment.task,
-            folder / spec.folder,
-            device=where,
-            on_epoch=epoch_done,
-        )
-        fits.append(fit)
-        if on_fit is not None:
-            on_fit(fit, done + 1, len(planned))
-    _write_metrics(folder, fits)
-    best = choose_fit(fits, chosen, experiment.task)
-    write_chosen_head(folder, best, experiment)
-    write_predictions(folder, fits, chosen, experiment)
-    write_results(folder, results(experiment, fits, chosen))
-    return Run.open(folder)
-
-
-def _write_metrics(folder: Path, fits: Sequence[Fit]) -> None:
-    lines = [
-        json.dumps({"head": fit.spec.head, "fold": fit.spec.fold, "seed": fit.spec.seed, **entry})
-        for fit in fits
-        for entry in fit.log
-    ]
-    write_text(folder / METRICS_NAME, "\n".join(lines) + "\n")
 
 
 def train_head(

@@ -8,7 +8,6 @@ fold-0/ ...                          checkpoints that need nothing else (see tra
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,21 +25,21 @@ from .errors import ConfigError, ModelError
 from .graph_batches import BackboneNetwork, GraphBatches
 from .pretrained import PretrainedSpec
 from .resuming import SAVE_EVERY, STATE_NAME, train_resumably
-from .run import RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
+from .run import MODEL_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
 from .splits import PARTS, Splits, resolve_splits
 from .summaries import summarize
 from .tasks import TargetScale, Task, infer_task
 from .trained_folds import (
-    MODEL_NAME,
     TrainedFold,
     fold_folders,
     fold_name,
     is_finished,
     load_fold,
+    remove_folds,
     save_fold,
 )
 from .training import Trainer, TrainingOptions
-from .weights import weights_sha256
+from .weights import save_weights, weights_sha256
 
 
 @dataclass(frozen=True)
@@ -200,8 +199,7 @@ def pretrain(
         if number not in numbers:
             raise ConfigError(f"fold: found {number}, expected 0 to {len(numbers) - 1}")
     if overwrite and (folder / RUN_NAME).is_file():
-        for member in fold_folders(folder):
-            shutil.rmtree(member)
+        remove_folds(folder)
     open_run_folder(folder, pretraining.plan(), config=config, overwrite=overwrite)
     pretraining.splits.save(folder / SPLITS_NAME)
     where = resolve_device(device)
@@ -268,7 +266,8 @@ def _train_fold(
         weights_sha256=weights_sha256(model.state_dict()),
     )
     own_split = replace(pretraining.splits, folds=(split,))
-    save_fold(folder, trained, model, pretraining.spec, own_split, trainer.progress.log)
+    save_weights(model.state_dict(), folder / MODEL_NAME)
+    save_fold(folder, trained, pretraining.spec, own_split, trainer.progress.log)
     (folder / STATE_NAME).unlink(missing_ok=True)
     return trained
 

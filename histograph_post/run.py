@@ -7,6 +7,7 @@ metrics.jsonl     a line per epoch of every fit
 results.json      scores per fit, means, deviations and paired differences
 predictions.csv   the outputs for the test rows
 head.safetensors  the chosen head, and head.json, how to build it
+model.safetensors its backbone, where that was trained too, and fold-0/ ..., one of every fold
 fits/             every fit: readout, fold and seed
 """
 
@@ -32,6 +33,7 @@ RESULTS_NAME = "results.json"
 PREDICTIONS_NAME = "predictions.csv"
 HEAD_NAME = "head.safetensors"
 HEAD_CONFIG_NAME = "head.json"
+MODEL_NAME = "model.safetensors"
 FITS_NAME = "fits"
 
 _FILES = (
@@ -43,6 +45,7 @@ _FILES = (
     PREDICTIONS_NAME,
     HEAD_NAME,
     HEAD_CONFIG_NAME,
+    MODEL_NAME,
 )
 
 

@@ -1,12 +1,13 @@
 """The backbone a head was trained on: what a run notes of it, and how to get it back.
 
-A run keeps no weights of the backbone and no path of this machine. It knows the cache it was
-trained on, whose resolved options name the checkpoint, and the hash of the weights: whatever file
-is found or given, a backbone with other weights is refused.
+A run on a cache keeps no weights of the backbone and no path of this machine. It knows the cache,
+whose resolved options name the checkpoint, and the hash of the weights: whatever file is found or
+given, a backbone with other weights is refused. A run that trained the backbone keeps its weights.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from .capture import CapturePlan
 from .checkpoint import load_into, read_checkpoint, read_key_map
 from .errors import CacheError, CheckpointError, ModelError, NotFoundError
 from .storage import Cache
+from .tasks import infer_task
 from .weights import weights_sha256
 
 #: What stands for the model's specification when it was handed over in memory.
@@ -45,8 +47,10 @@ class SavedBackbone:
     data_args: Mapping[str, Any]
     data_fingerprint: str
     capture: CapturePlan
-    #: Folder of the cache, where it was when the head was trained.
+    #: Folder of the cache, where it was when the head was trained; the run's if there was none.
     cache: Path
+    #: Whether the run trained the backbone, and keeps its weights.
+    in_run: bool = False
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], run: Path) -> SavedBackbone:
@@ -63,7 +67,13 @@ class SavedBackbone:
             data_fingerprint=value["data"]["fingerprint"],
             capture=CapturePlan.from_json(value["capture"]),
             cache=(run / value["cache"]).resolve(),
+            in_run=value.get("in_run", False),
         )
+
+    @classmethod
+    def of_cache(cls, cache: Cache) -> SavedBackbone:
+        """Return what a cache knows of the backbone it was made with."""
+        return cls.from_json(describe_backbone(cache, cache.path), cache.path)
 
     def build(
         self,
@@ -99,26 +109,33 @@ class SavedBackbone:
             in_dim=in_dim,
             out_dim=self.out_dim,
         )
-        renamed = key_map or self._from_cache("key_map")
+        renamed = key_map or (None if self.in_run else self.option_path("key_map"))
         load_into(built, weights, key_map=None if renamed is None else read_key_map(renamed))
         check_backbone(self, built, where=str(weights.path))
         return built
 
     def find_checkpoint(self) -> Path:
-        """Return the checkpoint that the cache was made from, if it is still where it was."""
-        found = self._from_cache("checkpoint", "folder")
+        """Return the checkpoint: the run's own, or the cache's if it is still where it was."""
+        name = self.checkpoint or ""
+        if self.in_run:
+            return self.run / name
+        found = self.option_path("checkpoint", "folder")
+        place = None if found is None else self.checkpoint_in(found)
+        if place is None:
+            raise NotFoundError(
+                f"{self.run}: found no trace of its backbone's checkpoint {name!r} through "
+                f"{self.cache.name}; say where it is with --checkpoint FILE"
+            )
+        return place
+
+    def checkpoint_in(self, place: Path) -> Path | None:
+        """Return the checkpoint that a file, or the folder of a fold or of all folds, holds."""
         name = self.checkpoint or ""
         # The cache of a pretraining's fold is called after the folder of that fold.
-        places = () if found is None else (found, found / name, found / self.cache.stem / name)
-        for place in places:
-            if place.is_file():
-                return place
-        raise NotFoundError(
-            f"{self.run}: found no trace of its backbone's checkpoint {name!r} through "
-            f"{self.cache.name}; say where it is with --checkpoint FILE"
-        )
+        candidates = (place, place / name, place / self.cache.stem / name)
+        return next((path for path in candidates if path.is_file()), None)
 
-    def _from_cache(self, *names: str) -> Path | None:
+    def option_path(self, *names: str) -> Path | None:
         """Return what an option of the cache's own command names; None if it is gone."""
         try:
             options = tomllib.loads((self.cache / CONFIG_NAME).read_text(encoding="utf-8"))
@@ -130,6 +147,37 @@ class SavedBackbone:
         # Relative to where the command was given: here, or a folder that the cache is in.
         places = (Path(given).expanduser(), *(folder / given for folder in self.cache.parents))
         return next((place for place in places if place.exists()), None)
+
+
+def describe_backbone(cache: Cache, run: Path) -> dict[str, Any]:
+    """Return the entry ``backbone`` of ``head.json`` for a run on this cache."""
+    manifest = cache.manifest
+    level = manifest.layout.level
+    return {
+        "weights_sha256": cache.weights_sha256,
+        "checkpoint": manifest.checkpoint,
+        "model": {
+            "spec": manifest.model.spec,
+            "args": dict(manifest.model.args),
+            # For a model whose constructor insists on a number of outputs.
+            "out_dim": None if level == "link" else infer_task(cache.labels(), level).out_dim,
+        },
+        "data": {
+            "spec": manifest.data.spec,
+            "args": dict(manifest.data.args),
+            "fingerprint": manifest.data.fingerprint,
+        },
+        "capture": manifest.capture,
+        "cache": _place(cache.path, run),
+    }
+
+
+def _place(path: Path, folder: Path) -> str:
+    """Return where a path is as seen from a folder: they may move together."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:  # on another drive
+        return path.resolve().as_posix()
 
 
 def check_backbone(saved: SavedBackbone, offered: nn.Module | Cache, *, where: str = "") -> None:

@@ -10,6 +10,7 @@ results.json        the scores; written last, so it makes the folder complete
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,18 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-import torch
-from safetensors.torch import save
-from torch import Tensor, nn
 
 from .backbone import parse_args
 from .errors import ConfigError, NotFoundError
-from .files import atomic_path, write_json, write_text
+from .files import write_json, write_text
 from .pretrained import PretrainedSpec
-from .run import CONFIG_NAME, METRICS_NAME, RESULTS_NAME, SPLITS_NAME, read_json
+from .run import CONFIG_NAME, METRICS_NAME, MODEL_NAME, RESULTS_NAME, SPLITS_NAME, read_json
 from .splits import Splits
 
-MODEL_NAME = "model.safetensors"
 _FOLD_PREFIX = "fold-"
 
 
@@ -80,32 +77,28 @@ def is_finished(folder: Path) -> bool:
     return (folder / RESULTS_NAME).is_file()
 
 
+def remove_folds(folder: Path) -> None:
+    """Remove the folders of all folds of a run."""
+    for member in fold_folders(folder):
+        shutil.rmtree(member)
+
+
 def save_fold(
     folder: Path,
     trained: TrainedFold,
-    model: nn.Module,
     spec: PretrainedSpec,
     splits: Splits,
     log: Sequence[Mapping[str, float]],
 ) -> None:
-    """Write a trained backbone and all that is needed to use it.
+    """Write all that is needed to use a trained backbone, and what came of it.
 
     Args:
-        folder: The fold's folder; it exists.
+        folder: The fold's folder; the weights of the best epoch are there.
         trained: The scores.
-        model: Has the weights of the best epoch.
         spec: The model and the data as the user names them.
         splits: That fold alone.
         log: What was measured after every epoch.
     """
-    # Cloned, because weights that are tied share memory, which the format refuses.
-    weights = {
-        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, value in model.state_dict().items()
-        if isinstance(value, Tensor)
-    }
-    with atomic_path(folder / MODEL_NAME) as partial:
-        partial.write_bytes(save(weights))  # its own writer leaves files that others cannot read
     write_text(folder / CONFIG_NAME, tomli_w.dumps(_config(spec)))
     splits.save(folder / SPLITS_NAME)
     write_text(folder / METRICS_NAME, "".join(json.dumps(dict(entry)) + "\n" for entry in log))
@@ -140,24 +133,24 @@ def fold_checkpoints(folder: Path) -> list[FoldCheckpoint]:
     """Read what the checkpoints of a pretraining are: of all its folds, in order.
 
     Args:
-        folder: The output of a pretraining, or the folder of one of its folds.
+        folder: What pretraining or fine-tuning wrote, or the folder of one of its folds.
     """
-    if (folder / MODEL_NAME).is_file():
-        return [_read_checkpoint(folder)]
     members = fold_folders(folder)
-    if not members:
+    if members:
+        return [_read_checkpoint(member) for member in members]
+    if not (folder / MODEL_NAME).is_file():
         raise NotFoundError(
             f"{folder}: found neither {MODEL_NAME} nor {fold_name(0)}, "
-            "expected a folder that histograph pretrain wrote"
+            "expected a folder that histograph pretrain or finetune wrote"
         )
-    return [_read_checkpoint(member) for member in members]
+    return [_read_checkpoint(folder)]
 
 
 def _read_checkpoint(folder: Path) -> FoldCheckpoint:
     if not is_finished(folder):
         raise ConfigError(
             f"{folder}: found no {RESULTS_NAME}, expected a finished fold; "
-            "give the histograph pretrain command again"
+            "give the command that trains it again"
         )
     path = folder / CONFIG_NAME
     try:
@@ -174,4 +167,4 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
     except KeyError as error:
-        raise ConfigError(f"{path}: found no {error}, expected what pretraining wrote") from None
+        raise ConfigError(f"{path}: found no {error}, expected what training wrote") from None

@@ -111,6 +111,14 @@ class Standardizer(nn.Module):
         """Return mean and scale of one layer, each ``[D_l]``."""
         return self.mean.split(self.in_dims)[layer], self.scale.split(self.in_dims)[layer]
 
+    def forward(self, layers: Sequence[Tensor]) -> list[Tensor]:
+        """Return the layers, each ``[num_nodes, D_l]``, standardised; gradients flow through."""
+        means, scales = self.mean.split(self.in_dims), self.scale.split(self.in_dims)
+        return [
+            (layer - mean) / scale  # [num_nodes, D_l]
+            for layer, mean, scale in zip(layers, means, scales, strict=True)
+        ]
+
     @torch.no_grad()
     def apply_(self, history: History) -> None:
         """Standardise freshly loaded rows in place, so that they are never held twice."""
