@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch_geometric.utils import scatter
 
 from ..errors import ConfigError, DataError
+from .history import History as History
+from .history import kept_dims
 from .ragged import Graphs
-
-#: The activations of all layers: one tensor ``[num_nodes, num_layers, dim]``, or a tensor
-#: ``[num_nodes, dim_l]`` per layer where the widths differ.
-History: TypeAlias = Tensor | Sequence[Tensor]
 
 
 def build_classifier(
@@ -41,6 +39,8 @@ class Readout(nn.Module):
         dim: Width of everything the readout learns.
         level: What is predicted: ``graph``, ``node`` or ``link``.
         dropout: Dropout inside the classifier.
+        history_layers: Layers used, counted from the last; ``None`` uses all but a raw input, see
+            :func:`~histograph_post.heads.history.kept_dims`.
     """
 
     #: The levels this readout makes sense on.
@@ -59,15 +59,20 @@ class Readout(nn.Module):
         dim: int = 64,
         level: str = "graph",
         dropout: float = 0.0,
+        history_layers: int | None = None,
     ) -> None:
         super().__init__()
         self.in_dims = tuple(in_dims)
+        self.history_layers = history_layers
         self.out_dim = out_dim
         self.dim = dim
         self.level = level
         self.dropout = dropout
         self.aux_loss = None
         self.require("in_dims", min(self.in_dims, default=0) >= 1, "one width per layer")
+        kept = history_layers is None or 1 <= history_layers <= len(self.in_dims)
+        self.require("history_layers", kept, f"1 to {len(self.in_dims)}")
+        self.kept_dims = kept_dims(self.in_dims, history_layers)
         self.require("out_dim", out_dim >= 1, "at least 1")
         self.require("dim", dim >= 1, "at least 1")
         self.require("level", level in self.levels, f"one of {', '.join(self.levels)}")
@@ -160,7 +165,7 @@ class Readout(nn.Module):
         return {**self.__dict__, "aux_loss": None}
 
     def _read(self, history: History) -> History:
-        """Return a history that fits ``in_dims``, in the precision of the weights."""
+        """Return the layers that are kept, in the precision of the weights."""
         if isinstance(history, Tensor):
             found = [history.size(2)] * history.size(1) if history.dim() == 3 else []
             rows = {history.size(0)}
@@ -172,10 +177,10 @@ class Readout(nn.Module):
                 f"{type(self).__name__}: found a history with layers of width {found} and "
                 f"{sorted(rows)} rows, expected widths {list(self.in_dims)} and as many rows each"
             )
-        dtype = next(self.parameters()).dtype
+        dtype, depth = next(self.parameters()).dtype, len(self.kept_dims)
         if isinstance(history, Tensor):
-            return history.to(dtype)
-        return [layer.to(dtype) for layer in history]
+            return history[:, -depth:].to(dtype)
+        return [layer.to(dtype) for layer in history[-depth:]]
 
     def _pool_present(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
         """Pool the graphs that have nodes; the others are rows of zeros: ``[num_graphs, width]``.

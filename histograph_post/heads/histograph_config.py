@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import ConfigError
+from .history import kept_dims
 from .layer_weights import LAYER_ATTENTIONS, NORMALIZATIONS
 
 LEVELS = ("graph", "node", "link")
@@ -36,7 +37,8 @@ class HistoGraphConfig:
         level: ``graph``, ``node`` or ``link``.
         standardize: Standardise every channel of every layer with the statistics in
             ``head.standardizer`` (nothing happens until they are fitted).
-        history_layers: Use only the last so many layers; ``None`` uses all.
+        history_layers: Use only the last so many layers; ``None`` uses all but a raw input, see
+            :func:`~histograph_post.heads.history.kept_dims`.
         layer_attention: ``learned``, or the ablations ``mean``, ``last``, ``random``.
         normalization: How layer scores become weights. ``bounded``: signed, sum to one, without a
             pole. ``signed``: the paper's division by the sum. ``softmax`` and ``none``: ablations.
@@ -127,7 +129,7 @@ class HistoGraphConfig:
     @property
     def kept_dims(self) -> tuple[int, ...]:
         """Widths of the layers that are used."""
-        return self.in_dims[-(self.history_layers or len(self.in_dims)) :]
+        return kept_dims(self.in_dims, self.history_layers)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for a JSON file."""

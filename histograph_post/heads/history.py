@@ -23,6 +23,23 @@ History: TypeAlias = Tensor | Sequence[Tensor]
 CPU_BLOCK_BYTES = 1 << 20
 ACCELERATOR_BLOCK_BYTES = 1 << 26
 
+#: A first layer more than so many times as wide as every later one is no embedding.
+RAW_INPUT = 2
+
+
+def kept_dims(in_dims: Sequence[int], history_layers: int | None) -> tuple[int, ...]:
+    """Return the widths of the layers a readout uses: the last ``history_layers`` of them.
+
+    ``None`` is all of them, except a first layer more than ``RAW_INPUT`` times as wide as every
+    later one: that is the raw input of a network without an input embedding (1,433 words of a
+    paper, say). A map of its own would have more weights than the network spends on it, all to be
+    learnt from the labels; with Cora's 140 labels it costs every readout 20 points of accuracy.
+    """
+    if history_layers is not None:
+        return tuple(in_dims[-history_layers:])
+    raw = len(in_dims) > 1 and in_dims[0] > RAW_INPUT * max(in_dims[1:])
+    return tuple(in_dims[1:] if raw else in_dims)
+
 
 def split_layers(history: History, in_dims: Sequence[int]) -> tuple[Tensor, ...]:
     """Return the layers of a history, each ``[num_nodes, D_l]``, without copying.

@@ -79,12 +79,20 @@ class Concat(Readout):
         dim: int = 64,
         level: str = "graph",
         dropout: float = 0.0,
+        history_layers: int | None = None,
     ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
-        self.finish(sum(self.in_dims), linear=True)
+        super().__init__(
+            in_dims,
+            out_dim,
+            dim=dim,
+            level=level,
+            dropout=dropout,
+            history_layers=history_layers,
+        )
+        self.finish(sum(self.kept_dims), linear=True)
 
     def node_rows(self, history: History) -> Tensor:
-        """Return the layers side by side, ``[num_nodes, sum(in_dims)]``."""
+        """Return the layers side by side, ``[num_nodes, sum(kept_dims)]``."""
         return concatenate(history)
 
 
@@ -101,9 +109,17 @@ class LayerMean(Readout):
         dim: int = 64,
         level: str = "graph",
         dropout: float = 0.0,
+        history_layers: int | None = None,
     ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
-        self.align = AlignLayers(self.in_dims, dim)
+        super().__init__(
+            in_dims,
+            out_dim,
+            dim=dim,
+            level=level,
+            dropout=dropout,
+            history_layers=history_layers,
+        )
+        self.align = AlignLayers(self.kept_dims, dim)
         self.finish(self.align.width)
 
     def node_rows(self, history: History) -> Tensor:
@@ -129,15 +145,23 @@ class JumpingKnowledge(Readout):
         dim: int = 64,
         level: str = "graph",
         dropout: float = 0.0,
+        history_layers: int | None = None,
         mode: str = "cat",
     ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+        super().__init__(
+            in_dims,
+            out_dim,
+            dim=dim,
+            level=level,
+            dropout=dropout,
+            history_layers=history_layers,
+        )
         self.mode = mode
         self.require("mode", mode in ("cat", "max", "lstm"), "cat, max or lstm")
         if mode == "cat":
-            self.finish(sum(self.in_dims))
+            self.finish(sum(self.kept_dims))
             return
-        self.align = AlignLayers(self.in_dims, dim, always=mode == "lstm")
+        self.align = AlignLayers(self.kept_dims, dim, always=mode == "lstm")
         if mode == "lstm":
             # PyG's LSTM has num_layers * channels / 2 hidden units, 34 million weights for 64
             # layers of width 64. The number only sets that size: 2 makes it `dim` at any depth.

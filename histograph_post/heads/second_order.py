@@ -17,7 +17,7 @@ from .readouts import concatenate
 
 
 class SOPool(Readout):
-    """Second-order pooling of the concatenated layers ``H [num_nodes, sum(in_dims)]`` of a graph.
+    """Second-order pooling of the concatenated layers ``H [num_nodes, sum(kept_dims)]`` of a graph.
 
     From "Second-Order Pooling for Graph Neural Networks" (Wang and Ji, TPAMI 2020,
     arXiv:2007.10467). ``bilinear``: the flattened matrix ``(H W)^T (H W)``, with ``W`` a linear map
@@ -41,13 +41,13 @@ class SOPool(Readout):
         self.rank = rank
         self.require("mode", mode in ("bilinear", "attentional"), "bilinear or attentional")
         self.require("rank", rank >= 1, "at least 1")
-        in_dim, bilinear = sum(self.in_dims), mode == "bilinear"
+        in_dim, bilinear = sum(self.kept_dims), mode == "bilinear"
         self.map = nn.Linear(in_dim, rank if bilinear else 1, bias=False)
         self.finish(rank * rank if bilinear else in_dim)
 
     def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
-        """Return ``[num_graphs, rank * rank]`` or ``[num_graphs, sum(in_dims)]``."""
-        rows = concatenate(history)  # [num_nodes, sum(in_dims)]
+        """Return ``[num_graphs, rank * rank]`` or ``[num_graphs, sum(kept_dims)]``."""
+        rows = concatenate(history)  # [num_nodes, sum(kept_dims)]
         mapped = self.map(rows)  # [num_nodes, rank] or [num_nodes, 1]
         if self.mode == "attentional":
             return graphs.sum(mapped * rows)
@@ -87,7 +87,7 @@ class DKEPool(Readout):
     ) -> None:
         super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
         self.robust = robust
-        in_dim = sum(self.in_dims)
+        in_dim = sum(self.kept_dims)
         if robust:
             self.projection = nn.Linear(in_dim, dim, bias=False)
         self.map = nn.Linear(dim if robust else in_dim, dim, bias=False)
@@ -95,7 +95,7 @@ class DKEPool(Readout):
 
     def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
         """Return the embedded distributions, ``[num_graphs, dim]``."""
-        rows = concatenate(history)  # [num_nodes, sum(in_dims)]
+        rows = concatenate(history)  # [num_nodes, sum(kept_dims)]
         if self.robust:
             rows = self.projection(rows)  # [num_nodes, dim]
             if self.training:

@@ -88,11 +88,21 @@ def test_a_stacked_history_is_the_list_of_its_layers(history, name, level):
 
 
 def test_layers_of_different_width_are_mapped_to_dim(history):
-    layers = [history[:, 0], history[:, 1, :5], history[:, 2, :3]]
-    head = make_head("layer-mean", in_dims=[8, 5, 3])
+    layers = [history[:, 0, :5], history[:, 1], history[:, 2, :3]]
+    head = make_head("layer-mean", in_dims=[5, 8, 3])
     mapped = [linear(layer) for linear, layer in zip(head.align.maps, layers, strict=True)]
     expected = head.classifier(global_mean_pool(sum(mapped) / 3, BATCH))
     torch.testing.assert_close(head(layers, BATCH), expected)
+
+
+@pytest.mark.parametrize("name", ["concat", "layer-mean", "jk-cat", "jk-max", "jk-lstm"])
+def test_raw_input_wider_than_every_layer_is_left_out_unless_asked_for(history, name):
+    layers = [history[:, :3].flatten(1), history[:, 1], history[:, 2]]
+    head = make_head(name, in_dims=[24, 8, 8])
+    other = [torch.randn_like(layers[0]), *layers[1:]]
+    torch.testing.assert_close(head(layers, BATCH), head(other, BATCH))
+    asked = make_head(name, in_dims=[24, 8, 8], history_layers=3)
+    assert not torch.allclose(asked(layers, BATCH), asked(other, BATCH))
 
 
 def test_lstm_does_not_grow_with_the_depth():
