@@ -69,5 +69,13 @@ def compare(
         standardize=standardize,
     )
     chosen = "histograph" if "histograph" in names else names[0]
-    run = run_and_show(terminal, experiment, out, chosen=chosen, device=device, overwrite=overwrite)
-    terminal.result({"run": str(out), **run.results}, next_command=f"histograph inspect {cache}")
+    result = run_and_show(
+        terminal,
+        experiment,
+        out,
+        chosen=chosen,
+        device=device,
+        overwrite=overwrite,
+        ranked=True,
+    )
+    terminal.result(result, next_command=f"histograph report {out}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import inf
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,8 +13,8 @@ import typer
 from .terminal import Terminal
 
 if TYPE_CHECKING:
+    from histograph_post.fits import Fit
     from histograph_post.head_training import Experiment
-    from histograph_post.run import Run
 
 CacheArgument = Annotated[
     Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of per-fold caches.")
@@ -45,6 +48,19 @@ BalanceOption = Annotated[
 StandardizeOption = Annotated[
     bool, typer.Option("--standardize/--no-standardize", help="Bring layers to one scale.")
 ]
+HeadArgsOption = Annotated[
+    list[str], typer.Option("--head-args", metavar="K=V", help="Any other option of the head.")
+]
+WarmStartOption = Annotated[
+    bool, typer.Option("--warm-start", help="Start at the checkpoint's own predictions.")
+]
+CheckpointLayersOption = Annotated[
+    bool,
+    typer.Option(
+        "--checkpoint-layers", help="Save memory: compute layers again for their gradients."
+    ),
+]
+AmpOption = Annotated[bool, typer.Option("--amp", help="Mixed precision of the backbone (CUDA).")]
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -67,19 +83,26 @@ def split_spec(splits: str | None, folds: int | None) -> str | None:
 
 def run_and_show(
     terminal: Terminal,
-    experiment: Experiment,
+    experiment: Stage,
     out: Path,
     *,
     chosen: str,
     device: str,
     overwrite: bool,
-) -> Run:
-    """Run an experiment with a progress line per fit, and print the table."""
-    from histograph_post.head_training import run_experiment
+    ranked: bool = False,
+) -> dict[str, Any]:
+    """Run an experiment with a progress line per fit, print the table, return the JSON result."""
+    from histograph_post.experiments import run_experiment
 
     for note in experiment.notes():
         terminal.say(f"note: {note}")
+    seconds: dict[str, list[float]] = {}
     with terminal.fit_progress(experiment.task.metric) as watch:
+
+        def fit_done(fit: Fit, done: int, total: int) -> None:
+            seconds.setdefault(fit.spec.name, []).append(fit.seconds_per_epoch)
+            watch.fit_done(fit, done, total)
+
         run = run_experiment(
             experiment,
             out,
@@ -88,40 +111,56 @@ def run_and_show(
             overwrite=overwrite,
             config=terminal.options,
             on_epoch=watch.epoch_done,
-            on_fit=watch.fit_done,
+            on_fit=fit_done,
         )
-    show_results(terminal, run.results)
-    return run
+    medians = {name: median(values) for name, values in seconds.items()}
+    show_results(terminal, run.results, medians, ranked=ranked)
+    return {"run": str(out), **run.results, "seconds_per_epoch": medians}
 
 
-def show_results(terminal: Terminal, results: Any) -> None:
-    """Print every readout: mean and deviation over folds and seeds, and what it gained."""
+def show_results(
+    terminal: Terminal, results: Any, seconds: Mapping[str, float], *, ranked: bool = False
+) -> None:
+    """Print every readout: mean and deviation over folds and seeds, what it gained and costs.
+
+    Args:
+        terminal: Where to print.
+        results: ``results.json`` of a run.
+        seconds: Seconds per epoch of each readout.
+        ranked: Number the readouts, the best first.
+    """
+    readouts = list(results["readouts"].items())
+    if ranked:
+        sign = 1 if results["higher_is_better"] else -1
+        readouts.sort(key=lambda item: -sign * item[1]["test"]["mean"] if item[1]["test"] else inf)
     rows = []
-    for name, row in results["readouts"].items():
-        test, gain = row["test"], row["versus_own"]
+    for place, (name, row) in enumerate(readouts, start=1):
+        test, difference = row["test"], row["versus_own"]
         rows.append(
             [
+                *([place] if ranked else []),
                 name,
                 "-" if test is None else f"{test['mean']:.4f} ± {test['deviation']:.4f}",
-                "-" if gain is None else f"{gain['mean']:+.4f}{_interval(gain)}",
+                "-" if difference is None else gain(difference),
                 row["num_parameters"] or "-",
+                f"{seconds[name]:.3f}" if name in seconds else "-",
             ]
         )
+    columns = ["readout", "mean ± deviation", "gain over own", "parameters", "s/epoch"]
     terminal.table(
         f"Test {results['metric']} over {_count(results)}",
-        ["readout", "mean ± deviation", "gain over the own readout", "parameters"],
+        ["rank", *columns] if ranked else columns,
         rows,
     )
     versus = results["versus_baseline"]
     if versus is not None:
-        terminal.say(
-            f"{results['head']} against {versus['baseline']}, retrained: "
-            f"{versus['mean']:+.4f}{_interval(versus)}"
-        )
+        terminal.say(f"{results['head']} against {versus['baseline']}, retrained: {gain(versus)}")
 
 
-def _interval(gain: Any) -> str:
-    return "" if gain["low"] is None else f" [{gain['low']:+.4f}, {gain['high']:+.4f}]"
+def gain(versus: Any) -> str:
+    """Return a paired difference with its interval, if there is one."""
+    interval = "" if versus["low"] is None else f" [{versus['low']:+.4f}, {versus['high']:+.4f}]"
+    return f"{versus['mean']:+.4f}{interval}"
 
 
 def _count(results: Any) -> str:

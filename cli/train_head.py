@@ -23,9 +23,7 @@ def train_head(
     heads: Annotated[
         int | None, typer.Option(min=1, help="Attention heads, for heads that have them.")
     ] = None,
-    head_args: Annotated[
-        list[str], typer.Option("--head-args", metavar="K=V", help="Any other option of the head.")
-    ] = [],  # noqa: B006  # typer copies it
+    head_args: opt_heads.HeadArgsOption = [],  # noqa: B006  # typer copies it
     task: opt_heads.TaskOption = "auto",
     metric: opt_heads.MetricOption = None,
     folds: opt_heads.FoldsOption = None,
@@ -42,9 +40,7 @@ def train_head(
     patience: opt_heads.PatienceOption = 30,
     balance: opt_heads.BalanceOption = False,
     standardize: opt_heads.StandardizeOption = True,
-    warm_start: Annotated[
-        bool, typer.Option("--warm-start", help="Start at the checkpoint's own predictions.")
-    ] = False,
+    warm_start: opt_heads.WarmStartOption = False,
     device: opt.DeviceOption = "auto",
     overwrite: opt.OverwriteOption = False,
 ) -> None:
@@ -83,8 +79,7 @@ def train_head(
         standardize=standardize,
         warm_start=warm_start,
     )
-    run = run_and_show(terminal, experiment, out, chosen=head, device=device, overwrite=overwrite)
-    terminal.result(
-        {"run": str(out), **run.results},
-        next_command=f"histograph predict {out} --data SPEC -o predictions.csv",
+    result = run_and_show(
+        terminal, experiment, out, chosen=head, device=device, overwrite=overwrite
     )
+    terminal.result(result, next_command=f"histograph predict {out} --data SPEC -o predictions.csv")

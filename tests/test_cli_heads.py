@@ -1,0 +1,43 @@
+"""The commands that train readouts, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from histograph_cli.main import app
+from histograph_post.backbone import build_model
+from histograph_post.caching import cache
+from histograph_post.data import load_data
+
+
+@pytest.fixture(scope="module")
+def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
+    assert cache(model, load_data("demo:", args={"num_graphs": 60}), folder) is not None
+    return folder
+
+
+def test_compare_ranks_the_readouts_by_their_test_score(demo_cache: Path, tmp_path: Path) -> None:
+    out = tmp_path / "compare"
+    arguments = ["--heads", "linear,concat,mean,max", "--epochs", "3", "--lr", "0.02"]
+    found = CliRunner().invoke(app, ["compare", str(demo_cache), "-o", str(out), *arguments])
+    assert found.exit_code == 0, found.output
+    lines = [line.split("│")[1:-1] for line in found.stdout.splitlines() if "±" in line]
+    rows = [[cell.strip() for cell in line] for line in lines[1:]]
+    assert [int(row[0]) for row in rows] == [1, 2, 3, 4, 5]
+    scores = [float(row[2].split()[0]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    readouts = json.loads((out / "results.json").read_text())["readouts"]
+    assert {row[1]: score for row, score in zip(rows, scores, strict=True)} == {
+        name: round(row["test"]["mean"], 4) for name, row in readouts.items()
+    }
+    # The checkpoint's own readout costs no epochs; every other tells what one takes.
+    assert all((row[-1] == "-") == (row[1] == "own readout") for row in rows)
+    assert f"next: histograph report {out}" in found.stdout.replace("\n", "")
