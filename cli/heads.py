@@ -13,8 +13,8 @@ import typer
 from .terminal import Terminal
 
 if TYPE_CHECKING:
+    from histograph_post.experiments import Stage
     from histograph_post.fits import Fit
-    from histograph_post.head_training import Experiment
 
 CacheArgument = Annotated[
     Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of per-fold caches.")
