@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .heads.histograph import HistoGraphHead as HistoGraphHead
     from .predicting import load as load
     from .predicting import predict as predict
+    from .reporting import report as report
     from .storage import Cache as Cache
 
 #: Public name -> module. Loaded on first use, so that `histograph --help` never waits for torch.
@@ -28,6 +29,7 @@ _PUBLIC = {
     "load": ".predicting",
     "load_data": ".data",
     "predict": ".predicting",
+    "report": ".reporting",
     "train_head": ".head_training",
 }
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "load",
     "load_data",
     "predict",
+    "report",
     "train_head",
 ]
 

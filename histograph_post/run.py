@@ -9,6 +9,7 @@ predictions.csv   the outputs for the test rows
 head.safetensors  the chosen head, and head.json, how to build it
 model.safetensors its backbone, where that was trained too, and fold-0/ ..., one of every fold
 fits/             every fit: readout, fold and seed
+report.html       the report, once it has been asked for
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ RESULTS_NAME = "results.json"
 PREDICTIONS_NAME = "predictions.csv"
 HEAD_NAME = "head.safetensors"
 HEAD_CONFIG_NAME = "head.json"
+REPORT_NAME = "report.html"
 MODEL_NAME = "model.safetensors"
 FITS_NAME = "fits"
 
@@ -46,6 +48,7 @@ _FILES = (
     HEAD_NAME,
     HEAD_CONFIG_NAME,
     MODEL_NAME,
+    REPORT_NAME,
 )
 
 

@@ -1,0 +1,81 @@
+"""`histograph report`: a run or a comparison as one page."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import options as opt
+from .terminal import Terminal
+
+
+class FigureFormat(StrEnum):
+    """How figures are saved."""
+
+    PNG = "png"
+    SVG = "svg"
+
+
+def report(
+    terminal: Terminal,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN|COMPARE", help="Folder of a finished run or comparison.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="FILE.html", help="The page; RUN/report.html by default."
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", metavar="DIR", help="Save every figure as a file, too."),
+    ] = None,
+    form: Annotated[
+        FigureFormat, typer.Option("--format", help="Format of those files.")
+    ] = FigureFormat.PNG,
+    cache: Annotated[
+        Path | None,
+        typer.Option("--cache", metavar="CACHE", help="The run's cache, if it was moved."),
+    ] = None,
+    overwrite: opt.OverwriteOption = False,
+) -> None:
+    """Write what a run found as one HTML file that works offline, and its figures if asked for.
+
+    Scores with paired differences, learning curves, layer weights, over-smoothing, predictions
+    against the truth, graphs with their attention, and what it takes to repeat the run.
+    """
+    from histograph_post.reporting import report as write_report
+
+    with terminal.progress("looking at the activations") as update:
+        written = write_report(
+            run,
+            out,
+            cache=cache,
+            figures=figures,
+            form=form.value,
+            overwrite=overwrite,
+            on_progress=update,
+        )
+    for note in written.notes:
+        terminal.say(f"note: {note}")
+    terminal.table(
+        f"{written.path}",
+        ["", ""],
+        [
+            ["figures", len(written.figures)],
+            *([["saved in", figures]] if figures is not None else []),
+        ],
+    )
+    terminal.result(
+        {
+            "report": str(written.path),
+            "figures": list(written.figures),
+            "files": [str(path) for path in written.files],
+            "notes": list(written.notes),
+        },
+        next_command=f"open {written.path} in a browser",
+    )

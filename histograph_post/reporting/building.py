@@ -1,0 +1,141 @@
+"""Building a report: read the run, look at its caches, write the page and the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import OutputExistsError
+from ..files import write_text
+from ..run import REPORT_NAME, Run
+from .caches import find_caches
+from .evidence import gather_evidence
+from .figures import Figure, Format, require_matplotlib
+from .page import GENERATOR, Page
+from .record import RunRecord
+from .sections import (
+    examples_section,
+    facts_sections,
+    headline,
+    layers_section,
+    learning_section,
+    outcomes_section,
+    rank_readouts,
+    scores_section,
+    smoothing_section,
+)
+
+#: A page of ours says so in its first lines.
+_HEADER_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that was written."""
+
+    path: Path
+    #: Names of the figures in it, in order.
+    figures: tuple[str, ...]
+    #: The figures' own files, if they were asked for.
+    files: tuple[Path, ...]
+    #: What is missing, and what was sampled.
+    notes: tuple[str, ...]
+
+
+def report(
+    run: str | Path | Run,
+    out: str | Path | None = None,
+    *,
+    cache: str | Path | None = None,
+    figures: str | Path | None = None,
+    form: Format = "png",
+    overwrite: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Write what a run found as one HTML file that needs nothing else.
+
+    What needs the activations is left out, and said to be, where the cache is gone.
+
+    Args:
+        run: A finished run, or its folder; a folder of compared readouts is one too.
+        out: The file; ``report.html`` in the run's folder by default.
+        cache: The cache, or folder of per-fold caches, if it was moved.
+        figures: A folder that gets every figure as a file of its own.
+        form: ``png`` or ``svg``, for those files.
+        overwrite: Replace a file that is not an older report, and figures.
+        on_progress: Called with the steps done and the steps in all.
+    """
+    require_matplotlib()
+    record = RunRecord.open(run.folder if isinstance(run, Run) else Path(run))
+    target = record.folder / REPORT_NAME if out is None else Path(out)
+    _require_free(target, overwrite=overwrite)
+    page = build_page(record, None if cache is None else Path(cache), on_progress=on_progress)
+    files: list[Path] = []
+    if figures is not None:
+        files = _write_figures(page.figures, Path(figures), form, overwrite=overwrite)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_text(target, page.to_html())
+    return Report(
+        target, tuple(figure.name for figure in page.figures), tuple(files), tuple(page.notes)
+    )
+
+
+def build_page(
+    record: RunRecord,
+    cache: Path | None = None,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Page:
+    """Return the report of a run, not yet written."""
+    caches, missing = find_caches(record, cache)
+    notes = []
+    if not caches:
+        notes.append(f"layers, over-smoothing and examples are missing: {missing}")
+    evidence = gather_evidence(record, caches, on_progress=on_progress)
+    ranked = rank_readouts(record)
+    sections = [
+        scores_section(record, ranked),
+        learning_section(record, ranked),
+        layers_section(evidence.layer_figures),
+        smoothing_section(evidence.smoothing_figures, evidence.profile),
+        outcomes_section(record),
+        examples_section(evidence.example_figures, attended=evidence.attended),
+        *facts_sections(record),
+    ]
+    return Page(
+        title=record.name,
+        kicker=f"{record.saved.backbone.data} · {record.task.kind} · {record.task.level} level",
+        headline=headline(record, ranked),
+        notes=[*notes, *evidence.notes],
+        sections=[section for section in sections if not section.is_empty],
+    )
+
+
+def _require_free(path: Path, *, overwrite: bool) -> None:
+    """Refuse to write over anything but an older report, before anything is computed."""
+    if path.is_dir():
+        raise OutputExistsError(f"{path}: found a folder, expected a file or nothing")
+    if not path.exists() or overwrite:
+        return
+    with path.open("rb") as file:
+        if GENERATOR.encode() not in file.read(_HEADER_BYTES):
+            raise OutputExistsError(
+                f"{path}: found a file that is not a report; choose another -o, or --overwrite"
+            )
+
+
+def _write_figures(
+    figures: list[Figure], folder: Path, form: Format, *, overwrite: bool
+) -> list[Path]:
+    if folder.exists() and not folder.is_dir():
+        raise OutputExistsError(f"{folder}: found a file, expected a folder or nothing")
+    taken = [
+        f"{figure.name}.{form}" for figure in figures if (folder / f"{figure.name}.{form}").exists()
+    ]
+    if taken and not overwrite:
+        raise OutputExistsError(
+            f"{folder / taken[0]}: found a file; choose another --figures, or --overwrite"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return [figure.write(folder, form) for figure in figures]

@@ -1,0 +1,125 @@
+"""ROC and precision-recall curves of a two-class task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn import metrics as sk
+
+from ..tasks import Task
+from .figures import Chart, Figure
+from .record import Outcome, RunRecord
+from .style import DASHES, MUTED, series_colour
+from .words import number, plural
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SQUARE = (4.2, 3.7)
+
+#: Truth (0 or 1) and probability of the rows of one fit, each ``[rows]``.
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def two_class_rows(outcome: Outcome, task: Task) -> Pair:
+    """Return truth (0 or 1) and probability of the rows that have a label, each ``[rows]``."""
+    present = ~np.isnan(outcome.labels[:, 0])
+    truth = outcome.labels[present, 0] == task.classes[1]
+    return truth.astype(int), outcome.predicted[present, -1]
+
+
+def roc_figure(record: RunRecord) -> Figure | None:
+    """Draw the ROC curve of every fit; None where the test part has one class only."""
+    curves = _curves(record)
+    if not curves:
+        return None
+    areas = _means(curves, sk.roc_auc_score)
+
+    def draw(axes: Axes) -> None:
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8)
+        _draw(axes, curves, areas, lambda truth, values: sk.roc_curve(truth, values)[:2])
+        axes.set_xlabel("false positive rate")
+        axes.set_ylabel("true positive rate")
+        axes.legend(loc="lower right")
+
+    return Figure(
+        name="roc",
+        title="ROC curves",
+        caption=f"Test part, a line per fit ({plural(len(record.outcomes), 'fit')}); the numbers "
+        "are areas under the curve, means over fits.",
+        alternative=f"ROC curves; area under the curve: {_listed(areas)}.",
+        picture=Chart(draw, size=_SQUARE),
+    )
+
+
+def precision_figure(record: RunRecord) -> Figure | None:
+    """Draw precision against recall of every fit; None where there is one class only."""
+    curves = _curves(record)
+    if not curves:
+        return None
+    areas = _means(curves, sk.average_precision_score)
+    share = float(np.mean([truth.mean() for truth, _ in curves[record.head]]))
+
+    def draw(axes: Axes) -> None:
+        axes.axhline(share, color=MUTED, linewidth=0.8)
+        _draw(
+            axes,
+            curves,
+            areas,
+            lambda truth, values: sk.precision_recall_curve(truth, values)[1::-1],
+        )
+        axes.set_xlabel("recall")
+        axes.set_ylabel("precision")
+        axes.legend(loc="lower left")
+
+    return Figure(
+        name="precision-recall",
+        title="Precision and recall",
+        caption="Test part, a line per fit; the level line is the share of positives, the numbers "
+        "are average precision, means over fits.",
+        alternative=f"Precision-recall curves; average precision: {_listed(areas)}; share of "
+        f"positives {number(share)}.",
+        picture=Chart(draw, size=_SQUARE),
+    )
+
+
+def _curves(record: RunRecord) -> dict[str, list[Pair]]:
+    """Return the rows of every fit that has both classes, of the chosen readout and its rival."""
+    found = {}
+    for head in filter(None, (record.head, record.baseline)):
+        pairs = [two_class_rows(outcome, record.task) for outcome in record.outcomes_of(head)]
+        found[head] = [pair for pair in pairs if len(np.unique(pair[0])) == 2]
+    return {head: pairs for head, pairs in found.items() if pairs and found[record.head]}
+
+
+def _means(
+    curves: Mapping[str, Sequence[Pair]], score: Callable[[np.ndarray, np.ndarray], float]
+) -> dict[str, float]:
+    return {
+        head: float(np.mean([score(truth, values) for truth, values in pairs]))
+        for head, pairs in curves.items()
+    }
+
+
+def _draw(
+    axes: Axes,
+    curves: Mapping[str, Sequence[Pair]],
+    areas: Mapping[str, float],
+    line: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+) -> None:
+    """Draw a line per fit, and name each readout once."""
+    for at, (head, pairs) in enumerate(curves.items()):
+        style: dict[str, Any] = {"color": series_colour(at), "linestyle": DASHES[at]}
+        faint: dict[str, Any] = {"linewidth": 1.0, "alpha": 0.5} if len(pairs) > 1 else {}
+        for truth, values in pairs:
+            axes.plot(*line(truth, values), **style, **faint)
+        axes.plot([], [], **style, label=f"{head} ({areas[head]:.3f})")
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_aspect("equal")
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in values.items())

@@ -1,0 +1,200 @@
+"""What the activations say: everything in a report that needs the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import HistographError
+from ..storage import Cache
+from .examples import choose_examples
+from .figures import Figure
+from .graph_charts import example_figures
+from .layer_analysis import (
+    MAX_ATTENDED_NODES,
+    MAX_PAIRED_NODES,
+    Attention,
+    LayerProfile,
+    TrainedHead,
+    load_fit_head,
+    profile_layers,
+)
+from .layer_charts import (
+    evolution_figures,
+    smoothness_figures,
+    weight_sets_figure,
+    weights_figure,
+)
+from .molecules import find_molecules
+from .record import Outcome, RunRecord
+from .sampling import Sample, read_sample, sample_test_graphs
+from .weight_groups import group_weights
+from .words import plural
+
+#: Fits whose layer weights are looked at.
+MAX_FITS = 12
+
+
+@dataclass
+class Evidence:
+    """Figures and notes that come from the activations."""
+
+    layer_figures: list[Figure] = field(default_factory=list)
+    smoothing_figures: list[Figure] = field(default_factory=list)
+    profile: LayerProfile | None = None
+    example_figures: list[Figure] = field(default_factory=list)
+    #: Whether the examples are coloured by attention.
+    attended: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def gather_evidence(
+    record: RunRecord,
+    caches: Sequence[Cache],
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Evidence:
+    """Look at the test graphs of a run through its head."""
+    found = Evidence()
+    outcomes = [outcome for outcome in record.outcomes if len(outcome.rows)]
+    own = next((o for o in outcomes if (o.fold, o.seed) == record.chosen), None)
+    if not caches or own is None:
+        return found
+    steps = 3
+
+    def done(step: int) -> None:
+        if on_progress is not None:
+            on_progress(step, steps)
+
+    done(0)
+    cache = _cache_of(caches, own.fold)
+    sample = sample_test_graphs(cache, own.rows)
+    try:
+        head = load_fit_head(record, own.fold, own.seed)
+    except HistographError as error:  # what needs no head can still be shown
+        head = None
+        found.notes.append(f"layer weights and attention are missing: {error}")
+    _add_profile(found, record, cache, sample, head)
+    done(1)
+    if head is not None:
+        _add_weights(found, record, caches, outcomes, own, sample, head)
+    done(2)
+    _add_examples(found, record, cache, own, head)
+    done(3)
+    return found
+
+
+def _cache_of(caches: Sequence[Cache], fold: int) -> Cache:
+    return caches[fold] if len(caches) > 1 else caches[0]
+
+
+def _about(sample: Sample) -> str:
+    """Return what was looked at, for captions."""
+    if sample.total == 1:
+        return "one graph"
+    graphs = f"{len(sample.graphs):,} graphs"
+    if not sample.is_whole:
+        graphs += f" of {sample.total:,}, chosen by a seed,"
+    return f"median and quartiles over {graphs} with test rows"
+
+
+def _add_profile(
+    found: Evidence, record: RunRecord, cache: Cache, sample: Sample, head: TrainedHead | None
+) -> None:
+    largest = int(np.diff(sample.ptr).max())
+    stages: dict[str, Tensor] = {}
+    if head is not None and largest <= MAX_ATTENDED_NODES:
+        stages = head.embeddings(sample)
+    about = _about(sample)
+    profile = profile_layers(sample, cache.layer_names, stages)
+    found.profile = profile
+    found.smoothing_figures = smoothness_figures(profile, about=about)
+    found.layer_figures += evolution_figures(profile, about=about)
+    if not sample.is_whole:
+        found.notes.append(
+            f"layers and over-smoothing: {len(sample.graphs):,} of {sample.total:,} test graphs, "
+            "chosen by a seed"
+        )
+    if largest > MAX_PAIRED_NODES:
+        found.notes.append(
+            f"over-smoothing: pairs of {MAX_PAIRED_NODES:,} nodes of each larger graph, chosen by "
+            "a seed"
+        )
+    if not stages and head is not None:
+        because = (
+            f"a graph has {largest:,} nodes, more than {MAX_ATTENDED_NODES:,}"
+            if largest > MAX_ATTENDED_NODES
+            else f"{record.head} turns a graph into one row at once"
+        )
+        found.notes.append(f"over-smoothing: no node embeddings of the head, {because}")
+
+
+def _add_weights(
+    found: Evidence,
+    record: RunRecord,
+    caches: Sequence[Cache],
+    outcomes: Sequence[Outcome],
+    own: Outcome,
+    sample: Sample,
+    head: TrainedHead,
+) -> None:
+    """Add the layer weights over the test graphs of every fit."""
+    if int(np.diff(sample.ptr).max()) > MAX_ATTENDED_NODES:
+        return
+    parts: list[tuple[Attention, np.ndarray]] = []
+    chosen = [own, *(outcome for outcome in outcomes if outcome is not own)][:MAX_FITS]
+    for outcome in chosen:
+        cache = _cache_of(caches, outcome.fold)
+        looked_at, trained = sample, head
+        if outcome is not own:
+            try:
+                trained = load_fit_head(record, outcome.fold, outcome.seed)
+            except HistographError:  # a fit whose folder was cleared away
+                continue
+            looked_at = sample_test_graphs(cache, outcome.rows)
+        attention = trained.attention(looked_at)
+        if attention is None:
+            return
+        parts.append((attention, cache.labels()[cache.label_ptr[looked_at.graphs]]))
+    if len(outcomes) > len(parts):
+        found.notes.append(f"layer weights: {len(parts)} of {len(outcomes)} fits")
+    weights = np.concatenate([attention.layer_weights for attention, _ in parts])
+    labels = np.concatenate([labels for _, labels in parts])
+    first = len(sample.layers) - weights.shape[2]
+    about = f"over the test graphs of {plural(len(parts), 'fit')}"
+    if not sample.is_whole:
+        about += f", at most {len(sample.graphs)} of each"
+    groups = group_weights(weights.mean(axis=1), labels, record.task)
+    figures = [weights_figure(groups, first, about=about)]
+    if weights.shape[1] > 1:
+        figures.append(weight_sets_figure(weights, first, about=about))
+    found.layer_figures = [*figures, *found.layer_figures]
+
+
+def _add_examples(
+    found: Evidence, record: RunRecord, cache: Cache, own: Outcome, head: TrainedHead | None
+) -> None:
+    examples = choose_examples(own, record.task, cache)
+    graphs = np.unique([example.graph for example in examples]).astype(np.int64)
+    if not len(graphs):
+        return
+    attention: dict[int, np.ndarray] = {}
+    if head is not None and int(cache.num_nodes[graphs].max()) <= MAX_ATTENDED_NODES:
+        sample = read_sample(cache, graphs, len(graphs))
+        looked = head.attention(sample)
+        if looked is not None:
+            pieces = np.split(looked.node_attention, sample.ptr[1:-1])
+            attention = dict(zip(graphs.tolist(), pieces, strict=True))
+    molecules = find_molecules(cache, graphs.tolist()) if record.task.level == "graph" else {}
+    found.attended = bool(attention)
+    found.example_figures = example_figures(examples, cache, attention, molecules)
+    kind = cache.manifest.data.spec.partition(":")[0]
+    missing = len(graphs) - len(molecules)
+    if kind in ("smiles", "ogbg") and record.task.level == "graph" and missing:
+        found.notes.append(
+            f"{plural(missing, 'molecule')} drawn as graphs: RDKit or {cache.manifest.data.spec} "
+            "is not there any more"
+        )

@@ -1,0 +1,123 @@
+"""Figures: drawn once, as part of the page or as files of their own."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ..errors import MissingExtraError
+from ..files import atomic_path
+from .style import PAPER, SETTINGS, VARIABLES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Format = Literal["png", "svg"]
+
+#: Dots per inch of png files: enough for print.
+_RESOLUTION = 300
+
+#: Width and height in inches. Small: two stand side by side on a desk, one fills a phone.
+STANDARD_SIZE = (4.2, 2.9)
+
+
+class Picture(Protocol):
+    """Anything that can be drawn."""
+
+    def render(self, form: Format) -> bytes:
+        """Return the picture as a file."""
+        ...
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture made with matplotlib.
+
+    Args:
+        draw: Called with empty axes.
+        size: Width and height in inches.
+    """
+
+    draw: Callable[[Axes], None]
+    size: tuple[float, float] = STANDARD_SIZE
+
+    def render(self, form: Format) -> bytes:
+        """Return the picture as a file."""
+        matplotlib = require_matplotlib()
+        from matplotlib.figure import Figure as Canvas
+
+        stream = io.BytesIO()
+        # Without a date the same figure has the same bytes.
+        metadata = {"Date": None} if form == "svg" else {"Software": "histograph-post"}
+        with matplotlib.rc_context(dict(SETTINGS)):
+            canvas = Canvas(figsize=self.size, layout="constrained")
+            self.draw(canvas.subplots())
+            facecolor = PAPER if form == "png" else "none"
+            canvas.savefig(
+                stream, format=form, dpi=_RESOLUTION, metadata=metadata, facecolor=facecolor
+            )
+        return stream.getvalue()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture with its words.
+
+    Args:
+        name: Name of its file, without a suffix; unique in a report.
+        title: A few words above it.
+        caption: What is drawn, and how it was measured.
+        alternative: What a reader would see, in words, for those who do not see it.
+        picture: The picture.
+    """
+
+    name: str
+    title: str
+    caption: str
+    alternative: str
+    picture: Picture
+
+    def inline(self) -> str:
+        """Return the picture as SVG for the page, in the colours of the reader's theme."""
+        svg = self.picture.render("svg").decode()
+        svg = svg[svg.index("<svg") :]
+        svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+        # Names must be unique in the page, not only in the figure.
+        svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-", svg)
+        for colour, variable in VARIABLES.items():
+            svg = re.sub(colour, f"var({variable})", svg, flags=re.IGNORECASE)
+        svg = _as_style(svg)
+        box = re.search(r'viewBox=["\']([^"\']*)["\']', svg)
+        assert box is not None  # both libraries write one
+        body = svg[svg.index(">") + 1 :]
+        words = f"<title>{escape(self.title)}</title><desc>{escape(self.alternative)}</desc>"
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+            f'viewBox="{box[1]}" role="img" aria-label="{escape(self.alternative)}">{words}{body}'
+        )
+
+    def write(self, folder: Path, form: Format) -> Path:
+        """Write the picture to a file of its own."""
+        path = folder / f"{self.name}.{form}"
+        with atomic_path(path) as partial:
+            partial.write_bytes(self.picture.render(form))
+        return path
+
+
+def _as_style(svg: str) -> str:
+    """Move variables from attributes, where they mean nothing, into styles."""
+    return re.sub(r'\b(fill|stroke)="(var\([^)]*\))"', r'style="\1:\2"', svg)
+
+
+def require_matplotlib() -> Any:
+    """Return matplotlib, which is an optional dependency."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtraError("a report", extra="report") from None
+    return matplotlib

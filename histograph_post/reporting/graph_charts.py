@@ -1,0 +1,166 @@
+"""Graphs as figures: nodes coloured by the attention they receive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..storage import Cache, CachedGraph
+from .examples import MAX_DRAWN_NODES, Example
+from .figures import Chart, Figure, Picture
+from .graph_layouts import layout
+from .molecules import MoleculePicture
+from .style import INK, MUTED, PAPER, RIVAL
+from .words import plural
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Nodes of a neighbourhood that are drawn around a node or a pair.
+_NEIGHBOURHOOD = 30
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The part of a graph that is drawn."""
+
+    #: Which nodes of the graph, ``[drawn]``.
+    nodes: np.ndarray
+    #: Pairs of drawn nodes, each once, ``[2, edges]``.
+    edges: np.ndarray
+    #: Drawn nodes that the prediction is about.
+    marked: tuple[int, ...]
+
+
+def example_figures(
+    examples: Sequence[Example],
+    cache: Cache,
+    attention: Mapping[int, np.ndarray],
+    molecules: Mapping[int, Any],
+) -> list[Figure]:
+    """Draw the graphs, or the neighbourhoods, of some test rows.
+
+    Args:
+        examples: What to draw.
+        cache: Holds the graphs.
+        attention: Graph -> what each of its nodes receives, ``[num_nodes]``; empty if unknown.
+        molecules: Graph -> its molecule, where it is one.
+    """
+    return [
+        _figure(example, cache[example.graph], cache, attention, molecules.get(example.graph))
+        for example in examples
+    ]
+
+
+def _figure(
+    example: Example,
+    graph: CachedGraph,
+    cache: Cache,
+    attention: Mapping[int, np.ndarray],
+    molecule: Any,
+) -> Figure:
+    received = attention.get(example.graph)
+    num_nodes = int(cache.num_nodes[example.graph])
+    focus = _focus(example, graph, cache)
+    shares = None if received is None else received / max(float(received.max()), 1e-12)
+    picture: Picture
+    if molecule is not None:
+        drawn = Drawn(np.arange(num_nodes), np.empty((2, 0), int), ())
+        picture = MoleculePicture(molecule, shares)
+    else:
+        drawn = _part(graph, num_nodes, focus)
+        picture = Chart(
+            lambda axes: _draw(axes, drawn, None if shares is None else shares[drawn.nodes]),
+            size=(3.0, 2.1),
+        )
+    size = plural(num_nodes, "atom" if molecule is not None else "node")
+    if len(drawn.nodes) < num_nodes:
+        size = f"{len(drawn.nodes)} of {size}"
+    said = ""
+    if received is not None:
+        times = float(received[drawn.nodes].max()) * num_nodes
+        said = f"; the strongest colour is {times:.1f} times the mean attention"
+    return Figure(
+        name=f"example-{example.rank}-{example.place}",
+        title=f"{example.rank.capitalize()} {example.place}: {example.name}",
+        caption=f"{example.words}; {size}{said}.",
+        alternative=f"Drawing of {'molecule' if molecule is not None else 'graph'} {example.name} "
+        f"with {size}, {example.words}{said}.",
+        picture=picture,
+    )
+
+
+def _focus(example: Example, graph: CachedGraph, cache: Cache) -> tuple[int, ...]:
+    """Return the nodes a row is about: none for a graph, one for a node, two for a link."""
+    level = cache.manifest.layout.level
+    within = example.row - int(cache.label_ptr[example.graph])
+    if level == "graph":
+        return ()
+    if level == "node":
+        return (within,)
+    assert graph.edge_label_index is not None  # of links
+    return tuple(graph.edge_label_index[:, within].tolist())
+
+
+def _part(graph: CachedGraph, num_nodes: int, focus: tuple[int, ...]) -> Drawn:
+    """Return a small graph whole, or the neighbourhood of what the row is about."""
+    edges = np.empty((2, 0), int) if graph.edge_index is None else graph.edge_index.numpy()
+    nodes = np.arange(num_nodes)
+    if focus and num_nodes > MAX_DRAWN_NODES:
+        nodes = neighbourhood(edges, focus, _NEIGHBOURHOOD)
+    kept = np.isin(edges, nodes).all(axis=0) & (edges[0] != edges[1])
+    places = np.searchsorted(nodes, edges[:, kept])  # [2, edges]
+    return Drawn(
+        nodes=nodes,
+        edges=np.unique(np.sort(places, axis=0), axis=1),
+        marked=tuple(int(np.searchsorted(nodes, node)) for node in focus),
+    )
+
+
+def neighbourhood(edges: np.ndarray, focus: Sequence[int], size: int) -> np.ndarray:
+    """Return the nodes nearest to some nodes, breadth first, at most ``size``: ascending."""
+    found = list(dict.fromkeys(focus))
+    seen = set(found)
+    for node in found:  # grows while it is walked
+        around = np.concatenate([edges[1, edges[0] == node], edges[0, edges[1] == node]])
+        for other in np.unique(around).tolist():
+            if len(found) >= size:
+                return np.sort(found)
+            if other not in seen:
+                seen.add(other)
+                found.append(other)
+    return np.sort(found)
+
+
+def _draw(axes: Axes, drawn: Drawn, shares: np.ndarray | None) -> None:
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgba
+
+    places = layout(len(drawn.nodes), drawn.edges)  # [drawn, 2]
+    axes.set_axis_off()
+    axes.set_aspect("equal")
+    axes.margins(0.1)
+    axes.add_collection(
+        LineCollection(places[drawn.edges.T], colors=MUTED, linewidths=0.8, zorder=1)
+    )
+    if len(drawn.marked) == 2:
+        axes.plot(*places[list(drawn.marked)].T, color=INK, linestyle=":", linewidth=1.4, zorder=1)
+    size = 90.0 if len(drawn.nodes) <= 20 else 45.0
+    ring = [1.8 if at in drawn.marked else 0.7 for at in range(len(drawn.nodes))]
+    # Paper first: an edge must not shine through a node.
+    x, y = places.T
+    axes.scatter(x, y, s=size, color=PAPER, linewidths=0, zorder=2, clip_on=False)
+    values = np.zeros(len(drawn.nodes)) if shares is None else shares
+    axes.scatter(
+        x,
+        y,
+        s=size,
+        facecolors=[to_rgba(RIVAL, 0.05 + 0.9 * float(value)) for value in values],
+        edgecolors=INK,
+        linewidths=ring,
+        zorder=3,
+        clip_on=False,
+    )

@@ -1,0 +1,171 @@
+"""What the layers of a backbone and a head on top of them do to the nodes of the test graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..heads.histograph import HistoGraphHead
+from ..heads.node_embeddings import node_embeddings
+from .record import RunRecord
+from .sampling import Sample
+from .smoothness import (
+    cosine_distance_to,
+    dirichlet_energy,
+    distance_to,
+    mean_cosine_distance,
+    mean_pairwise_distance,
+)
+
+#: Nodes of a graph whose pairs are measured, and edges; of more, so many are chosen by a seed.
+MAX_PAIRED_NODES = 1000
+MAX_EDGES = 200_000
+
+#: A graph of more nodes is not attended to for a report: it takes a time with the square of them.
+MAX_ATTENDED_NODES = 20_000
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Quartiles:
+    """A quantity over graphs: the middle half of them, and the one in the middle.
+
+    Not the mean: a few graphs with an atom that training hardly saw would make all of it.
+    """
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Quartiles:
+        """Return the quartiles of the values that are there; NaN without any."""
+        present = [value for value in values if value == value]
+        return cls(*np.quantile(present or [np.nan], [0.25, 0.5, 0.75]).tolist())
+
+
+@dataclass(frozen=True)
+class Smoothness:
+    """The three measures of over-smoothing of some embeddings."""
+
+    pairwise: Quartiles
+    #: NaN for a cache without edges.
+    dirichlet: Quartiles
+    cosine: Quartiles
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """What is measured layer by layer."""
+
+    names: tuple[str, ...]
+    smoothness: tuple[Smoothness, ...]
+    #: Distance to the last layer; None where a layer is not as wide.
+    distance: tuple[Quartiles | None, ...]
+    cosine_distance: tuple[Quartiles | None, ...]
+    #: The measures of over-smoothing at each stage of the head; empty for one that pools at once.
+    head: Mapping[str, Smoothness]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What a HistoGraph head paid attention to in a sample."""
+
+    #: Weight of each kept layer, ``[num_graphs, layer_heads, layers]``.
+    layer_weights: np.ndarray
+    #: What each node received, ``[num_nodes]``.
+    node_attention: np.ndarray
+
+
+@dataclass(frozen=True)
+class TrainedHead:
+    """A head of a run, ready to look at a sample."""
+
+    head: nn.Module
+    #: What rows go through before they reach it.
+    standardizer: nn.Module | None
+
+    def prepared(self, sample: Sample) -> Tensor | list[Tensor]:
+        """Return the history as the head was trained on it."""
+        layers = sample.layers
+        if self.standardizer is not None:
+            layers = self.standardizer(layers)  # L of [num_nodes, D_l]
+        uniform = len({layer.size(1) for layer in layers}) == 1
+        return torch.stack(layers, dim=1) if uniform else layers  # [num_nodes, L, D]
+
+    def embeddings(self, sample: Sample) -> dict[str, Tensor]:
+        """Return what the head makes of each node, stage by stage: ``[num_nodes, width]``."""
+        return node_embeddings(
+            self.head, self.prepared(sample), sample.batch, num_graphs=len(sample.graphs)
+        )
+
+    def attention(self, sample: Sample) -> Attention | None:
+        """Return the layer weights and the node attention; None for another kind of head."""
+        if not isinstance(self.head, HistoGraphHead):
+            return None
+        found = self.head.explain(
+            self.prepared(sample), sample.batch, num_graphs=len(sample.graphs), standardized=True
+        )
+        weights = found.layer_weights.numpy()  # [num_graphs, layers] or [num_graphs, heads, layers]
+        if weights.ndim == 2:
+            weights = weights[:, None]
+        return Attention(weights, found.node_attention.numpy())
+
+
+def load_fit_head(record: RunRecord, fold: int, seed: int) -> TrainedHead:
+    """Load the head of one fit of the chosen readout; the run's own one from the top folder."""
+    saved = record.saved
+    if (fold, seed) != record.chosen:
+        saved = saved.of_fit(record.fit_folder(record.head, fold, seed))
+    head, standardizer = saved.build()
+    return TrainedHead(head.eval(), standardizer)
+
+
+def profile_layers(
+    sample: Sample, names: Sequence[str], stages: Mapping[str, Tensor]
+) -> LayerProfile:
+    """Measure every layer of a sample, and every stage ``[num_nodes, width]`` of the head."""
+    last = sample.layers[-1]
+
+    def to_last(measure: Callable[[Tensor, Tensor], float]) -> tuple[Quartiles | None, ...]:
+        return tuple(
+            Quartiles.of([measure(layer[nodes], last[nodes]) for nodes, _ in sample.slices()])
+            if layer.size(1) == last.size(1)
+            else None
+            for layer in sample.layers
+        )
+
+    return LayerProfile(
+        names=tuple(names),
+        smoothness=tuple(measure_smoothness(layer, sample) for layer in sample.layers),
+        distance=to_last(distance_to),
+        cosine_distance=to_last(cosine_distance_to),
+        head={name: measure_smoothness(rows, sample) for name, rows in stages.items()},
+    )
+
+
+def measure_smoothness(rows: Tensor, sample: Sample) -> Smoothness:
+    """Measure embeddings ``[num_nodes, dim]`` in every graph that has a pair of nodes."""
+    random = np.random.default_rng(_SEED)
+    found: list[tuple[float, float, float]] = []
+    for nodes, edges in sample.slices():
+        graph = rows[nodes]  # [nodes of the graph, dim]
+        if len(graph) < 2:
+            continue
+        energy = float("nan")
+        if edges is not None:
+            share = 1.0
+            if edges.size(1) > MAX_EDGES:
+                kept = random.choice(edges.size(1), MAX_EDGES, replace=False)
+                share, edges = MAX_EDGES / edges.size(1), edges[:, torch.from_numpy(kept)]
+            energy = dirichlet_energy(graph, edges) / share
+        if len(graph) > MAX_PAIRED_NODES:
+            chosen = random.choice(len(graph), MAX_PAIRED_NODES, replace=False)
+            graph = graph[torch.from_numpy(chosen)]
+        found.append((mean_pairwise_distance(graph), energy, mean_cosine_distance(graph)))
+    return Smoothness(*(Quartiles.of([values[at] for values in found]) for at in range(3)))

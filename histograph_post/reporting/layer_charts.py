@@ -1,0 +1,227 @@
+"""Layers as figures: what they weigh, how far they are from the last, how alike their nodes are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .cells import draw_cells
+from .figures import Chart, Figure
+from .layer_analysis import LayerProfile, Quartiles, Smoothness
+from .style import CHOSEN, DASHES, MARKERS, MUTED, RIVAL, series_colour
+from .words import MINUS, number, plural
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Layers that are named at the axis; of more, every so many are numbered.
+_MAX_TICKS = 12
+
+#: Up to so many layers each one has a marker.
+_MARKED_LAYERS = 24
+
+#: Up to so many layers there is room to write each weight down.
+_WRITTEN_LAYERS = 10
+
+#: A quantity that changes by more than this factor over the layers is drawn on a logarithmic axis.
+_LOGARITHMIC = 50.0
+
+
+def layer_axis(axes: Axes, num_layers: int, first: int = 0) -> None:
+    """Number the layers; layer 0 is the embedded input."""
+    step = -(-num_layers // _MAX_TICKS)
+    places = np.arange(0, num_layers, step)
+    axes.set_xticks(places, [str(first + place) for place in places])
+    axes.set_xlabel("layer")
+
+
+def weights_figure(weights: Mapping[str, np.ndarray], first: int, *, about: str) -> Figure:
+    """Draw the signed weight of each layer per class.
+
+    Args:
+        weights: Class -> weights, averaged over the sets of weights, ``[graphs, layers]``.
+        first: Number of the first layer that is kept.
+        about: How the spread came about.
+    """
+    means = {name: values.mean(axis=0) for name, values in weights.items()}
+    num_layers = len(next(iter(means.values())))
+
+    def draw(axes: Axes) -> None:
+        places = np.arange(num_layers)
+        axes.axhline(0, color=MUTED, linewidth=0.8)
+        for at, (name, values) in enumerate(weights.items()):
+            mean, deviation = values.mean(axis=0), values.std(axis=0)  # [layers]
+            colour = series_colour(at)
+            axes.fill_between(
+                places, mean - deviation, mean + deviation, color=colour, alpha=0.14, linewidth=0
+            )
+            axes.plot(
+                places,
+                mean,
+                color=colour,
+                linestyle=DASHES[at % len(DASHES)],
+                marker=MARKERS[at % len(MARKERS)] if num_layers <= _MARKED_LAYERS else None,
+                label=name,
+            )
+        layer_axis(axes, num_layers, first)
+        axes.set_ylabel("layer weight (signed)")
+        if len(weights) > 1:
+            axes.legend(loc="best", ncols=2 if len(weights) > 4 else 1)
+
+    shown = "; ".join(
+        f"{name}: "
+        + ", ".join(f"layer {layer} {number(w, 3)}" for layer, w in enumerate(mean, first))
+        for name, mean in means.items()
+    )
+    return Figure(
+        name="layer-weights",
+        title="Layer weights by class" if len(weights) > 1 else "Layer weights",
+        caption=f"Mean weight of each layer and one standard deviation, {about}. Layer 0 is the "
+        "embedded input; a negative weight subtracts a layer.",
+        alternative=f"Mean signed layer weights. {shown}.",
+        picture=Chart(draw),
+    )
+
+
+def weight_sets_figure(weights: np.ndarray, first: int, *, about: str) -> Figure:
+    """Draw the weights of each set on its own: ``[graphs, layer_heads, layers]``."""
+    means = weights.mean(axis=0)  # [layer_heads, layers]
+
+    def draw(axes: Axes) -> None:
+        reach = max(float(np.abs(means).max()), 1e-9)
+        small = means.shape[1] <= _WRITTEN_LAYERS
+        texts = [[f"{value:.2f}" if small else "" for value in row] for row in means]
+        draw_cells(axes, means / reach, texts, colour=CHOSEN, negative=RIVAL)
+        axes.set_yticks(range(len(means)), [str(row + 1) for row in range(len(means))])
+        axes.set_ylabel("set of channels")
+        layer_axis(axes, means.shape[1], first)
+
+    shown = "; ".join(
+        f"set {row + 1}: " + ", ".join(number(float(v), 3) for v in values)
+        for row, values in enumerate(means)
+    )
+    return Figure(
+        name="layer-weight-sets",
+        title="Layer weights by set of channels",
+        caption="The head weighs the layers anew for each slice of its channels. Blue adds a "
+        f"layer, orange subtracts it; means {about}.",
+        alternative=f"Mean weight of layers {first} to {first + means.shape[1] - 1}. {shown}.",
+        picture=Chart(draw, size=(4.2, max(1.8, 1.0 + 0.34 * len(means)))),
+    )
+
+
+def evolution_figures(profile: LayerProfile, *, about: str) -> list[Figure]:
+    """Draw the distance of each layer to the last."""
+    skipped = sum(value is None for value in profile.distance)
+    note = f" {plural(skipped, 'layer')} of another width left out." if skipped else ""
+    if len(profile.distance) - skipped < 2:
+        return []
+    return [
+        _line_figure(
+            "evolution-distance",
+            "Distance of each layer to the last",
+            f"Mean over the nodes of a graph of |x_l {MINUS} x_last|, as captured; {about}.{note}",
+            "distance to the last layer",
+            profile.distance,
+        ),
+        _line_figure(
+            "evolution-cosine",
+            "Direction of each layer and the last",
+            f"Mean over the nodes of a graph of 1 {MINUS} cos(x_l, x_last), whatever the scale: 0 "
+            f"is the same direction; {about}.{note}",
+            "cosine distance to the last layer",
+            profile.cosine_distance,
+        ),
+    ]
+
+
+def smoothness_figures(profile: LayerProfile, *, about: str) -> list[Figure]:
+    """Draw the measures of over-smoothing per layer, and of what the head makes of the nodes."""
+    measures: list[tuple[str, str, str, str, Callable[[Smoothness], Quartiles]]] = [
+        (
+            "smoothing-distance",
+            "Mean pairwise distance",
+            "Mean Euclidean distance of two nodes of a graph",
+            "mean pairwise distance",
+            lambda found: found.pairwise,
+        ),
+        (
+            "smoothing-dirichlet",
+            "Dirichlet energy",
+            f"Sum of |x_u {MINUS} x_v|² over the edges of a graph, divided by its nodes",
+            "Dirichlet energy",
+            lambda found: found.dirichlet,
+        ),
+        (
+            "smoothing-cosine",
+            "Mean average distance (MAD)",
+            f"Mean of 1 {MINUS} cos over the pairs of nodes of a graph, whatever the scale",
+            "MAD",
+            lambda found: found.cosine,
+        ),
+    ]
+    figures = []
+    for name, title, caption, label, measure in measures:
+        values = [measure(layer) for layer in profile.smoothness]
+        if any(value.median == value.median for value in values):
+            stages = {stage: measure(found) for stage, found in profile.head.items()}
+            figures.append(_line_figure(name, title, f"{caption}; {about}.", label, values, stages))
+    return figures
+
+
+def _line_figure(
+    name: str,
+    title: str,
+    caption: str,
+    label: str,
+    values: Sequence[Quartiles | None],
+    stages: Mapping[str, Quartiles] | None = None,
+) -> Figure:
+    """Draw a quantity per layer, and what it is at the stages of the head as level lines.
+
+    Without stages it is a distance to the last layer, which ends at zero.
+    """
+    medians = [np.nan if value is None else value.median for value in values]
+    levels = {
+        stage: found.median
+        for stage, found in (stages or {}).items()
+        if found.median == found.median
+    }
+    positive = [value for value in (*medians, *levels.values()) if value > 0]
+    logarithmic = stages is not None and max(positive, default=0.0) > _LOGARITHMIC * min(
+        positive, default=0.0
+    )
+
+    def draw(axes: Axes) -> None:
+        low, middle, high = (
+            np.array([np.nan if value is None else getattr(value, part) for value in values])
+            for part in ("low", "median", "high")
+        )
+        if logarithmic:
+            axes.set_yscale("log", nonpositive="mask")
+        places = np.arange(len(values))
+        axes.fill_between(places, low, high, color=CHOSEN, alpha=0.14, linewidth=0)
+        axes.plot(
+            places,
+            middle,
+            color=CHOSEN,
+            marker="o" if len(values) <= _MARKED_LAYERS else None,
+            clip_on=False,
+            label="layers of the backbone",
+        )
+        for at, (stage, level) in enumerate(levels.items(), start=1):
+            axes.axhline(
+                level, color=series_colour(at), linestyle=DASHES[at], label=f"head: {stage}"
+            )
+        if levels:
+            axes.figure.legend(loc="outside lower left", ncols=2)
+        if not logarithmic:
+            axes.set_ylim(bottom=0.0)
+        layer_axis(axes, len(values))
+        axes.set_ylabel(label)
+
+    shown = ", ".join(f"layer {at} {number(value)}" for at, value in enumerate(medians))
+    head = "".join(f"; head, {stage}: {number(level)}" for stage, level in levels.items())
+    return Figure(name, title, caption, f"{label}: {shown}{head}.", Chart(draw))

@@ -1,0 +1,174 @@
+"""Scores as figures: the readouts ranked, and how they learned."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..head_results import OWN
+from ..summaries import Summary
+from .figures import Chart, Figure
+from .record import RunRecord
+from .style import CHOSEN, DASHES, GRID, INK, MUTED, RIVAL, series_colour
+from .words import metric_name, number, spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Readouts whose learning curves are drawn at most: more lines cannot be told apart.
+_MAX_CURVES = 6
+#: Up to so many names there is room for inside the axes.
+_MAX_INSIDE = 3
+
+
+def ranking_figure(record: RunRecord, ranked: Mapping[str, Summary]) -> Figure:
+    """Draw the test score of every readout, best first."""
+    names = list(ranked)
+    summaries = list(ranked.values())
+    metric = metric_name(record.results["metric"])
+
+    def draw(axes: Axes) -> None:
+        places = np.arange(len(names))[::-1]
+        for place, name, summary in zip(places, names, summaries, strict=True):
+            colour = {record.head: CHOSEN, record.baseline: RIVAL}.get(name, MUTED)
+            scores = _test_scores(record, name)
+            axes.scatter(scores, [place] * len(scores), s=9, color=colour, alpha=0.35, linewidths=0)
+            axes.errorbar(
+                summary.mean,
+                place,
+                xerr=summary.deviation or None,
+                fmt="D" if name == OWN else "o",
+                color=colour,
+                markersize=5,
+                elinewidth=1.6,
+                capsize=3,
+            )
+        axes.set_yticks(places, names)
+        axes.tick_params(axis="y", colors=INK, length=0)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(
+            f"test {metric}" + ("" if record.results["higher_is_better"] else " (lower is better)")
+        )
+        axes.set_ylim(-0.6, len(names) - 0.4)
+
+    shown = "; ".join(f"{n} {spread(s.mean, s.deviation)}" for n, s in ranked.items())
+    return Figure(
+        name="ranking",
+        title=f"Test {metric} of every readout",
+        caption="Mean and standard deviation over folds and seeds; each fit is a faint dot.",
+        alternative=f"Readouts from best to worst by test {metric}: {shown}.",
+        picture=Chart(draw, size=(4.2, max(1.7, 0.9 + 0.27 * len(names)))),
+    )
+
+
+def _test_scores(record: RunRecord, name: str) -> list[float]:
+    return list(record.scores(name, "test").values())
+
+
+def learning_figures(record: RunRecord, ranked: Sequence[str]) -> list[Figure]:
+    """Draw what was measured after every epoch."""
+    fits: dict[str, dict[tuple[int, int], list[dict[str, Any]]]] = defaultdict(dict)
+    for line in record.log:
+        fits[line["head"]].setdefault((line["fold"], line["seed"]), []).append(line)
+    found = [_valid_figure(record, fits, ranked), _loss_figure(record, fits.get(record.head, {}))]
+    return [figure for figure in found if figure is not None]
+
+
+Fits = Mapping[tuple[int, int], Sequence[Mapping[str, Any]]]
+
+
+def _curves(fits: Fits, key: str) -> list[np.ndarray]:
+    """Return what one quantity was after every epoch of each fit: ``[epochs]`` each."""
+    return [
+        np.array([line[key] for line in lines])
+        for lines in fits.values()
+        if all(key in line for line in lines)
+    ]
+
+
+def _draw_curves(axes: Axes, curves: Sequence[np.ndarray], style: Mapping[str, Any]) -> None:
+    """Draw each fit thinly, and their mean over the epochs that all of them reached."""
+    for curve in curves if len(curves) > 1 else []:
+        axes.plot(np.arange(1, len(curve) + 1), curve, color=style["color"], alpha=0.25, lw=0.7)
+    common = min(len(curve) for curve in curves)
+    mean = np.mean([curve[:common] for curve in curves], axis=0)
+    axes.plot(np.arange(1, common + 1), mean, marker="o" if common == 1 else None, **style)
+
+
+def _valid_figure(
+    record: RunRecord, fits: Mapping[str, Fits], ranked: Sequence[str]
+) -> Figure | None:
+    metric = record.results["metric"]
+    wanted = dict.fromkeys([record.head, *([record.baseline] if record.baseline else []), *ranked])
+    curves = {
+        name: found for name in wanted if (found := _curves(fits.get(name, {}), f"valid_{metric}"))
+    }
+    shown = dict(list(curves.items())[:_MAX_CURVES])
+    if not shown:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for at, (name, found) in enumerate(shown.items()):
+            style = {"color": series_colour(at), "linestyle": DASHES[at], "label": name}
+            _draw_curves(axes, found, style)
+        axes.set_xlabel("epoch")
+        axes.locator_params(axis="x", integer=True)
+        axes.set_ylabel(f"validation {metric_name(metric)}")
+        if len(shown) > _MAX_INSIDE:
+            axes.figure.legend(loc="outside lower left", ncols=3)
+        else:
+            axes.legend(loc="best")
+
+    ends = "; ".join(
+        f"{name} begins at {number(np.mean([c[0] for c in found]))} and ends at "
+        f"{number(np.mean([c[-1] for c in found]))}"
+        for name, found in shown.items()
+    )
+    left_out = len(curves) - len(shown)
+    return Figure(
+        name="learning-validation",
+        title=f"Validation {metric_name(metric)} while training",
+        caption="Thin lines are single fits, the thick line is their mean over the epochs that all "
+        "of them reached." + (f" {left_out} more readouts are not drawn." if left_out else ""),
+        alternative=f"Validation {metric_name(metric)} by epoch. {ends}.",
+        picture=Chart(draw),
+    )
+
+
+def _loss_figure(record: RunRecord, fits: Fits) -> Figure | None:
+    found = {"training": _curves(fits, "loss"), "validation": _curves(fits, "valid_loss")}
+    drawn = {name: curves for name, curves in found.items() if curves}
+    if not drawn:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for at, (name, curves) in enumerate(drawn.items()):
+            style = {"color": series_colour(at), "linestyle": DASHES[at], "label": name}
+            _draw_curves(axes, curves, style)
+        best = [
+            fit["best_epoch"]
+            for fit in record.results["fits"]
+            if fit["head"] == record.head and fit.get("best_epoch") is not None
+        ]
+        for epoch in best:
+            axes.axvline(epoch + 1, color=GRID, linewidth=1.0, zorder=0)
+        axes.set_xlabel("epoch")
+        axes.locator_params(axis="x", integer=True)
+        axes.set_ylabel("loss")
+        axes.legend(loc="best")
+
+    ends = "; ".join(
+        f"{name} loss goes from {number(np.mean([c[0] for c in curves]))} to "
+        f"{number(np.mean([c[-1] for c in curves]))}"
+        for name, curves in drawn.items()
+    )
+    return Figure(
+        name="learning-loss",
+        title=f"Loss of {record.head}",
+        caption="Thin lines are single fits; grey verticals mark the epoch that validation chose.",
+        alternative=f"Loss by epoch: {ends}.",
+        picture=Chart(draw),
+    )

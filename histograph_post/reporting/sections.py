@@ -1,0 +1,198 @@
+"""The sections of a report, from what is known of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..head_results import OWN
+from ..summaries import Summary, paired_difference, summarize
+from .facts import repeat_command, run_facts
+from .figures import Figure
+from .layer_analysis import LayerProfile, Smoothness
+from .outcome_charts import outcome_figures
+from .page import Section, Table
+from .record import RunRecord
+from .score_charts import learning_figures, ranking_figure
+from .words import MISSING, difference, metric_name, number, plural, spread
+
+
+def rank_readouts(record: RunRecord) -> dict[str, Summary]:
+    """Return the test score of every readout, the checkpoint's own one among them, best first."""
+    found = {}
+    for name, row in record.results["readouts"].items():
+        if row["test"] is not None:
+            found[name] = Summary(**row["test"])
+    sign = -1 if record.results["higher_is_better"] else 1
+    return dict(sorted(found.items(), key=lambda pair: sign * pair[1].mean))
+
+
+def headline(record: RunRecord, ranked: Mapping[str, Summary]) -> str:
+    """Return the result in a sentence."""
+    metric = metric_name(record.results["metric"])
+    own = ranked.get(record.head)
+    if own is None:
+        return f"{record.head} was trained; no test part has a {metric}."
+    said = f"{record.head}: test {metric} {_mean_and_deviation(own)}"
+    said += f" over {counted(record)}"
+    versus = record.results.get("versus_baseline")
+    if versus is not None:
+        said += f"; {difference(versus)} against {versus['baseline']}, retrained"
+        said += "" if record.results["higher_is_better"] else " (lower is better)"
+    return f"{said}."
+
+
+def counted(record: RunRecord) -> str:
+    """Return over how many folds and seeds a run went."""
+    folds = {fit["fold"] for fit in record.results["fits"]}
+    seeds = {fit["seed"] for fit in record.results["fits"]}
+    return f"{plural(len(folds), 'fold')} and {plural(len(seeds), 'seed')}"
+
+
+def scores_section(record: RunRecord, ranked: Mapping[str, Summary]) -> Section:
+    """Return the headline table, all metrics of the head, and the ranking."""
+    figures = [ranking_figure(record, ranked)] if ranked else []
+    tables = [table for table in (_headline_table(record, ranked), _metrics_table(record)) if table]
+    return Section(
+        "scores",
+        "Scores",
+        text=f"Every readout was trained on the same activations, splits and seeds: "
+        f"{counted(record)}. The epoch of each fit was chosen on the validation part.",
+        tables=tables,
+        figures=figures,
+    )
+
+
+def _headline_table(record: RunRecord, ranked: Mapping[str, Summary]) -> Table | None:
+    names = [*ranked, *(name for name in record.readouts if name not in ranked)]
+    if not names:
+        return None
+    own, baseline = OWN in ranked, record.baseline
+    rows = []
+    for name in names:
+        stored = record.results["readouts"][name]
+        valid, test = stored.get("valid"), ranked.get(name)
+        row = [name, _mean_and_deviation(test)]
+        row.append(_mean_and_deviation(None if valid is None else Summary(**valid)))
+        if own:
+            row.append(difference(stored["versus_own"]))
+        if baseline:
+            row.append(MISSING if name in (baseline, OWN) else _versus(record, name, baseline))
+        count = stored["num_parameters"]
+        row.append(MISSING if count is None else f"{count:,}")
+        rows.append(row)
+    columns = ["readout", "test", "validation"]
+    columns += ["test, against own readout"] if own else []
+    columns += [f"test, against {baseline}"] if baseline else []
+    return Table(
+        [*columns, "parameters"],
+        rows,
+        caption=f"{metric_name(record.results['metric'])}"
+        f"{'' if record.results['higher_is_better'] else ', lower is better'}: mean ± standard "
+        "deviation. Differences are paired by fold and seed, with the 95 % Student interval of "
+        "their mean; folds share training data, so it is somewhat too narrow.",
+        chosen=names.index(record.head) if record.head in names else None,
+    )
+
+
+def _versus(record: RunRecord, name: str, other: str) -> str:
+    found = paired_difference(record.scores(name, "test"), record.scores(other, "test"))
+    return difference(None if found is None else found.to_json())
+
+
+def _mean_and_deviation(summary: Summary | None) -> str:
+    if summary is None:
+        return MISSING
+    if summary.count == 1:
+        return number(summary.mean)
+    return spread(summary.mean, summary.deviation)
+
+
+def _metrics_table(record: RunRecord) -> Table | None:
+    """Return every metric of the run's head on every part."""
+    rows = []
+    for part in ("train", "valid", "test"):
+        values = {
+            m: list(record.scores(record.head, part, m).values()) for m in record.task.metrics
+        }
+        if any(values.values()):
+            cells = [_mean_and_deviation(summarize(found)) for found in values.values()]
+            rows.append([part, *cells])
+    if not rows:
+        return None
+    columns = [record.head, *(metric_name(name) for name in record.task.metrics)]
+    return Table(columns, rows, caption=f"All metrics of {record.head}.")
+
+
+def learning_section(record: RunRecord, ranked: Mapping[str, Summary]) -> Section:
+    """Return the learning curves."""
+    return Section("learning", "Learning", figures=learning_figures(record, list(ranked)))
+
+
+def outcomes_section(record: RunRecord) -> Section:
+    """Return what was predicted against what was true."""
+    return Section("predictions", "Predictions", figures=outcome_figures(record))
+
+
+def layers_section(figures: Sequence[Figure]) -> Section:
+    """Return what the head made of the layers."""
+    return Section("layers", "Layers", figures=figures)
+
+
+def smoothing_section(figures: Sequence[Figure], profile: LayerProfile | None) -> Section:
+    """Return over-smoothing per layer as figures and as a table."""
+    if profile is None:
+        return Section("smoothing", "Over-smoothing")
+    measured = [(str(at), name, s) for at, (name, s) in enumerate(_layers(profile))]
+    measured += [("head", stage, found) for stage, found in profile.head.items()]
+    rows = [
+        [
+            place,
+            name,
+            number(found.pairwise.median),
+            number(found.dirichlet.median),
+            number(found.cosine.median),
+        ]
+        for place, name, found in measured
+    ]
+    return Section(
+        "smoothing",
+        "Over-smoothing",
+        text="How far apart the nodes of a graph still are after each layer, and at each stage of "
+        "the head. Activations are measured as captured: distances and energies depend on the "
+        "scale of a layer, MAD does not.",
+        tables=[
+            Table(
+                ["layer", "name", "mean pairwise distance", "Dirichlet energy", "MAD"],
+                rows,
+                caption="Medians over graphs.",
+            )
+        ],
+        figures=figures,
+    )
+
+
+def _layers(profile: LayerProfile) -> list[tuple[str, Smoothness]]:
+    return list(zip(profile.names, profile.smoothness, strict=True))
+
+
+def examples_section(figures: Sequence[Figure], *, attended: bool) -> Section:
+    """Return the graphs that were predicted best and worst."""
+    text = "The test rows that the run's own head predicted best and worst."
+    if attended:
+        text += " The stronger the colour of a node, the more attention it receives in its graph."
+    return Section(
+        "examples",
+        "Best and worst predictions",
+        text=text if figures else "",
+        figures=figures,
+        small=True,
+    )
+
+
+def facts_sections(record: RunRecord) -> list[Section]:
+    """Return what was trained, on what, and how to repeat it."""
+    facts = Table((), [list(pair) for pair in run_facts(record)])
+    return [
+        Section("run", "What was trained", tables=[facts]),
+        Section("repeat", "Repeat it", code=repeat_command(record)),
+    ]

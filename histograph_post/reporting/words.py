@@ -1,0 +1,66 @@
+"""Numbers and names as a reader wants them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+#: What stands for a number that is not there, and the sign of a negative one.
+MISSING = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
+
+_METRICS: Mapping[str, str] = MappingProxyType(
+    {
+        "roc_auc": "ROC-AUC",
+        "ap": "average precision",
+        "balanced_accuracy": "balanced accuracy",
+        "f1": "macro F1",
+        "rmse": "RMSE",
+        "mae": "MAE",
+        "r2": "R²",
+        "mrr": "MRR",
+    }
+)
+
+
+def metric_name(name: str) -> str:
+    """Return a metric as papers write it."""
+    return _METRICS.get(name, name.replace("_", " "))
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number with a few digits; a missing one as a dash."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if 1e-3 <= abs(value) < 10 or value == 0:
+        text = f"{value:.{digits - 1}f}"
+    else:
+        text = f"{value:.{digits if abs(value) >= 10 else digits - 1}g}"
+    return text.replace("-", MINUS)
+
+
+def spread(mean: float, deviation: float) -> str:
+    """Return a mean and its deviation with as many decimals."""
+    decimals = max(0, 3 - max(0, math.floor(math.log10(abs(mean))))) if mean else 3
+    return f"{mean:.{decimals}f} ± {deviation:.{decimals}f}"
+
+
+def signed(value: float) -> str:
+    """Return a difference with its sign."""
+    return f"{value:+.4f}".replace("-", MINUS)
+
+
+def difference(found: Mapping[str, Any] | None) -> str:
+    """Return a paired difference with its interval, if there is one."""
+    if found is None:
+        return MISSING
+    if found["low"] is None:
+        return signed(found["mean"])
+    return f"{signed(found['mean'])} [{signed(found['low'])}, {signed(found['high'])}]"
+
+
+def plural(count: int, what: str) -> str:
+    """Return a count with its noun."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
