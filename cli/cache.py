@@ -25,7 +25,7 @@ def cache(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="What `histograph pretrain` wrote, or one fold of it, instead of --model, "
+            help="What `pretrain` or `finetune` wrote, or one fold of it, instead of --model, "
             "--checkpoint and --data. All folds give a fold-K.cache each, in the folder CACHE.",
             show_default=False,
         ),

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from . import cache, compare, demo, inspect, predict, pretrain, report, train_head, verify
+from . import cache, compare, demo, finetune, inspect, predict, pretrain, report, train_head, verify
 from .command import register
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ register(app, pretrain.pretrain)
 register(app, cache.cache)
 register(app, train_head.train_head)
 register(app, compare.compare)
+register(app, finetune.finetune)
 register(app, predict.predict)
 register(app, report.report)
 register(app, inspect.inspect)

@@ -9,6 +9,7 @@ import typer
 
 from . import heads as opt_heads
 from . import options as opt
+from .heads import parse_seeds, run_and_show
 from .terminal import Terminal
 from .terminal import metric as shown
 
@@ -31,6 +32,31 @@ def pretrain(
     only: Annotated[
         list[int], typer.Option("--only", metavar="K", help="Train this fold only; repeatable.")
     ] = [],  # noqa: B006
+    head: Annotated[
+        str | None,
+        typer.Option("--head", help="Train end to end with this readout: histograph, mean, ..."),
+    ] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Width of the head.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads of it.")] = None,
+    head_args: opt_heads.HeadArgsOption = [],  # noqa: B006
+    layers: opt.LayersOption = "auto",
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", help="With --head: such as 0-4; a fit for each.")
+    ] = None,
+    baseline: Annotated[
+        bool,
+        typer.Option(
+            "--baseline/--no-baseline", help="With --head: train the own readout beside it."
+        ),
+    ] = True,
+    normalize: Annotated[
+        bool,
+        typer.Option(
+            "--normalize/--no-normalize", help="With --head: bring each layer's rows to one scale."
+        ),
+    ] = True,
+    checkpoint_layers: opt_heads.CheckpointLayersOption = False,
+    amp: opt_heads.AmpOption = False,
     metric: opt_heads.MetricOption = None,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, batches and dropout.")] = 0,
     epochs: opt_heads.EpochsOption = 100,
@@ -45,27 +71,23 @@ def pretrain(
     device: opt.DeviceOption = "auto",
     overwrite: opt.OverwriteOption = False,
 ) -> None:
-    """Train a backbone with a readout of its own on every fold, when there is no checkpoint.
+    """Train a backbone from random weights on every fold, when there is no checkpoint.
 
-    `histograph cache DIR` takes it from there.
+    With its own readout, or end to end with a head. `histograph cache DIR` takes it from there.
     """
     from histograph_post.backbone import parse_args
-    from histograph_post.pretraining import plan_pretraining
-    from histograph_post.pretraining import pretrain as train
     from histograph_post.training import TrainingOptions
 
     if split is not None and folds is not None:
         raise typer.BadParameter("give --folds or --split, not both")
-    pretraining = plan_pretraining(
-        model,
-        data,
-        model_args=parse_args(model_args),
-        data_args=parse_args(data_args),
-        data_root=data_root,
-        split=split if folds is None else f"kfold:{folds}",
-        split_seed=split_seed,
-        metric=metric,
-        training=TrainingOptions(
+    planning: dict[str, Any] = {
+        "model_args": parse_args(model_args),
+        "data_args": parse_args(data_args),
+        "data_root": data_root,
+        "split": split if folds is None else f"kfold:{folds}",
+        "split_seed": split_seed,
+        "metric": metric,
+        "training": TrainingOptions(
             epochs=epochs,
             batch_size=batch_size,
             lr=lr,
@@ -76,8 +98,74 @@ def pretrain(
             patience=patience,
             balance=balance,
         ),
-        seed=seed,
+    }
+    if head is None:
+        for name, given in (
+            *(("--dim", dim), ("--heads", heads), ("--head-args", head_args), ("--seeds", seeds)),
+            *(("--checkpoint-layers", checkpoint_layers), ("--amp", amp)),
+        ):
+            if given:
+                raise typer.BadParameter(f"{name}: only with --head")
+        _pretrain(terminal, model, data, out, only, seed, planning, device, overwrite)
+        return
+    if only:
+        raise typer.BadParameter("--only: not with --head")
+    sizes = {name: value for name, value in (("dim", dim), ("heads", heads)) if value is not None}
+    planning |= {
+        "seeds": [seed] if seeds is None else parse_seeds(seeds),
+        "layers": layers,
+        "baseline": baseline,
+        "normalize": normalize,
+        "checkpoint_layers": checkpoint_layers,
+        "amp": amp,
+    }
+    options = {**sizes, **parse_args(head_args)}
+    _train_end_to_end(terminal, model, data, out, head, options, planning, device, overwrite)
+
+
+def _train_end_to_end(
+    terminal: Terminal,
+    model: str,
+    data: str,
+    out: Path,
+    head: str,
+    options: dict[str, Any],
+    planning: dict[str, Any],
+    device: str,
+    overwrite: bool,
+) -> None:
+    """Train backbone and head together, and show them beside the backbone's own readout."""
+    from histograph_post.end_to_end import plan_end_to_end
+    from histograph_post.head_training import HeadSpec
+
+    stage = plan_end_to_end(model, data, HeadSpec(head, options), **planning)
+    for note in (*stage.pretraining.dataset.notes, *stage.capture.notes):
+        terminal.say(f"note: {note}")
+    found = run_and_show(
+        terminal, stage, out, chosen=stage.name, device=device, overwrite=overwrite
     )
+    terminal.result(
+        found,
+        next_command=f"histograph predict {out} --data SPEC -o predictions.csv",
+    )
+
+
+def _pretrain(
+    terminal: Terminal,
+    model: str,
+    data: str,
+    out: Path,
+    only: list[int],
+    seed: int,
+    planning: dict[str, Any],
+    device: str,
+    overwrite: bool,
+) -> None:
+    """Train a backbone with its own readout, and show every fold."""
+    from histograph_post.pretraining import plan_pretraining, run_pretraining
+
+    pretraining = plan_pretraining(model, data, seed=seed, **planning)
+    epochs = pretraining.training.epochs
     for note in pretraining.dataset.notes:
         terminal.say(f"note: {note}")
     tracked = pretraining.task.metric
@@ -95,7 +183,7 @@ def pretrain(
                 f"at epoch {trained.best_epoch}"
             )
 
-        run = train(
+        run = run_pretraining(
             pretraining,
             out,
             only=only,

@@ -156,7 +156,7 @@ class FitWatch:
         left = (time.monotonic() - self._started) / done * (total - done)
         valid = fit.scores.get("valid", {}).get(self._metric)
         self._terminal.say(
-            f"[{done}/{total}] {fit.spec.head}, fold {fit.spec.fold}, seed {fit.spec.seed}: "
+            f"[{done}/{total}] {fit.spec.name}, fold {fit.spec.fold}, seed {fit.spec.seed}: "
             f"valid {self._metric} {metric(valid)} at epoch {fit.best_epoch}"
             + (f", {duration(left)} left" if done < total else "")
         )

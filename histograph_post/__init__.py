@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from .data import GraphDataset as GraphDataset
     from .data import load_data as load_data
     from .errors import HistographError as HistographError
+    from .finetuning import finetune as finetune
+    from .from_scratch import pretrain as pretrain
     from .head_training import train_head as train_head
     from .heads.histograph import HistoGraphHead as HistoGraphHead
     from .predicting import load as load
@@ -26,9 +28,11 @@ _PUBLIC = {
     "HistoGraphHead": ".heads.histograph",
     "HistographError": ".errors",
     "cache": ".caching",
+    "finetune": ".finetuning",
     "load": ".predicting",
     "load_data": ".data",
     "predict": ".predicting",
+    "pretrain": ".from_scratch",
     "report": ".reporting",
     "train_head": ".head_training",
 }
@@ -38,9 +42,11 @@ __all__ = [
     "HistoGraphHead",
     "HistographError",
     "cache",
+    "finetune",
     "load",
     "load_data",
     "predict",
+    "pretrain",
     "report",
     "train_head",
 ]

@@ -80,6 +80,10 @@ class Stage(ABC):
     def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
         """Return what ``head.json`` of the run in that folder says of a fit's backbone."""
 
+    def check(self, device: torch.device) -> None:
+        """Refuse a device that cannot do what is asked for."""
+        return None
+
     def earlier_fits(self) -> list[Fit]:
         """Return fits of another run that the results are to be read beside."""
         return []
@@ -117,12 +121,12 @@ def run_experiment(
         on_epoch: Told after every epoch.
         on_fit: Told after every fit, with the number done and the number in all.
     """
-    folder = Path(out)
+    folder, where = Path(out), resolve_device(device)
+    experiment.check(where)
     if overwrite and (folder / RUN_NAME).is_file():
         remove_folds(folder)
     open_run_folder(folder, experiment.plan(), config=config, overwrite=overwrite)
     experiment.splits.save(folder / SPLITS_NAME)
-    where = resolve_device(device)
     planned = experiment.fits()
     fits = experiment.earlier_fits()
     for done, spec in enumerate(planned):

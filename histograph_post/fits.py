@@ -210,7 +210,7 @@ def train_fit(
         scores={part: task.scores(outputs[part], labels[rows]) for part, rows in _parts(split)},
         best_epoch=trainer.progress.best_epoch,
         num_epochs=trainer.progress.epoch,
-        num_parameters=sum(p.numel() for p in trainer.network.parameters() if p.requires_grad),
+        num_parameters=trainer.num_parameters,
         seconds_per_epoch=seconds,
         test_rows=split.test,
         test_outputs=outputs.get("test", np.empty((0, task.out_dim))),

@@ -4,37 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
 from .backbone import call_model, prediction
 from .data import GraphDataset
+from .data.non_edges import NonEdges
 from .errors import ModelError
-from .row_batches import count_batches, row_batches
+from .link_negatives import LinkNegatives
+from .row_batches import RowBatch, count_batches, row_batches
 from .tasks import Task
 from .training import Step
+
+#: Graphs on which a model is tried out: enough to tell graph rows from node rows, and quick.
+PROBE_GRAPHS = 4
+
+
+def probe_graphs(dataset: GraphDataset) -> list[Data]:
+    """Return a few graphs to try a model on, copied."""
+    # Spread over the data: neighbours in a sorted data set look alike.
+    picked = np.unique(np.linspace(0, len(dataset) - 1, PROBE_GRAPHS).astype(int))
+    return [dataset.graphs[index].clone() for index in picked]
 
 
 @dataclass(frozen=True)
 class GraphInputs:
-    """A batch of graphs, and which rows of the model's output are asked for."""
+    """A batch of graphs, and which rows of the output are asked for."""
 
     batch: Batch
     #: Output rows that have a label to compare with; None for all: ``[rows]``.
-    positions: Tensor | None
+    positions: Tensor | None = None
+    #: Node pairs to score, for links, negatives that were drawn for training last: ``[2, rows]``.
+    pairs: Tensor | None = None
 
 
 class GraphBatches:
-    """A :class:`~histograph_post.training.Source` over the graphs of a data set."""
+    """A :class:`~histograph_post.training.Source` over the graphs of a data set.
+
+    Its batches have the graphs, rows and drawn negatives that
+    :class:`~histograph_post.head_batches.HeadBatches` would give for a cache of the same data.
+    """
 
     def __init__(self, dataset: GraphDataset, task: Task, device: torch.device) -> None:
         self.labels = dataset.labels()
         self._dataset = dataset
         self._targets = task.targets(self.labels)
         self._device = device
+        self._negatives = LinkNegatives(task, self._targets, lru_cache(None)(self._non_edges))
 
     def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
         """Return how many batches these rows make."""
@@ -42,23 +62,42 @@ class GraphBatches:
 
     def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
         """Yield the rows in batches of at most ``batch_size`` graphs."""
+        dataset, random = self._dataset, self._negatives.generator(rows, seed)
         for members in row_batches(
-            rows,
-            self._dataset.level,
-            self._dataset.label_ptr,
-            batch_size=batch_size,
-            seed=seed,
+            rows, dataset.level, dataset.label_ptr, batch_size=batch_size, seed=seed
         ):
-            batch = Batch.from_data_list([self._dataset.graphs[graph] for graph in members.graphs])
-            positions = None
-            if self._dataset.level != "graph":
+            batch = Batch.from_data_list([dataset.graphs[graph] for graph in members.graphs])
+            targets = self._targets[members.rows]  # [rows] or [rows, targets]
+            positions = pairs = None
+            if dataset.level == "node":
                 positions = batch.ptr[members.owners] + torch.from_numpy(members.within)  # [rows]
-                positions = positions.to(self._device)
+            elif dataset.level == "link":
+                pairs = self._pairs(batch, members)  # [2, rows]
+                if random is not None:
+                    drawn, owners = self._negatives.draw(members, random)
+                    pairs = torch.cat([pairs, drawn + batch.ptr[owners]], dim=1)
+                    targets = torch.cat([targets, targets.new_zeros(len(owners), 1)])
             yield Step(
-                inputs=GraphInputs(batch.to(self._device), positions),
-                targets=self._targets[members.rows].to(self._device),
+                inputs=GraphInputs(
+                    batch.to(self._device),
+                    None if positions is None else positions.to(self._device),
+                    None if pairs is None else pairs.to(self._device),
+                ),
+                targets=targets.to(self._device),
                 rows=members.rows,
             )
+
+    def _pairs(self, batch: Batch, members: RowBatch) -> Tensor:
+        """Return the labelled pairs that a batch is asked for: ``[2, rows]``."""
+        counts = np.diff(self._dataset.label_ptr)[members.graphs]  # [num_graphs]
+        first = np.concatenate([[0], np.cumsum(counts)[:-1]])  # pair of each graph: [num_graphs]
+        pairs: Tensor = batch.edge_label_index[:, first[members.owners] + members.within]
+        return pairs
+
+    def _non_edges(self, number: int) -> NonEdges:
+        graph = self._dataset.graphs[number]
+        known = torch.cat([graph.edge_label_index, graph.edge_index], dim=1)  # [2, num_known]
+        return NonEdges(int(graph.num_nodes), known.numpy())
 
 
 class BackboneNetwork(nn.Module):

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from .data.non_edges import NonEdges
 from .errors import CacheError
 from .heads.base import History
 from .heads.standardize import Standardizer
+from .link_negatives import LinkNegatives, Negatives
 from .row_batches import RowBatch, count_batches, row_batches
 from .storage import Cache
 from .tasks import Task
@@ -35,15 +35,6 @@ class HeadInputs:
     positions: Tensor | None = None
     #: Node pairs to score, for links, negatives that were drawn for training last: ``[2, rows]``.
     pairs: Tensor | None = None
-
-
-class Negatives(NamedTuple):
-    """Pairs that are no links, drawn for one batch."""
-
-    #: Nodes numbered through the cache: ``[2, negatives]``.
-    pairs: Tensor
-    #: Place of each pair's graph in the batch: ``[negatives]``.
-    owners: np.ndarray
 
 
 class LoadedCache:
@@ -150,10 +141,10 @@ class HeadBatches:
         self.labels = loaded.labels
         self._loaded = loaded
         self._history = history
-        self._task = task
         self._targets = task.targets(loaded.labels)
         self._device = device
         self._edges = edges
+        self._negatives = LinkNegatives(task, self._targets, lambda graph: loaded.non_edges[graph])
 
     def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
         """Return how many batches these rows make."""
@@ -162,41 +153,16 @@ class HeadBatches:
     def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
         """Yield the rows in batches of at most ``batch_size`` graphs."""
         loaded = self._loaded
-        random = None
-        if seed is not None and self._lacks_negatives(rows):
-            # A stream of its own: the seed itself shuffles the graphs.
-            random = np.random.default_rng([seed, 1])
+        random = self._negatives.generator(rows, seed)
         for members in row_batches(
             rows, loaded.level, loaded.label_ptr, batch_size=batch_size, seed=seed
         ):
             targets = self._targets[members.rows]  # [rows] or [rows, targets]
             negatives = None
             if random is not None:
-                negatives = self._draw_negatives(members, targets, random)
+                negatives = self._negatives.draw(members, random)
                 targets = torch.cat([targets, targets.new_zeros(len(negatives.owners), 1)])
             yield Step(self._inputs(members, negatives), targets.to(self._device), members.rows)
-
-    def _lacks_negatives(self, rows: np.ndarray) -> bool:
-        """Whether these rows are links without a negative among them."""
-        links = self._task.level == "link" and self._task.kind == "binary"
-        return links and not bool((self._targets.numpy()[rows] == 0).any())
-
-    def _draw_negatives(
-        self, members: RowBatch, targets: Tensor, random: np.random.Generator
-    ) -> Negatives:
-        """Draw as many pairs in each graph as it has links; a graph that is too dense has fewer."""
-        loaded = self._loaded
-        links = members.owners[targets[:, 0].numpy() == 1]  # graph in the batch: [links]
-        counts = np.bincount(links, minlength=len(members.graphs))  # [num_graphs]
-        drawn = [
-            loaded.non_edges[graph].draw(int(count), random) + loaded.ptr[graph]
-            for graph, count in zip(members.graphs, counts, strict=True)
-        ]
-        sizes = [pairs.shape[1] for pairs in drawn]
-        return Negatives(
-            pairs=torch.from_numpy(np.concatenate(drawn, axis=1)),
-            owners=np.repeat(np.arange(len(drawn)), sizes),
-        )
 
     def _inputs(self, members: RowBatch, negatives: Negatives | None) -> HeadInputs:
         loaded, graphs = self._loaded, members.graphs
@@ -209,11 +175,11 @@ class HeadBatches:
         if loaded.level == "node":
             positions = torch.from_numpy(first[members.owners] + members.within)  # [rows]
         if loaded.pairs is not None:
-            pairs, owners = loaded.pairs[:, members.rows], members.owners  # [2, rows], [rows]
+            shifts = torch.from_numpy((first - starts)[members.owners])  # [rows]
+            pairs = loaded.pairs[:, members.rows] + shifts  # [2, rows]
             if negatives is not None:
-                pairs = torch.cat([pairs, negatives.pairs], dim=1)  # [2, rows + negatives]
-                owners = np.concatenate([owners, negatives.owners])  # [rows + negatives]
-            pairs = pairs + torch.from_numpy((first - starts)[owners])
+                drawn = negatives.pairs + torch.from_numpy(first[negatives.owners])
+                pairs = torch.cat([pairs, drawn], dim=1)  # [2, rows + negatives]
         if self._edges:
             edge_index = self._edge_index(graphs, first - starts)  # [2, num_edges]
         history = _select(self._history, nodes)

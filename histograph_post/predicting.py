@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,8 @@ def load(
     Args:
         run: A finished run, or its folder.
         model: The backbone itself, for one that was handed over in memory (it is put into
-            ``eval()`` and onto the device), or a specification that replaces the recorded one.
+            ``eval()`` and onto the device; a run that trained it puts its weights into a copy),
+            or a specification that replaces the recorded one.
         checkpoint: The backbone's weights; by default where the cache had them from.
         key_map: TOML or JSON: old weight names to new ones; by default the cache's.
         trust: Unpickle a checkpoint that can run code.
@@ -59,6 +61,8 @@ def load(
     renamed = None if key_map is None else Path(key_map)
     if isinstance(model, nn.Module):
         backbone = model
+        if file is None and saved.backbone.in_run:
+            backbone, file = copy.deepcopy(model), saved.backbone.find_checkpoint()
         if file is not None:
             names = None if renamed is None else read_key_map(renamed)
             load_into(backbone, read_checkpoint(file, trust=trust), key_map=names)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from .capture import Capture, check_parity
+from .capture import check_parity
 from .data import GraphDataset, Level, from_graphs
 from .errors import ConfigError, DataError
-from .fits import HeadNetwork
-from .head_batches import HeadInputs
+from .graph_batches import GraphInputs, probe_graphs
 from .head_results import row_names
+from .history_network import HistoryNetwork
 from .node_budget import budget_batches
 from .predictions import Predictions
 from .saved_head import SavedHead
@@ -23,9 +23,6 @@ from .tasks import has_labels
 
 #: Nodes of a batch at most, unless told otherwise.
 NODE_BUDGET = 8192
-
-#: Graphs on which a backbone has to show that it keeps the graphs of a batch apart.
-_PROBE_GRAPHS = 4
 
 
 class Predictor(nn.Module):
@@ -42,10 +39,7 @@ class Predictor(nn.Module):
 
     def __init__(self, backbone: nn.Module, saved: SavedHead) -> None:
         super().__init__()
-        head, self.standardizer = saved.build()
-        self.backbone = backbone
-        self.network = HeadNetwork(head)
-        self.capture = Capture(backbone, saved.backbone.capture)
+        self.network = HistoryNetwork(backbone, saved.backbone.capture, *saved.build())
         self.task = saved.task
         self.target_names = saved.target_names
         self.scale = saved.scale
@@ -54,28 +48,14 @@ class Predictor(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the head is."""
-        return next(self.network.parameters()).device
+        return next(self.network.readout.parameters()).device
 
     def forward(self, batch: Batch | Data) -> Tensor:
         """Return the outputs for the graphs of a batch: ``[rows, out_dim]``."""
         if not isinstance(batch, Batch):
             batch = Batch.from_data_list([batch])
-        dtype = next(self.network.parameters()).dtype
-        layers = [layer.to(dtype) for layer in self.capture.run(batch).history]  # [num_nodes, D_l]
-        if self.standardizer is not None:
-            for at, layer in enumerate(layers):
-                mean, scale = self.standardizer.statistics(at)  # [D_l]
-                layers[at] = (layer - mean) / scale  # [num_nodes, D_l]
-        uniform = len({layer.shape[1] for layer in layers}) == 1
-        outputs: Tensor = self.network(
-            HeadInputs(
-                history=torch.stack(layers, dim=1) if uniform else layers,  # [num_nodes, L, D]
-                batch=batch.batch,
-                num_graphs=int(batch.num_graphs),
-                edge_index=batch.edge_index,
-                pairs=batch.edge_label_index if self.task.level == "link" else None,
-            )
-        )  # [rows, out_dim]
+        pairs = batch.edge_label_index if self.task.level == "link" else None
+        outputs: Tensor = self.network(GraphInputs(batch, pairs=pairs))  # [rows, out_dim]
         if not self.scale.mean:
             return outputs
         mean, deviation = (outputs.new_tensor(v) for v in (self.scale.mean, self.scale.deviation))
@@ -137,7 +117,7 @@ class Predictor(nn.Module):
     ) -> np.ndarray:
         found: list[np.ndarray] = []
         done, total = 0, int(dataset.num_nodes.sum())
-        with self.capture:
+        with self.network.capture:
             for members in budget_batches(dataset.num_nodes, node_budget):
                 graphs = dataset.graphs[members.start : members.stop]
                 batch = Batch.from_data_list(graphs).to(self.device)
@@ -151,9 +131,9 @@ class Predictor(nn.Module):
         """Whether a few graphs, spread over the data, have the same history alone and together."""
         if len(dataset) == 1:
             return True
-        picked = np.unique(np.linspace(0, len(dataset) - 1, _PROBE_GRAPHS).astype(int))
-        probe = [dataset.graphs[index].clone().to(self.device) for index in picked]
-        return check_parity(self.backbone, self.capture.plan, probe).batch_independent
+        probe = [graph.to(self.device) for graph in probe_graphs(dataset)]
+        network = self.network
+        return check_parity(network.backbone, network.capture.plan, probe).batch_independent
 
     def _scored(self, predictions: Predictions, dataset: GraphDataset) -> Predictions:
         """Add labels and scores where the data has labels of what the head predicts."""

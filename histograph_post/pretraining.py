@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from .backbone import BUILT_IN, build_model
+from .backbone import BUILT_IN
 from .backbone.builtin_models import GNN
 from .data import GraphDataset, load_data
 from .devices import resolve_device
@@ -39,6 +38,7 @@ from .trained_folds import (
     save_fold,
 )
 from .training import Trainer, TrainingOptions
+from .untrained import output_width, untrained_model
 from .weights import save_weights, weights_sha256
 
 
@@ -84,6 +84,7 @@ def plan_pretraining(
     metric: str | None = None,
     training: TrainingOptions | None = None,
     seed: int = 0,
+    own_readout: bool = True,
 ) -> Pretraining:
     """Load the data, split it, and build a backbone that predicts what the labels ask for.
 
@@ -98,6 +99,7 @@ def plan_pretraining(
         metric: Overrides the tracked metric.
         training: Epochs, learning rate and so on.
         seed: Of initial weights, batches and dropout; the same for every fold.
+        own_readout: Whether the model has to predict by itself what the labels ask for.
     """
     spec = PretrainedSpec(
         model=model,
@@ -108,16 +110,13 @@ def plan_pretraining(
         data_root=data_root,
     )
     dataset = load_data(data, root=data_root, args=spec.data_args)
-    if dataset.level == "link":
+    if dataset.level == "link" and own_readout:
         raise ConfigError(f"{data}: found link labels, expected graph or node labels")
-    if dataset.level == "node" and model in BUILT_IN:
+    if dataset.level != "graph" and model in BUILT_IN:
         spec = replace(spec, model_args={"pool": "none", **spec.model_args})
     task = infer_task(dataset.labels(), dataset.level, metric=metric)
-    torch.manual_seed(seed)
-    built = build_model(
-        model, spec.model_args, in_dim=_input_sizes(model, dataset), out_dim=task.out_dim
-    )
-    width = _output_width(built, dataset, task)
+    built = untrained_model(spec, dataset, task.out_dim, seed=seed)
+    width = output_width(built, dataset, task) if own_readout else task.out_dim
     if task.kind == "binary" and width == 2:
         # The other way to write a binary classifier: a column per class.
         task = infer_task(dataset.labels(), dataset.level, kind="multiclass", metric=metric)
@@ -137,27 +136,6 @@ def plan_pretraining(
     )
 
 
-def _input_sizes(model: str, dataset: GraphDataset) -> int | list[int]:
-    """Return the number of node features, or the categories of each column of integers."""
-    width = int(dataset.graphs[0].num_node_features)
-    if dataset.graphs[0].x.is_floating_point() or model not in BUILT_IN:
-        return width
-    highest = torch.stack(
-        [graph.x.reshape(-1, width).amax(dim=0) for graph in dataset.graphs]
-    )  # [num_graphs, columns]
-    sizes: list[int] = (highest.amax(dim=0) + 1).tolist()
-    return sizes
-
-
-@torch.no_grad()
-def _output_width(model: nn.Module, dataset: GraphDataset, task: Task) -> int:
-    """Run the model on the first rows, which also gives lazy modules their weights."""
-    source = GraphBatches(dataset, task, torch.device("cpu"))
-    rows = np.arange(min(2, int(dataset.label_ptr[-1])))
-    step = next(source.batches(rows, batch_size=2, seed=None))
-    return int(BackboneNetwork(model).eval()(step.inputs).shape[1])
-
-
 @dataclass(frozen=True)
 class FoldProgress:
     """Where pretraining stands, told after every epoch."""
@@ -169,7 +147,7 @@ class FoldProgress:
     trainer: Trainer
 
 
-def pretrain(
+def run_pretraining(
     pretraining: Pretraining,
     out: str | Path,
     *,

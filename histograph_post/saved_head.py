@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .errors import ConfigError, HistographError, NotFoundError
+from .fits import FIT_NAME
+from .heads.each_layer_norm import EachLayerNorm
 from .heads.registry import build_head
 from .heads.standardize import Standardizer
 from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, read_json
@@ -32,6 +34,8 @@ class SavedHead:
     task: Task
     target_names: tuple[str, ...]
     backbone: SavedBackbone
+    #: Whether rows are normalised one by one instead.
+    layer_norm: bool = False
 
     @classmethod
     def read(cls, run: str | Path | Run) -> SavedHead:
@@ -51,6 +55,7 @@ class SavedHead:
                 task=Task.from_json(stored["task"]),
                 target_names=tuple(stored["target_names"]),
                 backbone=SavedBackbone.from_json(stored["backbone"], folder),
+                layer_norm=stored.get("layer_norm", False),
             )
         except HistographError:
             raise
@@ -60,15 +65,21 @@ class SavedHead:
                 f"({type(error).__name__}: {error})"
             ) from error
 
-    def build(self) -> tuple[nn.Module, Standardizer | None]:
-        """Return the trained head, and the standardisation its rows go through before it."""
+    def of_fit(self, folder: Path) -> SavedHead:
+        """Return another fit of the same readout in the same run, from that fit's folder."""
+        stored = read_json(folder, FIT_NAME)
+        return replace(self, folder=folder, config=stored["config"])
+
+    def build(self) -> tuple[nn.Module, Standardizer | EachLayerNorm | None]:
+        """Return the trained head, and what its rows go through before it."""
         head = build_head(self.name, **self.config)
         path = self.folder / HEAD_NAME
         try:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path}: not the weights of a head ({error})") from error
-        standardizer = Standardizer(self.backbone.capture.widths) if self.standardize else None
+        widths = self.backbone.capture.widths
+        standardizer = Standardizer(widths) if self.standardize else None
         if standardizer is not None and hasattr(head, "standardizer"):
             head.standardizer = standardizer  # one object, as in training
         try:
@@ -78,7 +89,7 @@ class SavedHead:
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise ConfigError(f"{path}: does not fit {HEAD_CONFIG_NAME}: {reason}") from error
-        return head, standardizer
+        return head, EachLayerNorm(widths) if self.layer_norm else standardizer
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

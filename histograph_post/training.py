@@ -115,6 +115,8 @@ class Trainer:
         options: How to train.
         seed: Of the order of batches and of dropout. Initial weights are the caller's.
         parameters: Parameter groups with an ``lr`` each; all trainable parameters by default.
+        before_epoch: Called with the number of every epoch before it starts: what moves may
+            depend on it.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class Trainer:
         *,
         seed: int,
         parameters: Sequence[Mapping[str, Any]] | None = None,
+        before_epoch: Callable[[int], None] | None = None,
     ) -> None:
         self.network = network
         self.source = source
@@ -135,12 +138,19 @@ class Trainer:
         self.options = options
         self.seed = seed
         self.progress = Progress()
+        self._before_epoch = before_epoch
         trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
         groups = [dict(group) for group in parameters or [{"params": trainable}]]
         if not any(list(group["params"]) for group in groups):
             raise ConfigError("training: found no trainable parameters, expected at least one")
         self._optimizer = torch.optim.AdamW(
             groups, lr=options.lr, weight_decay=options.weight_decay
+        )
+        #: Numbers that training may change.
+        self.num_parameters = sum(
+            parameter.numel()
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
         )
         self._top_lrs = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._plateau_factor = 1.0
@@ -180,6 +190,8 @@ class Trainer:
         while not self.is_done:
             # Seeded by epoch: a resumed run draws what an unbroken one would have drawn.
             torch.manual_seed(_mixed(self.seed, self.progress.epoch))
+            if self._before_epoch is not None:
+                self._before_epoch(self.progress.epoch)
             entry = {"epoch": self.progress.epoch, **self._train_epoch(), **self._validate()}
             self.progress.log.append(entry)
             self.progress.epoch += 1

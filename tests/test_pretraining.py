@@ -20,7 +20,7 @@ from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, ModelError, NotFoundError, OutputExistsError
 from histograph_post.folds import open_caches
 from histograph_post.pretrained import load_pretrained
-from histograph_post.pretraining import FoldProgress, plan_pretraining, pretrain
+from histograph_post.pretraining import FoldProgress, plan_pretraining, run_pretraining
 from histograph_post.splits import Splits, resolve_splits
 from histograph_post.tasks import infer_task
 from histograph_post.trained_folds import fold_checkpoints
@@ -58,7 +58,7 @@ def histograph(*arguments: object, code: int = 0) -> str:
 
 def test_every_fold_is_a_checkpoint_with_its_own_split(tmp_path: Path) -> None:
     pretraining = plan()
-    run = pretrain(pretraining, tmp_path / "p")
+    run = run_pretraining(pretraining, tmp_path / "p")
     found = fold_checkpoints(tmp_path / "p")
     assert [fold.folder.name for fold in found] == ["fold-0", "fold-1", "fold-2"]
     labels = pretraining.dataset.labels()
@@ -81,32 +81,34 @@ def test_every_fold_is_a_checkpoint_with_its_own_split(tmp_path: Path) -> None:
 
 def test_training_learns_what_the_labels_say(tmp_path: Path) -> None:
     options = TrainingOptions(epochs=15, batch_size=16, lr=1e-2)
-    run = pretrain(plan(data_args={"num_graphs": 120}, training=options), tmp_path / "p", only=[0])
+    run = run_pretraining(
+        plan(data_args={"num_graphs": 120}, training=options), tmp_path / "p", only=[0]
+    )
     assert run.results["folds"][0]["scores"]["train"]["accuracy"] > 0.7
 
 
 def test_same_seed_same_weights_and_another_seed_others(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        pretrain(plan(seed=seed), tmp_path / name)
+        run_pretraining(plan(seed=seed), tmp_path / name)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     weights = [(tmp_path / name / "fold-0/model.safetensors").read_bytes() for name in "ac"]
     assert weights[0] != weights[1]
 
 
 def test_folds_can_be_trained_one_call_at_a_time(tmp_path: Path) -> None:
-    pretrain(plan(), tmp_path / "whole")
-    pretrain(plan(), tmp_path / "parts", only=[2])
+    run_pretraining(plan(), tmp_path / "whole")
+    run_pretraining(plan(), tmp_path / "parts", only=[2])
     assert not (tmp_path / "parts/fold-0").exists()
     assert json.loads((tmp_path / "parts/results.json").read_text())["test"]["count"] == 1
-    pretrain(plan(), tmp_path / "parts", only=[0, 1])
+    run_pretraining(plan(), tmp_path / "parts", only=[0, 1])
     assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
     with pytest.raises(ConfigError, match="found 3, expected 0 to 2"):
-        pretrain(plan(), tmp_path / "parts", only=[3])
+        run_pretraining(plan(), tmp_path / "parts", only=[3])
 
 
 KILLED = """
 import os, signal, sys
-from histograph_post.pretraining import plan_pretraining, pretrain
+from histograph_post.pretraining import plan_pretraining, run_pretraining
 from histograph_post.training import TrainingOptions
 def epoch_done(progress):
     if (progress.fold, progress.trainer.progress.epoch) == (1, 3):
@@ -116,7 +118,7 @@ plan = plan_pretraining(
     model_args={"hidden": 8, "num_layers": 2, "dropout": 0.2},
     training=TrainingOptions(epochs=4, batch_size=8),
 )
-pretrain(plan, sys.argv[1], on_epoch=epoch_done, save_every=0)
+run_pretraining(plan, sys.argv[1], on_epoch=epoch_done, save_every=0)
 """
 
 
@@ -125,7 +127,7 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
     pretraining = plan(
         model_args={**SMALL, "dropout": 0.2}, training=TrainingOptions(epochs=4, batch_size=8)
     )
-    pretrain(pretraining, whole)
+    run_pretraining(pretraining, whole)
     killed = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", KILLED, str(broken)], check=False, env=os.environ
     )
@@ -137,25 +139,25 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
     def epoch_done(progress: FoldProgress) -> None:
         epochs.append((progress.fold, progress.trainer.progress.epoch))
 
-    pretrain(pretraining, broken, on_epoch=epoch_done)
+    run_pretraining(pretraining, broken, on_epoch=epoch_done)
     assert epochs == [(1, 4), (2, 1), (2, 2), (2, 3), (2, 4)]
     assert contents(whole) == contents(broken)
 
 
 def test_other_options_are_refused_unless_to_overwrite(tmp_path: Path) -> None:
     folder = tmp_path / "p"
-    pretrain(plan(), folder)
+    run_pretraining(plan(), folder)
     before = contents(folder)
-    pretrain(plan(), folder)
+    run_pretraining(plan(), folder)
     assert contents(folder) == before
     with pytest.raises(OutputExistsError, match="another seed"):
-        pretrain(plan(seed=1), folder)
-    pretrain(plan(split="stratified"), folder, overwrite=True)
+        run_pretraining(plan(seed=1), folder)
+    run_pretraining(plan(split="stratified"), folder, overwrite=True)
     assert [fold.folder.name for fold in fold_checkpoints(folder)] == ["fold-0"]
     foreign = tmp_path / "thesis" / "fold-0"
     foreign.mkdir(parents=True)
     with pytest.raises(OutputExistsError, match="not a run's"):
-        pretrain(plan(), tmp_path / "thesis", overwrite=True)
+        run_pretraining(plan(), tmp_path / "thesis", overwrite=True)
     assert foreign.is_dir()
 
 
@@ -202,7 +204,7 @@ def test_depth_64_trains_with_a_finite_loss(tmp_path: Path) -> None:
         model_args={"hidden": 8, "num_layers": 64},
         training=TrainingOptions(epochs=1, batch_size=40),
     )
-    pretrain(deep, tmp_path / "p", only=[0], on_epoch=epoch_done)
+    run_pretraining(deep, tmp_path / "p", only=[0], on_epoch=epoch_done)
     assert np.isfinite(losses).all()
     weights = load_pretrained(fold_checkpoints(tmp_path / "p/fold-0")[0].spec).model.state_dict()
     before = deep.model.state_dict()
@@ -262,7 +264,7 @@ def own_scores(folder: Path, out: Path) -> list[dict[str, float]]:
 def test_integer_features_are_embedded_by_category(graphs: Path, tmp_path: Path) -> None:
     pretraining = plan(data=f"{graphs}:make", data_args={"kind": "categories"})
     assert pretraining.model.settings.in_dim == [3, 3]
-    run = pretrain(pretraining, tmp_path / "p")
+    run = run_pretraining(pretraining, tmp_path / "p")
     scores = own_scores(tmp_path / "p", tmp_path / "caches")
     assert [s["accuracy"] for s in scores] == [
         fold["scores"]["test"]["accuracy"] for fold in run.results["folds"]
@@ -271,7 +273,7 @@ def test_integer_features_are_embedded_by_category(graphs: Path, tmp_path: Path)
 
 def test_nodes_are_predicted_without_a_pool(graphs: Path, tmp_path: Path) -> None:
     pretraining = plan(data=f"{graphs}:make", data_args={"kind": "nodes"})
-    run = pretrain(pretraining, tmp_path / "p")
+    run = run_pretraining(pretraining, tmp_path / "p")
     scores = own_scores(tmp_path / "p", tmp_path / "caches")
     assert [s["accuracy"] for s in scores] == pytest.approx(
         [fold["scores"]["test"]["accuracy"] for fold in run.results["folds"]]
@@ -285,7 +287,7 @@ def test_quantities_are_predicted_in_their_own_units(
     """A built-in model that learned scaled targets gives them unscaled."""
     changes: dict[str, Any] = {"model": f"{graphs}:Own", "model_args": {}} if model == "own" else {}
     pretraining = plan(data=f"{graphs}:make", data_args={"kind": "quantities"}, **changes)
-    run = pretrain(pretraining, tmp_path / "p", only=[0])
+    run = run_pretraining(pretraining, tmp_path / "p", only=[0])
     (scores,) = own_scores(tmp_path / "p", tmp_path / "caches")
     assert scores["rmse"] == pytest.approx(run.results["test"]["mean"], rel=1e-4)
     if model == "gin":
@@ -296,7 +298,7 @@ def test_own_model_with_a_column_per_class(graphs: Path, tmp_path: Path) -> None
     pretraining = plan(model=f"{graphs}:Own", data=f"{graphs}:make", data_args={},
                        model_args={"columns": 2})  # fmt: skip
     assert pretraining.task.kind == "multiclass"
-    run = pretrain(pretraining, tmp_path / "p")
+    run = run_pretraining(pretraining, tmp_path / "p")
     scores = own_scores(tmp_path / "p", tmp_path / "caches")
     assert [s["accuracy"] for s in scores] == [
         fold["scores"]["test"]["accuracy"] for fold in run.results["folds"]
@@ -312,8 +314,8 @@ def test_folds_of_a_finished_module_do_not_share_weights(graphs: Path, tmp_path:
     """Fold 1 starts where fold 0 started, not where it ended."""
     spec = {"model": f"{graphs}:ready", "data": f"{graphs}:make", "data_args": {}, "model_args": {}}
     pretraining = plan(**spec)
-    pretrain(pretraining, tmp_path / "both")
-    pretrain(pretraining, tmp_path / "second", only=[1])
+    run_pretraining(pretraining, tmp_path / "both")
+    run_pretraining(pretraining, tmp_path / "second", only=[1])
     both, second = (
         (tmp_path / name / "fold-1/model.safetensors").read_bytes() for name in ("both", "second")
     )
@@ -342,7 +344,7 @@ def test_cora_trains_without_a_pool(shared_data: Path, tmp_path: Path) -> None:
         model_args={"num_layers": 2, "hidden": 16, "dropout": 0.5},
         training=TrainingOptions(epochs=30, lr=1e-2),
     )
-    run = pretrain(pretraining, tmp_path / "p")
+    run = run_pretraining(pretraining, tmp_path / "p")
     assert run.results["test"]["mean"] > 0.6  # 7 classes
 
 
@@ -354,7 +356,7 @@ def test_ogb_molecules_train_with_their_categories(shared_data: Path, tmp_path: 
         data="ogbg:molesol", data_args={}, data_root=shared_data, split=None,
         training=TrainingOptions(epochs=3, lr=1e-2),
     )  # fmt: skip
-    run = pretrain(pretraining, tmp_path / "p")
+    run = run_pretraining(pretraining, tmp_path / "p")
     split = resolve_splits(dataset, None).folds[0]
     guess = np.sqrt(np.mean((labels[split.test] - labels[split.train].mean()) ** 2))
     assert run.results["test"]["mean"] < guess
