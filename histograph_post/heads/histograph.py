@@ -92,6 +92,7 @@ class HistoGraphHead(nn.Module):
             nn.Linear(sum(config.kept_dims), config.dim) if config.mix == "all" else None
         )
         self.mixing = Mixing(config.mixing, config.mixing_init, config.mixing_delay)
+        self.output_norm = nn.LayerNorm(config.dim) if config.output_norm else None
         hidden: list[nn.Module] = []
         for _ in range(config.mlp_layers):
             hidden += [nn.Linear(config.dim, config.dim), nn.ReLU(), nn.Dropout(config.dropout)]
@@ -140,6 +141,8 @@ class HistoGraphHead(nn.Module):
             mixed = self.mixing(self._attend_graphs(nodes, inputs.graphs), self._graph_base(inputs))
         else:
             mixed = self.mixing(self._attend_nodes(nodes, inputs.graphs), self._node_base(inputs))
+        if self.output_norm is not None:
+            mixed = self.output_norm(mixed)  # [rows, dim]
         if self.level == "link":
             return mixed  # [num_nodes, dim]
         outputs: Tensor = self.output(self.mlp(mixed))  # [rows, out_dim]

@@ -18,7 +18,13 @@ BASES = ("last", "all")
 
 #: The options that turn the head into the paper's own form.
 PAPER_FORM: Mapping[str, Any] = MappingProxyType(
-    {"normalization": "signed", "layer_heads": 1, "mix": "last"}
+    {
+        "normalization": "signed",
+        "layer_heads": 1,
+        "mix": "last",
+        "residual": False,
+        "output_norm": False,
+    }
 )
 
 
@@ -50,13 +56,14 @@ class HistoGraphConfig:
         attention_dropout: Drop single attention weights.
         key_dropout: Drop whole nodes as keys.
         residual: Add the node attention's input to its output.
-        layer_norm: LayerNorm after the node attention (and the residual).
+        layer_norm: LayerNorm of every node after the node attention (and the residual).
         mix: What the result is mixed with: the ``last`` layer, or ``all`` layers concatenated and
             projected (each averaged over the graph for ``level="graph"``).
         mixing: The coefficient ``a`` of ``a * attended + (1 - a) * mixed in``: ``learned``,
             ``fixed``, or ``delayed`` (learned, its gradient held back for ``mixing_delay`` steps).
         mixing_init: Initial ``a``.
         mixing_delay: Training steps before a ``delayed`` coefficient starts to learn.
+        output_norm: LayerNorm of what the MLP reads: a graph's readout, or a node's.
         mlp_layers: Hidden layers of the MLP after all that; 0 is a linear map.
         dropout: Dropout inside the MLP.
         shortcut: A linear map from the last layer's mean straight to the outputs, as
@@ -80,12 +87,13 @@ class HistoGraphConfig:
     zero_token: bool = False
     attention_dropout: float = 0.0
     key_dropout: float = 0.0
-    residual: bool = False
+    residual: bool = True
     layer_norm: bool = False
     mix: str = "all"
     mixing: str = "learned"
     mixing_init: float = 0.5
     mixing_delay: int = 100
+    output_norm: bool = True
     mlp_layers: int = 1
     dropout: float = 0.0
     shortcut: bool = False

@@ -125,6 +125,10 @@ def _one_graph(head: Any, layers: Sequence[Tensor]) -> Tensor:
         attended, base, raw_last = attended.mean(0), base.mean(0), raw_last.mean(0)
     share = head.mixing.coefficient
     mixed = share * attended + (1 - share) * base
+    if options.output_norm:
+        centred = mixed - mixed.mean(-1, keepdim=True)
+        deviation = torch.sqrt(centred.square().mean(-1, keepdim=True) + head.output_norm.eps)
+        mixed = centred / deviation * head.output_norm.weight + head.output_norm.bias
     if options.level == "link":
         return mixed
     output = head.output(head.mlp(mixed))
