@@ -27,7 +27,7 @@ def compare(
     split_seed: opt.SplitSeedOption = 0,
     seeds: opt_heads.SeedsOption = "0",
     epochs: opt_heads.EpochsOption = 100,
-    lr: opt_heads.LrOption = 1e-3,
+    lr: opt_heads.LrOption = None,
     batch_size: opt_heads.BatchSizeOption = 64,
     weight_decay: opt_heads.DecayOption = 1e-4,
     schedule: opt_heads.ScheduleOption = "cosine",
@@ -43,9 +43,10 @@ def compare(
     from histograph_post.folds import open_caches
     from histograph_post.head_training import HeadSpec, plan_experiment
     from histograph_post.heads.registry import head_names
-    from histograph_post.training import TrainingOptions
+    from histograph_post.training import TrainingOptions, suggested_lr
 
-    level = open_caches(cache)[0].manifest.layout.level
+    first = open_caches(cache)[0]
+    level = first.manifest.layout.level
     names = head_names(level) if heads == "all" else [name.strip() for name in heads.split(",")]
     experiment = plan_experiment(
         cache,
@@ -53,7 +54,7 @@ def compare(
         training=TrainingOptions(
             epochs=epochs,
             batch_size=batch_size,
-            lr=lr,
+            lr=suggested_lr(len(first)) if lr is None else lr,
             weight_decay=weight_decay,
             schedule=schedule,
             warmup=warmup,

@@ -33,7 +33,10 @@ TaskOption = Annotated[
 ]
 MetricOption = Annotated[str | None, typer.Option("--metric", help="The metric to track.")]
 EpochsOption = Annotated[int, typer.Option("--epochs", min=1, help="Epochs at most.")]
-LrOption = Annotated[float, typer.Option("--lr", help="Highest learning rate.")]
+LrOption = Annotated[
+    float | None,
+    typer.Option("--lr", help="Highest learning rate; 1e-3, or 1e-2 on a single graph."),
+]
 BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, help="Graphs per batch.")]
 DecayOption = Annotated[float, typer.Option("--weight-decay", min=0, help="Of AdamW.")]
 ScheduleOption = Annotated[str, typer.Option("--schedule", help="cosine, plateau or none.")]

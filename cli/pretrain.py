@@ -60,7 +60,7 @@ def pretrain(
     metric: opt_heads.MetricOption = None,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, batches and dropout.")] = 0,
     epochs: opt_heads.EpochsOption = 100,
-    lr: opt_heads.LrOption = 1e-3,
+    lr: Annotated[float, typer.Option("--lr", help="Highest learning rate.")] = 1e-3,
     batch_size: opt_heads.BatchSizeOption = 64,
     weight_decay: opt_heads.DecayOption = 1e-4,
     schedule: opt_heads.ScheduleOption = "cosine",

@@ -31,7 +31,7 @@ def train_head(
     split_seed: opt.SplitSeedOption = 0,
     seeds: opt_heads.SeedsOption = "0",
     epochs: opt_heads.EpochsOption = 100,
-    lr: opt_heads.LrOption = 1e-3,
+    lr: opt_heads.LrOption = None,
     batch_size: opt_heads.BatchSizeOption = 64,
     weight_decay: opt_heads.DecayOption = 1e-4,
     schedule: opt_heads.ScheduleOption = "cosine",
@@ -51,19 +51,20 @@ def train_head(
     from histograph_post.backbone import parse_args
     from histograph_post.folds import open_caches
     from histograph_post.head_training import HeadSpec, plan_experiment, with_baseline
-    from histograph_post.training import TrainingOptions
+    from histograph_post.training import TrainingOptions, suggested_lr
 
     options = {"dim": dim, **parse_args(head_args)}
     if heads is not None:
         options["heads"] = heads
-    level = open_caches(cache)[0].manifest.layout.level
+    first = open_caches(cache)[0]
+    level = first.manifest.layout.level
     experiment = plan_experiment(
         cache,
         with_baseline(HeadSpec(head, options), level),
         training=TrainingOptions(
             epochs=epochs,
             batch_size=batch_size,
-            lr=lr,
+            lr=suggested_lr(len(first)) if lr is None else lr,
             weight_decay=weight_decay,
             schedule=schedule,
             warmup=warmup,

@@ -21,7 +21,7 @@ from .saved_backbone import describe_backbone
 from .storage import Cache
 from .summaries import Key
 from .tasks import infer_task
-from .training import Trainer, TrainingOptions
+from .training import Trainer, TrainingOptions, suggested_lr
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def plan_experiment(
         task=found,
         heads=tuple(heads),
         seeds=tuple(seeds),
-        training=training or TrainingOptions(),
+        training=training or TrainingOptions(lr=suggested_lr(len(caches[0]))),
         standardize=standardize,
         warm_start=warm_start,
     )

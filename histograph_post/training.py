@@ -56,6 +56,14 @@ class Source(Protocol):
         ...
 
 
+def suggested_lr(num_graphs: int) -> float:
+    """Return the learning rate for data of so many graphs.
+
+    An epoch on a single graph is a single step, and a hundred steps need to be larger.
+    """
+    return 1e-2 if num_graphs == 1 else 1e-3
+
+
 @dataclass(frozen=True)
 class TrainingOptions:
     """How to train; the same for every network that is compared."""
