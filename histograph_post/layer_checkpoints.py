@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from .capture import CapturePlan
-from .capture.tensors import tensors_in, version_of
-from .errors import ConfigError, ModelError
+from .errors import ConfigError
+from .training_modes import statistics_of
 
 
 def checkpoint_layers(model: nn.Module, plan: CapturePlan) -> int:
@@ -51,19 +50,8 @@ def _checkpoint(layer: nn.Module) -> None:
     def again(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        given = tensors_in(args, kwargs)
-        versions = [version_of(tensor) for tensor in given]
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if [version_of(tensor) for tensor in given] != versions:
-                raise ModelError(
-                    f"checkpoint_layers: the input of {type(layer).__name__} was changed in place "
-                    "after the layer had used it, expected it to stay for the backward pass"
-                )
-            return forward(*args, **kwargs)
-
         return checkpoint(
-            run, *args, use_reentrant=False, context_fn=lambda: _contexts(layer), **kwargs
+            forward, *args, use_reentrant=False, context_fn=lambda: _contexts(layer), **kwargs
         )
 
     layer.forward = again
@@ -78,15 +66,15 @@ def _contexts(
 @contextmanager
 def _statistics_stay(layer: nn.Module) -> Iterator[None]:
     """Let normalisations see a batch a second time without counting it twice."""
-    counting = [
-        module
+    kept = [
+        (module, name, module.get_buffer(name))
         for module in layer.modules()
-        if isinstance(module, _NormBase) and module.track_running_stats
+        for name in statistics_of(module)
     ]
-    for module in counting:
-        module.track_running_stats = False
+    for module, name, buffer in kept:
+        setattr(module, name, buffer.clone())
     try:
         yield
     finally:
-        for module in counting:
-            module.track_running_stats = True
+        for module, name, buffer in kept:
+            setattr(module, name, buffer)

@@ -131,8 +131,9 @@ class SavedBackbone:
     def checkpoint_in(self, place: Path) -> Path | None:
         """Return the checkpoint that a file, or the folder of a fold or of all folds, holds."""
         name = self.checkpoint or ""
-        # The cache of a pretraining's fold is called after the folder of that fold.
-        candidates = (place, place / name, place / self.cache.stem / name)
+        # The cache of a trained fold is called after the folder of that fold, beside which a run
+        # has its best one.
+        candidates = (place, place / self.cache.stem / name, place / name)
         return next((path for path in candidates if path.is_file()), None)
 
     def option_path(self, *names: str) -> Path | None:
