@@ -17,7 +17,7 @@ def node_embeddings(
     """Return an embedding per node at each stage of a head, ``[num_nodes, width]``.
 
     HistoGraph has its layers weighed and summed, then its nodes attended. A readout that turns a
-    graph into one row at once (Set2Set, say) has no such stage.
+    graph into one row at once (SOPool, say) has no such stage.
 
     Args:
         head: A readout in evaluation mode.

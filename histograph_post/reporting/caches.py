@@ -21,7 +21,13 @@ def find_caches(record: RunRecord, given: Path | None) -> tuple[list[Cache], str
         caches = open_caches(given)
         _check(record, caches)
         return caches, ""
-    place = record.saved.backbone.cache
+    backbone = record.saved.backbone
+    if backbone.in_run:
+        return [], (
+            f"{record.folder} trained its backbone, whose activations no cache holds; cache "
+            f"{backbone.checkpoint} with `histograph cache` and name that with --cache PATH"
+        )
+    place = backbone.cache
     try:
         caches = open_caches(place.parent if len(_weights(record)) > 1 else place)
         _check(record, caches)
@@ -31,7 +37,10 @@ def find_caches(record: RunRecord, given: Path | None) -> tuple[list[Cache], str
 
 
 def _weights(record: RunRecord) -> list[str]:
-    return list(record.plan.get("weights", [record.saved.backbone.weights_sha256]))
+    backbone = record.saved.backbone
+    if backbone.in_run:
+        return [backbone.weights_sha256]
+    return list(record.plan.get("weights", [backbone.weights_sha256]))
 
 
 def _check(record: RunRecord, caches: list[Cache]) -> None:

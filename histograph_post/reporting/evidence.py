@@ -145,7 +145,10 @@ def _add_weights(
     if int(np.diff(sample.ptr).max()) > MAX_ATTENDED_NODES:
         return
     parts: list[tuple[Attention, np.ndarray]] = []
-    chosen = [own, *(outcome for outcome in outcomes if outcome is not own)][:MAX_FITS]
+    others = [outcome for outcome in outcomes if outcome is not own]
+    if record.saved.backbone.in_run:  # every fit has a backbone of its own
+        others = []
+    chosen = [own, *others][:MAX_FITS]
     for outcome in chosen:
         cache = _cache_of(caches, outcome.fold)
         looked_at, trained = sample, head

@@ -14,12 +14,16 @@ from .record import RunRecord
 from .words import MISSING, metric_name, plural
 
 #: Options of a command that are said first: what it reads and what it writes.
-_POSITIONAL = ("cache",)
+_POSITIONAL = ("cache", "source")
+
+#: Options that are on unless they are turned off.
+_SWITCHES = ("standardize", "normalize", "baseline")
 
 
 def run_facts(record: RunRecord) -> list[tuple[str, str]]:
     """Return what a run is, as names and values."""
     saved, task = record.saved, record.task
+    plan = {**record.plan.get("frozen", {}), **record.plan}  # fine-tuning wraps the head stage's
     backbone = saved.backbone
     fold, seed = record.chosen
     return [
@@ -36,10 +40,10 @@ def run_facts(record: RunRecord) -> list[tuple[str, str]]:
         ("head", f"{saved.name}: {HEADS[saved.name].description}"),
         ("head options", _pairs(saved.config, leave_out=("in_dims", "out_dim", "level"))),
         ("chosen fit", f"fold {fold}, seed {seed}, by validation"),
-        ("training", _pairs(record.plan.get("training", {}))),
-        ("seeds", _some([str(value) for value in record.plan.get("seeds", [])], 10)),
+        ("training", _pairs(plan.get("training", {}))),
+        ("seeds", _some([str(value) for value in plan.get("seeds", [])], 10)),
         ("standardised layers", "yes" if saved.standardize else "no"),
-        ("warm start", "yes" if record.plan.get("warm_start") else "no"),
+        ("warm start", "yes" if plan.get("warm_start") else "no"),
     ]
 
 
@@ -109,7 +113,7 @@ def repeat_command(record: RunRecord) -> str:
     config = record.config
     if config is None:
         return _python_call(record)
-    command = command_of(config)
+    command = command_of(record)
     words = ["histograph", command, *(str(config[name]) for name in _POSITIONAL if name in config)]
     for name, value in config.items():
         if name not in _POSITIONAL:
@@ -120,11 +124,12 @@ def repeat_command(record: RunRecord) -> str:
     )
 
 
-def command_of(config: Mapping[str, Any]) -> str:
-    """Return which command a run's options are those of."""
-    if "backbone_lr" in config:
-        return "finetune"
-    return "train-head" if "head" in config else "compare"
+def command_of(record: RunRecord) -> str:
+    """Return which command a run comes from."""
+    stage = record.plan.get("stage")
+    if stage is not None:
+        return "finetune" if stage == "finetune" else "pretrain"
+    return "train-head" if "head" in (record.config or {}) else "compare"
 
 
 def _option(name: str, value: Any) -> list[str]:
@@ -132,7 +137,7 @@ def _option(name: str, value: Any) -> list[str]:
     if value is True:
         return [flag]
     if value is False:
-        return ["--no-standardize"] if name == "standardize" else []
+        return [f"--no-{name}"] if name in _SWITCHES else []
     if isinstance(value, list):
         return [word for item in value for word in (flag, str(item))]
     return [flag, str(value)]

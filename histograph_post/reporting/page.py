@@ -79,7 +79,7 @@ class Page:
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             # Nothing is loaded, not even by what a file name might have smuggled in.
             '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-            "style-src 'unsafe-inline'\">\n"
+            "img-src data:; style-src 'unsafe-inline'\">\n"
             '<link rel="icon" href="data:,">\n'
             f"<title>{escape(self.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
             f'<header>\n<p class="kicker">{escape(self.kicker)}</p>\n'

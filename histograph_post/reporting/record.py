@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from ..errors import ConfigError, NotFoundError
 from ..fits import OUTPUTS_NAME
+from ..head_results import OWN
 from ..run import (
     CONFIG_NAME,
     FITS_NAME,
@@ -105,8 +106,9 @@ class RunRecord:
 
     @cached_property
     def baseline(self) -> str | None:
-        """The retrained last layer, the readout to beat; None where it is the run's own head."""
-        return next((n for n in ("mean", "mlp") if n in self.readouts and n != self.head), None)
+        """The readout to beat: the retrained last layer, or the own readout trained beside it."""
+        names = ("mean", "mlp", OWN)
+        return next((name for name in names if name in self.readouts and name != self.head), None)
 
     @cached_property
     def saved(self) -> SavedHead:
@@ -147,7 +149,7 @@ class RunRecord:
 
     def fit_folder(self, head: str, fold: int, seed: int) -> Path:
         """Return where one fit is kept."""
-        return self.folder / FITS_NAME / head / f"fold-{fold}-seed-{seed}"
+        return self.folder / FITS_NAME / head.replace(" ", "-") / f"fold-{fold}-seed-{seed}"
 
     @cached_property
     def outcomes(self) -> list[Outcome]:

@@ -34,10 +34,14 @@ def headline(record: RunRecord, ranked: Mapping[str, Summary]) -> str:
         return f"{record.head} was trained; no test part has a {metric}."
     said = f"{record.head}: test {metric} {_mean_and_deviation(own)}"
     said += f" over {counted(record)}"
-    versus = record.results.get("versus_baseline")
-    if versus is not None:
-        said += f"; {difference(versus)} against {versus['baseline']}, retrained"
-        said += "" if record.results["higher_is_better"] else " (lower is better)"
+    for key, other in (
+        ("versus_frozen", "on the frozen backbone"),
+        ("versus_baseline", "retrained"),
+    ):
+        versus = record.results.get(key)
+        if versus is not None:
+            said += f"; {difference(versus)} against {versus['baseline']}, {other}"
+    said += "" if record.results["higher_is_better"] else " (lower is better)"
     return f"{said}."
 
 

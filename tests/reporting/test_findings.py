@@ -1,0 +1,185 @@
+"""What figures show, against values computed by hand or by another library."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix, roc_auc_score
+
+from histograph_post.heads.histograph import HistoGraphHead
+from histograph_post.reporting.caches import find_caches
+from histograph_post.reporting.calibration_charts import reliability
+from histograph_post.reporting.class_charts import confusion_counts, target_areas
+from histograph_post.reporting.evidence import gather_evidence
+from histograph_post.reporting.examples import choose_examples, row_losses
+from histograph_post.reporting.graph_charts import neighbourhood
+from histograph_post.reporting.graph_layouts import layout
+from histograph_post.reporting.record import Outcome, RunRecord
+from histograph_post.reporting.weight_groups import group_weights
+from histograph_post.reporting.words import MINUS
+from histograph_post.storage import Cache
+from histograph_post.tasks import Task
+
+
+def outcome(predicted: list[list[float]], labels: list[list[float]]) -> Outcome:
+    rows = np.arange(len(labels))
+    names = [str(row) for row in rows]
+    return Outcome(0, 0, rows, names, np.array(predicted), np.array(labels))
+
+
+def test_layer_weights_are_those_of_explain(binary_run: Path) -> None:
+    record = RunRecord.open(binary_run)
+    caches, _ = find_caches(record, None)
+    (cache,) = caches
+    figures = {figure.name: figure for figure in gather_evidence(record, caches).layer_figures}
+    # every graph alone, through the head of the fold that tests it
+    weights: dict[float, list[np.ndarray]] = {0.0: [], 1.0: []}
+    for fold, split in enumerate(record.splits.folds):
+        saved = record.saved.of_fit(record.fit_folder("histograph", fold, 0))
+        head, standardizer = saved.build()
+        assert isinstance(head, HistoGraphHead)
+        for row in split.test:
+            history = cache[int(row)].history
+            assert isinstance(history, torch.Tensor)
+            layers = standardizer(history.unbind(1))
+            explained = head.explain(torch.stack(layers, 1), standardized=True).layer_weights
+            mean = explained.reshape(-1, explained.size(-1)).mean(0)
+            weights[float(cache.labels()[row, 0])].append(mean.numpy())
+    for label, members in weights.items():
+        part = figures["layer-weights"].alternative.split(f"class {label:g}: ")[1].split(";")[0]
+        texts = re.findall(r"layer \d+ (\S+?)[,.]? ", part.replace(MINUS, "-") + " ")
+        shown = [float(text) for text in texts]
+        assert shown == pytest.approx(np.mean(members, axis=0), abs=0.006)
+
+
+def test_over_smoothing_of_a_layer_is_that_of_the_cache(binary_run: Path) -> None:
+    record = RunRecord.open(binary_run)
+    caches, _ = find_caches(record, None)
+    profile = gather_evidence(record, caches).profile
+    assert profile is not None
+    fold, _ = record.chosen
+    energies, distances = [], []
+    for row in record.splits.folds[fold].test:
+        graph = caches[0][int(row)]
+        assert isinstance(graph.history, torch.Tensor)
+        assert graph.edge_index is not None
+        first, last = graph.history[:, 1].double(), graph.history[:, -1].double()
+        source, target = graph.edge_index
+        energies.append(float((last[source] - last[target]).square().sum()) / len(last))
+        distances.append(float((first - last).norm(dim=1).mean()))
+    assert profile.smoothness[-1].dirichlet.median == pytest.approx(np.median(energies))
+    assert profile.distance[1] is not None
+    assert profile.distance[1].median == pytest.approx(np.median(distances))
+    assert profile.distance[-1] is not None
+    assert profile.distance[-1].high == 0.0
+    assert set(profile.head) == {"layers weighed", "nodes attended"}
+
+
+def test_calibration_by_hand() -> None:
+    found = reliability(np.array([0.05, 0.05, 0.95, 1.0]), np.array([0, 1, 1, 1]))
+    assert found.predicted == pytest.approx([0.05, 0.975])
+    assert found.observed == pytest.approx([0.5, 1.0])
+    assert found.counts.tolist() == [2, 2]
+    assert found.error == pytest.approx((0.45 + 0.025) / 2)
+
+
+def test_confusion_is_sklearns_over_all_fits() -> None:
+    task = Task("multiclass", "graph", 1, "accuracy", (0.0, 1.0, 5.0))
+    first = outcome([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]], [[0], [1]])
+    second = outcome([[0.1, 0.8, 0.1], [0.0, 0.0, 1.0]], [[1], [float("nan")]])
+    oracle = confusion_matrix([0, 1, 1], [0, 2, 1], labels=[0, 1, 2])
+    assert np.array_equal(confusion_counts([first, second], task), oracle)
+
+
+def test_targets_skip_missing_labels() -> None:
+    nan = float("nan")
+    labels = [[0, 1, 1], [1, nan, 1], [1, 0, nan], [0, 1, 1]]
+    predicted = [[0.3, 0.2, 0.5], [0.4, 0.9, 0.5], [0.2, 0.6, 0.5], [0.1, 0.7, 0.5]]
+    areas = target_areas([outcome(predicted, labels)], 3)
+    assert areas[0] == roc_auc_score([0, 1, 1, 0], [0.3, 0.4, 0.2, 0.1])
+    assert areas[1] == roc_auc_score([1, 0, 1], [0.2, 0.6, 0.7])
+    assert np.isnan(areas[2])  # one class only
+
+
+@pytest.mark.parametrize(
+    ("task", "predicted", "labels", "expected"),
+    [
+        (
+            Task("binary", "graph", 1, "accuracy", (0.0, 1.0)),
+            [[0.9], [0.9], [0.5]],
+            [[1], [0], [float("nan")]],
+            [-np.log(0.9), -np.log(0.1), np.nan],
+        ),
+        (
+            Task("multiclass", "graph", 1, "accuracy", (2.0, 3.0, 4.0)),
+            [[0.2, 0.5, 0.3]],
+            [[4]],
+            [-np.log(0.3)],
+        ),
+        (
+            Task("multilabel", "graph", 2, "roc_auc"),
+            [[0.8, 0.4], [0.8, 0.4]],
+            [[1, 0], [float("nan"), 1]],
+            [-(np.log(0.8) + np.log(0.6)) / 2, -np.log(0.4)],
+        ),
+        (
+            Task("regression", "graph", 2, "rmse"),
+            [[1.0, 5.0], [2.0, 2.0]],
+            [[3, 4], [float("nan"), float("nan")]],
+            [1.5, np.nan],
+        ),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Task) else "",
+)
+def test_how_wrong_a_row_is(
+    task: Task, predicted: list[list[float]], labels: list[list[float]], expected: list[float]
+) -> None:
+    found = row_losses(outcome(predicted, labels), task)
+    assert found == pytest.approx(np.array(expected), nan_ok=True)
+
+
+def test_examples_are_the_extremes_of_the_test_part(binary_run: Path) -> None:
+    record = RunRecord.open(binary_run)
+    own = next(o for o in record.outcomes if (o.fold, o.seed) == record.chosen)
+    examples = choose_examples(own, record.task, Cache.open(binary_run.parent / "binary.cache"))
+    order = [own.ids[at] for at in np.argsort(row_losses(own, record.task), kind="stable")]
+    assert [example.name for example in examples] == [*order[:3], *order[: -1 - 3 : -1]]
+    assert all(example.graph == example.row for example in examples)
+
+
+def test_weights_are_grouped_by_class_or_by_thirds() -> None:
+    weights = np.arange(12.0).reshape(6, 2)
+    classes = Task("multiclass", "graph", 1, "accuracy", (0.0, 1.0))
+    found = group_weights(weights, np.array([[0], [1], [1], [0], [np.nan], [1]]), classes)
+    assert np.array_equal(found["class 0"], weights[[0, 3]])
+    assert np.array_equal(found["class 1"], weights[[1, 2, 5]])
+    quantity = Task("regression", "graph", 1, "rmse")
+    thirds = group_weights(weights, np.array([[6.0], [1], [2], [5], [3], [4]]), quantity)
+    assert [len(members) for members in thirds.values()] == [2, 2, 2]
+    assert list(group_weights(weights, np.zeros((6, 1)), Task("binary", "node", 1, "f1"))) == [
+        "all graphs"
+    ]
+
+
+def test_a_path_is_drawn_as_a_line() -> None:
+    places = layout(5, np.array([[0, 1, 2, 3], [1, 2, 3, 4]]))
+    gaps = np.linalg.norm(np.diff(places, axis=0), axis=1)
+    assert gaps == pytest.approx([1] * 4, rel=0.02)
+    assert np.ptp(places[:, 0]) == pytest.approx(4, rel=0.02)  # lying down
+
+
+def test_parts_that_no_path_joins_stand_apart() -> None:
+    places = layout(4, np.array([[0, 2], [1, 3]]))
+    assert np.isfinite(places).all()
+    assert np.linalg.norm(places[0] - places[2]) > np.linalg.norm(places[0] - places[1])
+
+
+def test_neighbourhood_is_breadth_first() -> None:
+    edges = np.array([[0, 0, 1, 3, 4], [1, 2, 3, 4, 5]])
+    assert neighbourhood(edges, [0], 3).tolist() == [0, 1, 2]
+    assert neighbourhood(edges, [0], 4).tolist() == [0, 1, 2, 3]
+    assert neighbourhood(edges, [5], 10).tolist() == [0, 1, 2, 3, 4, 5]

@@ -1,0 +1,75 @@
+"""Reports on other runs than those of one HistoGraph head on one cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+import histograph_post as hg
+from histograph_post.backbone import build_model
+from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment
+
+from .conftest import QUICK
+from .pages import Reader
+
+
+def test_head_that_pools_at_once_has_no_layer_weights(binary_run: Path, tmp_path: Path) -> None:
+    cache = binary_run.parent / "binary.cache"
+    hg.train_head(cache, tmp_path / "run", head="sopool", training=QUICK, dim=8)
+    written = hg.report(tmp_path / "run", figures=tmp_path / "figures", form="png")
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written.files)
+    assert "layer-weights" not in written.figures
+    assert {"smoothing-cosine", "example-best-1"} <= set(written.figures)
+    assert any("one row at once" in note for note in written.notes)
+
+
+def test_comparison_is_ranked(binary_run: Path, tmp_path: Path) -> None:
+    cache = binary_run.parent / "binary.cache"
+    heads = [
+        HeadSpec(name, {"dim": 8}) for name in ("mean", "linear", "concat", "max", "histograph")
+    ]
+    experiment = plan_experiment(cache, heads, training=QUICK)
+    run_experiment(experiment, tmp_path / "all", chosen="histograph")
+    written = hg.report(tmp_path / "all")
+    results = json.loads((tmp_path / "all" / "results.json").read_text())["readouts"]
+    order = sorted(results, key=lambda name: -results[name]["test"]["mean"])
+    page = Reader(written.path.read_text(encoding="utf-8"))
+    assert [name for name, *_ in page.tables[0][1:]] == order
+    places = [page.figures["ranking"].index(f" {name} ") for name in order]
+    assert places == sorted(places)
+
+
+def test_per_fold_caches(binary_run: Path, tmp_path: Path) -> None:
+    data = hg.load_data("demo:", args={"num_graphs": 30})
+    for fold in range(3):
+        torch.manual_seed(fold)
+        model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+        hg.cache(model, data, tmp_path / "caches" / f"fold-{fold}.cache", splits="kfold:3")
+    hg.train_head(tmp_path / "caches", tmp_path / "run", training=QUICK, dim=8, heads=2)
+    written = hg.report(tmp_path / "run")
+    assert "layer-weights" in written.figures
+    assert not written.notes
+    assert "3 fits" in written.path.read_text()
+
+
+def test_molecules_are_drawn_as_molecules(tmp_path: Path) -> None:
+    table = tmp_path / "alcohols.csv"
+    smiles = ["C" * n + "O" for n in range(2, 14)] + ["c1ccccc1" + "C" * n for n in range(12)]
+    lines = [f"{text},{int(text.endswith('O'))}" for text in smiles]
+    table.write_text("smiles,alcohol\n" + "\n".join(lines) + "\n")
+    data = hg.load_data(f"smiles:{table}")
+    torch.manual_seed(0)
+    categories = [119, 5, 12, 12, 10, 6, 6, 2, 2]
+    model = build_model("gin", {"hidden": 8, "num_layers": 2, "in_dim": categories}, out_dim=1)
+    hg.cache(model, data, tmp_path / "a.cache", splits="stratified")
+    hg.train_head(tmp_path / "a.cache", tmp_path / "run", training=QUICK, dim=8, heads=2)
+    page = Reader(hg.report(tmp_path / "run").path.read_text(encoding="utf-8"))
+    assert page.figures["example-best-1"].startswith("Drawing of molecule")
+    # another table of the same name and size: its rows are not these graphs
+    table.write_text(table.read_text().replace("O,", "OC,").replace("c1ccccc1", "C1CCCCCC1"))
+    written = hg.report(tmp_path / "run")
+    page = Reader(written.path.read_text(encoding="utf-8"))
+    assert page.figures["example-best-1"].startswith("Drawing of graph")
+    assert any("drawn as graphs" in note for note in written.notes)

@@ -1,0 +1,98 @@
+"""Where a report goes, what it replaces, and what it says when something is gone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import histograph_post as hg
+from histograph_cli.main import app
+from histograph_post.backbone import build_model
+from histograph_post.errors import CacheError, MissingExtraError, OutputExistsError
+from histograph_post.reporting import Report
+
+
+def test_report_stands_in_the_run_and_replaces_itself_only(
+    binary_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(binary_run, run)
+    assert hg.report(run).path == run / "report.html"
+    hg.report(run)  # an older report may go
+    (run / "report.html").write_text("my notes")
+    with pytest.raises(OutputExistsError, match="not a report"):
+        hg.report(run)
+    hg.report(run, overwrite=True)
+    assert "histograph-post report" in (run / "report.html").read_text()
+
+
+def test_moved_cache_is_said_to_be_missing_and_can_be_named(
+    binary_run: Path, binary_report: Report, workshop: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "elsewhere" / "run"
+    shutil.copytree(binary_run, run)
+    written = hg.report(run)
+    assert "--cache" in written.notes[0]
+    assert {"roc", "ranking", "calibration"} <= set(written.figures)
+    assert "layer-weights" not in written.figures
+    assert "--cache" in written.path.read_text()
+    named = hg.report(run, cache=workshop / "binary.cache")
+    assert named.figures == binary_report.figures
+
+
+def test_cache_of_another_backbone_is_refused(
+    binary_run: Path, make_run: Callable[[str], Path], workshop: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    model = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
+    data = hg.load_data("demo:", args={"num_graphs": 48})
+    hg.cache(model, data, tmp_path / "other.cache", splits="kfold:3")
+    with pytest.raises(CacheError, match="found weights"):
+        hg.report(binary_run, tmp_path / "a.html", cache=tmp_path / "other.cache")
+    make_run("regression")  # the same weights on other data
+    with pytest.raises(CacheError, match="found data"):
+        hg.report(binary_run, tmp_path / "a.html", cache=workshop / "regression.cache")
+
+
+def histograph(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_command(binary_run: Path, tmp_path: Path) -> None:
+    done = histograph(
+        *("report", binary_run, "-o", tmp_path / "r.html", "--json", "-q"),
+        *("--figures", tmp_path / "figures", "--format", "svg"),
+    )
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["report"] == str(tmp_path / "r.html")
+    files = [tmp_path / "figures" / f"{name}.svg" for name in said["figures"]]
+    assert sorted((tmp_path / "figures").iterdir()) == sorted(files)
+    for path in files:
+        assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        assert b"var(--" not in path.read_bytes()  # a file has no page to take colours from
+    with pytest.raises(OutputExistsError, match="--figures"):
+        hg.report(binary_run, tmp_path / "r.html", figures=tmp_path / "figures", form="svg")
+
+
+def test_unfinished_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nothing"):
+        done = histograph("report", folder)
+        assert done.exit_code == 1
+        assert len(done.stderr.splitlines()) == 1
+        assert "finished run" in done.stderr
+
+
+def test_missing_extra_is_named(binary_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=re.escape("pip install 'histograph-post[report]'")):
+        hg.report(binary_run)
