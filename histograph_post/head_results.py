@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .errors import ConfigError
 from .files import atomic_path, write_json, write_text
@@ -176,15 +177,25 @@ def prediction_cells(task: Task, outputs: np.ndarray) -> list[list[str]]:
     return [[f"{task.classes[c]:g}", *cells] for c, cells in zip(chosen, numbers, strict=True)]
 
 
-def row_names(ids: Sequence[str], label_ptr: np.ndarray, level: str) -> list[str]:
-    """Return a name per label row: the graph's id, with the row's number where it has several."""
+def row_names(
+    ids: Sequence[str], label_ptr: np.ndarray, level: str, pairs: Tensor | None = None
+) -> list[str]:
+    """Return a name per label row: the graph's id, the node's number, or the two nodes of a link.
+
+    Args:
+        ids: One name per graph.
+        label_ptr: First label row of each graph, and the number of rows: ``[num_graphs + 1]``.
+        level: What a row is.
+        pairs: For links, the nodes of every row, numbered within their graph: ``[2, rows]``.
+    """
     if level == "graph":
         return list(ids)
-    return [
-        f"{name}:{row}"
-        for name, rows in zip(ids, np.diff(label_ptr), strict=True)
-        for row in range(rows)
-    ]
+    counts = np.diff(label_ptr)  # [num_graphs]
+    owners = np.repeat(np.asarray(ids, dtype=object), counts)  # [rows]
+    if pairs is not None:
+        return [f"{name}:{u}-{v}" for name, (u, v) in zip(owners, pairs.t().tolist(), strict=True)]
+    within = np.arange(len(owners)) - np.repeat(label_ptr[:-1], counts)  # [rows]
+    return [f"{name}:{row}" for name, row in zip(owners, within, strict=True)]
 
 
 def write_predictions(

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from .errors import ConfigError
@@ -109,10 +110,14 @@ class Experiment(Stage):
 
     def label_rows(self) -> LabelRows:
         """Return the label rows of the cached data."""
-        cache = self.caches[0]
+        cache, loaded = self.caches[0], self.folds[0].loaded
+        pairs = None
+        if loaded.pairs is not None:
+            first = np.repeat(loaded.ptr[:-1], np.diff(cache.label_ptr))  # [rows]
+            pairs = loaded.pairs - torch.from_numpy(first)  # [2, rows]
         return LabelRows(
-            names=row_names(cache.ids(), cache.label_ptr, self.task.level),
-            labels=self.folds[0].loaded.labels,
+            names=row_names(cache.ids(), cache.label_ptr, self.task.level, pairs),
+            labels=loaded.labels,
             target_names=cache.manifest.layout.target_names,
         )
 

@@ -90,7 +90,10 @@ class Predictor(nn.Module):
             node_budget = 1
             notes.append("the backbone mixes the graphs of a batch: predicting one at a time")
         outputs = self._outputs(dataset, node_budget, on_progress)  # [rows, out_dim]
-        ids = row_names(dataset.ids, dataset.label_ptr, self.task.level)
+        pairs = None
+        if self.task.level == "link":
+            pairs = torch.cat([graph.edge_label_index for graph in dataset.graphs], 1)  # [2, rows]
+        ids = row_names(dataset.ids, dataset.label_ptr, self.task.level, pairs)
         broken = ~np.isfinite(outputs).all(axis=1)  # [rows]
         if broken.any():
             raise DataError(

@@ -168,7 +168,12 @@ def test_every_link_readout_finds_communities(link_cache: Cache, tmp_path: Path,
     assert run.results["metric"] == "roc_auc"
     assert {"mrr", "hits@20", "hits@50", "ap"} <= set(scores["test"])
     predictions = (tmp_path / "run" / "predictions.csv").read_text().splitlines()
-    assert len(predictions) == 1 + len(link_cache.splits.folds[0].test)
+    test = link_cache.splits.folds[0].test
+    assert len(predictions) == 1 + len(test)
+    # A row is called by its graph and its two nodes, counted within the graph.
+    graph = int(np.searchsorted(link_cache.label_ptr, test[0], side="right") - 1)
+    u, v = link_cache[graph].edge_label_index[:, test[0] - link_cache.label_ptr[graph]].tolist()
+    assert predictions[1].startswith(f"{link_cache.ids()[graph]}:{u}-{v},0,0,")
 
 
 def test_another_split_of_the_cached_links_would_leak(link_cache: Cache) -> None:

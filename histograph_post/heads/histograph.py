@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
-from .histograph_config import PAPER_FORM, HistoGraphConfig
+from .histograph_config import HistoGraphConfig
 from .history import History, HistoryBatch, split_layers
 from .layer_kernels import layer_means, layer_project
 from .layer_weights import LayerWeights
 from .mixing import Mixing
 from .node_attention import NodeAttention
 from .ragged import Graphs
+from .registry import PAPER_FORM
 from .standardize import Standardizer
 
 __all__ = ["PAPER_FORM", "Explanation", "HistoGraphConfig", "HistoGraphHead"]

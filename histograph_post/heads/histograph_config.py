@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, fields
-from types import MappingProxyType
 from typing import Any
 
 from ..errors import ConfigError
@@ -16,24 +15,12 @@ MIXINGS = ("learned", "fixed", "delayed")
 BASES = ("last", "all")
 
 
-#: The options that turn the head into the paper's own form.
-PAPER_FORM: Mapping[str, Any] = MappingProxyType(
-    {
-        "normalization": "signed",
-        "layer_heads": 1,
-        "mix": "last",
-        "residual": False,
-        "output_norm": False,
-    }
-)
-
-
 @dataclass(frozen=True)
 class HistoGraphConfig:
     """What a :class:`~histograph_post.heads.histograph.HistoGraphHead` is made of.
 
     The defaults are the form that trained best and most evenly over seeds on frozen backbones;
-    ``PAPER_FORM`` holds the options of the paper's own.
+    ``PAPER_FORM`` (:mod:`~histograph_post.heads.registry`) holds the options of the paper's own.
 
     Args:
         in_dims: Width of each layer of the history, input embedding first.

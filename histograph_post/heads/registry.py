@@ -66,12 +66,31 @@ def _import(location: str) -> Any:
     return getattr(import_module(module, __package__), name)
 
 
+#: The options that turn HistoGraph into the paper's own form.
+PAPER_FORM: Mapping[str, Any] = MappingProxyType(
+    {
+        "normalization": "signed",
+        "layer_heads": 1,
+        "mix": "last",
+        "residual": False,
+        "output_norm": False,
+    }
+)
+
 _HEADS = (
     HeadInfo(
         "histograph",
         "attention over the history of layers, then over the nodes",
         ".histograph:HistoGraphHead",
         levels=LEVELS,
+        options_location=".histograph_config:HistoGraphConfig",
+    ),
+    HeadInfo(
+        "histograph-paper",
+        "HistoGraph in the paper's own form",
+        ".histograph:HistoGraphHead",
+        levels=LEVELS,
+        preset=PAPER_FORM,
         options_location=".histograph_config:HistoGraphConfig",
     ),
     HeadInfo(

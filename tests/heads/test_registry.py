@@ -79,7 +79,8 @@ def test_registry_agrees_with_the_class(name):
 
 def test_the_rivals_of_the_paper_are_all_there():
     assert set(HEADS) == {
-        *("histograph", "mean", "sum", "max", "mlp", "linear", "layer-mean", "concat"),
+        *("histograph", "histograph-paper"),
+        *("mean", "sum", "max", "mlp", "linear", "layer-mean", "concat"),
         *("jk-cat", "jk-max", "jk-lstm", "attention", "set2set", "sortpool", "set-transformer"),
         *("gmt", "topkpool", "sagpool", "asap", "edgepool", "diffpool", "mincutpool"),
         *("sopool", "sopool-attention", "dkepool", "dkepool-robust"),
