@@ -41,22 +41,23 @@ def find_jobs(
     given = {name: value for name, value in named.items() if value is not None}
     if folder is not None and checkpoint is not None:
         raise typer.BadParameter("give a folder or --checkpoint, not both")
-    if folder is None and (checkpoint is None or not checkpoint.is_dir()):
+    place = folder or checkpoint
+    if place is None or (folder is None and not place.is_dir()):
         needed = {"model": named["model"], "checkpoint": checkpoint, "data": named["data"]}
         for name, value in needed.items():
             if value is None:
                 raise typer.BadParameter(
                     f"--{name} is missing; only a folder that histograph pretrain wrote needs none"
                 )
+        assert checkpoint is not None  # it is among those that are needed
         spec = PretrainedSpec(
             checkpoint=checkpoint, model_args=model_args, data_args=data_args, **given
         )
         return [CacheJob(spec, split, out)]
-    folder = folder or checkpoint
-    found = fold_checkpoints(folder)
-    several = found[0].folder != folder
+    found = fold_checkpoints(place)
+    several = found[0].folder != place
     if several and split is not None:
-        raise typer.BadParameter(f"--split: every fold of {folder} brings its own")
+        raise typer.BadParameter(f"--split: every fold of {place} brings its own")
     return [
         CacheJob(
             replace(
