@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ from .terminal import Terminal, duration, metric, size
 
 if TYPE_CHECKING:
     from histograph_post.cache_plan import CachePlan
-    from histograph_post.storage import Cache
+    from histograph_post.storage import Cache, Manifest
 
 
 def cache(
@@ -115,13 +115,13 @@ def cache(
             results.append(_estimate(terminal, plan))
             continue
         written = _write(terminal, plan, job.out, _part(shard), overwrite=overwrite)
-        about = {} if written is None else summary(written)
+        about = {} if written is None else summary(written.manifest)
         results.append({"cache": str(job.out), "complete": written is not None, **about})
         caches += [] if written is None else [written]
     if len(jobs) > 1:
         _show_folds(terminal, caches)
     elif caches:
-        show_cache(terminal, caches[0])
+        show_cache(terminal, caches[0].manifest)
     if dry_run:
         next_command = "the same command without --dry-run"
     elif len(caches) < len(jobs):
@@ -187,9 +187,8 @@ def show_plan(terminal: Terminal, plan: CachePlan) -> None:
     terminal.table("What is captured", plan.capture.COLUMNS, plan.capture.table())
 
 
-def show_cache(terminal: Terminal, cache: Cache) -> None:
+def show_cache(terminal: Terminal, manifest: Manifest) -> None:
     """Print the score of the model's own readout, or why there is none."""
-    manifest = cache.manifest
     if manifest.own_metrics is None:
         terminal.say(f"note: no score of the model's own: {manifest.no_metrics_because}")
         return
@@ -218,7 +217,7 @@ def _show_folds(terminal: Terminal, caches: Sequence[Cache]) -> None:
         )
 
 
-def own_rows(own: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
+def own_rows(own: Mapping[str, Any]) -> list[tuple[str, dict[str, float]]]:
     """Return the scores per part of the split, averaged over folds, and on all rows."""
     folds = own["folds"]
     rows = []
@@ -240,9 +239,8 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def summary(cache: Cache) -> dict[str, Any]:
+def summary(manifest: Manifest) -> dict[str, Any]:
     """Return what a script wants to know of a cache."""
-    manifest = cache.manifest
     return {
         "data": manifest.data.spec,
         "num_graphs": manifest.data.num_graphs,

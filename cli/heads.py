@@ -129,7 +129,7 @@ def show_results(
     Args:
         terminal: Where to print.
         results: ``results.json`` of a run.
-        seconds: Seconds per epoch of each readout.
+        seconds: Seconds per epoch of each readout; empty if they are not asked for.
         ranked: Number the readouts, the best first.
     """
     readouts = list(results["readouts"].items())
@@ -146,10 +146,11 @@ def show_results(
                 "-" if test is None else f"{test['mean']:.4f} ± {test['deviation']:.4f}",
                 "-" if difference is None else gain(difference),
                 row["num_parameters"] or "-",
-                f"{seconds[name]:.3f}" if name in seconds else "-",
+                *([f"{seconds[name]:.3f}" if name in seconds else "-"] if seconds else []),
             ]
         )
-    columns = ["readout", "mean ± deviation", "gain over own", "parameters", "s/epoch"]
+    columns = ["readout", "mean ± deviation", "gain over own", "parameters"]
+    columns += ["s/epoch"] if seconds else []
     terminal.table(
         f"Test {results['metric']} over {_count(results)}",
         ["rank", *columns] if ranked else columns,

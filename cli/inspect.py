@@ -1,4 +1,4 @@
-"""`histograph inspect`: what is in a checkpoint or a cache, and what would be captured."""
+"""`histograph inspect`: what is in a checkpoint, a cache or a run, and what would be captured."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ import typer
 
 from . import options as opt
 from .cache import show_cache, show_plan, summary
+from .heads import show_results
 from .terminal import Terminal, size
+
+#: A run has the own readout, the one to beat and its head; with more it is a comparison.
+_FEW_READOUTS = 3
 
 
 def inspect(
     terminal: Terminal,
-    path: Annotated[Path, typer.Argument(metavar="CHECKPOINT|CACHE", help="What to look into.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT|CACHE|RUN", help="What to look into.")
+    ],
     model: Annotated[
         str | None, typer.Option("--model", metavar="SPEC", help="Show what it would capture.")
     ] = None,
@@ -28,12 +34,12 @@ def inspect(
     key_map: opt.KeyMapOption = None,
     trust_checkpoint: opt.TrustOption = False,
 ) -> None:
-    """Show what a checkpoint or a cache holds; nothing is written.
+    """Show what a checkpoint, a cache or a run holds; nothing is written.
 
     A checkpoint with --model and --data shows which layers would be captured, and where.
     """
     if path.is_dir():
-        _inspect_cache(terminal, path)
+        _inspect_folder(terminal, path)
         return
     if (model is None) != (data is None):
         raise typer.BadParameter("give --model and --data together, or neither")
@@ -106,12 +112,75 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
     )
 
 
-def _inspect_cache(terminal: Terminal, path: Path) -> None:
-    from histograph_post.capture import CapturePlan
-    from histograph_post.storage import Cache
+def _inspect_folder(terminal: Terminal, path: Path) -> None:
+    """Show a run, a cache, or the caches in a folder; none of that needs torch."""
+    from histograph_post.run_summary import is_run
+    from histograph_post.storage.format import MANIFEST_NAME
 
-    cache = Cache.open(path)
-    manifest, layout = cache.manifest, cache.manifest.layout
+    members = sorted(path.glob("*.cache"))
+    if is_run(path):
+        _inspect_run(terminal, path)
+    elif members and not (path / MANIFEST_NAME).exists():
+        _inspect_caches(terminal, path, members)
+    else:
+        _inspect_cache(terminal, path)
+
+
+def _inspect_run(terminal: Terminal, path: Path) -> None:
+    from histograph_post.run_summary import RunSummary
+
+    found = RunSummary.open(path)
+    facts = found.facts()
+    terminal.table(f"{path}", ["", ""], facts)
+    compared = len(found.results["readouts"]) > _FEW_READOUTS
+    show_results(terminal, found.results, {}, ranked=compared)
+    terminal.result(
+        {
+            "run": str(path),
+            "facts": dict(facts),
+            "command": found.command(),
+            **found.results,
+        },
+        next_command=f"histograph report {path}",
+    )
+
+
+def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None:
+    """Show the caches of a folder, which commonly are those of the folds of one data set."""
+    from histograph_post.storage.opening import read_manifest
+
+    manifests = {member.name: read_manifest(member)[1] for member in members}
+    terminal.table(
+        f"{path}: {len(members)} caches",
+        ["cache", "data", "graphs", "nodes", "layers", "size", "weights"],
+        [
+            [
+                name,
+                manifest.data.spec,
+                f"{manifest.data.num_graphs:,}",
+                f"{manifest.data.num_nodes:,}",
+                manifest.layout.num_layers,
+                size(sum(shard.num_bytes for shard in manifest.shards)),
+                manifest.weights_sha256[:12],
+            ]
+            for name, manifest in manifests.items()
+        ],
+    )
+    terminal.result(
+        {
+            "folder": str(path),
+            "caches": {name: summary(manifest) for name, manifest in manifests.items()},
+        },
+        next_command=f"histograph train-head {path} -o RUN",
+    )
+
+
+def _inspect_cache(terminal: Terminal, path: Path) -> None:
+    from histograph_post.capture.points import CapturePlan
+    from histograph_post.storage.opening import read_manifest, read_splits
+
+    folder, manifest = read_manifest(path)
+    layout, splits = manifest.layout, read_splits(folder, manifest)
     capture = CapturePlan.from_json(manifest.capture)
     terminal.table(
         f"{path}",
@@ -123,16 +192,16 @@ def _inspect_cache(terminal: Terminal, path: Path) -> None:
             ["data", f"{manifest.data.spec} {dict(manifest.data.args) or ''}"],
             ["graphs, nodes", f"{manifest.data.num_graphs:,}, {manifest.data.num_nodes:,}"],
             ["labels", f"{layout.level}: {_targets(layout.target_names)}"],
-            ["splits", f"{cache.splits.kind}, {_folds(len(cache.splits.folds))}"],
+            ["splits", f"{splits.kind}, {_folds(len(splits.folds))}"],
             ["stored as", " ".join(filter(None, [layout.dtype, layout.compression]))],
             ["size", f"{size(sum(s.num_bytes for s in manifest.shards))}"],
             ["shards", len(manifest.shards)],
         ],
     )
     terminal.table("What is captured", capture.COLUMNS, capture.table())
-    show_cache(terminal, cache)
+    show_cache(terminal, manifest)
     terminal.result(
-        {"cache": str(path), **summary(cache)}, next_command=f"histograph verify {path}"
+        {"cache": str(path), **summary(manifest)}, next_command=f"histograph verify {path}"
     )
 
 

@@ -13,10 +13,21 @@ Layer i's activation is what the next layer consumes, the last one what the read
 layer 0 the embedded input.
 """
 
-from .parity import LayerParity, Parity, check_parity
-from .plan import plan_capture
-from .points import CapturePlan, CapturePoint
-from .recorder import Capture, Captured
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .parity import LayerParity as LayerParity
+    from .parity import Parity as Parity
+    from .parity import check_parity as check_parity
+    from .plan import plan_capture as plan_capture
+    from .points import CapturePlan as CapturePlan
+    from .points import CapturePoint as CapturePoint
+    from .recorder import Capture as Capture
+    from .recorder import Captured as Captured
 
 __all__ = [
     "Capture",
@@ -28,3 +39,17 @@ __all__ = [
     "check_parity",
     "plan_capture",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Capture": ".recorder",
+        "CapturePlan": ".points",
+        "CapturePoint": ".points",
+        "Captured": ".recorder",
+        "LayerParity": ".parity",
+        "Parity": ".parity",
+        "check_parity": ".parity",
+        "plan_capture": ".plan",
+    },
+)

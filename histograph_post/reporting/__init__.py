@@ -1,6 +1,6 @@
 """The report: what a run found, as one page and as figures.
 
-record          the run folder, read
+record          the run folder, read (see :mod:`..run_summary`)
 caches          the caches it was trained on, if they are still there
 sampling        a bounded part of them
 layer_analysis  what layers and head do to the nodes

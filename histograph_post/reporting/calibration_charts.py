@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..tasks import Task
+from ..words import number
 from .class_charts import class_rows
 from .curve_charts import two_class_rows
 from .figures import Chart, Figure
 from .record import Outcome
 from .style import CHOSEN, GRID, MUTED
-from .words import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

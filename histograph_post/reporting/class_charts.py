@@ -9,11 +9,11 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from ..tasks import Task
+from ..words import number
 from .cells import draw_cells
 from .figures import Chart, Figure
 from .record import Outcome, RunRecord
 from .style import CHOSEN, INK, MUTED, series_colour
-from .words import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,10 +9,10 @@ import numpy as np
 from sklearn import metrics as sk
 
 from ..tasks import Task
+from ..words import number, plural
 from .figures import Chart, Figure
 from .record import Outcome, RunRecord
 from .style import DASHES, MUTED, series_colour
-from .words import number, plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

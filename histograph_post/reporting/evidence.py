@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import HistographError
 from ..storage import Cache
+from ..words import plural
 from .examples import choose_examples
 from .figures import Figure
 from .graph_charts import example_figures
@@ -32,7 +33,6 @@ from .molecules import find_molecules
 from .record import Outcome, RunRecord
 from .sampling import Sample, read_sample, sample_test_graphs
 from .weight_groups import group_weights
-from .words import plural
 
 #: Fits whose layer weights are looked at.
 MAX_FITS = 12

@@ -8,9 +8,9 @@ import numpy as np
 
 from ..storage import Cache
 from ..tasks import Task
+from ..words import number
 from .record import Outcome
 from .sampling import owners_of
-from .words import number
 
 #: How many of the best, and how many of the worst.
 NUM_SHOWN = 3

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..storage import Cache, CachedGraph
+from ..words import plural
 from .examples import MAX_DRAWN_NODES, Example
 from .figures import Chart, Figure, Picture
 from .graph_layouts import layout
 from .molecules import MoleculePicture
 from .style import INK, MUTED, PAPER, RIVAL
-from .words import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

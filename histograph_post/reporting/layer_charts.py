@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..words import MINUS, number, plural
 from .cells import draw_cells
 from .figures import Chart, Figure
 from .layer_analysis import LayerProfile, Quartiles, Smoothness
 from .style import CHOSEN, DASHES, MARKERS, MUTED, RIVAL, series_colour
-from .words import MINUS, number, plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

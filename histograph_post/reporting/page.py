@@ -8,8 +8,8 @@ from html import escape
 from importlib.resources import files
 
 from .. import __version__
+from ..words import MINUS, MISSING
 from .figures import Figure
-from .words import MINUS, MISSING
 
 #: How a page of ours is known again.
 GENERATOR = "histograph-post report"

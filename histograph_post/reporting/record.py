@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,19 +15,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from ..errors import ConfigError, NotFoundError
+from ..errors import ConfigError
 from ..fits import OUTPUTS_NAME
 from ..head_results import OWN
-from ..run import (
-    CONFIG_NAME,
-    FITS_NAME,
-    METRICS_NAME,
-    PREDICTIONS_NAME,
-    RESULTS_NAME,
-    RUN_NAME,
-    SPLITS_NAME,
-    read_json,
-)
+from ..run import FITS_NAME, METRICS_NAME, PREDICTIONS_NAME, SPLITS_NAME
+from ..run_summary import RunSummary
 from ..saved_head import SavedHead
 from ..splits import Splits
 from ..summaries import Key
@@ -51,53 +42,13 @@ class Outcome:
     labels: np.ndarray
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """The files of a run folder, or of a folder of compared readouts, which is the same."""
-
-    folder: Path
-    results: Mapping[str, Any]
-    #: All that the result depends on; empty for a run that does not say.
-    plan: Mapping[str, Any]
-    #: The options of the command; None for a run that was started from Python.
-    config: Mapping[str, Any] | None
-
-    @classmethod
-    def open(cls, folder: Path) -> RunRecord:
-        """Open a run folder; one that is not finished is refused."""
-        if not folder.is_dir():
-            raise NotFoundError(f"{folder}: found no folder, expected a finished run")
-        results = read_json(folder, RESULTS_NAME)
-        plan = read_json(folder, RUN_NAME) if (folder / RUN_NAME).is_file() else {}
-        config = None
-        if (folder / CONFIG_NAME).is_file():
-            try:
-                config = tomllib.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-            except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-                raise ConfigError(f"{folder / CONFIG_NAME}: not a TOML file ({error})") from None
-        missing = [
-            name for name in ("task", "metric", "head", "readouts", "fits") if name not in results
-        ]
-        if missing:
-            raise ConfigError(
-                f"{folder / RESULTS_NAME}: found no {missing[0]!r}, expected the results of a run"
-            )
-        return cls(folder, results, plan, config)
-
-    @property
-    def name(self) -> str:
-        """The name of the folder."""
-        return self.folder.resolve().name
+class RunRecord(RunSummary):
+    """A run folder with everything in it that a report shows."""
 
     @cached_property
     def task(self) -> Task:
         """What is predicted."""
         return Task.from_json(dict(self.results["task"]))
-
-    @property
-    def head(self) -> str:
-        """The readout the run is about."""
-        return str(self.results["head"])
 
     @property
     def readouts(self) -> list[str]:
@@ -118,8 +69,7 @@ class RunRecord:
     @cached_property
     def chosen(self) -> Key:
         """Fold and seed of the head that was chosen."""
-        stored = read_json(self.folder, "head.json")
-        return int(stored["fold"]), int(stored["seed"])
+        return int(self.stored_head["fold"]), int(self.stored_head["seed"])
 
     @cached_property
     def splits(self) -> Splits:

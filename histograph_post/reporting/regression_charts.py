@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..metrics import regression_scores
+from ..words import MINUS, number
 from .figures import Chart, Figure
 from .record import Outcome
 from .style import CHOSEN, MUTED
-from .words import MINUS, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..head_results import OWN
 from ..summaries import Summary
+from ..words import metric_name, number, spread
 from .figures import Chart, Figure
 from .record import RunRecord
 from .style import CHOSEN, DASHES, GRID, INK, MUTED, RIVAL, series_colour
-from .words import metric_name, number, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

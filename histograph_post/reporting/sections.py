@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from ..head_results import OWN
 from ..summaries import Summary, paired_difference, summarize
-from .facts import repeat_command, run_facts
+from ..words import MISSING, difference, metric_name, number, spread
 from .figures import Figure
 from .layer_analysis import LayerProfile, Smoothness
 from .outcome_charts import outcome_figures
 from .page import Section, Table
 from .record import RunRecord
 from .score_charts import learning_figures, ranking_figure
-from .words import MISSING, difference, metric_name, number, plural, spread
 
 
 def rank_readouts(record: RunRecord) -> dict[str, Summary]:
@@ -33,7 +32,7 @@ def headline(record: RunRecord, ranked: Mapping[str, Summary]) -> str:
     if own is None:
         return f"{record.head} was trained; no test part has a {metric}."
     said = f"{record.head}: test {metric} {_mean_and_deviation(own)}"
-    said += f" over {counted(record)}"
+    said += f" over {record.counted()}"
     for key, other in (
         ("versus_frozen", "on the frozen backbone"),
         ("versus_baseline", "retrained"),
@@ -45,13 +44,6 @@ def headline(record: RunRecord, ranked: Mapping[str, Summary]) -> str:
     return f"{said}."
 
 
-def counted(record: RunRecord) -> str:
-    """Return over how many folds and seeds a run went."""
-    folds = {fit["fold"] for fit in record.results["fits"]}
-    seeds = {fit["seed"] for fit in record.results["fits"]}
-    return f"{plural(len(folds), 'fold')} and {plural(len(seeds), 'seed')}"
-
-
 def scores_section(record: RunRecord, ranked: Mapping[str, Summary]) -> Section:
     """Return the headline table, all metrics of the head, and the ranking."""
     figures = [ranking_figure(record, ranked)] if ranked else []
@@ -60,7 +52,7 @@ def scores_section(record: RunRecord, ranked: Mapping[str, Summary]) -> Section:
         "scores",
         "Scores",
         text=f"Every readout was trained on the same activations, splits and seeds: "
-        f"{counted(record)}. The epoch of each fit was chosen on the validation part.",
+        f"{record.counted()}. The epoch of each fit was chosen on the validation part.",
         tables=tables,
         figures=figures,
     )
@@ -195,8 +187,8 @@ def examples_section(figures: Sequence[Figure], *, attended: bool) -> Section:
 
 def facts_sections(record: RunRecord) -> list[Section]:
     """Return what was trained, on what, and how to repeat it."""
-    facts = Table((), [list(pair) for pair in run_facts(record)])
+    facts = Table((), [list(pair) for pair in record.facts()])
     return [
         Section("run", "What was trained", tables=[facts]),
-        Section("repeat", "Repeat it", code=repeat_command(record)),
+        Section("repeat", "Repeat it", code=record.command()),
     ]

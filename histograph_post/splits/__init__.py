@@ -9,7 +9,32 @@ scaffold    molecules by their scaffold
 
 from __future__ import annotations
 
-from .resolving import SPLIT_FORMS, resolve_splits
-from .types import PARTS, Split, Splits
+from typing import TYPE_CHECKING
 
-__all__ = ["PARTS", "SPLIT_FORMS", "Split", "Splits", "resolve_splits"]
+from ..lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .resolving import SPLIT_FORMS as SPLIT_FORMS
+    from .resolving import resolve_splits as resolve_splits
+    from .types import PARTS as PARTS
+    from .types import Split as Split
+    from .types import Splits as Splits
+
+__all__ = [
+    "PARTS",
+    "SPLIT_FORMS",
+    "Split",
+    "Splits",
+    "resolve_splits",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "PARTS": ".types",
+        "SPLIT_FORMS": ".resolving",
+        "Split": ".types",
+        "Splits": ".types",
+        "resolve_splits": ".resolving",
+    },
+)

@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from ..errors import NotFoundError, SplitError
 from ..files import write_json
-from .making import Parts
+
+if TYPE_CHECKING:
+    from .making import Parts
 
 Unit = Literal["graph", "node", "link"]
 

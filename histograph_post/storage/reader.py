@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -14,15 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import CacheError, NotFoundError, SplitError
+from ..errors import CacheError
 from ..splits import Splits
 from .cached_graph import CachedBatch, CachedGraph, History, as_stored, read_graph
-from .format import MANIFEST_LIMIT, MANIFEST_NAME, SPLITS_LIMIT, SPLITS_NAME, Manifest
+from .format import Manifest
+from .opening import read_manifest, read_splits
 from .precision import TORCH_TYPES
-from .regular_file import read_limited
 from .shard import Shard
 from .shard_info import shard_name
-from .strict_json import parse_json
 
 #: Each open shard holds a file descriptor, of which a process commonly has 1024.
 MAX_OPEN_SHARDS = 512
@@ -44,18 +42,7 @@ class Cache:
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """Open the cache at ``path``: read and check its manifest; shards are opened lazily."""
-        folder = Path(path).absolute()
-        if not folder.is_dir():
-            raise NotFoundError(f"{path}: found no folder, expected a cache")
-        manifest = folder / MANIFEST_NAME
-        if not manifest.exists() and not manifest.is_symlink():
-            shards = len(list(folder.glob("shard-*.h5")))
-            raise CacheError(
-                f"{path}: found {shards} shards but no {MANIFEST_NAME}, expected a complete cache; "
-                "run the same `histograph cache` command again to resume it"
-            )
-        text = read_limited(manifest, MANIFEST_LIMIT)
-        return cls(folder, Manifest.from_text(text, str(manifest)))
+        return cls(*read_manifest(path))
 
     def __len__(self) -> int:
         return self.num_graphs
@@ -235,21 +222,3 @@ class Run(NamedTuple):
     first: int
     last: int
     position: int
-
-
-def read_splits(folder: Path, manifest: Manifest) -> Splits:
-    """Read the splits of a cache, refusing any but the ones the manifest names."""
-    path = folder / SPLITS_NAME
-    text = read_limited(path, SPLITS_LIMIT)
-    found = hashlib.sha256(text).hexdigest()
-    if found != manifest.splits_sha256:
-        raise CacheError(f"{path}: found checksum {found}, expected {manifest.splits_sha256}")
-    value = parse_json(text, str(path))
-    total = value.get("total") if isinstance(value, dict) else None
-    # Before anything is allocated by that number.
-    if total != manifest.num_labels:
-        raise CacheError(f"{path}: found splits of {total}, expected {manifest.num_labels} rows")
-    try:
-        return Splits.from_json(value, where=str(path))
-    except SplitError as error:
-        raise CacheError(str(error)) from None

@@ -11,7 +11,8 @@ import numpy as np
 from ..errors import CacheError
 from .format import MANIFEST_NAME, SPLITS_NAME, Manifest
 from .layout import STORED_TYPES, Layout
-from .reader import Cache, read_splits
+from .opening import read_splits
+from .reader import Cache
 from .regular_file import open_regular, sha256_prefix
 from .shard import Shard
 from .shard_info import ShardInfo, shard_name

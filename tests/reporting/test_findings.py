@@ -20,9 +20,9 @@ from histograph_post.reporting.graph_charts import neighbourhood
 from histograph_post.reporting.graph_layouts import layout
 from histograph_post.reporting.record import Outcome, RunRecord
 from histograph_post.reporting.weight_groups import group_weights
-from histograph_post.reporting.words import MINUS
 from histograph_post.storage import Cache
 from histograph_post.tasks import Task
+from histograph_post.words import MINUS
 
 
 def outcome(predicted: list[list[float]], labels: list[list[float]]) -> Outcome:
