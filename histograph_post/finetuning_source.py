@@ -130,6 +130,12 @@ def load_backbones(
 ) -> CachedBackbones:
     """Build the models of the caches anew, with the cached weights, and load the cached data."""
     known = [SavedBackbone.of_cache(cache) for cache in caches]
+    for saved in known[1:]:
+        if saved.capture != known[0].capture:
+            raise CacheError(
+                f"{saved.run}: found other layers than those of {known[0].run.name}, expected the "
+                "caches of one model, trained fold by fold"
+            )
     files = [_checkpoint_file(saved, checkpoint, model) for saved in known]
     root = data_root or _data_root(known[0], files[0])
     dataset = _load_data(known[0], data, root)

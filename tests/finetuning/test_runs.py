@@ -20,7 +20,13 @@ from torch_geometric.nn import GCNConv
 from typer.testing import Result
 
 import histograph_post as hg
-from histograph_post.errors import CheckpointError, ConfigError, DataError, ModelError
+from histograph_post.errors import (
+    CacheError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ModelError,
+)
 from histograph_post.experiments import FitProgress
 from histograph_post.folds import open_caches
 from histograph_post.predictions import Predictions
@@ -268,3 +274,21 @@ def test_refusals_are_one_line(
 def test_run_that_trained_its_backbone_is_to_be_cached_first(tuned: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="histograph cache"):
         hg.finetune(tuned, tmp_path / "x")
+
+
+class Renamed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = GCNConv(4, 8), GCNConv(8, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.two(self.one(x, edge_index).relu(), edge_index)
+
+
+def test_caches_of_different_models_are_refused(tmp_path: Path) -> None:
+    dataset = hg.load_data("demo:", args={"num_graphs": 12})
+    models = [Nodes(), Renamed()]
+    for number, model in enumerate(models):
+        hg.cache(model, dataset, tmp_path / "caches" / f"fold-{number}.cache")
+    with pytest.raises(CacheError, match="found other layers"):
+        hg.finetune(tmp_path / "caches", tmp_path / "x", model=models[0], data=dataset)
