@@ -108,14 +108,13 @@ def pretrain(
                 raise typer.BadParameter(f"{name}: only with --head")
         _pretrain(terminal, model, data, out, only, seed, planning, device, overwrite)
         return
-    if only:
-        raise typer.BadParameter("--only: not with --head")
     sizes = {name: value for name, value in (("dim", dim), ("heads", heads)) if value is not None}
     planning |= {
         "seeds": [seed] if seeds is None else parse_seeds(seeds),
         "layers": layers,
         "baseline": baseline,
         "normalize": normalize,
+        "only": only,
         "checkpoint_layers": checkpoint_layers,
         "amp": amp,
     }

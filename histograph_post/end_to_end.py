@@ -8,7 +8,7 @@ still. Every row of the history is normalised by itself instead (see heads/each_
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ class EndToEnd(Stage):
     baseline: bool
     #: Whether every row of the history is brought to one scale before the head.
     normalize: bool
+    #: The folds that are trained.
+    folds: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -68,6 +70,7 @@ class EndToEnd(Stage):
             "backbone": asdict(self.options),
             "baseline": self.baseline,
             "normalize": self.normalize,
+            "folds": list(self.folds),
         }
 
     def check(self, device: torch.device) -> None:
@@ -86,7 +89,7 @@ class EndToEnd(Stage):
                 standardize=False,
                 stage=stage,
             )
-            for fold in range(len(self.splits.folds))
+            for fold in self.folds
             for seed in self.seeds
             for head, stage in ((OWN, ""), (self.head.name, STAGE))
             if stage or self.baseline
@@ -187,6 +190,7 @@ def plan_end_to_end(
     layers: str | Sequence[str] = "auto",
     baseline: bool = True,
     normalize: bool = True,
+    only: Collection[int] = (),
     checkpoint_layers: bool = False,
     amp: bool = False,
     **pretraining: Any,
@@ -201,6 +205,7 @@ def plan_end_to_end(
         layers: ``auto``, or names, globs and indices of the layers that make up the history.
         baseline: Train the backbone with its own readout too.
         normalize: Bring every row of the history to one scale before the head.
+        only: Train these folds; all by default.
         checkpoint_layers: Save memory: compute the inside of layers again for gradients.
         amp: Mixed precision (CUDA).
         pretraining: Any other argument of
@@ -229,4 +234,5 @@ def plan_end_to_end(
         ),
         baseline=baseline,
         normalize=normalize,
+        folds=given.chosen_folds(only),
     )

@@ -71,6 +71,14 @@ class Pretraining:
             "untrained_weights": weights_sha256(self.model.state_dict()),
         }
 
+    def chosen_folds(self, only: Collection[int] = ()) -> tuple[int, ...]:
+        """Return the numbers of the folds that are asked for; all by default."""
+        numbers = range(len(self.splits.folds))
+        for number in only:
+            if number not in numbers:
+                raise ConfigError(f"fold: found {number}, expected 0 to {len(numbers) - 1}")
+        return tuple(number for number in numbers if number in only or not only)
+
 
 def plan_pretraining(
     model: str,
@@ -172,16 +180,12 @@ def run_pretraining(
         on_fold: Told after every fold, with the number done and the number in all.
         save_every: Seconds between saved states.
     """
-    folder, numbers = Path(out), range(len(pretraining.splits.folds))
-    for number in only:
-        if number not in numbers:
-            raise ConfigError(f"fold: found {number}, expected 0 to {len(numbers) - 1}")
+    folder, asked = Path(out), pretraining.chosen_folds(only)
     if overwrite and (folder / RUN_NAME).is_file():
         remove_folds(folder)
     open_run_folder(folder, pretraining.plan(), config=config, overwrite=overwrite)
     pretraining.splits.save(folder / SPLITS_NAME)
     where = resolve_device(device)
-    asked = [number for number in numbers if number in only or not only]
     for done, number in enumerate(asked):
 
         def epoch_done(trainer: Trainer, number: int = number, done: int = done) -> None:

@@ -139,8 +139,9 @@ def write_folds(
         splits: Of all folds.
         spec: The model and the data as the user names them.
     """
-    for number, split in enumerate(splits.folds):
-        members = [fit for fit in named(fits, chosen) if fit.spec.fold == number]
+    tuned = named(fits, chosen)
+    for number in dict.fromkeys(fit.spec.fold for fit in tuned):
+        members = [fit for fit in tuned if fit.spec.fold == number]
         best = choose_fit(members, chosen, task)
         assert best.backbone is not None  # of fits of that name
         place = folder / fold_name(number)
@@ -156,4 +157,4 @@ def write_folds(
             num_parameters=best.num_parameters,
             weights_sha256=best.backbone["weights_sha256"],
         )
-        save_fold(place, trained, spec, replace(splits, folds=(split,)), best.log)
+        save_fold(place, trained, spec, replace(splits, folds=(splits.folds[number],)), best.log)

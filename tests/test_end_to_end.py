@@ -161,8 +161,16 @@ def test_embedding_network_needs_no_readout_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         plan_end_to_end(f"{source}:Embed", "demo:", HeadSpec("histograph"), **options)
     run = hg.pretrain(
-        f"{source}:Embed", "demo:", tmp_path / "run", head="histograph", baseline=False, **options
+        f"{source}:Embed",
+        "demo:",
+        tmp_path / "run",
+        head="histograph",
+        baseline=False,
+        only=[2],
+        **options,
     )
+    assert [fit["fold"] for fit in run.results["fits"]] == [2]
+    assert [path.name for path in run.folder.glob("fold-*")] == ["fold-2"]
     assert list(run.results["readouts"]) == ["histograph-end-to-end"]
     assert len(hg.predict(run, "demo:", data_args={"num_graphs": 40})) == 40
 
@@ -171,7 +179,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a readout such as"):
         plan_end_to_end("gin", "demo:", HeadSpec("histogram"), **_without_head(DEMO))
     command = ["pretrain", "--model", "gin", "--data", "demo:", "-o", str(tmp_path / "x"), "-q"]
-    for extra, code in ((["--dim", "8"], 2), (["--head", "mean", "--only", "0"], 2),
+    for extra, code in ((["--dim", "8"], 2), (["--head", "mean", "--only", "7"], 1),
                         (["--head", "mean", "--amp", "--device", "cpu"], 1)):  # fmt: skip
         result = CliRunner().invoke(app, [*command, *extra])
         assert result.exit_code == code, result.output
