@@ -9,7 +9,19 @@ from typing import Annotated
 
 import typer
 
-from . import cache, compare, demo, finetune, inspect, predict, pretrain, report, train_head, verify
+from . import (
+    cache,
+    compare,
+    demo,
+    export,
+    finetune,
+    inspect,
+    predict,
+    pretrain,
+    report,
+    train_head,
+    verify,
+)
 from .command import register
 
 app = typer.Typer(
@@ -48,6 +60,7 @@ register(app, compare.compare)
 register(app, finetune.finetune)
 register(app, predict.predict)
 register(app, report.report)
+register(app, export.export)
 register(app, inspect.inspect)
 register(app, verify.verify)
 register(app, demo.demo)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .data import GraphDataset as GraphDataset
     from .data import load_data as load_data
     from .errors import HistographError as HistographError
+    from .exporting import export as export
     from .finetuning import finetune as finetune
     from .from_scratch import pretrain as pretrain
     from .head_training import train_head as train_head
@@ -28,6 +29,7 @@ _PUBLIC = {
     "HistoGraphHead": ".heads.histograph",
     "HistographError": ".errors",
     "cache": ".caching",
+    "export": ".exporting",
     "finetune": ".finetuning",
     "load": ".predicting",
     "load_data": ".data",
@@ -42,6 +44,7 @@ __all__ = [
     "HistoGraphHead",
     "HistographError",
     "cache",
+    "export",
     "finetune",
     "load",
     "load_data",

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.utils import scatter
 
@@ -130,7 +131,7 @@ class Readout(nn.Module):
                 f"{type(self).__name__}: found no edge_index, expected the edges of the graphs"
             )
         last = last_layer(history)  # [num_nodes, in_dims[-1]]
-        graphs = Graphs.from_batch(batch, len(last), num_graphs, last.device)
+        graphs = Graphs.from_batch(batch, last.size(0), num_graphs, last.device)
         return self.classifier(self._pool_present(history, graphs, edge_index))
 
     def node_rows(self, history: History) -> Tensor:
@@ -168,14 +169,15 @@ class Readout(nn.Module):
         """Return the layers that are kept, in the precision of the weights."""
         if isinstance(history, Tensor):
             found = [history.size(2)] * history.size(1) if history.dim() == 3 else []
-            rows = {history.size(0)}
+            rows = [history.size(0)]
         else:
             found = [layer.size(-1) for layer in history]
-            rows = {layer.size(0) for layer in history}
-        if tuple(found) != self.in_dims or len(rows) != 1:
+            rows = [layer.size(0) for layer in history]
+        if tuple(found) != self.in_dims or any(count != rows[0] for count in rows):
             raise DataError(
                 f"{type(self).__name__}: found a history with layers of width {found} and "
-                f"{sorted(rows)} rows, expected widths {list(self.in_dims)} and as many rows each"
+                f"{sorted(set(rows))} rows, expected widths {list(self.in_dims)} and as many rows "
+                "each"
             )
         dtype, depth = next(self.parameters()).dtype, len(self.kept_dims)
         if isinstance(history, Tensor):
@@ -187,7 +189,7 @@ class Readout(nn.Module):
 
         Attention over nothing is NaN, so no readout gets to see an empty graph.
         """
-        if graphs.sizes.size and graphs.sizes.all():
+        if torch.compiler.is_exporting() or (graphs.sizes.size and graphs.sizes.all()):
             return self.pool_graphs(history, graphs, edge_index)
         pooled = last_layer(history).new_zeros(graphs.num_graphs, self.width)
         if not graphs.sizes.any():

@@ -220,7 +220,7 @@ class HistoGraphHead(nn.Module):
         layers = split_layers(history, self.options.in_dims)
         return HistoryBatch.read(
             history,
-            Graphs.from_batch(batch, len(layers[-1]), num_graphs, layers[-1].device),
+            Graphs.from_batch(batch, layers[-1].size(0), num_graphs, layers[-1].device),
             groups=self.layer_weights.groups,
             statistics=None if standardized else self._statistics(),
             dtype=self.output.weight.dtype,

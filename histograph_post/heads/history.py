@@ -54,10 +54,10 @@ def split_layers(history: History, in_dims: Sequence[int]) -> tuple[Tensor, ...]
         )
     layers = history.unbind(1) if isinstance(history, Tensor) else tuple(history)
     widths = [layer.size(-1) for layer in layers]
-    rows = sorted({layer.size(0) for layer in layers})
-    if widths != list(in_dims) or len(rows) > 1:
+    rows = [layer.size(0) for layer in layers]
+    if widths != list(in_dims) or any(count != rows[0] for count in rows):
         raise DataError(
-            f"history: found layers of widths {widths} with {rows} rows, "
+            f"history: found layers of widths {widths} with {sorted(set(rows))} rows, "
             f"expected widths {list(in_dims)} and as many rows each"
         )
     return layers

@@ -25,6 +25,9 @@ from .ragged import Graphs
 #: PyTorch multiplies batches of matrices with fewer products than this without a BLAS, slowly.
 UNBLOCKED_PRODUCT = 400
 
+#: All rows at once: a program that is exported has no blocks, whose number would be fixed in it.
+EVERYTHING = slice(None)
+
 
 def layer_scores(stack: LayerStack, filters: Tensor, graphs: Graphs) -> Tensor:
     """Sum ``filters . history`` over the nodes of each graph.
@@ -37,6 +40,8 @@ def layer_scores(stack: LayerStack, filters: Tensor, graphs: Graphs) -> Tensor:
     Returns:
         ``[num_graphs, heads, L]``.
     """
+    if torch.compiler.is_exporting():
+        return graphs.sum(torch.einsum("nhd,nld->nhl", filters, stack.block(EVERYTHING)))
     result: Tensor = _LayerScores.apply(filters, graphs, stack, *stack.tensors)
     return result
 
@@ -52,18 +57,24 @@ def layer_combine(stack: LayerStack, weights: Tensor, graphs: Graphs) -> Tensor:
     Returns:
         ``[num_nodes, heads, D]``.
     """
+    if torch.compiler.is_exporting():
+        return torch.einsum("nhl,nld->nhd", graphs.spread(weights), stack.block(EVERYTHING))
     result: Tensor = _LayerCombine.apply(weights, graphs, stack, *stack.tensors)
     return result
 
 
 def layer_means(stack: LayerStack, graphs: Graphs) -> Tensor:
     """Average every layer over the nodes of each graph: ``[num_graphs, L, D]``."""
+    if torch.compiler.is_exporting():
+        return graphs.mean(stack.block(EVERYTHING))
     sums: Tensor = _LayerSums.apply(graphs, stack, *stack.tensors)
     return sums / graphs.divisor.view(-1, 1, 1)
 
 
 def layer_project(stack: LayerStack, weight: Tensor) -> Tensor:
     """Map all layers of each node, side by side, with ``weight [dim, L * D]``: ``[nodes, dim]``."""
+    if torch.compiler.is_exporting():
+        return torch.nn.functional.linear(stack.block(EVERYTHING).flatten(1), weight)
     result: Tensor = _LayerProject.apply(weight, stack, *stack.tensors)
     return result
 

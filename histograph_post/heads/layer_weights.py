@@ -171,7 +171,7 @@ class LayerWeights(nn.Module):
             Node embeddings ``[num_nodes, dim]`` and layer weights ``[num_graphs, heads, L]``.
         """
         weights = self.weights(stacks, last, graphs)  # [num_graphs, heads, L]
-        embedded = weights.new_zeros(len(last), self.heads, self.dim // self.heads)
+        embedded = weights.new_zeros(last.size(0), self.heads, self.dim // self.heads)
         constant = weights.new_zeros(graphs.num_graphs, self.heads, self.dim // self.heads)
         for stack, layers, weight, offset in self._by_group(stacks):
             group_weights = weights[..., layers]  # [num_graphs, heads, L_group]

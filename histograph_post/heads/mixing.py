@@ -36,11 +36,10 @@ class Mixing(nn.Module):
     def forward(self, readout: Tensor, base: Tensor) -> Tensor:
         """Mix two tensors of the same shape."""
         coefficient = self.coefficient
-        if self.kind == "delayed" and isinstance(coefficient, Tensor):
+        if self.kind == "delayed" and self.training and isinstance(coefficient, Tensor):
             if bool(self.steps < self.delay):
                 coefficient = coefficient.detach()
-            if self.training:
-                self.steps += 1
+            self.steps += 1
         return coefficient * readout + (1 - coefficient) * base
 
     def extra_repr(self) -> str:

@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from .padded_attention import padded_attention
 from .ragged import Bucket, Graphs, Layout, bucket_layout, move_rows
 
 #: Scores a bucket may waste on padding: computing them costs about as much as one more bucket.
@@ -69,6 +70,9 @@ class NodeAttention(nn.Module):
     def forward(self, nodes: Tensor, graphs: Graphs) -> Tensor:
         """Return the attended node embeddings: ``[num_nodes, dim]``."""
         projected = self.in_projection(nodes)  # [num_nodes, 3 * dim]
+        if torch.compiler.is_exporting():
+            context = padded_attention(projected, graphs, self.heads, zero_token=self.zero_token)
+            return self.out_projection(context)  # [num_nodes, dim]
         layout, kept = self._layout(graphs), self._kept_keys(graphs)
         contexts = []
         for bucket, rows, keys in self._parts(layout, projected, kept):
@@ -93,6 +97,8 @@ class NodeAttention(nn.Module):
         Averaging commutes with everything after the softmax: the mean over queries turns attention
         into one weight per head and node, values are projected per graph and not per node.
         """
+        if torch.compiler.is_exporting():
+            return graphs.mean(self(nodes, graphs))
         weight, bias = self.in_projection.weight, self.in_projection.bias
         split = 2 * self.dim  # queries and keys before it, values from there on
         value_map = weight[split:].unflatten(0, (self.heads, -1))  # [heads, dim / heads, dim]

@@ -48,6 +48,8 @@ class Graphs:
         cls, batch: Tensor | None, num_nodes: int, num_graphs: int | None, device: torch.device
     ) -> Graphs:
         """Read a PyG ``batch`` vector; ``None`` means that all nodes are one graph."""
+        if torch.compiler.is_exporting() and batch is not None and num_graphs is not None:
+            return TracedGraphs.of(batch, num_graphs)
         if batch is None:
             counts = torch.tensor([num_nodes] + [0] * ((num_graphs or 1) - 1), device=device)
             return cls(
@@ -88,6 +90,22 @@ class Graphs:
     def nonempty(self, dtype: torch.dtype) -> Tensor:
         """One for a graph that has nodes, zero for an empty one: ``[num_graphs, 1]``."""
         return (self.counts > 0).to(dtype).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class TracedGraphs(Graphs):
+    """Graphs whose number and sizes are not known yet: a program is being made for any of them."""
+
+    @property
+    def num_graphs(self) -> int:
+        """How many graphs there are, empty ones included."""
+        return self.counts.size(0)
+
+    @classmethod
+    def of(cls, index: Tensor, num_graphs: int) -> TracedGraphs:
+        """Take a graph index that is known to be sorted and in range."""
+        counts = index.new_zeros(num_graphs).index_add(0, index, torch.ones_like(index))
+        return cls(index, counts, np.empty(0, np.int64))
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ class Standardizer(nn.Module):
     @property
     def is_fitted(self) -> bool:
         """Whether there are statistics to apply."""
-        return bool(self.num_rows > 0)
+        # A program that is exported cannot ask; without statistics they are 0 and 1 anyway.
+        return torch.compiler.is_exporting() or bool(self.num_rows > 0)
 
     @torch.no_grad()
     def fit(self, batches: Iterable[History]) -> Standardizer:

@@ -1,0 +1,73 @@
+"""`histograph export`: a trained head as a program, or the whole model as a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import options as opt
+from .terminal import Terminal
+
+
+def export(
+    terminal: Terminal,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--out", metavar="FILE.pt2|DIR", help="The program, or a folder with --whole."
+        ),
+    ],
+    whole: Annotated[
+        bool,
+        typer.Option("--whole", help="Backbone and head together, for hg.load and predict."),
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="SPEC", help="The backbone's code, if it was moved."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint", metavar="FILE", help="The backbone's weights, if they were moved."
+        ),
+    ] = None,
+    key_map: opt.KeyMapOption = None,
+    in_dim: Annotated[
+        int | None,
+        typer.Option("--in-dim", min=1, help="Node features, for a model that must be told."),
+    ] = None,
+    trust_checkpoint: opt.TrustOption = False,
+    overwrite: opt.OverwriteOption = False,
+) -> None:
+    """Export the head as a torch.export program that runs without this package.
+
+    It takes activations as captured and the nodes of each graph, any number of both, and is
+    checked against the head before it is written. With --whole: a folder with the weights of
+    backbone and head, which needs neither run nor cache.
+    """
+    from histograph_post.exporting import export as export_run
+
+    if not whole and (model or checkpoint or key_map):
+        raise typer.BadParameter("--model, --checkpoint and --key-map are for --whole")
+    done = export_run(
+        run,
+        out,
+        whole=whole,
+        model=model,
+        checkpoint=checkpoint,
+        key_map=key_map,
+        trust=trust_checkpoint,
+        in_dim=in_dim,
+        overwrite=overwrite,
+    )
+    checked = (
+        [] if done.difference is None else [["differs from the head by", f"{done.difference:.1e}"]]
+    )
+    terminal.table(f"{done.path}", ["", ""], [["use it with", done.usage], *checked])
+    terminal.result(
+        {"exported": str(done.path), "usage": done.usage, "difference": done.difference},
+        next_command=f"histograph predict {out} --data SPEC -o predictions.csv" if whole else None,
+    )
