@@ -1,15 +1,52 @@
-"""`histograph demo`: the whole way on embedded data."""
+"""`histograph demo`: the whole way on embedded data, as the commands a user would type."""
 
 from __future__ import annotations
 
+import io
+import json
+import shlex
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import options as opt
-from .cache import cache
-from .terminal import Terminal
+from .terminal import Terminal, metric
+
+#: How both backbones are trained: alike, so that depth is all that differs.
+_PRETRAINING = ("--split", "stratified:0.6,0.1,0.3", "--epochs", "20")
+#: How every readout is trained.
+_HEAD = ("--dim", "32", "--epochs", "20", "--lr", "3e-3")
+_READOUTS = {
+    "mean": "mean of its last layer, retrained",
+    "concat": "linear map of the means of all layers",
+    "histograph": "HistoGraph",
+}
+
+_OWN_CHECKPOINT = """\
+With a checkpoint of your own, look first, then take the same way:
+
+  histograph inspect model.ckpt --model my_model.py:Net --data tu:MUTAG --data-root DIR
+  histograph cache --model my_model.py:Net --checkpoint model.ckpt --data tu:MUTAG \\
+      --data-root DIR -o mutag.cache
+  histograph train-head mutag.cache -o runs/mutag
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of the demo, and why it is given."""
+
+    why: str
+    words: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """What the user would type."""
+        return f"histograph {shlex.join(self.words)}"
 
 
 def demo(
@@ -17,28 +54,110 @@ def demo(
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="DIR", help="Folder to write.")
     ] = Path("demo"),
+    num_graphs: Annotated[
+        int | None, typer.Option(min=30, help="Graphs to make; 600, or fewer to be quicker.")
+    ] = None,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
-    """Train a small backbone on data made in code and cache its layers; no downloads.
+    """Go the whole way on data made in code, in under a minute: no downloads, no files needed.
 
-    Every step is printed as the command that does the same with a checkpoint of your own.
+    A deep backbone that has lost its early layers' knowledge gets a readout that has not. Every
+    step is printed as the command that does it; type it with a checkpoint of your own.
     """
-    from histograph_post.demo import DATA, EPOCHS, MODEL, train_demo_backbone
     from histograph_post.errors import OutputExistsError
 
-    checkpoint, cache_folder = out / "backbone.safetensors", out / "demo.cache"
-    if checkpoint.exists() and not overwrite:
-        raise OutputExistsError(
-            f"{checkpoint}: found an older demo; choose another -o, or --overwrite"
+    if (out / "finetuned" / "results.json").exists() and not overwrite:
+        raise OutputExistsError(f"{out}: found an older demo; choose another -o, or --overwrite")
+    steps = demo_steps(out, num_graphs)
+    has_report = find_spec("matplotlib") is not None
+    results = []
+    for number, step in enumerate(steps if has_report else steps[:-1], start=1):
+        terminal.say(f"\n{number}. {step.why}\n$ {step.command}")
+        results.append(_type(terminal, step, overwrite=overwrite))
+    _show(terminal, out)
+    if not has_report:
+        terminal.say(
+            f"The report needs matplotlib: pip install 'histograph-post[report]', then "
+            f"{steps[-1].command}"
         )
-    out.mkdir(parents=True, exist_ok=True)
-    with terminal.progress("training a small mean-pool GIN: epochs") as update:
-        train_demo_backbone(checkpoint, on_epoch=lambda epoch: update(epoch, EPOCHS))
-    terminal.say(
-        f"$ histograph cache --model {MODEL} --checkpoint {checkpoint} --data {DATA} "
-        f"-o {cache_folder}"
+    terminal.say(_OWN_CHECKPOINT)
+    terminal.result(
+        {
+            "demo": str(out),
+            "steps": [
+                {"command": step.command, "result": result}
+                for step, result in zip(steps, results, strict=False)
+            ],
+        },
+        next_command=f"open {out / 'compare' / 'report.html'} in a browser" if has_report else None,
     )
-    # The configuration that is saved with the cache is that of the command that is printed.
-    given = {"model": MODEL, "checkpoint": str(checkpoint), "data": DATA, "out": str(cache_folder)}
-    step = Terminal(json=terminal.json, quiet=terminal.quiet, options=given)
-    cache(step, cache_folder, model=MODEL, checkpoint=checkpoint, data=DATA, overwrite=overwrite)
+
+
+def demo_steps(out: Path, num_graphs: int | None = None) -> list[Step]:
+    """Return the commands of the demo, in order; the last one writes the report."""
+    data = ["--data", "demo:"]
+    data += [] if num_graphs is None else ["--data-args", f"num_graphs={num_graphs}"]
+
+    def pretrain(num_layers: int, folder: str) -> list[str]:
+        sizes = [f"num_layers={num_layers}", "hidden=32", "residual=none"]
+        model = ["--model", "gcn", *(word for size in sizes for word in ("--model-args", size))]
+        return ["pretrain", *model, *data, *_PRETRAINING, "-o", str(out / folder)]
+
+    fold, cache, head = out / "deep" / "fold-0", out / "deep.cache", out / "head"
+    checkpoint = ["--checkpoint", str(fold / "model.safetensors")]
+    split = ["--split", str(fold / "splits.json")]
+    commands = {
+        "A shallow network, to see what the data has to give": pretrain(2, "shallow"),
+        "A deep one: somebody's checkpoint that averaged too often": pretrain(32, "deep"),
+        "Run that checkpoint once and keep what every layer said": [
+            *("cache", "--model", "gcn", *checkpoint, *data, *split, "-o", str(cache))
+        ],
+        "Train a readout over all layers; the backbone stays as it is": [
+            *("train-head", str(cache), *_HEAD, "-o", str(head))
+        ],
+        "Compare three readouts on the same cache": [
+            *("compare", str(cache), "--heads", ",".join(_READOUTS), *_HEAD, "--seeds", "0-2"),
+            *("-o", str(out / "compare")),
+        ],
+        "Let the backbone move, too, for a few epochs": [
+            *("finetune", str(head), "--epochs", "5", "-o", str(out / "finetuned"))
+        ],
+        "Write all of it down": ["report", str(out / "compare")],
+    }
+    return [Step(why, tuple(words)) for why, words in commands.items()]
+
+
+def _type(terminal: Terminal, step: Step, *, overwrite: bool) -> Any:
+    """Give a command as if it had been typed; return its JSON object if that was asked for."""
+    from .main import app
+
+    words = [*step.words, *(["--overwrite"] if overwrite else [])]
+    words += ["--quiet"] if terminal.quiet else []
+    words += ["--json"] if terminal.json else []
+    collected = io.StringIO()
+    with redirect_stdout(collected if terminal.json else terminal.stdout):
+        code = typer.main.get_command(app).main(words, "histograph", standalone_mode=False)
+    if code:
+        raise typer.Exit(code)
+    return json.loads(collected.getvalue()) if terminal.json else None
+
+
+def _show(terminal: Terminal, out: Path) -> None:
+    """Print what the demo found, in one table."""
+    from histograph_post.run import Run
+
+    def score(folder: str, readout: str | None = None) -> str:
+        results = Run.open(out / folder).results
+        return metric((results["readouts"][readout] if readout else results)["test"]["mean"])
+
+    tuned = Run.open(out / "finetuned").results["head"]
+    terminal.table(
+        "What the demo found: test accuracy",
+        ["readout", "accuracy"],
+        [
+            ["a GCN of 2 layers, its own mean pool", score("shallow")],
+            ["a GCN of 32 layers, its own mean pool", score("deep")],
+            *([f"    {words}", score("compare", name)] for name, words in _READOUTS.items()),
+            ["    HistoGraph, the backbone moving too", score("finetuned", tuned)],
+        ],
+    )

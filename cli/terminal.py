@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -46,6 +46,12 @@ class Terminal:
             file=sys.stderr, force_terminal=sys.stderr.isatty(), highlight=False, soft_wrap=True
         )
 
+    @property
+    def stdout(self) -> TextIO:
+        """Where results go: standard output as it was before user code could print to it."""
+        stream: TextIO = self._out.file  # type: ignore[assignment]
+        return stream
+
     def say(self, text: str) -> None:
         """Tell the user something that is not the result (stderr)."""
         if not self.quiet:
@@ -55,13 +61,7 @@ class Terminal:
         """Print a small table (stdout), unless JSON was asked for. Numbers are right-aligned."""
         if self.json:
             return
-        table = Table(
-            title=Text(printable(title)),
-            title_justify="left",
-            title_style="bold",
-            header_style="",
-            show_header=any(columns),
-        )
+        table = Table(header_style="", show_header=any(columns))
         for index, column in enumerate(columns):
             numeric = bool(rows) and all(_is_number(row[index]) for row in rows)
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
@@ -69,6 +69,8 @@ class Terminal:
             table.add_row(
                 *(Text(printable(str(cell))) for cell in row)
             )  # Text: brackets are no markup
+        # Not the table's own title, which is cut to the width of the table.
+        self._out.print(Text(printable(title), style="bold"), soft_wrap=True)
         self._out.print(table)
 
     def result(self, value: Mapping[str, Any], *, next_command: str | None = None) -> None:
