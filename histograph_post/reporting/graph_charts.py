@@ -65,17 +65,16 @@ def _figure(
     received = attention.get(example.graph)
     num_nodes = int(cache.num_nodes[example.graph])
     focus = _focus(example, graph, cache)
-    shares = None if received is None else received / max(float(received.max()), 1e-12)
+    drawn = _part(graph, num_nodes, focus)
+    shares = None
+    if received is not None:
+        shown = received[drawn.nodes]
+        shares = shown / max(float(shown.max()), 1e-12)  # [drawn]
     picture: Picture
     if molecule is not None:
-        drawn = Drawn(np.arange(num_nodes), np.empty((2, 0), int), ())
         picture = MoleculePicture(molecule, shares)
     else:
-        drawn = _part(graph, num_nodes, focus)
-        picture = Chart(
-            lambda axes: _draw(axes, drawn, None if shares is None else shares[drawn.nodes]),
-            size=(3.0, 2.1),
-        )
+        picture = Chart(lambda axes: _draw(axes, drawn, shares), size=(3.0, 2.1))
     size = plural(num_nodes, "atom" if molecule is not None else "node")
     if len(drawn.nodes) < num_nodes:
         size = f"{len(drawn.nodes)} of {size}"
