@@ -24,16 +24,8 @@ def export(
         bool,
         typer.Option("--whole", help="Backbone and head together, for hg.load and predict."),
     ] = False,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="SPEC", help="The backbone's code, if it was moved."),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint", metavar="FILE", help="The backbone's weights, if they were moved."
-        ),
-    ] = None,
+    model: opt.MovedModelOption = None,
+    checkpoint: opt.MovedCheckpointOption = None,
     key_map: opt.KeyMapOption = None,
     in_dim: Annotated[
         int | None,

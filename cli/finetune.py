@@ -82,16 +82,8 @@ def finetune(
     cache: Annotated[
         Path | None, typer.Option("--cache", help="The run's cache, if it was moved.")
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint", metavar="FILE", help="The backbone's weights, if they were moved."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="SPEC", help="The backbone's code, if it was moved."),
-    ] = None,
+    checkpoint: opt.MovedCheckpointOption = None,
+    model: opt.MovedModelOption = None,
     key_map: opt.KeyMapOption = None,
     data: Annotated[
         str | None,

@@ -32,6 +32,17 @@ OptionalCheckpointOption = Annotated[
         help="Weights: .safetensors, .pt, .pth, .ckpt, .pth.tar, or a pretrained fold's folder.",
     ),
 ]
+#: For commands that know model and weights from a run.
+MovedModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="SPEC", help="The backbone's code, if it was moved."),
+]
+MovedCheckpointOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint", metavar="FILE", help="The backbone's weights, if they were moved."
+    ),
+]
 ModelArgsOption = Annotated[
     list[str],
     typer.Option("--model-args", metavar="K=V", help="An argument of the model; repeatable."),

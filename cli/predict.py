@@ -25,16 +25,8 @@ def predict(
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="FILE.csv", help="Where predictions go.")
     ],
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint", metavar="FILE", help="The backbone's weights, if they were moved."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="SPEC", help="The backbone's code, if it was moved."),
-    ] = None,
+    checkpoint: opt.MovedCheckpointOption = None,
+    model: opt.MovedModelOption = None,
     key_map: opt.KeyMapOption = None,
     data_root: opt.DataRootOption = None,
     data_args: opt.DataArgsOption = [],  # noqa: B006  # typer copies it
