@@ -8,7 +8,7 @@ import typer
 
 from . import heads as opt_heads
 from . import options as opt
-from .heads import parse_seeds, run_and_show, split_spec
+from .heads import parse_seeds, parse_size, run_and_show, split_spec
 from .terminal import Terminal
 
 
@@ -36,6 +36,7 @@ def compare(
     patience: opt_heads.PatienceOption = 30,
     balance: opt_heads.BalanceOption = False,
     standardize: opt_heads.StandardizeOption = True,
+    memory_limit: opt_heads.MemoryOption = None,
     device: opt.DeviceOption = "auto",
     overwrite: opt.OverwriteOption = False,
 ) -> None:
@@ -68,6 +69,7 @@ def compare(
         task=task,
         metric=metric,
         standardize=standardize,
+        memory_limit=parse_size(memory_limit),
     )
     chosen = "histograph" if "histograph" in names else names[0]
     result = run_and_show(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
@@ -64,6 +65,27 @@ CheckpointLayersOption = Annotated[
     ),
 ]
 AmpOption = Annotated[bool, typer.Option("--amp", help="Mixed precision of the backbone (CUDA).")]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="Memory for activations, such as 4GB; a cache that needs more is read in batches.",
+    ),
+]
+
+#: What the letters after a number of bytes stand for.
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def parse_size(text: str | None) -> int | None:
+    """Return the bytes that `4GB` or `500M` stand for."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?\s*", text.lower())
+    if found is None:
+        raise typer.BadParameter(f"--memory-limit {text}: expected a size such as 4GB or 500MB")
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -8,7 +8,7 @@ import typer
 
 from . import heads as opt_heads
 from . import options as opt
-from .heads import parse_seeds, run_and_show, split_spec
+from .heads import parse_seeds, parse_size, run_and_show, split_spec
 from .terminal import Terminal
 
 
@@ -41,6 +41,7 @@ def train_head(
     balance: opt_heads.BalanceOption = False,
     standardize: opt_heads.StandardizeOption = True,
     warm_start: opt_heads.WarmStartOption = False,
+    memory_limit: opt_heads.MemoryOption = None,
     device: opt.DeviceOption = "auto",
     overwrite: opt.OverwriteOption = False,
 ) -> None:
@@ -79,6 +80,7 @@ def train_head(
         metric=metric,
         standardize=standardize,
         warm_start=warm_start,
+        memory_limit=parse_size(memory_limit),
     )
     result = run_and_show(
         terminal, experiment, out, chosen=head, device=device, overwrite=overwrite

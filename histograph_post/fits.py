@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from .files import atomic_path, write_json
 from .head_batches import HeadBatches, HeadInputs, LoadedCache
-from .heads.base import History
 from .heads.each_layer_norm import EachLayerNorm
 from .heads.histograph import HistoGraphHead
 from .heads.registry import build_head, head_config, head_info
@@ -131,15 +130,11 @@ class FreshHead:
 
     head: nn.Module
     standardizer: Standardizer | None
-    #: The history of the cache, standardised if asked for: ``[num_nodes, L, D]`` or a list.
-    history: History
 
 
 def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> FreshHead:
     """Build the head of a fit: the same for every stage that starts from this cache."""
-    history, standardizer = loaded.history, None
-    if spec.standardize:
-        history, standardizer = loaded.standardized(split.train)
+    standardizer = loaded.standardizer(split.train) if spec.standardize else None
     torch.manual_seed(spec.seed)
     head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
     if isinstance(head, HistoGraphHead):
@@ -148,7 +143,7 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
         if spec.warm_start:
             scale = TargetScale.of(task, loaded.labels[split.train])
             head.warm_start(*own_classifier(loaded, task, scale))
-    return FreshHead(head, standardizer, history)
+    return FreshHead(head, standardizer)
 
 
 def fit_head(
@@ -165,10 +160,11 @@ def fit_head(
     if (folder / FIT_NAME).exists():
         return load_fit(spec, folder)
     made = make_head(spec, loaded, split, task)
+    history = loaded.history(split.train if spec.standardize else None)
     needs_edges = head_info(spec.head).needs_edge_index
     trainer = Trainer(
         HeadNetwork(made.head).to(device),
-        HeadBatches(loaded, made.history, task, device, edges=needs_edges),
+        HeadBatches(loaded, history, task, device, edges=needs_edges),
         split,
         task,
         spec.training,

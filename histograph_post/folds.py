@@ -16,7 +16,7 @@ from .storage import Cache
 
 @dataclass(frozen=True)
 class Fold:
-    """One fold: a cache in memory and a split of its label rows."""
+    """One fold: a cache and a split of its label rows."""
 
     number: int
     loaded: LoadedCache
@@ -75,7 +75,11 @@ def _natural(name: str) -> tuple[str, int]:
 
 
 def make_folds(
-    caches: Sequence[Cache], *, split: str | None = None, split_seed: int = 0
+    caches: Sequence[Cache],
+    *,
+    split: str | None = None,
+    split_seed: int = 0,
+    memory_limit: int | None = None,
 ) -> tuple[list[Fold], Splits]:
     """Return the folds of an experiment and their splits.
 
@@ -83,6 +87,7 @@ def make_folds(
         caches: One cache, or one per fold, from :func:`open_caches`.
         split: Another split than the cache's own: a file, ``kfold:10``, ... (one cache only).
         split_seed: Seed of a split that is made.
+        memory_limit: Bytes that the activations of a cache may take.
     """
     first = caches[0]
     if len(caches) > 1:
@@ -98,13 +103,15 @@ def make_folds(
         splits = resolve_splits(_CacheRows(first), split, seed=split_seed)
     else:
         splits = first.splits
-    return load_folds(caches, splits), splits
+    return load_folds(caches, splits, memory_limit=memory_limit), splits
 
 
-def load_folds(caches: Sequence[Cache], splits: Splits) -> list[Fold]:
-    """Read one cache, or one per fold, into memory, for folds that are known."""
+def load_folds(
+    caches: Sequence[Cache], splits: Splits, *, memory_limit: int | None = None
+) -> list[Fold]:
+    """Make one cache, or one per fold, ready for training, for folds that are known."""
     splits.validate()
-    loaded = [LoadedCache(cache) for cache in caches]
+    loaded = [LoadedCache(cache, memory_limit=memory_limit) for cache in caches]
     if len(caches) == 1:
         loaded *= len(splits.folds)
     if len(loaded) != len(splits.folds):

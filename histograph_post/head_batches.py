@@ -13,8 +13,9 @@ from torch import Tensor
 
 from .data.non_edges import NonEdges
 from .errors import CacheError
-from .heads.base import History
+from .heads.base import History, last_layer
 from .heads.standardize import Standardizer
+from .history_rows import HistoryRows, history_pieces, history_rows, ranges, working_ahead
 from .link_negatives import LinkNegatives, Negatives
 from .row_batches import RowBatch, count_batches, row_batches
 from .storage import Cache
@@ -38,25 +39,30 @@ class HeadInputs:
 
 
 class LoadedCache:
-    """A cache in memory: read once, used by every fold, seed and readout."""
+    """A cache as training uses it: opened once, for every fold, seed and readout.
 
-    def __init__(self, cache: Cache) -> None:
-        layout = cache.manifest.layout
-        everything = cache.gather(np.arange(len(cache)), edges=layout.has_edges)
-        found = everything.history
+    Args:
+        cache: The cache.
+        memory_limit: Bytes that its activations may take; see
+            :func:`~histograph_post.history_rows.history_rows`.
+    """
+
+    def __init__(self, cache: Cache, *, memory_limit: int | None = None) -> None:
         self.cache = cache
-        self.level = layout.level
+        self.level = cache.manifest.layout.level
         self.labels = cache.labels()
         self.label_ptr = cache.label_ptr
-        self.ptr = everything.ptr.numpy()
-        self.history: History = (
-            found.float() if isinstance(found, Tensor) else [layer.float() for layer in found]
-        )
-        self._standardized: tuple[np.ndarray, History, Standardizer] | None = None
-        #: Edges of all graphs, nodes numbered through the cache: ``[2, num_edges]``.
-        self.edge_index = everything.edge_index
-        #: Labelled pairs of all graphs, numbered likewise: ``[2, rows]``.
-        self.pairs = cache.label_pairs() if layout.level == "link" else None
+        self.ptr = np.concatenate([[0], np.cumsum(cache.num_nodes)])  # [num_graphs + 1]
+        self._memory_limit = memory_limit
+        self._standardizer: tuple[np.ndarray, Standardizer] | None = None
+        self._history: tuple[np.ndarray | None, HistoryRows] | None = None
+        #: Labelled pairs of all graphs, nodes numbered through the cache: ``[2, rows]``.
+        self.pairs = cache.label_pairs() if self.level == "link" else None
+
+    @cached_property
+    def edge_index(self) -> Tensor | None:
+        """Edges of all graphs, nodes numbered through the cache: ``[2, num_edges]``."""
+        return self.cache.edge_index() if self.cache.manifest.layout.has_edges else None
 
     @cached_property
     def edge_ptr(self) -> np.ndarray:
@@ -92,26 +98,38 @@ class LoadedCache:
         own = self.cache.manifest.own_metrics
         return task.logits(outputs) if own is not None and own.get("probabilities") else outputs
 
-    def standardized(self, rows: np.ndarray) -> tuple[History, Standardizer]:
-        """Return a standardised copy of the history, by the graphs that own these label rows.
+    def last_layer(self) -> Tensor:
+        """Return what the network's own readout consumes: ``[num_nodes, D_last]``."""
+        pieces = history_pieces(self.cache, np.arange(len(self.cache)))
+        return torch.cat([last_layer(piece).float() for piece in pieces])
 
-        The last copy is kept: the readouts and seeds of one fold all ask for the same.
+    def standardizer(self, rows: np.ndarray) -> Standardizer:
+        """Return the standardisation by the graphs that own these label rows.
+
+        The last one is kept: the readouts and seeds of one fold all ask for the same.
         """
-        if self._standardized is not None and np.array_equal(self._standardized[0], rows):
-            return self._standardized[1], copy.deepcopy(self._standardized[2])
-        self._standardized = None  # before the next copy is made: one is large enough
-        standardizer = Standardizer(self.cache.widths)
-        graphs = np.unique(np.searchsorted(self.label_ptr, rows, side="right") - 1)
-        nodes = _ranges(self.ptr[graphs], self.ptr[graphs + 1])  # [training nodes]
-        standardizer.fit([_select(self.history, torch.from_numpy(nodes))])
-        copied = (
-            self.history.clone()
-            if isinstance(self.history, Tensor)
-            else [layer.clone() for layer in self.history]
-        )
-        standardizer.apply_(copied)
-        self._standardized = (rows, copied, standardizer)
-        return copied, copy.deepcopy(standardizer)
+        if self._standardizer is None or not np.array_equal(self._standardizer[0], rows):
+            graphs = np.unique(np.searchsorted(self.label_ptr, rows, side="right") - 1)
+            fitted = Standardizer(self.cache.widths).fit(history_pieces(self.cache, graphs))
+            self._standardizer = (rows, fitted)
+        return copy.deepcopy(self._standardizer[1])
+
+    def forget(self) -> None:
+        """Give the memory of the activations back, until they are asked for again."""
+        self._history = None
+
+    def history(self, rows: np.ndarray | None) -> HistoryRows:
+        """Return the activations, standardised by the graphs that own these label rows.
+
+        Args:
+            rows: None for the activations as they are stored.
+        """
+        if self._history is None or not _same(self._history[0], rows):
+            self.forget()  # before the next copy is made: one is large enough
+            standardizer = None if rows is None else self.standardizer(rows)
+            found = history_rows(self.cache, standardizer, memory_limit=self._memory_limit)
+            self._history = (rows, found)
+        return self._history[1]
 
 
 class HeadBatches:
@@ -123,7 +141,7 @@ class HeadBatches:
 
     Args:
         loaded: The cache.
-        history: Its history, standardised or not: ``[num_nodes, L, D]`` or a list.
+        history: Its activations, standardised or not, from :meth:`LoadedCache.history`.
         task: Gives the targets.
         device: Where batches go.
         edges: Whether the readout needs ``edge_index``.
@@ -132,7 +150,7 @@ class HeadBatches:
     def __init__(
         self,
         loaded: LoadedCache,
-        history: History,
+        history: HistoryRows,
         task: Task,
         device: torch.device,
         *,
@@ -152,6 +170,10 @@ class HeadBatches:
 
     def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
         """Yield the rows in batches of at most ``batch_size`` graphs."""
+        steps = self._steps(rows, batch_size=batch_size, seed=seed)
+        return working_ahead(steps) if self._history.read_ahead else steps
+
+    def _steps(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
         loaded = self._loaded
         random = self._negatives.generator(rows, seed)
         for members in row_batches(
@@ -169,7 +191,6 @@ class HeadBatches:
         starts, stops = loaded.ptr[graphs], loaded.ptr[graphs + 1]
         sizes = stops - starts  # [num_graphs]
         first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # of each graph in the batch
-        nodes = torch.from_numpy(_ranges(starts, stops))  # [num_nodes]
         batch = np.repeat(np.arange(len(graphs)), sizes)  # [num_nodes]
         positions = pairs = edge_index = None
         if loaded.level == "node":
@@ -182,9 +203,8 @@ class HeadBatches:
                 pairs = torch.cat([pairs, drawn], dim=1)  # [2, rows + negatives]
         if self._edges:
             edge_index = self._edge_index(graphs, first - starts)  # [2, num_edges]
-        history = _select(self._history, nodes)
         return HeadInputs(
-            history=_to(history, self._device),
+            history=_to(self._history.select(graphs), self._device),
             batch=torch.from_numpy(batch).to(self._device),
             num_graphs=len(graphs),
             edge_index=None if edge_index is None else edge_index.to(self._device),
@@ -196,21 +216,14 @@ class HeadBatches:
         """Return the edges of these graphs, numbered as in the batch: ``[2, num_edges]``."""
         starts, stops = self._loaded.edge_ptr[graphs], self._loaded.edge_ptr[graphs + 1]
         assert self._loaded.edge_index is not None  # edge_ptr has checked it
-        edges = self._loaded.edge_index[:, _ranges(starts, stops)]  # [2, num_edges]
+        edges = self._loaded.edge_index[:, ranges(starts, stops)]  # [2, num_edges]
         return edges + torch.from_numpy(np.repeat(shifts, stops - starts))
 
 
-def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Return all numbers from ``starts[i]`` to ``stops[i] - 1``, for each i in turn."""
-    sizes = stops - starts
-    ends = np.cumsum(sizes)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)
-
-
-def _select(history: History, nodes: Tensor) -> History:
-    if isinstance(history, Tensor):
-        return history.index_select(0, nodes)  # [num_nodes, L, D]
-    return [layer.index_select(0, nodes) for layer in history]
+def _same(rows: np.ndarray | None, others: np.ndarray | None) -> bool:
+    if rows is None or others is None:
+        return rows is others
+    return np.array_equal(rows, others)
 
 
 def _to(history: History, device: torch.device) -> History:

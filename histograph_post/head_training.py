@@ -91,6 +91,9 @@ class Experiment(Stage):
     ) -> Fit:
         """Train one readout on the cached activations of one fold."""
         fold = self.folds[spec.fold]
+        for other in self.folds:
+            if other.loaded is not fold.loaded:
+                other.loaded.forget()
         return fit_head(
             spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
         )
@@ -138,10 +141,16 @@ def plan_experiment(
     metric: str | None = None,
     standardize: bool = True,
     warm_start: bool = False,
+    memory_limit: int | None = None,
 ) -> Experiment:
-    """Read a cache (or a folder of per-fold caches) and lay out what is to be trained on it."""
+    """Read a cache (or a folder of per-fold caches) and lay out what is to be trained on it.
+
+    The arguments are those of :func:`train_head`.
+    """
     caches = tuple(open_caches(cache))
-    folds, splits = make_folds(caches, split=split, split_seed=split_seed)
+    folds, splits = make_folds(
+        caches, split=split, split_seed=split_seed, memory_limit=memory_limit
+    )
     found = infer_task(
         caches[0].labels(), caches[0].manifest.layout.level, kind=task, metric=metric
     )
@@ -179,6 +188,7 @@ def train_head(
     metric: str | None = None,
     standardize: bool = True,
     warm_start: bool = False,
+    memory_limit: int | None = None,
     training: TrainingOptions | None = None,
     device: str = "auto",
     overwrite: bool = False,
@@ -198,6 +208,8 @@ def train_head(
         metric: Overrides the tracked metric.
         standardize: Standardise every layer with the statistics of the training graphs.
         warm_start: Predict at first what the checkpoint predicts (``histograph`` only).
+        memory_limit: Bytes that the activations may take; a cache that needs more is read batch by
+            batch. Half of the machine's memory by default.
         training: Epochs, learning rate and so on.
         device: Where to train.
         overwrite: Replace another run in that folder.
@@ -217,6 +229,7 @@ def train_head(
         metric=metric,
         standardize=standardize,
         warm_start=warm_start,
+        memory_limit=memory_limit,
     )
     return run_experiment(
         experiment, out, chosen=head, device=device, overwrite=overwrite, on_epoch=on_epoch

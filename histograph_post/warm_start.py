@@ -14,7 +14,6 @@ from torch import Tensor
 
 from .errors import ConfigError
 from .head_batches import LoadedCache
-from .heads.base import last_layer
 from .tasks import TargetScale, Task
 
 #: The largest error of the recovered classifier, relative to the spread of the outputs, that
@@ -35,7 +34,7 @@ def own_classifier(loaded: LoadedCache, task: Task, scale: TargetScale) -> tuple
     outputs = loaded.own_logits(task)  # [rows, width]
     if outputs is None:
         raise ConfigError(f"{where}: found no outputs of the model's own that fit the task")
-    rows = last_layer(loaded.history).double().numpy()  # [num_nodes, D_last]
+    rows = loaded.last_layer().double().numpy()  # [num_nodes, D_last]
     if task.level == "graph":
         sizes = np.diff(loaded.ptr)
         rows = np.add.reduceat(rows, loaded.ptr[:-1]) / sizes[:, None]  # [num_graphs, D_last]

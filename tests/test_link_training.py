@@ -50,7 +50,7 @@ def link_cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 
 def source(stored: Cache) -> HeadBatches:
     loaded = LoadedCache(stored)
-    return HeadBatches(loaded, loaded.history, infer_task(stored.labels(), "link"), CPU)
+    return HeadBatches(loaded, loaded.history(None), infer_task(stored.labels(), "link"), CPU)
 
 
 def cache_pairs(step: Step, order: list[int], stored: Cache) -> list[tuple[int, int]]:

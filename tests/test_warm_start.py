@@ -36,7 +36,7 @@ def first_outputs(written: Cache) -> np.ndarray:
     loaded = LoadedCache(written)
     task = infer_task(loaded.labels, loaded.level)
     split = written.splits.folds[0]
-    history, standardizer = loaded.standardized(split.train)
+    history, standardizer = loaded.history(split.train), loaded.standardizer(split.train)
     head = HistoGraphHead(written.widths, task.out_dim, dim=8, heads=2, level=task.level)
     head.standardizer = standardizer
     head.warm_start(*own_classifier(loaded, task, TargetScale.of(task, loaded.labels[split.train])))

@@ -17,7 +17,7 @@ from ..errors import DataError
 from .history import History, split_layers
 
 #: Rows are converted to float64 in pieces of about this many bytes.
-PIECE_BYTES = 1 << 23
+PIECE_BYTES = 1 << 21
 
 #: A scale below this is no scale: its inverse would leave the range of float32.
 SMALLEST_SCALE = 1e-30

@@ -127,6 +127,16 @@ class Cache:
         shift = np.repeat(starts, np.diff(self.label_ptr))  # [rows]
         return torch.from_numpy(np.concatenate(pairs, axis=1) + shift)
 
+    def edge_index(self) -> Tensor:
+        """Return the edges of all graphs, nodes numbered through the cache: ``[2, num_edges]``."""
+        graphs = np.arange(self.num_graphs)
+        return self._gather_edges(self._runs(graphs), np.cumsum([0, *self.num_nodes]))
+
+    def release(self) -> None:
+        """Hand the mapped pages back to the system; views of them are read from the file again."""
+        for shard in self._open_shards.values():
+            shard.release()
+
     def __getitem__(self, index: int) -> CachedGraph:
         if not -self.num_graphs <= index < self.num_graphs:
             raise IndexError(f"graph {index} of {self.num_graphs}")

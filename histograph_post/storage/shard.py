@@ -81,6 +81,7 @@ class Shard:
     ids: list[str]
     arrays: dict[str, np.ndarray]
     activations: tuple[Rows, ...]
+    _map: mmap.mmap
 
     @classmethod
     def open(cls, path: Path, info: ShardInfo, layout: Layout) -> Self:
@@ -114,7 +115,15 @@ class Shard:
             else:
                 arrays[dataset.name] = values
         check_contents(arrays, info.counts, info.start, str(path))
-        return cls(info, _read_ids(arrays, str(path)), arrays, tuple(activations))
+        return cls(info, _read_ids(arrays, str(path)), arrays, tuple(activations), buffer)
+
+    def release(self) -> None:
+        """Hand the pages of the map back to the system; they are read from the file when needed.
+
+        What a view's owner has written into it is undone.
+        """
+        if hasattr(self._map, "madvise"):  # not on every system
+            self._map.madvise(mmap.MADV_DONTNEED)
 
 
 def _read_ids(arrays: dict[str, np.ndarray], where: str) -> list[str]:

@@ -1,0 +1,116 @@
+"""Activations in memory and from the file: the same rows, the same results."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from histograph_post.backbone import build_model
+from histograph_post.caching import cache
+from histograph_post.data import load_data
+from histograph_post.head_batches import LoadedCache
+from histograph_post.head_training import train_head
+from histograph_post.history_rows import RowsInMemory, RowsOnDisk, history_rows, working_ahead
+from histograph_post.storage import Cache
+from histograph_post.training import TrainingOptions
+
+
+def make_cache(folder: Path, *, hidden: int = 8, num_graphs: int = 60, **options: object) -> Cache:
+    torch.manual_seed(0)
+    model = build_model("gin", {"hidden": hidden, "num_layers": 3}, in_dim=4, out_dim=1)
+    dataset = load_data("demo:", args={"num_graphs": num_graphs})
+    made = cache(model, dataset, folder, **options)  # type: ignore[arg-type]
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rows_are_the_same_in_memory_and_on_disk(tmp_path: Path, dtype: str) -> None:
+    stored = make_cache(tmp_path / "a.cache", dtype=dtype)
+    train = stored.splits.folds[0].train
+    needed = int(stored.num_nodes.sum()) * sum(stored.widths) * 4
+    memory, disk = (
+        LoadedCache(stored, memory_limit=limit).history(train) for limit in (needed, needed - 1)
+    )
+    assert isinstance(memory, RowsInMemory)
+    assert isinstance(disk, RowsOnDisk)
+    graphs = np.array([7, 3, 4, 59, 0])
+    found = memory.select(graphs)
+    assert isinstance(found, torch.Tensor)
+    assert torch.equal(found, disk.select(graphs))
+    # By hand: the statistics of all nodes of the training graphs.
+    rows = stored.gather(np.sort(train)).history.double()
+    mean, deviation = rows.mean(0), rows.std(0, correction=0)
+    floor = 0.1 * deviation.square().mean(-1, keepdim=True).sqrt()
+    expected = (stored.gather(graphs).history.double() - mean) / torch.maximum(deviation, floor)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_as_they_are_stored(tmp_path: Path) -> None:
+    stored = make_cache(tmp_path / "a.cache")
+    graphs = np.array([5, 1])
+    for limit in (None, 0):
+        found = history_rows(stored, None, memory_limit=limit).select(graphs)
+        assert torch.equal(found, stored.gather(graphs).history)
+
+
+def test_a_cache_that_does_not_fit_gives_the_same_results(tmp_path: Path) -> None:
+    stored = make_cache(tmp_path / "a.cache")
+    training = TrainingOptions(epochs=3, batch_size=16)
+    fits, scores = tmp_path / "fits", []
+    for name, limit in (("memory", None), ("disk", 0)):
+        run = train_head(stored, fits / name, training=training, memory_limit=limit, dim=8, heads=2)
+        scores.append(run.results)
+    assert scores[0] == scores[1]
+
+
+def test_working_ahead_keeps_the_order_and_hands_errors_on() -> None:
+    def items():  # type: ignore[no-untyped-def]
+        yield from range(3)
+        raise ValueError("the file is gone")
+
+    found = []
+    with pytest.raises(ValueError, match="the file is gone"):
+        for item in working_ahead(items()):
+            found.append(item)
+    assert found == [0, 1, 2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
+def test_batches_from_the_file_stay_within_the_memory_they_may_use(tmp_path: Path) -> None:
+    stored = make_cache(tmp_path / "a.cache", hidden=512, num_graphs=600)
+    limit = int(stored.num_nodes.sum()) * sum(stored.widths) * 4 // 3
+    code = (
+        "import re, sys, torch\n"
+        "from histograph_post.head_batches import HeadBatches, LoadedCache\n"
+        "from histograph_post.storage import Cache\n"
+        "from histograph_post.tasks import infer_task\n"
+        "def peak():\n"
+        "    return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+        "def read(path):\n"
+        "    loaded = LoadedCache(Cache.open(path), memory_limit=int(sys.argv[3]))\n"
+        "    task, train = infer_task(loaded.labels, 'graph'), loaded.cache.splits.folds[0].train\n"
+        "    source = HeadBatches(loaded, loaded.history(train), task, torch.device('cpu'))\n"
+        "    for step in source.batches(train, batch_size=4, seed=0): pass\n"
+        "read(sys.argv[1])\n"  # loads libraries, which take memory too
+        "before = peak()\n"
+        "read(sys.argv[2])\n"
+        "print(1024 * (peak() - before))\n"
+    )
+    small = make_cache(tmp_path / "small.cache")
+    used = {}
+    for name, allowed in (("disk", limit), ("memory", 3 * limit + 3)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(small.path), str(stored.path), str(allowed)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        used[name] = int(done.stdout)
+    assert used["disk"] < limit < used["memory"]
