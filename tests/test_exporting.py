@@ -94,11 +94,20 @@ def inputs_of(predictor: nn.Module, batch: Batch) -> tuple[object, Tensor]:
     return torch.stack(list(layers), 1) if uniform else list(layers), batch.ptr.diff()
 
 
-@pytest.mark.parametrize("kind", ["binary", "node", "link", "narrowing"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("binary", {"warm_start": True}),
+        ("node", {"zero_token": True, "layer_norm": True, "mixing": "delayed"}),
+        ("link", {"normalization": "signed", "layer_heads": 1, "mix": "last"}),
+        ("narrowing", {"history_layers": 2, "heads": 1}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
+)
 def test_program_gives_what_the_model_gives(
-    kind: str, make_run: Callable[..., Path], tmp_path: Path
+    kind: str, options: dict[str, object], make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    run = make_run(kind)
+    run = make_run(kind, **options)
     done = hg.export(run, tmp_path / "head.pt2")
     assert done.difference is not None
     assert done.difference < 1e-3
@@ -120,30 +129,17 @@ def test_program_gives_what_the_model_gives(
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("head", "options"),
-    [
-        ("histograph", {"zero_token": True, "layer_norm": True, "mixing": "delayed"}),
-        ("histograph", {"normalization": "signed", "layer_heads": 1, "mix": "last"}),
-        ("histograph", {"node_attention": False, "history_layers": 2, "warm_start": True}),
-        ("set2set", {}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else ",".join(value),
-)
-def test_other_heads_and_options(
-    head: str, options: dict[str, object], make_run: Callable[..., Path], tmp_path: Path
+def test_other_readouts_say_what_they_take_and_keep_existing_files(
+    make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    done = hg.export(make_run("binary", head, **options), tmp_path / "head.pt2")
-    assert done.difference is not None
-    assert done.difference < 1e-4
-
-
-def test_program_says_what_it_takes(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    run = make_run("binary", "mean")
-    hg.export(run, tmp_path / "head.pt2")
+    run = make_run("binary", "set2set")
+    (tmp_path / "head.pt2").write_text("mine")
+    with pytest.raises(OutputExistsError, match="--overwrite"):
+        hg.export(run, tmp_path / "head.pt2")
+    hg.export(run, tmp_path / "head.pt2", overwrite=True)
     said = read_description(tmp_path / "head.pt2")
     assert [layer["width"] for layer in said["inputs"]["history"]] == [8] * 4
-    assert said["output"] == "logits"
+    assert (said["head"], said["output"]) == ("set2set", "logits")
     stored = json.loads((run / "head.json").read_text())
     assert said["backbone_weights_sha256"] == stored["backbone"]["weights_sha256"]
 
@@ -158,16 +154,8 @@ def test_heads_that_cannot_be_traced_are_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_existing_file_is_kept(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    (tmp_path / "head.pt2").write_text("mine")
-    run = make_run("binary", "mean")
-    with pytest.raises(OutputExistsError, match="--overwrite"):
-        hg.export(run, tmp_path / "head.pt2")
-    hg.export(run, tmp_path / "head.pt2", overwrite=True)
-
-
 def test_whole_model_of_one_in_memory(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    run = make_run("binary")
+    run = make_run("binary", "mean")
     hg.export(run, tmp_path / "model", whole=True, model=make_model("binary"))
     torch.manual_seed(1)
     other = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
@@ -189,7 +177,7 @@ def test_commands_need_neither_run_nor_cache_afterwards(tmp_path: Path) -> None:
     model = ("--model", "gin", "--checkpoint", work / "gin.safetensors")
     for arguments in (
         ("cache", *model, *data, "-o", work / "a.cache"),
-        ("train-head", work / "a.cache", "-o", work / "run", "--epochs", 1, "--dim", 8),
+        ("train-head", work / "a.cache", "-o", work / "run", "--head", "mean", "--epochs", 1),
         ("predict", work / "run", *data, "-o", tmp_path / "before.csv"),
         ("export", work / "run", "-o", tmp_path / "model", "--whole"),
         ("export", work / "run", "-o", tmp_path / "head.pt2"),

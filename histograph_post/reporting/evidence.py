@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import HistographError
+from ..run import PREDICTIONS_NAME
 from ..storage import Cache
 from ..words import plural
 from .examples import choose_examples
@@ -61,7 +62,13 @@ def gather_evidence(
     found = Evidence()
     outcomes = [outcome for outcome in record.outcomes if len(outcome.rows)]
     own = next((o for o in outcomes if (o.fold, o.seed) == record.chosen), None)
-    if not caches or own is None:
+    if not caches:
+        return found
+    if own is None:
+        found.notes.append(
+            "layers, over-smoothing and examples are missing: the chosen fit has no test rows in "
+            f"{PREDICTIONS_NAME}"
+        )
         return found
     steps = 3
 

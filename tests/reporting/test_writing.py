@@ -49,6 +49,16 @@ def test_moved_cache_is_said_to_be_missing_and_can_be_named(
     assert named.figures == binary_report.figures
 
 
+def test_missing_predictions_are_said_to_be_missing(
+    binary_run: Path, workshop: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(binary_run, tmp_path / "run")
+    (tmp_path / "run" / "predictions.csv").unlink()
+    written = hg.report(tmp_path / "run", cache=workshop / "binary.cache")
+    assert any("predictions.csv" in note for note in written.notes)
+    assert "ranking" in written.figures
+
+
 def test_cache_of_another_backbone_is_refused(
     binary_run: Path, make_run: Callable[[str], Path], workshop: Path, tmp_path: Path
 ) -> None:
