@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .predicting import predict as predict
     from .reporting import report as report
     from .storage import Cache as Cache
+    from .training import TrainingOptions as TrainingOptions
 
 #: Public name -> module. Loaded on first use, so that `histograph --help` never waits for torch.
 _PUBLIC = {
@@ -28,6 +29,7 @@ _PUBLIC = {
     "GraphDataset": ".data",
     "HistoGraphHead": ".heads.histograph",
     "HistographError": ".errors",
+    "TrainingOptions": ".training",
     "cache": ".caching",
     "export": ".exporting",
     "finetune": ".finetuning",
@@ -43,6 +45,7 @@ __all__ = [
     "GraphDataset",
     "HistoGraphHead",
     "HistographError",
+    "TrainingOptions",
     "cache",
     "export",
     "finetune",

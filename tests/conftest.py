@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import runpy
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 # The suite runs in a process per core, and starts more: threads on top would only be in the way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,3 +27,96 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("real data (../shared/data) is not on this machine")
     return SHARED_DATA
+
+
+#: Stands for a command in a script: hands its words to the test and waits for the exit code.
+_STAND_IN = """#!/usr/bin/env bash
+words=$(mktemp "$STAND_INS/words.XXXXXX")
+printf '%s\\0' "${0##*/}" "$PWD" "$@" > "$words"
+echo "$words" > "$STAND_INS/requests"
+read -r code < "$STAND_INS/replies"
+cat "$words.out"
+cat "$words.err" >&2
+exit "$code"
+"""
+
+Bash = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def bash(tmp_path: Path) -> Bash:
+    """Run a script in bash, with `histograph` and `python FILE` done by this very process.
+
+    A process for each command would spend most of the time on loading torch. Called as
+    ``bash(words, cwd=folder, **variables)``; returns what the script printed and its exit code.
+    """
+    stand_ins = tmp_path / ".stand-ins"
+    stand_ins.mkdir()
+    for name in ("histograph", "python"):
+        (stand_ins / name).write_text(_STAND_IN)
+        (stand_ins / name).chmod(0o755)
+    for name in ("requests", "replies"):
+        os.mkfifo(stand_ins / name)
+
+    def run(*words: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            **variables,
+            "STAND_INS": str(stand_ins),
+            "PATH": f"{stand_ins}:{os.environ['PATH']}",
+        }
+        with (
+            open(stand_ins / "out", "w+") as out,
+            open(stand_ins / "err", "w+") as err,
+            # Open for writing, too: the pipe stays open between two commands of the script.
+            open(os.open(stand_ins / "requests", os.O_RDWR), buffering=1) as requests,
+        ):
+            script = subprocess.Popen(
+                ["bash", "-c", '"$@"; echo "exit $?" > "$STAND_INS/requests"', "-", "bash", *words],
+                cwd=cwd,
+                env=environment,
+                stdout=out,
+                stderr=err,
+            )
+            while not (request := requests.readline().strip()).startswith("exit "):
+                _answer(Path(request), stand_ins / "replies")
+            script.wait()
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(
+                words, int(request.removeprefix("exit ")), out.read(), err.read()
+            )
+
+    return run
+
+
+def _answer(request: Path, replies: Path) -> None:
+    """Do what a stand-in was asked for."""
+    name, folder, *words = request.read_text().split("\0")[:-1]
+    with contextlib.chdir(folder):
+        code, out, err = {"histograph": _histograph, "python": _python}[name](words)
+    request.with_name(f"{request.name}.out").write_text(out)
+    request.with_name(f"{request.name}.err").write_text(err)
+    replies.write_text(f"{code}\n")
+
+
+def _histograph(words: list[str]) -> tuple[int, str, str]:
+    from histograph_cli.main import app
+
+    result = CliRunner().invoke(app, words)
+    unexpected = result.exception and not isinstance(result.exception, SystemExit)
+    trace = "".join(traceback.format_exception(result.exception)) if unexpected else ""
+    return result.exit_code, result.stdout, result.stderr + trace
+
+
+def _python(words: list[str]) -> tuple[int, str, str]:
+    out, before = io.StringIO(), sys.argv
+    try:
+        sys.argv = words
+        with contextlib.redirect_stdout(out):
+            runpy.run_path(words[0], run_name="__main__")
+    except Exception:
+        return 1, out.getvalue(), traceback.format_exc()
+    finally:
+        sys.argv = before
+    return 0, out.getvalue(), ""

@@ -1,7 +1,10 @@
-"""The example model files carry real checkpoints to the scores their authors report."""
+"""The examples: model files that carry real checkpoints to the scores their authors report, and
+scripts that do what their first lines say."""
 
 from __future__ import annotations
 
+import runpy
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from histograph_post.backbone import call_model, prediction
+import histograph_post as hg
+from histograph_post.backbone import build_model, call_model, prediction
 from histograph_post.pretrained import Pretrained, PretrainedSpec, load_pretrained
 from histograph_post.splits import resolve_splits
 
@@ -98,3 +102,113 @@ def test_the_molecule_gcn_equals_its_formula(shared_data):
         h = (h - of["running_mean"]) / (of["running_var"] + 1e-5).sqrt() * of["weight"] + of["bias"]
         h = h.relu() if layer < 4 else h
     torch.testing.assert_close(output, h, rtol=1e-4, atol=1e-4)
+
+
+# --- the scripts, as their first lines say ----------------------------------------------------
+
+
+def succeeded(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_custom_model_file(bash, tmp_path):
+    out = tmp_path / "out"
+    succeeded(bash(EXAMPLES / "custom_model.sh", out, cwd=tmp_path, EPOCHS="2"))
+    script = runpy.run_path(str(EXAMPLES / "custom_model.py"))
+    model, graphs = script["Net"](), script["graphs"]()
+    model.load_state_dict(torch.load(out / "model.pt", weights_only=True)["model_state_dict"])
+    test = [int(line) for line in (out / "split" / "test.txt").read_text().split()]
+    with torch.inference_mode():
+        batch = Batch.from_data_list([graphs[row] for row in test])
+        correct = model.eval()(batch).argmax(dim=1) == batch.y  # [num_graphs]
+    cache = hg.Cache.open(out / "net.cache")
+    assert cache.manifest.own_metrics["folds"][0]["test"]["accuracy"] == pytest.approx(
+        correct.double().mean().item()
+    )
+    assert cache.layer_names == ("input", *(f"blocks.{i}.conv" for i in range(6)))
+    assert len((out / "predictions.csv").read_text().splitlines()) == 51
+
+
+def test_molecules_from_the_checkpoint_to_the_table(bash, shared_data, tmp_path):
+    rows = (shared_data / "mol" / "BBBP.csv").read_text().splitlines()
+    (tmp_path / "few.csv").write_text("\n".join([rows[0], *rows[1::30]]))
+    checkpoint = shared_data / "checkpoints" / "pretrain-gnns" / "chem_gcn_contextpred.pth"
+    out = succeeded(
+        bash(
+            *(EXAMPLES / "molecules.sh", checkpoint, tmp_path / "few.csv", tmp_path / "out"),
+            cwd=tmp_path,
+            EPOCHS="1",
+        )
+    )
+    assert "Test roc_auc over 1 fold and 3 seeds" in out
+    assert all(f" {head} " in out for head in ("mean", "concat", "histograph"))
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_node_classification_on_cora(bash, shared_data, tmp_path):
+    checkpoint = shared_data / "checkpoints" / "uvadlc_tutorial7" / "NodeLevelGNN.ckpt"
+    data, out = shared_data / "planetoid", tmp_path / "out"
+    succeeded(bash(EXAMPLES / "cora.sh", checkpoint, data, out, cwd=tmp_path, EPOCHS="1"))
+    own = hg.Cache.open(out / "cora.cache").manifest.own_metrics
+    assert own["folds"][0]["test"]["accuracy"] == pytest.approx(0.824)
+    assert len((out / "predictions.csv").read_text().splitlines()) == 2709
+
+
+def test_a_lightning_checkpoint(bash, shared_data, tmp_path):
+    checkpoint = shared_data / "checkpoints" / "uvadlc_tutorial7" / "GraphLevelGraphConv.ckpt"
+    data, out = shared_data / "tu", tmp_path / "out"
+    script = EXAMPLES / "lightning_checkpoint.sh"
+    printed = succeeded(bash(script, checkpoint, data, out, cwd=tmp_path, EPOCHS="1"))
+    assert "found at 'state_dict'" in printed
+    own = hg.Cache.open(out / "mutag.cache").manifest.own_metrics
+    assert own["all"]["accuracy"] == pytest.approx(0.9255, abs=5e-5)
+
+
+def test_jobs_of_a_slurm_array_write_the_cache_that_one_job_would(bash, tmp_path):
+    torch.manual_seed(0)
+    model = build_model("gin", {"hidden": 32, "num_layers": 2}, in_dim=4, out_dim=1)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    told = {"MODEL": "gin", "CHECKPOINT": "model.pt", "DATA": "demo:", "EXTRA": "--shard-mb 1"}
+    for number, count, out in ((2, 3, "array"), (0, 3, "array"), (1, 3, "array"), (0, 1, "one")):
+        job = {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_ARRAY_TASK_COUNT": str(count)}
+        script = EXAMPLES / "slurm_array.sh"
+        printed = succeeded(bash(script, cwd=tmp_path, OUT=out, **told, **job))
+        assert ("train-head" in printed) == (number == 1 or out == "one")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+    del files["config.toml"]
+    assert files == {name: (tmp_path / "array" / name).read_bytes() for name in files}
+
+
+def test_the_head_as_a_drop_in_readout(bash, tmp_path):
+    words = ("-c", f"python {EXAMPLES / 'drop_in_readout.py'} --epochs 8")
+    lines = succeeded(bash(*words, cwd=tmp_path)).splitlines()
+    found = dict(line.split(": test accuracy ") for line in lines)
+    assert set(found) == {"mean pool", "histograph"}
+    assert float(found["histograph"]) > 0.7
+
+
+def test_a_graph_gps_backbone_from_python_and_by_command(bash, tmp_path):
+    script = EXAMPLES / "graph_gps.py"
+    printed = succeeded(bash("-c", f"python {script} out 40 2", cwd=tmp_path))
+    assert "captured: input, convs.0.conv, convs.1.conv, convs.2.conv, convs.3.conv" in printed
+    command = (
+        f"histograph cache --model {script}:GPS --checkpoint out/gps.pt "
+        f"--data {script}:graphs --data-args num_graphs=40 -o gps.cache"
+    )
+    succeeded(bash("-c", command, cwd=tmp_path))
+    one, other = (hg.Cache.open(tmp_path / name) for name in ("out/gps.cache", "gps.cache"))
+    assert one.weights_sha256 == other.weights_sha256
+    assert torch.equal(torch.as_tensor(one[7].history), torch.as_tensor(other[7].history))
+
+
+SCRIPTS = sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh"))
+
+
+@pytest.mark.parametrize("example", SCRIPTS, ids=lambda path: path.name)
+def test_examples_are_short_listed_and_start_with_their_command(example):
+    lines = example.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 110
+    start = " ".join(lines[:8])
+    assert any(f"{command} " in start for command in ("histograph", "python", "bash", "sbatch"))
+    assert f"[`{example.name}`]({example.name})" in (EXAMPLES / "README.md").read_text()
