@@ -1,4 +1,4 @@
-"""What every command shares: --config, --json, --quiet, --debug, one-line errors, exit codes."""
+"""What every command shares: --config, --json, -v, -q, --debug, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -6,56 +6,70 @@ import contextlib
 import functools
 import inspect
 import os
+import platform
 import sys
-import tomllib
+import time
 import traceback
-from collections.abc import Callable
-from enum import Enum
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from histograph_post.errors import ConfigError, HistographError
+from histograph_post import __version__
+from histograph_post.errors import HistographError
+from histograph_post.run import EVENTS_NAME
 
-from .terminal import Terminal, printable
+from .configuration import load_config, resolved_options
+from .formatting import duration, printable
+from .terminal import Terminal
 
-#: Options that say how to run, not what to make: they stay out of the saved configuration.
-_NOT_SAVED = {"config", "debug", "dry_run", "json", "overwrite", "quiet", "shard"}
+#: The heading of the shared options in a command's help.
+_PANEL = "Common options"
 
 
-def register(app: typer.Typer, function: Callable[..., None]) -> None:
-    """Add ``function(terminal, ...)`` to the app as a command with the shared options."""
+def register(app: typer.Typer, function: Callable[..., None], *, trains: bool = False) -> None:
+    """Add ``function(terminal, ...)`` to the app as a command with the shared options.
+
+    Args:
+        app: The command line.
+        function: What the command does; its parameters are the command's own options.
+        trains: Whether it trains something, and so can write event files.
+    """
 
     @functools.wraps(function)
     def run(
-        ctx: typer.Context, *, config: Path | None, json: bool, quiet: bool, debug: bool, **own: Any
+        ctx: typer.Context,
+        *,
+        config: Path | None,
+        json: bool,
+        quiet: bool,
+        verbose: bool,
+        debug: bool,
+        tensorboard: bool = False,
+        **own: Any,
     ) -> None:
-        terminal = Terminal(json=json, quiet=quiet, options=_resolved_options(ctx))
-        try:
+        if quiet and verbose:
+            raise typer.BadParameter("give --verbose or --quiet, not both")
+        with _failures_in_one_line(debug=debug), contextlib.ExitStack() as stack:
+            events = None
+            if tensorboard:
+                from histograph_post.event_files import EventFiles
+
+                events = EventFiles(own["out"] / EVENTS_NAME)
+                stack.callback(events.close)
+            options = resolved_options(ctx)
+            terminal = Terminal(
+                options=options, json=json, quiet=quiet, verbose=verbose, events=events
+            )
+            started = time.monotonic()
+            terminal.detail(f"histograph-post {__version__}, Python {platform.python_version()}")
+            for name, value in options.items():
+                terminal.detail(f"  {name.replace('_', '-')} = {value}")
             # What a user's model or data file prints must not mix with the result.
             with contextlib.redirect_stdout(sys.stderr):
                 function(terminal, **own)
-        except KeyboardInterrupt:
-            terminal.say("interrupted; run the same command again to go on")
-            raise typer.Exit(130) from None
-        except HistographError as error:
-            if debug:
-                traceback.print_exc()
-            if error.details:
-                print(printable(error.details), file=sys.stderr)
-            print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-            raise typer.Exit(1) from None
-        except BrokenPipeError:
-            # The reader of our output went away; keep the interpreter from failing at exit too.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(1) from None
-        except OSError as error:
-            if debug:
-                traceback.print_exc()
-            where = "" if error.filename is None else f"{error.filename}: "
-            print(f"error: {printable(where + str(error.strerror or error))}", file=sys.stderr)
-            raise typer.Exit(1) from None
+            terminal.detail(f"took {duration(time.monotonic() - started)}")
 
     hints = get_type_hints(function, include_extras=True)
     own = [
@@ -66,98 +80,70 @@ def register(app: typer.Typer, function: Callable[..., None]) -> None:
     parameters = [
         inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
         *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
-        *_shared_parameters(),
+        *_shared_parameters(trains=trains),
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(name=function.__name__.replace("_", "-"))(run)
 
 
-def _shared_parameters() -> list[inspect.Parameter]:
-    group = "Common options"
-    shared = {
-        "config": (
-            Annotated[
-                Path | None,
-                typer.Option(
-                    help="A TOML file that sets any option; flags win.",
-                    callback=_load_config,
-                    is_eager=True,
-                    rich_help_panel=group,
-                ),
-            ],
-            None,
+@contextlib.contextmanager
+def _failures_in_one_line(*, debug: bool) -> Iterator[None]:
+    """Turn what is known to go wrong into one line and an exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except HistographError as error:
+        if debug:
+            traceback.print_exc()
+        if error.details:
+            print(printable(error.details), file=sys.stderr)
+        print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except BrokenPipeError:
+        # The reader of our output went away; keep the interpreter from failing at exit too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {printable(where + str(error.strerror or error))}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def _shared_parameters(*, trains: bool) -> list[inspect.Parameter]:
+    flags = {
+        "json": typer.Option("--json", help="Print one JSON object.", rich_help_panel=_PANEL),
+        "quiet": typer.Option(
+            "-q", "--quiet", help="No progress or notes.", rich_help_panel=_PANEL
         ),
-        "json": (
-            Annotated[
-                bool,
-                typer.Option("--json", help="Print one JSON object.", rich_help_panel=group),
-            ],
-            False,
+        "verbose": typer.Option(
+            "-v", "--verbose", help="Options, epochs and times, too.", rich_help_panel=_PANEL
         ),
-        "quiet": (
-            Annotated[
-                bool,
-                typer.Option("-q", "--quiet", help="No progress or notes.", rich_help_panel=group),
-            ],
-            False,
-        ),
-        "debug": (
-            Annotated[
-                bool,
-                typer.Option(
-                    "--debug", help="Show the traceback of an error.", rich_help_panel=group
-                ),
-            ],
-            False,
+        "debug": typer.Option(
+            "--debug", help="Show the traceback of an error.", rich_help_panel=_PANEL
         ),
     }
+    if trains:
+        flags["tensorboard"] = typer.Option(
+            "--tensorboard",
+            help=f"Write event files, too, into {EVENTS_NAME}/ of the output.",
+            rich_help_panel=_PANEL,
+        )
+    config = typer.Option(
+        help="A TOML file that sets any option; flags win.",
+        callback=load_config,
+        is_eager=True,
+        rich_help_panel=_PANEL,
+    )
+    annotated: dict[str, tuple[Any, Any]] = {"config": (Annotated[Path | None, config], None)}
+    annotated |= {name: (Annotated[bool, option], False) for name, option in flags.items()}
     return [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
         )
-        for name, (annotation, default) in shared.items()
+        for name, (annotation, default) in annotated.items()
     ]
-
-
-def _load_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Make the values of a TOML file the defaults of this command."""
-    if path is None:
-        return None
-    try:
-        values = read_config(path, command=ctx.info_name or "")
-    except ConfigError as error:
-        raise typer.BadParameter(str(error)) from None
-    known = {parameter.name for parameter in ctx.command.params}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise typer.BadParameter(f"{path}: {unknown[0]!r} is not an option of {ctx.info_name}")
-    ctx.default_map = {**(ctx.default_map or {}), **values}
-    return path
-
-
-def read_config(path: Path, *, command: str) -> dict[str, Any]:
-    """Read options from a TOML file: top-level keys, or those under the command's own table."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
-    values = document.get(command, document)
-    return {name.replace("-", "_"): value for name, value in values.items()}
-
-
-def _resolved_options(ctx: typer.Context) -> dict[str, Any]:
-    """Return every option of this call as plain TOML values, ready to be given as --config."""
-    return {
-        name: _plain(value)
-        for name, value in ctx.params.items()
-        if value is not None and name not in _NOT_SAVED
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value

@@ -53,11 +53,11 @@ def _root(
     pass
 
 
-register(app, pretrain.pretrain)
+register(app, pretrain.pretrain, trains=True)
 register(app, cache.cache)
-register(app, train_head.train_head)
-register(app, compare.compare)
-register(app, finetune.finetune)
+register(app, train_head.train_head, trains=True)
+register(app, compare.compare, trains=True)
+register(app, finetune.finetune, trains=True)
 register(app, predict.predict)
 register(app, report.report)
 register(app, export.export)

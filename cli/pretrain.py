@@ -171,6 +171,7 @@ def _pretrain(
     with terminal.progress("training epochs") as update:
 
         def epoch_done(progress: FoldProgress) -> None:
+            terminal.epoch_done(f"fold-{progress.fold}", progress.trainer)
             update(
                 progress.done * epochs + progress.trainer.progress.epoch, progress.total * epochs
             )

@@ -3,39 +3,54 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
-#: Where nobody watches, a progress line this often (seconds) is enough.
-_LOG_INTERVAL = 10.0
+from .formatting import duration as duration
+from .formatting import is_number, printable
+from .formatting import metric as metric
+from .formatting import size as size
+from .progress import FitWatch, log_lines, make_bar
+
+if TYPE_CHECKING:
+    from histograph_post.event_files import EventFiles
+    from histograph_post.training import Trainer
+
 #: Width of tables that do not go to a terminal: wide enough that no cell is cut.
 _FILE_WIDTH = 160
 
 
 class Terminal:
-    """The command line's voice."""
+    """The command line's voice.
 
-    def __init__(self, *, json: bool, quiet: bool, options: Mapping[str, Any]) -> None:
+    Args:
+        options: The options of the command, resolved.
+        json: Print one JSON object instead of tables.
+        quiet: Say nothing but the result.
+        verbose: Say more: every epoch, and what else is a detail.
+        events: Writes what every epoch measured, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        options: Mapping[str, Any],
+        json: bool = False,
+        quiet: bool = False,
+        verbose: bool = False,
+        events: EventFiles | None = None,
+    ) -> None:
+        self.options = dict(options)
         self.json = json
         self.quiet = quiet
-        self.options = dict(options)
+        self.verbose = verbose
+        self._events = events
         self._out = Console(
             file=sys.stdout,
             force_terminal=sys.stdout.isatty(),
@@ -57,13 +72,18 @@ class Terminal:
         if not self.quiet:
             self._err.print(printable(text), markup=False)
 
+    def detail(self, text: str) -> None:
+        """Tell the user something that only matters to those who asked for more (stderr)."""
+        if self.verbose:
+            self.say(text)
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a small table (stdout), unless JSON was asked for. Numbers are right-aligned."""
         if self.json:
             return
         table = Table(header_style="", show_header=any(columns))
         for index, column in enumerate(columns):
-            numeric = bool(rows) and all(_is_number(row[index]) for row in rows)
+            numeric = bool(rows) and all(is_number(row[index]) for row in rows)
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
         for row in rows:
             table.add_row(
@@ -86,119 +106,23 @@ class Terminal:
         if self.quiet:
             yield lambda done, total: None
         elif self._err.is_terminal:
-            with self._bar() as bar:
+            with make_bar(self._err) as bar:
                 task = bar.add_task(what, total=None)
                 yield lambda done, total: bar.update(task, completed=done, total=total)
         else:
-            yield self._log_lines(what)
+            yield log_lines(what, self.say)
 
     @contextmanager
     def fit_progress(self, metric_name: str) -> Iterator[FitWatch]:
         """Yield a watcher of an experiment: a line per fit, and a bar on a terminal."""
-        bar = self._bar() if self._err.is_terminal and not self.quiet else None
+        bar = make_bar(self._err) if self._err.is_terminal and not self.quiet else None
         with bar if bar is not None else nullcontext():
-            yield FitWatch(self, metric_name, bar)
+            yield FitWatch(metric_name, self.say, self.epoch_done, bar)
 
-    def _bar(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(show_speed=True),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self._err,
-        )
-
-    def _log_lines(self, what: str) -> Callable[[int, int], None]:
-        started = last = time.monotonic()
-        first: int | None = None
-
-        def update(done: int, total: int) -> None:
-            nonlocal last, first
-            now = time.monotonic()
-            first = done if first is None else first
-            if now - last < _LOG_INTERVAL and done < total:
-                return
-            last = now
-            elapsed = now - started
-            rate = (done - first) / elapsed if elapsed > 0 else 0.0
-            left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
-            self.say(f"{what}: {done}/{total} ({100 * done / max(total, 1):.0f} %){left}")
-
-        return update
-
-
-class FitWatch:
-    """Tells how an experiment goes: a line after each fit, with the time that is left."""
-
-    def __init__(self, terminal: Terminal, metric_name: str, bar: Progress | None) -> None:
-        self._terminal = terminal
-        self._metric = metric_name
-        self._bar = bar
-        self._task = None if bar is None else bar.add_task("training", total=None)
-        self._started = time.monotonic()
-
-    def epoch_done(self, progress: Any) -> None:
-        """Move the bar: a fit counts by the share of its epochs that are over."""
-        if self._bar is None or self._task is None:
-            return
-        trainer = progress.trainer
-        share = trainer.progress.epoch / trainer.options.epochs
-        self._bar.update(
-            self._task,
-            completed=progress.done + min(share, 1.0),
-            total=progress.total,
-            description=f"{progress.head}, fold {progress.fold}, seed {progress.seed}",
-        )
-
-    def fit_done(self, fit: Any, done: int, total: int) -> None:
-        """Print the fit's line."""
-        left = (time.monotonic() - self._started) / done * (total - done)
-        valid = fit.scores.get("valid", {}).get(self._metric)
-        self._terminal.say(
-            f"[{done}/{total}] {fit.spec.name}, fold {fit.spec.fold}, seed {fit.spec.seed}: "
-            f"valid {self._metric} {metric(valid)} at epoch {fit.best_epoch}"
-            + (f", {duration(left)} left" if done < total else "")
-        )
-
-
-def _is_number(cell: object) -> bool:
-    text = str(cell).replace(",", "").replace("±", "").replace(" ", "").rstrip("%")
-    if text in ("", "-"):
-        return text == "-"
-    try:
-        float(text)
-    except ValueError:
-        return text.replace(".", "").replace("-", "").replace("+", "").isdigit()
-    return True
-
-
-def printable(text: str) -> str:
-    """Return text from anywhere without the characters that steer a terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", text)
-
-
-def size(num_bytes: float) -> str:
-    """Return a number of bytes as people write it."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    """Return a time as people say it."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
-def metric(value: float | None) -> str:
-    """Return a metric with four digits; a missing one as a dash."""
-    return "-" if value is None or value != value else f"{value:.4f}"
+    def epoch_done(self, name: str, trainer: Trainer) -> None:
+        """Take note of an epoch: in event files if asked for, and as a line for the curious."""
+        measured = trainer.progress.log[-1]
+        if self._events is not None:
+            self._events.write(name, measured)
+        numbers = (f"{key} {value:.4g}" for key, value in measured.items() if key != "epoch")
+        self.detail(f"{name}, epoch {measured['epoch']}: {', '.join(numbers)}")

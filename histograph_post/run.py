@@ -9,6 +9,7 @@ predictions.csv   the outputs for the test rows
 head.safetensors  the chosen head, and head.json, how to build it
 model.safetensors its backbone, where that was trained too, and fold-0/ ..., one of every fold
 fits/             every fit: readout, fold and seed
+tensorboard/      event files, if they were asked for
 report.html       the report, once it has been asked for
 """
 
@@ -37,6 +38,7 @@ HEAD_CONFIG_NAME = "head.json"
 REPORT_NAME = "report.html"
 MODEL_NAME = "model.safetensors"
 FITS_NAME = "fits"
+EVENTS_NAME = "tensorboard"
 
 _FILES = (
     CONFIG_NAME,
@@ -93,8 +95,9 @@ def _clear(folder: Path) -> None:
     """Remove what a run wrote, and nothing else."""
     for name in _FILES:
         (folder / name).unlink(missing_ok=True)
-    if (folder / FITS_NAME).is_dir():
-        shutil.rmtree(folder / FITS_NAME)
+    for name in (FITS_NAME, EVENTS_NAME):
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
 
 
 def _first_difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:

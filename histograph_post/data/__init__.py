@@ -79,7 +79,16 @@ def load_data(
         from .files import load_function
 
         return load_function(spec, root, args)
-    raise DataError(f"{spec}: not a data specification, expected one of {FORMS}")
+    raise DataError(f"{spec}: not a data specification, expected one of {FORMS}{_hint(spec)}")
+
+
+def _hint(spec: str) -> str:
+    """Say what somebody who named a file may have meant."""
+    if spec.endswith((".ckpt", ".safetensors", ".tar")):
+        return "; this looks like a checkpoint, give it with --checkpoint"
+    if spec.endswith((".csv", ".csv.gz")):
+        return f"; molecules are named smiles:{spec}"
+    return f"; name the function, as in {spec}:graphs" if spec.endswith(".py") else ""
 
 
 def _locate(name: str, root: Path | None) -> Path:

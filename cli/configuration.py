@@ -1,0 +1,107 @@
+"""Options from a TOML file, and back to one."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from histograph_post.errors import ConfigError
+
+#: Options that say how to run, not what to make: they stay out of the saved configuration.
+_NOT_SAVED = {
+    *("config", "debug", "dry_run", "json", "overwrite", "quiet", "shard", "tensorboard"),
+    "verbose",
+}
+
+
+def load_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Make the values of a TOML file the defaults of this command."""
+    if path is None:
+        return None
+    group = ctx.parent.command if ctx.parent is not None else None
+    commands = {
+        name: {parameter.name for parameter in command.params}
+        for name, command in getattr(group, "commands", {}).items()
+    }
+    try:
+        values = _read(path, ctx.info_name or "", commands)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+    ctx.default_map = {**(ctx.default_map or {}), **values}
+    return path
+
+
+def _read(
+    path: Path, command: str, commands: Mapping[str, Collection[str | None]]
+) -> dict[str, Any]:
+    """Read the options of a command from a TOML file.
+
+    A file without tables belongs to one command, and has nothing but its options. In a file with
+    tables, ``[train-head]`` and so on, each table belongs to a command, and what stands above them
+    goes to every command that has such an option.
+
+    Args:
+        path: The file.
+        command: The command to read for.
+        commands: The names of every command's options, as Python spells them.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
+    tables = {name: value for name, value in document.items() if isinstance(value, dict)}
+    shared = {name: value for name, value in document.items() if name not in tables}
+    for name in tables:
+        if name not in commands:
+            raise ConfigError(f"{path}: [{name}] is no command{_did_you_mean(name, commands)}")
+    values = {}
+    for name, value in shared.items():
+        owners = [owner for owner, known in commands.items() if _spelled(name) in known]
+        if not owners or (command not in owners and not tables):
+            raise ConfigError(_no_option(path, name, command, commands))
+        if command in owners:
+            values[_spelled(name)] = value
+    for name, value in tables.get(command, {}).items():
+        if _spelled(name) not in commands[command]:
+            raise ConfigError(_no_option(path, name, command, commands))
+        values[_spelled(name)] = value
+    return values
+
+
+def _spelled(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _no_option(
+    path: Path, name: str, command: str, commands: Mapping[str, Collection[str | None]]
+) -> str:
+    known = [str(option) for option in commands[command]]
+    return f"{path}: {name!r} is not an option of {command}{_did_you_mean(_spelled(name), known)}"
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, list(known), n=1)
+    return f", did you mean {near[0].replace('_', '-')}?" if near else ""
+
+
+def resolved_options(ctx: typer.Context) -> dict[str, Any]:
+    """Return every option of this call as plain TOML values, ready to be given as --config."""
+    return {
+        name: _plain(value)
+        for name, value in ctx.params.items()
+        if value is not None and name not in _NOT_SAVED
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,119 @@
+"""How far a command is: a bar where somebody watches, now and then a line in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from .formatting import duration, metric, rate
+
+#: Where nobody watches, a line this often (seconds) is enough.
+_LOG_INTERVAL = 10.0
+
+
+class _RateColumn(ProgressColumn):
+    """How fast it goes."""
+
+    def render(self, task: Task) -> Text:
+        return Text(rate(task.finished_speed or task.speed or 0.0))
+
+
+def make_bar(console: Console) -> Progress:
+    """Return a bar with what is done, how fast it goes and the time that is left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        MofNCompleteColumn(),
+        _RateColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def log_lines(what: str, say: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Return ``update(done, total)``, which says a line every few seconds and at the end."""
+    started = last = time.monotonic()
+    first: int | None = None
+
+    def update(done: int, total: int) -> None:
+        nonlocal last, first
+        now = time.monotonic()
+        first = done if first is None else first
+        if now - last < _LOG_INTERVAL and done < total:
+            return
+        last = now
+        speed = (done - first) / (now - started) if now > started else 0.0
+        pace = f", {rate(speed)}" if speed > 0 else ""
+        left = f", {duration((total - done) / speed)} left" if pace and done < total else ""
+        say(f"{what}: {done}/{total} ({100 * done / max(total, 1):.0f} %){pace}{left}")
+
+    return update
+
+
+class FitWatch:
+    """Tells how an experiment goes: a line after each fit, with the time that is left.
+
+    Args:
+        metric_name: The metric that is tracked.
+        say: Says a line.
+        epoch_done: Told the name of a fit and its trainer after every epoch.
+        bar: The bar, where somebody watches.
+    """
+
+    def __init__(
+        self,
+        metric_name: str,
+        say: Callable[[str], None],
+        epoch_done: Callable[[str, Any], None],
+        bar: Progress | None,
+    ) -> None:
+        self._metric = metric_name
+        self._say = say
+        self._tell_epoch = epoch_done
+        self._bar = bar
+        self._task = None if bar is None else bar.add_task("training", total=None)
+        self._started = time.monotonic()
+
+    def epoch_done(self, progress: Any) -> None:
+        """Move the bar: a fit counts by the share of its epochs that are over."""
+        trainer = progress.trainer
+        self._tell_epoch(
+            f"{progress.head}/fold-{progress.fold}-seed-{progress.seed}", progress.trainer
+        )
+        if self._bar is None or self._task is None:
+            return
+        share = trainer.progress.epoch / trainer.options.epochs
+        self._bar.update(
+            self._task,
+            completed=progress.done + min(share, 1.0),
+            total=progress.total,
+            description=f"{progress.head}, fold {progress.fold}, seed {progress.seed}",
+        )
+
+    def fit_done(self, fit: Any, done: int, total: int) -> None:
+        """Print the fit's line."""
+        left = (time.monotonic() - self._started) / done * (total - done)
+        valid = fit.scores.get("valid", {}).get(self._metric)
+        self._say(
+            f"[{done}/{total}] {fit.spec.name}, fold {fit.spec.fold}, seed {fit.spec.seed}: "
+            f"valid {self._metric} {metric(valid)} at epoch {fit.best_epoch}"
+            + (f", {duration(left)} left" if done < total else "")
+        )
