@@ -94,19 +94,24 @@ def _scores(stack: LayerStack, filters: Tensor, graphs: Graphs) -> Tensor:
 
 def _combine(stack: LayerStack, weights: Tensor, graphs: Graphs) -> Tensor:
     combined = weights.new_empty(stack.num_nodes, weights.size(1), stack.width)
-    tiny = weights.size(1) * stack.num_layers * stack.width < UNBLOCKED_PRODUCT
     for rows in stack.slices():
         node_weights = weights.index_select(0, graphs.index[rows])  # [rows, heads, L]
-        block = stack.block(rows)  # [rows, L, D]
-        if tiny:
-            layer_weights = node_weights.unsqueeze(-1).unbind(2)  # L of [rows, heads, 1]
-            layers = block.unsqueeze(1).unbind(2)  # L of [rows, 1, D]
-            torch.mul(layer_weights[0], layers[0], out=combined[rows])
-            for weight, layer in zip(layer_weights[1:], layers[1:], strict=True):
-                combined[rows].addcmul_(weight, layer)
-        else:
-            torch.bmm(node_weights, block, out=combined[rows])
+        combine_block(node_weights, stack.block(rows), out=combined[rows])
     return combined  # [num_nodes, heads, D]
+
+
+def combine_block(weights: Tensor, block: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Sum the layers of a block ``[rows, L, D]`` by ``[rows, heads, L]``: ``[rows, heads, D]``."""
+    heads, (rows, num_layers, width) = weights.size(1), block.shape
+    if heads * num_layers * width >= UNBLOCKED_PRODUCT:
+        return torch.bmm(weights, block, out=out)
+    combined = weights.new_empty(rows, heads, width) if out is None else out
+    layer_weights = weights.unsqueeze(-1).unbind(2)  # L of [rows, heads, 1]
+    layers = block.unsqueeze(1).unbind(2)  # L of [rows, 1, D]
+    torch.mul(layer_weights[0], layers[0], out=combined)
+    for weight, layer in zip(layer_weights[1:], layers[1:], strict=True):
+        combined.addcmul_(weight, layer)
+    return combined
 
 
 def _history_gradient(
@@ -117,10 +122,10 @@ def _history_gradient(
         torch.bmm(weights.index_select(0, graphs.index[rows]).transpose(1, 2), filters[rows])
         for rows in stack.slices()
     )
-    return _scatter_gradient(stack, blocks, needed)
+    return scatter_gradient(stack, blocks, needed)
 
 
-def _scatter_gradient(
+def scatter_gradient(
     stack: LayerStack, blocks: Iterable[Tensor], needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Hand the gradients of standardised blocks ``[rows, L, D]`` back to the tensors."""
@@ -201,7 +206,7 @@ class _LayerSums(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _, _, *needed = ctx.needs_input_grad
         blocks = (grad.index_select(0, ctx.graphs.index[rows]) for rows in ctx.stack.slices())
-        return None, None, *_scatter_gradient(ctx.stack, blocks, tuple(needed))
+        return None, None, *scatter_gradient(ctx.stack, blocks, tuple(needed))
 
 
 class _LayerProject(Function):
@@ -227,4 +232,4 @@ class _LayerProject(Function):
             grad_weight.addmm_(grad[rows].t(), stack.block(rows).flatten(1))
         shape = (stack.num_layers, stack.width)
         blocks = ((grad[rows] @ weight).unflatten(1, shape) for rows in stack.slices())
-        return grad_weight, None, *_scatter_gradient(stack, blocks, tuple(needed))
+        return grad_weight, None, *scatter_gradient(stack, blocks, tuple(needed))

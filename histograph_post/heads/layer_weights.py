@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from .history import LayerStack
-from .layer_kernels import layer_combine, layer_scores
+from .layer_kernels import layer_scores
+from .mapped_kernels import mapped_combine, mapped_scores
 from .ragged import Graphs
 
 NORMALIZATIONS = ("bounded", "signed", "softmax", "none")
@@ -78,14 +79,6 @@ def sinusoidal_encoding(num_layers: int, dim: int) -> Tensor:
     angle = position * torch.exp(pair * (-math.log(10000.0) / dim))  # [num_layers, ceil(dim / 2)]
     encoding = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :dim]
     return encoding.to(torch.get_default_dtype())
-
-
-def map_heads(rows: Tensor, maps: Tensor) -> Tensor:
-    """Apply a linear map per head: ``[num_rows, heads, d]``, ``[heads, d, e]`` to ``[..., e]``."""
-    if len(maps) == 1:
-        # A batch of one matrix is several times slower where the sum runs over many rows.
-        return (rows.squeeze(1) @ maps.squeeze(0)).unsqueeze(1)
-    return torch.bmm(rows.transpose(0, 1), maps).transpose(0, 1)
 
 
 class LayerWeights(nn.Module):
@@ -175,8 +168,8 @@ class LayerWeights(nn.Module):
         constant = weights.new_zeros(graphs.num_graphs, self.heads, self.dim // self.heads)
         for stack, layers, weight, offset in self._by_group(stacks):
             group_weights = weights[..., layers]  # [num_graphs, heads, L_group]
-            combined = layer_combine(stack, group_weights, graphs)  # [num_nodes, heads, D_group]
-            embedded = embedded + map_heads(combined, self._split(weight, 0).transpose(1, 2))
+            maps = self._split(weight, 0).transpose(1, 2)  # [heads, D_group, dim / heads]
+            embedded = embedded + mapped_combine(stack, group_weights, maps, graphs)
             offset = self._split(offset, 1)  # [L_group, heads, dim / heads]
             constant = constant + torch.einsum("ghl,lhe->ghe", group_weights, offset)
         return (embedded + graphs.spread(constant)).flatten(1), weights
@@ -209,10 +202,10 @@ class LayerWeights(nn.Module):
             if self.heads == 1:  # no query per node: the two maps are one
                 (only,) = key_map
                 filters = torch.addmm(query_bias @ only, last, query_map @ only).unsqueeze(1)
+                sums = layer_scores(stack, filters, graphs)  # [num_graphs, 1, L_group]
             else:
                 query = torch.addmm(query_bias, last, query_map)  # [num_nodes, dim]
-                filters = map_heads(self._split(query, 1), key_map)  # [num_nodes, heads, D_group]
-            sums = layer_scores(stack, filters, graphs)  # [num_graphs, heads, L_group]
+                sums = mapped_scores(stack, self._split(query, 1), key_map, graphs)
             keys = self._split(offset @ self.key, 1)  # [L_group, heads, dim / heads]
             fixed = torch.einsum("ghe,lhe->ghl", mean_query, keys)
             parts.append(sums / graphs.divisor.view(-1, 1, 1) + fixed)
