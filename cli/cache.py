@@ -111,6 +111,8 @@ def cache(
             dataset = source.dataset
             for note in (*dataset.notes, *plan.capture.notes):
                 terminal.say(f"note: {note}")
+        if job.note is not None:
+            terminal.say(f"note: {job.note}")
         if dry_run:
             results.append(_estimate(terminal, plan))
             continue

@@ -19,6 +19,8 @@ class CacheJob:
     spec: PretrainedSpec
     split: str | None
     out: Path
+    #: What the user should know of the checkpoint.
+    note: str | None = None
 
 
 def find_jobs(
@@ -68,6 +70,10 @@ def find_jobs(
             ),
             split or str(fold.split),
             out / f"{fold.folder.name}.cache" if several else out,
+            None
+            if fold.head is None
+            else f"{fold.folder.name} was trained with the readout {fold.head!r}, its own readout "
+            "was not: the score of that says little",
         )
         for fold in found
     ]

@@ -156,5 +156,6 @@ def write_folds(
             scores=best.scores,
             num_parameters=best.num_parameters,
             weights_sha256=best.backbone["weights_sha256"],
+            head=best.spec.head,
         )
         save_fold(place, trained, spec, replace(splits, folds=(splits.folds[number],)), best.log)

@@ -41,6 +41,8 @@ class TrainedFold:
     scores: Mapping[str, Mapping[str, float]]
     num_parameters: int
     weights_sha256: str
+    #: The readout it was trained with, if that was not the model's own.
+    head: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what is the same on every run with the same seed on the same machine."""
@@ -55,6 +57,8 @@ class FoldCheckpoint:
     spec: PretrainedSpec
     #: The splits file of that fold.
     split: Path
+    #: The readout it was trained with, if that was not the model's own.
+    head: str | None = None
 
 
 def fold_name(fold: int) -> str:
@@ -163,7 +167,7 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
             data_args=parse_args(config["data_args"]),
             data_root=Path(config["data_root"]) if "data_root" in config else None,
         )
-        return FoldCheckpoint(folder, spec, folder / config["split"])
+        return FoldCheckpoint(folder, spec, folder / config["split"], load_fold(folder).head)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
     except KeyError as error:
