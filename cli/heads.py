@@ -158,9 +158,14 @@ def show_results(
     if ranked:
         sign = 1 if results["higher_is_better"] else -1
         readouts.sort(key=lambda item: -sign * item[1]["test"]["mean"] if item[1]["test"] else inf)
+    # A model without a readout of its own is compared with the last layer retrained.
+    others = [row.get("versus_baseline") for _, row in readouts]
+    baseline = next((other["baseline"] for other in others if other is not None), None)
+    has_own = any(row["versus_own"] is not None for _, row in readouts)
+    versus, against = ("versus_own", "own") if has_own else ("versus_baseline", baseline)
     rows = []
     for place, (name, row) in enumerate(readouts, start=1):
-        test, difference = row["test"], row["versus_own"]
+        test, difference = row["test"], row.get(versus)
         rows.append(
             [
                 *([place] if ranked else []),
@@ -171,16 +176,16 @@ def show_results(
                 *([f"{seconds[name]:.3f}" if name in seconds else "-"] if seconds else []),
             ]
         )
-    columns = ["readout", "mean ± deviation", "gain over own", "parameters"]
+    columns = ["readout", "mean ± deviation", f"gain over {against or 'own'}", "parameters"]
     columns += ["s/epoch"] if seconds else []
     terminal.table(
         f"Test {results['metric']} over {_count(results)}",
         ["rank", *columns] if ranked else columns,
         rows,
     )
-    versus = results["versus_baseline"]
-    if versus is not None:
-        terminal.say(f"{results['head']} against {versus['baseline']}, retrained: {gain(versus)}")
+    chosen = results["versus_baseline"]
+    if chosen is not None:
+        terminal.say(f"{results['head']} against {chosen['baseline']}, retrained: {gain(chosen)}")
 
 
 def gain(versus: Any) -> str:

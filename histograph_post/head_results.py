@@ -25,6 +25,9 @@ from .tasks import Task
 #: The checkpoint's own readout, in tables and results.
 OWN = "own readout"
 
+#: The readouts to beat, for graphs and for nodes and links: the last layer, retrained.
+BASELINES = ("mean", "mlp")
+
 
 @dataclass(frozen=True)
 class LabelRows:
@@ -51,7 +54,9 @@ def results(
     rows: dict[str, Any] = {}
     if own:
         rows[OWN] = {"test": _summary(own), "versus_own": None, "num_parameters": None}
-    for name in dict.fromkeys(fit.spec.name for fit in fits):
+    names = list(dict.fromkeys(fit.spec.name for fit in fits))
+    baseline = next((name for name in BASELINES if name in names), None)
+    for name in names:
         members = named(fits, name)
         test = scores_of(members, "test", metric)
         difference = None if name == OWN else paired_difference(test, own)
@@ -59,9 +64,9 @@ def results(
             "test": _summary(test),
             "valid": _summary(scores_of(members, "valid", metric)),
             "versus_own": None if difference is None else difference.to_json(),
+            "versus_baseline": versus(fits, name, baseline, metric),
             "num_parameters": members[0].num_parameters,
         }
-    baseline = next((name for name in ("mean", "mlp") if name in rows and name != chosen), None)
     return {
         "task": task.to_json(),
         "metric": metric,
@@ -77,7 +82,7 @@ def versus(
     fits: Sequence[Fit], name: str, baseline: str | None, metric: str
 ) -> dict[str, Any] | None:
     """Return how much better the fits called ``name`` are than those called ``baseline``."""
-    if baseline is None:
+    if baseline is None or baseline == name:
         return None
     scores = [scores_of(named(fits, which), "test", metric) for which in (name, baseline)]
     found = paired_difference(*scores)

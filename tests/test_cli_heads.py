@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch_geometric.nn import GCNConv
 from typer.testing import CliRunner
 
 from histograph_cli.main import app
@@ -41,3 +43,34 @@ def test_compare_ranks_the_readouts_by_their_test_score(demo_cache: Path, tmp_pa
     # The checkpoint's own readout costs no epochs; every other tells what one takes.
     assert all((row[-1] == "-") == (row[1] == "own readout") for row in rows)
     assert f"next: histograph report {out}" in found.stdout.replace("\n", "")
+
+
+def test_without_an_own_readout_the_table_compares_with_the_last_layer(tmp_path: Path) -> None:
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = GCNConv(4, 8), GCNConv(8, 8)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x, edge_index).relu(), edge_index).relu()
+
+    torch.manual_seed(0)
+    dataset = load_data("demo:", args={"num_graphs": 60})
+    assert cache(Encoder(), dataset, tmp_path / "a.cache") is not None
+    arguments = ["--epochs", "2", "--seeds", "0-2", "--dim", "8"]
+    found = CliRunner().invoke(
+        app, ["train-head", str(tmp_path / "a.cache"), "-o", str(tmp_path / "run"), *arguments]
+    )
+    assert found.exit_code == 0, found.output
+    assert "gain over mean" in found.stdout
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    scores = {
+        name: np.array(
+            [fit["scores"]["test"]["accuracy"] for fit in results["fits"] if fit["head"] == name]
+        )
+        for name in ("mean", "histograph")
+    }
+    gained = (scores["histograph"] - scores["mean"]).mean()
+    assert results["readouts"]["histograph"]["versus_baseline"]["mean"] == pytest.approx(gained)
+    line = next(line for line in found.stdout.splitlines() if "│ histograph" in line)
+    assert f"{gained:+.4f} [" in line
