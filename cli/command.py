@@ -87,6 +87,11 @@ def register(app: typer.Typer, function: Callable[..., None], *, trains: bool = 
     app.command(name=function.__name__.replace("_", "-"))(run)
 
 
+def shared_options() -> set[str]:
+    """Return the names of the options that every command has."""
+    return {parameter.name for parameter in _shared_parameters(trains=False)}
+
+
 @contextlib.contextmanager
 def _failures_in_one_line(*, debug: bool) -> Iterator[None]:
     """Turn what is known to go wrong into one line and an exit code."""

@@ -9,7 +9,7 @@ import runpy
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,6 +49,7 @@ def bash(tmp_path: Path) -> Bash:
 
     A process for each command would spend most of the time on loading torch. Called as
     ``bash(words, cwd=folder, **variables)``; returns what the script printed and its exit code.
+    ``added`` has words to add to the commands of some names.
     """
     stand_ins = tmp_path / ".stand-ins"
     stand_ins.mkdir()
@@ -58,7 +59,12 @@ def bash(tmp_path: Path) -> Bash:
     for name in ("requests", "replies"):
         os.mkfifo(stand_ins / name)
 
-    def run(*words: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: str | Path,
+        cwd: Path,
+        added: Mapping[str, Sequence[str]] | None = None,
+        **variables: str,
+    ) -> subprocess.CompletedProcess[str]:
         environment = {
             **os.environ,
             **variables,
@@ -79,7 +85,7 @@ def bash(tmp_path: Path) -> Bash:
                 stderr=err,
             )
             while not (request := requests.readline().strip()).startswith("exit "):
-                _answer(Path(request), stand_ins / "replies")
+                _answer(Path(request), stand_ins / "replies", added or {})
             script.wait()
             out.seek(0)
             err.seek(0)
@@ -90,9 +96,10 @@ def bash(tmp_path: Path) -> Bash:
     return run
 
 
-def _answer(request: Path, replies: Path) -> None:
+def _answer(request: Path, replies: Path, added: Mapping[str, Sequence[str]]) -> None:
     """Do what a stand-in was asked for."""
     name, folder, *words = request.read_text().split("\0")[:-1]
+    words += added.get(words[0], ())
     with contextlib.chdir(folder):
         code, out, err = {"histograph": _histograph, "python": _python}[name](words)
     request.with_name(f"{request.name}.out").write_text(out)

@@ -1,0 +1,85 @@
+"""The reference of all commands as Markdown.
+
+    python -m histograph_cli.reference > docs/commands.md
+
+It is read off the commands themselves, so it cannot say anything else than they do.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import typer
+
+from .command import shared_options
+from .main import app
+
+_INTRODUCTION = """\
+# The commands
+
+Made from the commands themselves; `histograph COMMAND --help` says the same.
+"""
+
+
+def reference() -> str:
+    """Return the page: every command with its arguments and options."""
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    shared = shared_options()
+    parts = [_INTRODUCTION, _shared(next(iter(commands.values())), shared)]
+    parts += [_command(name, command, shared) for name, command in commands.items()]
+    return "\n".join(parts)
+
+
+def _shared(command: Any, shared: set[str]) -> str:
+    rows = [_row(parameter) for parameter in command.params if parameter.name in shared]
+    return f"## Every command\n\n{_table(rows)}"
+
+
+def _command(name: str, command: Any, shared: set[str]) -> str:
+    own = [parameter for parameter in command.params if parameter.name not in shared]
+    words = [
+        parameter.metavar if parameter.required else f"[{parameter.metavar}]"
+        for parameter in own
+        if parameter.param_type_name == "argument"
+    ]
+    usage = " ".join(["histograph", name, *words, "[OPTIONS]"])
+    text = "\n".join(line.strip() for line in command.help.splitlines())
+    return f"## `histograph {name}`\n\n{text}\n\n    {usage}\n\n{_table(map(_row, own))}"
+
+
+def _table(rows: Any) -> str:
+    lines = [f"| {left} | {right} |" for left, right in rows]
+    return "\n".join(["| option | |", "|---|---|", *lines, ""])
+
+
+def _row(parameter: Any) -> tuple[str, str]:
+    if parameter.param_type_name == "argument":
+        names = [parameter.metavar]
+    else:
+        value = f" {parameter.metavar}" if parameter.metavar else ""
+        names = [f"{name}{value}" for name in (*parameter.opts, *parameter.secondary_opts)]
+    help_text = parameter.help + _default(parameter)
+    return ", ".join(f"`{_escaped(name)}`" for name in names), _escaped(help_text)
+
+
+def _default(parameter: Any) -> str:
+    default = parameter.default
+    if parameter.required:
+        return " *Required.*"
+    if default is None or default is False or default == []:
+        return ""
+    if default is True:
+        return " On unless told otherwise."
+    if isinstance(default, Enum):
+        choices = ", ".join(f"`{choice.value}`" for choice in type(default))
+        return f" One of {choices}; default `{default.value}`."
+    return f" Default: `{default}`."
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
