@@ -167,9 +167,10 @@ def test_a_lightning_checkpoint(bash, shared_data, tmp_path):
 
 def test_jobs_of_a_slurm_array_write_the_cache_that_one_job_would(bash, tmp_path):
     torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 32, "num_layers": 2}, in_dim=4, out_dim=1)
+    model = build_model("gin", {"hidden": 64, "num_layers": 2}, in_dim=4, out_dim=1)
     torch.save(model.state_dict(), tmp_path / "model.pt")
-    told = {"MODEL": "gin", "CHECKPOINT": "model.pt", "DATA": "demo:", "EXTRA": "--shard-mb 1"}
+    told = {"MODEL": "gin", "CHECKPOINT": "model.pt", "DATA": "demo:"}
+    told["EXTRA"] = "--data-args num_graphs=150 --shard-mb 1"
     for number, count, out in ((2, 3, "array"), (0, 3, "array"), (1, 3, "array"), (0, 1, "one")):
         job = {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_ARRAY_TASK_COUNT": str(count)}
         script = EXAMPLES / "slurm_array.sh"
@@ -181,7 +182,7 @@ def test_jobs_of_a_slurm_array_write_the_cache_that_one_job_would(bash, tmp_path
 
 
 def test_the_head_as_a_drop_in_readout(bash, tmp_path):
-    words = ("-c", f"python {EXAMPLES / 'drop_in_readout.py'} --epochs 8")
+    words = ("-c", f"python {EXAMPLES / 'drop_in_readout.py'} --epochs 6")
     lines = succeeded(bash(*words, cwd=tmp_path)).splitlines()
     found = dict(line.split(": test accuracy ") for line in lines)
     assert set(found) == {"mean pool", "histograph"}
