@@ -5,6 +5,7 @@ Nothing here imports torch; each command imports the library when it runs.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -68,4 +69,7 @@ register(app, demo.demo)
 
 def main() -> None:
     """Run the command line."""
+    # Threads of OpenMP wait by spinning. On a machine with other things to do each then waits for
+    # one that is not running: small batches take ten times as long. Read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     app()
