@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -70,15 +71,14 @@ def test_a_cache_that_does_not_fit_gives_the_same_results(tmp_path: Path) -> Non
 
 
 def test_working_ahead_keeps_the_order_and_hands_errors_on() -> None:
-    def items():  # type: ignore[no-untyped-def]
+    def items() -> Iterator[int]:
         yield from range(3)
         raise ValueError("the file is gone")
 
-    found = []
+    ahead = working_ahead(items())
+    assert [next(ahead) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="the file is gone"):
-        for item in working_ahead(items()):
-            found.append(item)
-    assert found == [0, 1, 2]
+        next(ahead)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
