@@ -10,7 +10,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -26,6 +26,13 @@ from .terminal import Terminal
 
 #: The heading of the shared options in a command's help.
 _PANEL = "Common options"
+
+
+class OptionGroup:
+    """Options that several commands share: the fields of a dataclass, each annotated for typer.
+
+    A command that has a parameter of such a type has its fields as options, in its place.
+    """
 
 
 def register(app: typer.Typer, function: Callable[..., None], *, trains: bool = False) -> None:
@@ -68,15 +75,18 @@ def register(app: typer.Typer, function: Callable[..., None], *, trains: bool = 
                 terminal.detail(f"  {name.replace('_', '-')} = {value}")
             # What a user's model or data file prints must not mix with the result.
             with contextlib.redirect_stdout(sys.stderr):
-                function(terminal, **own)
+                function(terminal, **_grouped(own, groups))
             terminal.detail(f"took {duration(time.monotonic() - started)}")
 
     hints = get_type_hints(function, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[name])
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name != "terminal"
-    ]
+    groups: dict[str, type[OptionGroup]] = {}
+    own: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if isinstance(hints[name], type) and issubclass(hints[name], OptionGroup):
+            groups[name] = hints[name]
+            own += _own_parameters(hints[name])
+        elif name != "terminal":
+            own.append(parameter.replace(annotation=hints[name]))
     parameters = [
         inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
         *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
@@ -85,6 +95,23 @@ def register(app: typer.Typer, function: Callable[..., None], *, trains: bool = 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(name=function.__name__.replace("_", "-"))(run)
+
+
+def _own_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a group's constructor, their annotations resolved."""
+    hints = get_type_hints(function, include_extras=True)
+    found = inspect.signature(function).parameters
+    return [parameter.replace(annotation=hints[name]) for name, parameter in found.items()]
+
+
+def _grouped(values: Mapping[str, Any], groups: Mapping[str, type[OptionGroup]]) -> dict[str, Any]:
+    """Return the arguments of a command's function: each group's values as one object."""
+    members = {name: inspect.signature(kind).parameters for name, kind in groups.items()}
+    taken = {member for names in members.values() for member in names}
+    return {name: value for name, value in values.items() if name not in taken} | {
+        name: kind(**{member: values[member] for member in members[name]})
+        for name, kind in groups.items()
+    }
 
 
 def shared_options() -> set[str]:

@@ -10,6 +10,7 @@ from . import heads as opt_heads
 from . import options as opt
 from .heads import parse_seeds, parse_size, run_and_show, split_spec
 from .terminal import Terminal
+from .training_flags import TrainingFlags
 
 
 def compare(
@@ -26,15 +27,9 @@ def compare(
     splits: opt_heads.SplitsOption = None,
     split_seed: opt.SplitSeedOption = 0,
     seeds: opt_heads.SeedsOption = "0",
-    epochs: opt_heads.EpochsOption = 100,
     lr: opt_heads.LrOption = None,
-    batch_size: opt_heads.BatchSizeOption = 64,
-    weight_decay: opt_heads.DecayOption = 1e-4,
-    schedule: opt_heads.ScheduleOption = "cosine",
-    warmup: opt_heads.WarmupOption = 2.0,
-    clip: opt_heads.ClipOption = 1.0,
-    patience: opt_heads.PatienceOption = 30,
-    balance: opt_heads.BalanceOption = False,
+    *,
+    training: TrainingFlags,
     standardize: opt_heads.StandardizeOption = True,
     memory_limit: opt_heads.MemoryOption = None,
     device: opt.DeviceOption = "auto",
@@ -44,7 +39,7 @@ def compare(
     from histograph_post.folds import open_caches
     from histograph_post.head_training import HeadSpec, plan_experiment
     from histograph_post.heads.registry import head_names
-    from histograph_post.training import TrainingOptions, suggested_lr
+    from histograph_post.training import suggested_lr
 
     first = open_caches(cache)[0]
     level = first.manifest.layout.level
@@ -52,17 +47,7 @@ def compare(
     experiment = plan_experiment(
         cache,
         [HeadSpec(name, {"dim": dim}) for name in names],
-        training=TrainingOptions(
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=suggested_lr(len(first)) if lr is None else lr,
-            weight_decay=weight_decay,
-            schedule=schedule,
-            warmup=warmup,
-            clip=clip,
-            patience=patience,
-            balance=balance,
-        ),
+        training=training.options(suggested_lr(len(first)) if lr is None else lr),
         seeds=parse_seeds(seeds),
         split=split_spec(splits, folds),
         split_seed=split_seed,

@@ -11,6 +11,7 @@ from . import heads as opt_heads
 from . import options as opt
 from .heads import parse_seeds, run_and_show, split_spec
 from .terminal import Terminal
+from .training_flags import TrainingFlags
 
 
 def finetune(
@@ -69,14 +70,8 @@ def finetune(
     seeds: Annotated[
         str | None, typer.Option("--seeds", help="Such as 0-4; 0, or those of the run.")
     ] = None,
-    epochs: opt_heads.EpochsOption = 100,
-    batch_size: opt_heads.BatchSizeOption = 64,
-    weight_decay: opt_heads.DecayOption = 1e-4,
-    schedule: opt_heads.ScheduleOption = "cosine",
-    warmup: opt_heads.WarmupOption = 2.0,
-    clip: opt_heads.ClipOption = 1.0,
-    patience: opt_heads.PatienceOption = 30,
-    balance: opt_heads.BalanceOption = False,
+    *,
+    training: TrainingFlags,
     standardize: opt_heads.StandardizeOption = True,
     warm_start: opt_heads.WarmStartOption = False,
     cache: Annotated[
@@ -101,7 +96,6 @@ def finetune(
     from histograph_post.backbone import parse_args
     from histograph_post.finetuning import plan_finetuning
     from histograph_post.head_training import HeadSpec
-    from histograph_post.training import TrainingOptions
     from histograph_post.unfreezing import BackboneOptions
 
     sizes = {name: value for name, value in (("dim", dim), ("heads", heads)) if value is not None}
@@ -118,17 +112,7 @@ def finetune(
             checkpoint_layers=checkpoint_layers,
             autocast=amp,
         ),
-        training=TrainingOptions(
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=head_lr,
-            weight_decay=weight_decay,
-            schedule=schedule,
-            warmup=warmup,
-            clip=clip,
-            patience=patience,
-            balance=balance,
-        ),
+        training=training.options(head_lr),
         seeds=None if seeds is None else parse_seeds(seeds),
         split=split_spec(splits, folds),
         split_seed=split_seed,

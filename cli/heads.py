@@ -33,21 +33,9 @@ TaskOption = Annotated[
     str, typer.Option("--task", help="auto, binary, multiclass, multilabel or regression.")
 ]
 MetricOption = Annotated[str | None, typer.Option("--metric", help="The metric to track.")]
-EpochsOption = Annotated[int, typer.Option("--epochs", min=1, help="Epochs at most.")]
 LrOption = Annotated[
     float | None,
     typer.Option("--lr", help="Highest learning rate; 1e-3, or 1e-2 on a single graph."),
-]
-BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, help="Graphs per batch.")]
-DecayOption = Annotated[float, typer.Option("--weight-decay", min=0, help="Of AdamW.")]
-ScheduleOption = Annotated[str, typer.Option("--schedule", help="cosine, plateau or none.")]
-WarmupOption = Annotated[float, typer.Option("--warmup", min=0, help="Epochs of rising rate.")]
-ClipOption = Annotated[float, typer.Option("--clip", min=0, help="Largest gradient norm; 0: any.")]
-PatienceOption = Annotated[
-    int, typer.Option("--patience", min=0, help="Epochs without a better score before stopping.")
-]
-BalanceOption = Annotated[
-    bool, typer.Option("--balance", help="Weigh classes by how rare they are.")
 ]
 StandardizeOption = Annotated[
     bool, typer.Option("--standardize/--no-standardize", help="Bring layers to one scale.")

@@ -12,6 +12,7 @@ from . import options as opt
 from .heads import parse_seeds, run_and_show
 from .terminal import Terminal
 from .terminal import metric as shown
+from .training_flags import TrainingFlags
 
 if TYPE_CHECKING:
     from histograph_post.pretraining import FoldProgress
@@ -59,15 +60,9 @@ def pretrain(
     amp: opt_heads.AmpOption = False,
     metric: opt_heads.MetricOption = None,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, batches and dropout.")] = 0,
-    epochs: opt_heads.EpochsOption = 100,
     lr: Annotated[float, typer.Option("--lr", help="Highest learning rate.")] = 1e-3,
-    batch_size: opt_heads.BatchSizeOption = 64,
-    weight_decay: opt_heads.DecayOption = 1e-4,
-    schedule: opt_heads.ScheduleOption = "cosine",
-    warmup: opt_heads.WarmupOption = 2.0,
-    clip: opt_heads.ClipOption = 1.0,
-    patience: opt_heads.PatienceOption = 30,
-    balance: opt_heads.BalanceOption = False,
+    *,
+    training: TrainingFlags,
     device: opt.DeviceOption = "auto",
     overwrite: opt.OverwriteOption = False,
 ) -> None:
@@ -76,7 +71,6 @@ def pretrain(
     With its own readout, or end to end with a head. `histograph cache DIR` takes it from there.
     """
     from histograph_post.backbone import parse_args
-    from histograph_post.training import TrainingOptions
 
     if split is not None and folds is not None:
         raise typer.BadParameter("give --folds or --split, not both")
@@ -87,17 +81,7 @@ def pretrain(
         "split": split if folds is None else f"kfold:{folds}",
         "split_seed": split_seed,
         "metric": metric,
-        "training": TrainingOptions(
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            weight_decay=weight_decay,
-            schedule=schedule,
-            warmup=warmup,
-            clip=clip,
-            patience=patience,
-            balance=balance,
-        ),
+        "training": training.options(lr),
     }
     if head is None:
         for name, given in (

@@ -10,6 +10,7 @@ from . import heads as opt_heads
 from . import options as opt
 from .heads import parse_seeds, parse_size, run_and_show, split_spec
 from .terminal import Terminal
+from .training_flags import TrainingFlags
 
 
 def train_head(
@@ -30,15 +31,9 @@ def train_head(
     splits: opt_heads.SplitsOption = None,
     split_seed: opt.SplitSeedOption = 0,
     seeds: opt_heads.SeedsOption = "0",
-    epochs: opt_heads.EpochsOption = 100,
     lr: opt_heads.LrOption = None,
-    batch_size: opt_heads.BatchSizeOption = 64,
-    weight_decay: opt_heads.DecayOption = 1e-4,
-    schedule: opt_heads.ScheduleOption = "cosine",
-    warmup: opt_heads.WarmupOption = 2.0,
-    clip: opt_heads.ClipOption = 1.0,
-    patience: opt_heads.PatienceOption = 30,
-    balance: opt_heads.BalanceOption = False,
+    *,
+    training: TrainingFlags,
     standardize: opt_heads.StandardizeOption = True,
     warm_start: opt_heads.WarmStartOption = False,
     memory_limit: opt_heads.MemoryOption = None,
@@ -52,7 +47,7 @@ def train_head(
     from histograph_post.backbone import parse_args
     from histograph_post.folds import open_caches
     from histograph_post.head_training import HeadSpec, plan_experiment, with_baseline
-    from histograph_post.training import TrainingOptions, suggested_lr
+    from histograph_post.training import suggested_lr
 
     options = {"dim": dim, **parse_args(head_args)}
     if heads is not None:
@@ -62,17 +57,7 @@ def train_head(
     experiment = plan_experiment(
         cache,
         with_baseline(HeadSpec(head, options), level),
-        training=TrainingOptions(
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=suggested_lr(len(first)) if lr is None else lr,
-            weight_decay=weight_decay,
-            schedule=schedule,
-            warmup=warmup,
-            clip=clip,
-            patience=patience,
-            balance=balance,
-        ),
+        training=training.options(suggested_lr(len(first)) if lr is None else lr),
         seeds=parse_seeds(seeds),
         split=split_spec(splits, folds),
         split_seed=split_seed,
