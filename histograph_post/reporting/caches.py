@@ -19,13 +19,17 @@ def find_caches(record: RunRecord, given: Path | None) -> tuple[list[Cache], str
     """
     if given is not None:
         caches = open_caches(given)
+        if record.saved.backbone.in_run:
+            # A run that trained its backbone makes a cache per fold; its head reads one of them.
+            own = record.saved.backbone.weights_sha256
+            caches = [cache for cache in caches if cache.weights_sha256 == own] or caches
         _check(record, caches)
         return caches, ""
     backbone = record.saved.backbone
     if backbone.in_run:
         return [], (
-            f"{record.folder} trained its backbone, whose activations no cache holds; cache "
-            f"{backbone.checkpoint} with `histograph cache` and name that with --cache PATH"
+            f"{record.folder} trained its backbone, whose activations no cache holds yet; make one "
+            f"with `histograph cache {record.folder} -o CACHES` and give --cache CACHES"
         )
     place = backbone.cache
     try:

@@ -113,6 +113,11 @@ def test_run_is_cached_again_with_a_cache_per_fold(
         ]  # fmt: skip
         top = max(fit["scores"]["valid"]["accuracy"] for fit in fits)
         assert best["scores"]["valid"]["accuracy"] == top
+    # Of these caches the report finds the one that the run's head reads.
+    page = tmp_path / "report.html"
+    reported = histograph("report", tuned, "-o", page, "--cache", tmp_path / "caches", "-q")
+    assert reported.exit_code == 0, reported.output
+    assert "Layer weights by class" in page.read_text(encoding="utf-8")
     # Per-fold caches are fine-tuned as they are: every fold with its own backbone and split.
     again = histograph(
         "finetune", tmp_path / "caches", "-o", tmp_path / "again", *COMMAND, "--dim", 8
