@@ -29,10 +29,10 @@ class Readout(nn.Module):
     """A readout over the history of a graph neural network.
 
     A subclass says what a node is (:meth:`node_rows`) or, for graph tasks only, what a graph is
-    (:meth:`pool_graphs`), and calls :meth:`finish` with the width of that. This class adds the
-    rest: at level ``graph`` one output per graph, at level ``node`` one per node, and at level
-    ``link`` a node embedding of width ``dim`` for :meth:`score`. A graph's output never depends
-    on the other graphs of its batch.
+    (:meth:`pool_graphs`), and makes its modules in :meth:`build`, whose arguments are its own
+    options. This class adds the rest: at level ``graph`` one output per graph, at level ``node``
+    one per node, and at level ``link`` a node embedding of width ``dim`` for :meth:`score`. A
+    graph's output never depends on the other graphs of its batch.
 
     Args:
         in_dims: Width of each layer of the history.
@@ -40,14 +40,16 @@ class Readout(nn.Module):
         dim: Width of everything the readout learns.
         level: What is predicted: ``graph``, ``node`` or ``link``.
         dropout: Dropout inside the classifier.
-        history_layers: Layers used, counted from the last; ``None`` uses all but a raw input, see
-            :func:`~histograph_post.heads.history.kept_dims`.
+        options: The readout's own, the arguments of its :meth:`build`.
     """
 
     #: The levels this readout makes sense on.
     levels: ClassVar[tuple[str, ...]] = ("graph",)
     #: Whether :meth:`forward` needs the edges of the graphs.
     needs_edge_index: ClassVar[bool] = False
+
+    #: What the constructor takes, the options of :meth:`build` included.
+    __signature__: ClassVar[inspect.Signature]
 
     #: What the last forward pass adds to the training loss, for readouts that have such a term.
     aux_loss: Tensor | None
@@ -60,25 +62,44 @@ class Readout(nn.Module):
         dim: int = 64,
         level: str = "graph",
         dropout: float = 0.0,
-        history_layers: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.in_dims = tuple(in_dims)
-        self.history_layers = history_layers
         self.out_dim = out_dim
         self.dim = dim
         self.level = level
         self.dropout = dropout
         self.aux_loss = None
         self.require("in_dims", min(self.in_dims, default=0) >= 1, "one width per layer")
-        kept = history_layers is None or 1 <= history_layers <= len(self.in_dims)
-        self.require("history_layers", kept, f"1 to {len(self.in_dims)}")
-        self.kept_dims = kept_dims(self.in_dims, history_layers)
+        #: Widths of the layers that are used.
+        self.kept_dims = kept_dims(self.in_dims, None)
         self.require("out_dim", out_dim >= 1, "at least 1")
         self.require("dim", dim >= 1, "at least 1")
         self.require("level", level in self.levels, f"one of {', '.join(self.levels)}")
         self.require("out_dim", level != "link" or out_dim == 1, "1 at link level")
         self.require("dropout", 0 <= dropout < 1, "a probability below 1")
+        self.build(**options)
+
+    def __init_subclass__(cls) -> None:
+        # Tools and help texts see every option by name, from the one place that defines it.
+        shared = list(inspect.signature(Readout.__init__).parameters.values())[1:-1]
+        own = list(inspect.signature(cls.build).parameters.values())[1:]
+        cls.__signature__ = inspect.Signature([*shared, *own])
+
+    def build(self) -> None:
+        """Make the modules and end with :meth:`finish`; keep the options as attributes."""
+        raise NotImplementedError
+
+    def keep_layers(self, history_layers: int | None) -> None:
+        """Use only the last so many layers; ``None`` uses all but a raw input.
+
+        See :func:`~histograph_post.heads.history.kept_dims`.
+        """
+        self.history_layers = history_layers
+        kept = history_layers is None or 1 <= history_layers <= len(self.in_dims)
+        self.require("history_layers", kept, f"1 to {len(self.in_dims)}")
+        self.kept_dims = kept_dims(self.in_dims, history_layers)
 
     def require(self, option: str, holds: bool, expected: str) -> None:
         """Refuse the value of an option unless it ``holds``."""
@@ -157,7 +178,7 @@ class Readout(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments as plain values, to build this readout again."""
-        names = list(inspect.signature(type(self).__init__).parameters)[1:]
+        names = inspect.signature(type(self)).parameters
         values = {name: getattr(self, name) for name in names}
         return {**values, "in_dims": list(self.in_dims)}
 

@@ -7,8 +7,6 @@ do not depend on how graphs were padded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import DenseGraphConv, dense_diff_pool, dense_mincut_pool
@@ -32,23 +30,14 @@ class ClusterPool(Readout):
 
     needs_edge_index = True
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        clusters: int = 16,
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+    def build(self, *, clusters: int = 16) -> None:
+        """Make the modules."""
         self.clusters = clusters
         self.require("clusters", clusters >= 2, "at least 2")
-        self.projection = nn.Linear(self.in_dims[-1], dim)
-        self.embed = DenseGraphConv(dim, dim, aggr="mean")
-        self.embed_clusters = DenseGraphConv(dim, dim, aggr="mean")
-        self.finish(dim)
+        self.projection = nn.Linear(self.in_dims[-1], self.dim)
+        self.embed = DenseGraphConv(self.dim, self.dim, aggr="mean")
+        self.embed_clusters = DenseGraphConv(self.dim, self.dim, aggr="mean")
+        self.finish(self.dim)
 
     def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
         """Return the mean over the embedded clusters, ``[num_graphs, dim]``."""
@@ -84,18 +73,10 @@ class DiffPool(ClusterPool):
     NeurIPS 2018, arXiv:1806.08804).
     """
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        clusters: int = 16,
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout, clusters=clusters)
-        self.assignment = DenseGraphConv(dim, clusters, aggr="mean")
+    def build(self, *, clusters: int = 16) -> None:
+        """Make the modules."""
+        super().build(clusters=clusters)
+        self.assignment = DenseGraphConv(self.dim, clusters, aggr="mean")
 
     def assign(
         self, rows: Tensor, adjacency: Tensor, mask: Tensor
@@ -127,18 +108,10 @@ class MinCutPool(ClusterPool):
     #: Bound of the logits; two clusters then share at least exp(-4 * bound) of every node.
     logit_bound = 10.0
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        clusters: int = 16,
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout, clusters=clusters)
-        self.assignment = nn.Linear(dim, clusters)
+    def build(self, *, clusters: int = 16) -> None:
+        """Make the modules."""
+        super().build(clusters=clusters)
+        self.assignment = nn.Linear(self.dim, clusters)
 
     def assign(
         self, rows: Tensor, adjacency: Tensor, mask: Tensor

@@ -20,17 +20,8 @@ class LastLayer(Readout):
 
     levels = ("graph", "node", "link")
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        reduce: str = "mean",
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+    def build(self, *, reduce: str = "mean") -> None:
+        """Make the modules."""
         self.reduce = reduce
         self.require("reduce", reduce in ("mean", "sum", "max"), "mean, sum or max")
         self.finish(self.in_dims[-1])
@@ -49,16 +40,8 @@ class LinearProbe(Readout):
 
     levels = ("graph", "node", "link")
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+    def build(self) -> None:
+        """Make the modules."""
         self.finish(self.in_dims[-1], linear=True)
 
     def node_rows(self, history: History) -> Tensor:
@@ -71,24 +54,9 @@ class Concat(Readout):
 
     levels = ("graph", "node", "link")
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        history_layers: int | None = None,
-    ) -> None:
-        super().__init__(
-            in_dims,
-            out_dim,
-            dim=dim,
-            level=level,
-            dropout=dropout,
-            history_layers=history_layers,
-        )
+    def build(self, *, history_layers: int | None = None) -> None:
+        """Make the modules."""
+        self.keep_layers(history_layers)
         self.finish(sum(self.kept_dims), linear=True)
 
     def node_rows(self, history: History) -> Tensor:
@@ -101,25 +69,10 @@ class LayerMean(Readout):
 
     levels = ("graph", "node", "link")
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        history_layers: int | None = None,
-    ) -> None:
-        super().__init__(
-            in_dims,
-            out_dim,
-            dim=dim,
-            level=level,
-            dropout=dropout,
-            history_layers=history_layers,
-        )
-        self.align = AlignLayers(self.kept_dims, dim)
+    def build(self, *, history_layers: int | None = None) -> None:
+        """Make the modules."""
+        self.keep_layers(history_layers)
+        self.align = AlignLayers(self.kept_dims, self.dim)
         self.finish(self.align.width)
 
     def node_rows(self, history: History) -> Tensor:
@@ -137,35 +90,19 @@ class JumpingKnowledge(Readout):
 
     levels = ("graph", "node", "link")
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        history_layers: int | None = None,
-        mode: str = "cat",
-    ) -> None:
-        super().__init__(
-            in_dims,
-            out_dim,
-            dim=dim,
-            level=level,
-            dropout=dropout,
-            history_layers=history_layers,
-        )
+    def build(self, *, history_layers: int | None = None, mode: str = "cat") -> None:
+        """Make the modules."""
+        self.keep_layers(history_layers)
         self.mode = mode
         self.require("mode", mode in ("cat", "max", "lstm"), "cat, max or lstm")
         if mode == "cat":
             self.finish(sum(self.kept_dims))
             return
-        self.align = AlignLayers(self.kept_dims, dim, always=mode == "lstm")
+        self.align = AlignLayers(self.kept_dims, self.dim, always=mode == "lstm")
         if mode == "lstm":
             # PyG's LSTM has num_layers * channels / 2 hidden units, 34 million weights for 64
             # layers of width 64. The number only sets that size: 2 makes it `dim` at any depth.
-            self.mixture = JumpingKnowledgeMixture("lstm", channels=dim, num_layers=2)
+            self.mixture = JumpingKnowledgeMixture("lstm", channels=self.dim, num_layers=2)
         self.finish(self.align.width)
 
     def node_rows(self, history: History) -> Tensor:

@@ -5,8 +5,6 @@ As in their papers they read all layers at once, concatenated node by node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -25,18 +23,8 @@ class SOPool(Readout):
     Neither divides by the number of nodes.
     """
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        mode: str = "bilinear",
-        rank: int = 32,
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+    def build(self, *, mode: str = "bilinear", rank: int = 32) -> None:
+        """Make the modules."""
         self.mode = mode
         self.rank = rank
         self.require("mode", mode in ("bilinear", "attentional"), "bilinear or attentional")
@@ -75,23 +63,14 @@ class DKEPool(Readout):
     #: Newton-Schulz iterations, as in the authors' code.
     iterations = 5
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        robust: bool = False,
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+    def build(self, *, robust: bool = False) -> None:
+        """Make the modules."""
         self.robust = robust
         in_dim = sum(self.kept_dims)
         if robust:
-            self.projection = nn.Linear(in_dim, dim, bias=False)
-        self.map = nn.Linear(dim if robust else in_dim, dim, bias=False)
-        self.finish(dim)
+            self.projection = nn.Linear(in_dim, self.dim, bias=False)
+        self.map = nn.Linear(self.dim if robust else in_dim, self.dim, bias=False)
+        self.finish(self.dim)
 
     def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
         """Return the embedded distributions, ``[num_graphs, dim]``."""

@@ -6,8 +6,6 @@ classifier. Aggregations on padded tensors run on buckets of graphs of similar s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 from torch_geometric.nn import aggr
 
@@ -24,11 +22,9 @@ class SetReadout(Readout):
     #: Built by the subclass: ``(rows, index, dim_size) -> [dim_size, width]``.
     aggregation: nn.Module
 
-    def __init__(
-        self, in_dims: Sequence[int], out_dim: int, *, dim: int, level: str, dropout: float
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
-        self.projection = nn.Linear(self.in_dims[-1], dim)
+    def build(self) -> None:
+        """Make the modules."""
+        self.projection = nn.Linear(self.in_dims[-1], self.dim)
 
     def node_rows(self, history: History) -> Tensor:
         """Return the projected last layer, ``[num_nodes, dim]``."""
@@ -54,19 +50,12 @@ class AttentionReadout(SetReadout):
     form of "Graph Matching Networks" (Li et al., ICML 2019, arXiv:1904.12787).
     """
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
-        gate = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 1))
+    def build(self) -> None:
+        """Make the modules."""
+        super().build()
+        gate = nn.Sequential(nn.Linear(self.dim, self.dim), nn.ReLU(), nn.Linear(self.dim, 1))
         self.aggregation = aggr.AttentionalAggregation(gate)
-        self.finish(dim)
+        self.finish(self.dim)
 
 
 class Set2Set(SetReadout):
@@ -76,21 +65,13 @@ class Set2Set(SetReadout):
     arXiv:1511.06391).
     """
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        steps: int = 3,
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+    def build(self, *, steps: int = 3) -> None:
+        """Make the modules."""
+        super().build()
         self.steps = steps
         self.require("steps", steps >= 1, "at least 1")
-        self.aggregation = aggr.Set2Set(dim, processing_steps=steps)
-        self.finish(2 * dim)
+        self.aggregation = aggr.Set2Set(self.dim, processing_steps=steps)
+        self.finish(2 * self.dim)
 
 
 class SortPool(SetReadout):
@@ -105,21 +86,13 @@ class SortPool(SetReadout):
     #: Channels and width of the convolution over the sorted nodes.
     channels, kernel = 32, 5
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        k: int = 30,
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+    def build(self, *, k: int = 30) -> None:
+        """Make the modules."""
+        super().build()
         self.k = k
         self.require("k", k >= self.kernel, f"at least {self.kernel}")
         self.aggregation = aggr.SortAggregation(k)
-        self.convolution = nn.Conv1d(dim, self.channels, self.kernel)
+        self.convolution = nn.Conv1d(self.dim, self.channels, self.kernel)
         self.finish(self.channels * (k - self.kernel + 1))
 
     def node_rows(self, history: History) -> Tensor:
@@ -142,21 +115,13 @@ class SetTransformer(SetReadout):
 
     padded = True
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        heads: int = 4,
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+    def build(self, *, heads: int = 4) -> None:
+        """Make the modules."""
+        super().build()
         self.heads = heads
-        self.require("heads", heads >= 1 and dim % heads == 0, f"a divisor of dim={dim}")
-        self.aggregation = aggr.SetTransformerAggregation(dim, heads=heads, layer_norm=True)
-        self.finish(dim)
+        self.require("heads", heads >= 1 and self.dim % heads == 0, f"a divisor of dim={self.dim}")
+        self.aggregation = aggr.SetTransformerAggregation(self.dim, heads=heads, layer_norm=True)
+        self.finish(self.dim)
 
 
 class GraphMultisetTransformer(SetReadout):
@@ -168,21 +133,14 @@ class GraphMultisetTransformer(SetReadout):
 
     padded = True
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        heads: int = 4,
-        seeds: int = 10,
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+    def build(self, *, heads: int = 4, seeds: int = 10) -> None:
+        """Make the modules."""
+        super().build()
         self.heads = heads
-        self.require("heads", heads >= 1 and dim % heads == 0, f"a divisor of dim={dim}")
+        self.require("heads", heads >= 1 and self.dim % heads == 0, f"a divisor of dim={self.dim}")
         self.seeds = seeds
         self.require("seeds", seeds >= 1, "at least 1")
-        self.aggregation = aggr.GraphMultisetTransformer(dim, k=seeds, heads=heads, layer_norm=True)
-        self.finish(dim)
+        self.aggregation = aggr.GraphMultisetTransformer(
+            self.dim, k=seeds, heads=heads, layer_norm=True
+        )
+        self.finish(self.dim)

@@ -14,7 +14,6 @@ batch, scores that hardly differ count as tied, and a tie goes to the node or ed
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -45,25 +44,16 @@ class SparsePool(Readout):
 
     needs_edge_index = True
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        coarsenings: int = 2,
-    ) -> None:
-        super().__init__(in_dims, out_dim, dim=dim, level=level, dropout=dropout)
+    def build(self, *, coarsenings: int = 2) -> None:
+        """Make the modules."""
         self.coarsenings = coarsenings
         self.require("coarsenings", coarsenings >= 1, "at least 1")
-        self.projection = nn.Linear(self.in_dims[-1], dim)
+        self.projection = nn.Linear(self.in_dims[-1], self.dim)
         # The mean over neighbours: sums grow without bound in the dense ego networks of IMDB.
         self.convolutions = nn.ModuleList(
-            GraphConv(dim, dim, aggr="mean") for _ in range(coarsenings)
+            GraphConv(self.dim, self.dim, aggr="mean") for _ in range(coarsenings)
         )
-        self.finish(2 * dim)
+        self.finish(2 * self.dim)
 
     def add_operators(self) -> None:
         """Add a coarsening operator per level, once the options it needs are set."""
@@ -98,20 +88,9 @@ class SparsePool(Readout):
 class NodeDroppingPool(SparsePool):
     """Base of the readouts that keep the best-scored share ``ratio`` of the nodes."""
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        coarsenings: int = 2,
-        ratio: float = 0.5,
-    ) -> None:
-        super().__init__(
-            in_dims, out_dim, dim=dim, level=level, dropout=dropout, coarsenings=coarsenings
-        )
+    def build(self, *, coarsenings: int = 2, ratio: float = 0.5) -> None:
+        """Make the modules."""
+        super().build(coarsenings=coarsenings)
         self.ratio = ratio
         self.require("ratio", 0 < ratio < 1, "a share between 0 and 1")
         self.add_operators()
@@ -175,19 +154,9 @@ class EdgePool(SparsePool):
     From "Edge Contraction Pooling for Graph Neural Networks" (Diehl, 2019, arXiv:1905.10990).
     """
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        out_dim: int,
-        *,
-        dim: int = 64,
-        level: str = "graph",
-        dropout: float = 0.0,
-        coarsenings: int = 2,
-    ) -> None:
-        super().__init__(
-            in_dims, out_dim, dim=dim, level=level, dropout=dropout, coarsenings=coarsenings
-        )
+    def build(self, *, coarsenings: int = 2) -> None:
+        """Make the modules."""
+        super().build(coarsenings=coarsenings)
         self.add_operators()
 
     def build_operator(self) -> nn.Module:
