@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from . import (
+    bench,
     cache,
     compare,
     demo,
@@ -64,6 +65,7 @@ register(app, report.report)
 register(app, export.export)
 register(app, inspect.inspect)
 register(app, verify.verify)
+register(app, bench.bench)
 register(app, demo.demo)
 
 

@@ -1,0 +1,1 @@
+"""What `histograph bench` measures: the tool against the literal algorithm and the alternatives."""

@@ -1,0 +1,148 @@
+"""A step of the head, forward and backward, against the literal algorithm and another readout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn.aggr import GraphMultisetTransformer
+
+from histograph_post.heads.histograph import PAPER_FORM, HistoGraphHead
+
+from .literal import literal_forward
+from .measuring import Ratio, race, speedup
+from .workloads import GraphRows, Workloads
+
+#: The floor at each number of layers.
+FLOORS: Mapping[int, float] = {33: 6.0, 65: 9.0, 6: 1.5}
+TRANSFORMER_FLOOR = 2.0
+#: How far results may be apart, relative to the largest of them.
+TOLERANCE = 1e-5
+
+FORMS: Mapping[str, Mapping[str, Any]] = {"default form": {}, "paper's form": PAPER_FORM}
+
+HEAD, LITERAL, PADDED = "head", "literal algorithm", "literal algorithm, padded"
+
+
+def head_steps(work: Workloads, floors: Mapping[int, float] = FLOORS) -> list[Ratio]:
+    """Compare a step on one batch of molecules with the literal algorithm, padded and not."""
+    found = []
+    nodes = work.molecules.num_nodes[: work.sizes.batch_size]
+    for layers, floor in floors.items():
+        rows = GraphRows.random(nodes, layers, work.sizes.width)
+        for form, options in FORMS.items():
+            head = make_head(rows, work.sizes.width, options)
+            forwards = {name: partial(run, head, rows) for name, run in FORWARDS.items()}
+            medians = race(
+                {name: partial(train_step, head, run) for name, run in forwards.items()},
+                rounds=work.sizes.rounds,
+                steps=work.sizes.steps,
+            )
+            expected = results(head, forwards[HEAD])
+            for other in (LITERAL, PADDED):
+                apart = largest_difference(results(head, forwards[other]), expected)
+                found.append(
+                    speedup(
+                        f"head step, L = {layers}, {form}",
+                        medians,
+                        HEAD,
+                        other,
+                        floor,
+                        note=f"{rows}; values and gradients differ by {apart:.0e} at most",
+                        same_results=apart <= TOLERANCE,
+                    )
+                )
+    return found
+
+
+def transformer_steps(work: Workloads, layers: int = 6) -> list[Ratio]:
+    """Compare a step on wide layers with GraphMultisetTransformer on the last one of them."""
+    found = []
+    nodes = work.molecules.num_nodes[: work.sizes.batch_size]
+    width = work.sizes.molecule_width
+    rows = GraphRows.random(nodes, layers, width)
+    clusters = max(1, round(float(nodes.mean()) / 4))
+    other = f"GraphMultisetTransformer, k = {clusters}"
+    torch.manual_seed(0)
+    network = nn.ModuleList(
+        [GraphMultisetTransformer(width, k=clusters, heads=4), nn.Linear(width, 1)]
+    )
+
+    def pool() -> Tensor:
+        last = rows.history[:, -1]  # [num_nodes, D]
+        pooled = network[0](last, index=rows.batch, dim_size=rows.num_graphs)  # [num_graphs, D]
+        outputs: Tensor = network[1](pooled)  # [num_graphs, 1]
+        return outputs
+
+    for form, options in FORMS.items():
+        head = make_head(rows, work.sizes.width, options)
+        medians = race(
+            {
+                HEAD: partial(train_step, head, partial(FORWARDS[HEAD], head, rows)),
+                other: partial(train_step, network, pool),
+            },
+            rounds=work.sizes.rounds,
+            steps=work.sizes.steps,
+        )
+        name = f"head step, D = {width}, L = {layers}, {form}"
+        found.append(speedup(name, medians, HEAD, other, TRANSFORMER_FLOOR, note=str(rows)))
+    return found
+
+
+def _forward(head: HistoGraphHead, rows: GraphRows) -> Tensor:
+    outputs: Tensor = head(
+        rows.history, rows.batch, num_graphs=rows.num_graphs, standardized=True
+    )  # [num_graphs, out_dim]
+    return outputs
+
+
+def _literal(head: HistoGraphHead, rows: GraphRows, *, pad_history: bool) -> Tensor:
+    return literal_forward(head, rows.history, rows.batch, rows.num_graphs, pad_history=pad_history)
+
+
+#: The same outputs in several ways.
+FORWARDS: Mapping[str, Callable[[HistoGraphHead, GraphRows], Tensor]] = {
+    HEAD: _forward,
+    LITERAL: partial(_literal, pad_history=False),
+    PADDED: partial(_literal, pad_history=True),
+}
+
+
+def make_head(rows: GraphRows, dim: int, options: Mapping[str, Any]) -> HistoGraphHead:
+    """Return an untrained head for such rows."""
+    torch.manual_seed(0)
+    _, layers, width = rows.history.shape
+    return HistoGraphHead([width] * layers, 1, dim=dim, **options)
+
+
+def train_step(network: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
+    """Run forward and backward; return the outputs."""
+    network.zero_grad(set_to_none=True)
+    outputs = forward()
+    outputs.square().mean().backward()
+    return outputs.detach()
+
+
+def results(network: nn.Module, forward: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """Return the outputs of a step and the gradients of all parameters, by name."""
+    outputs = train_step(network, forward)
+    gradients = {
+        name: parameter.grad.clone()
+        for name, parameter in network.named_parameters()
+        if parameter.grad is not None
+    }
+    return {"outputs": outputs, **gradients}
+
+
+def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Return how far results are apart, relative to the largest of each, at most."""
+    if found.keys() != expected.keys():
+        return float("inf")
+    apart = [
+        float((found[name] - value).abs().max() / value.abs().max().clamp(min=1e-6))
+        for name, value in expected.items()
+    ]
+    return max(apart)

@@ -1,0 +1,59 @@
+"""Everything that is measured, by name."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from histograph_post.errors import ConfigError
+
+from .head_steps import head_steps, transformer_steps
+from .measuring import Ratio
+from .workloads import Sizes, Workloads
+
+#: What measures one thing, and gives a line for each comparison.
+Measurement = Callable[[Workloads], list[Ratio]]
+
+MEASUREMENTS: Mapping[str, Measurement] = {
+    "head-step": head_steps,
+    "transformer": transformer_steps,
+}
+
+
+def chosen_names(only: str | None) -> list[str]:
+    """Return the measurements that are asked for, all by default.
+
+    Args:
+        only: Names, separated by commas.
+    """
+    if only is None:
+        return list(MEASUREMENTS)
+    names = [name.strip() for name in only.split(",")]
+    for name in names:
+        if name not in MEASUREMENTS:
+            raise ConfigError(f"only: found {name!r}, expected some of {', '.join(MEASUREMENTS)}")
+    return names
+
+
+def run_suite(
+    names: Sequence[str],
+    *,
+    sizes: Sizes,
+    data_root: Path | None = None,
+    on_start: Callable[[str, int], None] | None = None,
+) -> Iterator[Ratio]:
+    """Measure one thing after the other.
+
+    Args:
+        names: Of :data:`MEASUREMENTS`.
+        sizes: How much is run.
+        data_root: Real data; generated graphs without it.
+        on_start: Told the name of every measurement before it starts, and how many are done.
+    """
+    with tempfile.TemporaryDirectory(prefix="histograph-bench-") as folder:
+        work = Workloads(Path(folder), sizes, data_root)
+        for done, name in enumerate(names):
+            if on_start is not None:
+                on_start(name, done)
+            yield from MEASUREMENTS[name](work)

@@ -1,0 +1,91 @@
+"""`histograph bench`: what the cache and the head save on this machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options as opt
+from .terminal import Terminal, duration
+
+if TYPE_CHECKING:
+    from histograph_benchmarks.measuring import Ratio
+
+
+def bench(
+    terminal: Terminal,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Some measurements, separated by commas."),
+    ] = None,
+    data_root: opt.DataRootOption = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Turns of each contender; their median counts.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small data and few turns: rough numbers.")
+    ] = False,
+) -> None:
+    """Measure the tool against the literal algorithm and the alternatives on this machine.
+
+    Everything runs in one process, in turns. Without --data-root it runs on graphs that are
+    generated in the sizes of the sets it names.
+    """
+    from histograph_benchmarks.suite import chosen_names, run_suite
+    from histograph_benchmarks.workloads import QUICK, Sizes
+
+    names = chosen_names(only)
+    sizes = QUICK if quick else Sizes()
+    started = time.monotonic()
+
+    def tell(name: str, done: int) -> None:
+        left = (time.monotonic() - started) / done * (len(names) - done) if done else None
+        more = "" if left is None else f", about {duration(left)} left"
+        terminal.say(f"[{done + 1}/{len(names)}] {name}{more}")
+
+    ratios = list(
+        run_suite(
+            names,
+            sizes=sizes if rounds is None else replace(sizes, rounds=rounds),
+            data_root=data_root,
+            on_start=tell,
+        )
+    )
+    terminal.table(
+        "The ratios of this machine",
+        ["what", "against", "ratio", "bound", "ok"],
+        [_row(ratio) for ratio in ratios],
+    )
+    for ratio in ratios:
+        terminal.detail(f"{ratio.name}: {ratio.note}")
+    terminal.result(
+        {"machine": _machine(), "ratios": [ratio.to_json() for ratio in ratios]},
+        next_command="histograph demo" if data_root else "histograph bench --data-root DIR",
+    )
+
+
+def _row(ratio: Ratio) -> list[object]:
+    return [
+        ratio.name,
+        ratio.against,
+        f"{ratio.ratio:.2f}x",
+        f"{ratio.bound_kind} {ratio.bound:g}x",
+        "yes" if ratio.holds else "NO",
+    ]
+
+
+def _machine() -> dict[str, Any]:
+    """Return what the numbers depend on besides the code."""
+    import torch
+
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
