@@ -35,7 +35,7 @@ def _normalize(scores: Tensor, options: Any) -> Tensor:
     if options.normalization == "signed":
         total = scores.sum()
         if abs(total) < options.eps:
-            total = torch.tensor(options.eps if total >= 0 else -options.eps)
+            total = scores.new_tensor(options.eps if total >= 0 else -options.eps)
         return scores / total
     deviation = scores - scores.mean()
     return 1 / len(scores) + options.radius * deviation / torch.sqrt(1 + deviation.dot(deviation))
@@ -49,7 +49,7 @@ def _layer_weights(head: Any, embedded: Tensor) -> Tensor:
     weights = []
     for part in range(options.layer_heads):
         if options.layer_attention == "mean":
-            weights.append(torch.full((num_layers,), 1 / num_layers))
+            weights.append(torch.full((num_layers,), 1 / num_layers, dtype=embedded.dtype))
         elif options.layer_attention == "last":
             weights.append(torch.eye(num_layers)[-1])
         elif options.layer_attention == "random":
