@@ -19,8 +19,9 @@ from .ragged import Graphs
 #: One tensor ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
 History: TypeAlias = Tensor | Sequence[Tensor]
 
-#: Bytes of history held in converted form at a time: about a core's cache, more on an accelerator.
-CPU_BLOCK_BYTES = 1 << 20
+#: Bytes of history, and of what is made of it, at a time: in a processor's cache, but enough rows
+#: that calling a kernel costs less than what it does; more on an accelerator.
+CPU_BLOCK_BYTES = 1 << 22
 ACCELERATOR_BLOCK_BYTES = 1 << 26
 
 #: A first layer more than so many times as wide as every later one is no embedding.
@@ -99,11 +100,15 @@ class LayerStack:
         """Channels per layer."""
         return self.tensors[0].size(-1)
 
-    def slices(self) -> Iterator[slice]:
-        """Yield the node ranges to work on, one after the other."""
+    def slices(self, made: int = 0) -> Iterator[slice]:
+        """Yield the node ranges to work on, one after the other.
+
+        Args:
+            made: Rows of the history's width that are made for every node on the way.
+        """
         on_cpu = self.tensors[0].device.type == "cpu"
         budget = CPU_BLOCK_BYTES if on_cpu else ACCELERATOR_BLOCK_BYTES
-        row_bytes = max(1, self.num_layers * self.width * self.dtype.itemsize)
+        row_bytes = max(1, (self.num_layers + made) * self.width * self.dtype.itemsize)
         step = max(1, budget // row_bytes)
         for start in range(0, self.num_nodes, step):
             yield slice(start, min(start + step, self.num_nodes))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from .history import LayerStack
 from .layer_kernels import layer_scores
-from .mapped_kernels import mapped_combine, mapped_scores
+from .mapped_kernels import map_heads, mapped_combine, mapped_scores
 from .ragged import Graphs
 
 NORMALIZATIONS = ("bounded", "signed", "softmax", "none")
@@ -164,15 +164,16 @@ class LayerWeights(nn.Module):
             Node embeddings ``[num_nodes, dim]`` and layer weights ``[num_graphs, heads, L]``.
         """
         weights = self.weights(stacks, last, graphs)  # [num_graphs, heads, L]
-        embedded = weights.new_zeros(last.size(0), self.heads, self.dim // self.heads)
-        constant = weights.new_zeros(graphs.num_graphs, self.heads, self.dim // self.heads)
+        embedded: Tensor | None = None
         for stack, layers, weight, offset in self._by_group(stacks):
             group_weights = weights[..., layers]  # [num_graphs, heads, L_group]
             maps = self._split(weight, 0).transpose(1, 2)  # [heads, D_group, dim / heads]
-            embedded = embedded + mapped_combine(stack, group_weights, maps, graphs)
-            offset = self._split(offset, 1)  # [L_group, heads, dim / heads]
-            constant = constant + torch.einsum("ghl,lhe->ghe", group_weights, offset)
-        return (embedded + graphs.spread(constant)).flatten(1), weights
+            offset = self._split(offset, 1).transpose(0, 1)  # [heads, L_group, dim / heads]
+            constant = map_heads(group_weights, offset)  # [num_graphs, heads, dim / heads]
+            part = mapped_combine(stack, group_weights, maps, graphs) + graphs.spread(constant)
+            embedded = part if embedded is None else embedded + part
+        assert embedded is not None  # a history has layers
+        return embedded.flatten(1), weights
 
     def weights(self, stacks: Sequence[LayerStack], last: Tensor, graphs: Graphs) -> Tensor:
         """Return the layer weights of every graph: ``[num_graphs, heads, L]``."""
@@ -206,8 +207,8 @@ class LayerWeights(nn.Module):
             else:
                 query = torch.addmm(query_bias, last, query_map)  # [num_nodes, dim]
                 sums = mapped_scores(stack, self._split(query, 1), key_map, graphs)
-            keys = self._split(offset @ self.key, 1)  # [L_group, heads, dim / heads]
-            fixed = torch.einsum("ghe,lhe->ghl", mean_query, keys)
+            keys = self._split(offset @ self.key, 1).permute(1, 2, 0)  # [heads, dim / heads, L]
+            fixed = map_heads(mean_query, keys)  # [num_graphs, heads, L_group]
             parts.append(sums / graphs.divisor.view(-1, 1, 1) + fixed)
         order = [layer for layers in self.groups for layer in layers]
         scores = torch.cat(parts, dim=-1)  # [num_graphs, heads, L], group by group

@@ -87,7 +87,7 @@ class _MappedScores(Function):
         ctx.graphs, ctx.stack = graphs, stack
         ctx.save_for_backward(queries, maps, *history)
         scores = queries.new_empty(stack.num_nodes, stack.num_layers, queries.size(1))
-        for rows in stack.slices():
+        for rows in stack.slices(2 * len(maps)):
             filters = torch.bmm(queries[rows].transpose(0, 1), maps)  # [heads, rows, D]
             torch.bmm(stack.block(rows), filters.permute(1, 2, 0), out=scores[rows])
         return graphs.sum(scores).transpose(1, 2)  # [num_graphs, heads, L]
@@ -99,7 +99,7 @@ class _MappedScores(Function):
         graphs, stack = ctx.graphs, ctx.stack
         grad = grad.contiguous()  # [num_graphs, heads, L]
         grad_queries, grad_maps = torch.empty_like(queries), torch.zeros_like(maps)
-        for rows in stack.slices():
+        for rows in stack.slices(2 * len(maps)):
             node_grad = grad.index_select(0, graphs.index[rows])  # [rows, heads, L]
             grad_filters = combine_block(node_grad, stack.block(rows)).transpose(0, 1)
             grad_queries[rows] = torch.bmm(grad_filters, maps.transpose(1, 2)).transpose(0, 1)
@@ -126,7 +126,7 @@ class _MappedCombine(Function):
         if stack.num_layers >= DEEP:
             kept = weights.new_empty(stack.num_nodes, heads, stack.width)
         mapped = weights.new_empty(stack.num_nodes, heads, maps.size(2))
-        for rows in stack.slices():
+        for rows in stack.slices(2 * len(maps)):
             node_weights = weights.index_select(0, graphs.index[rows])  # [rows, heads, L]
             place = None if kept is None else kept[rows]
             combined = combine_block(node_weights, stack.block(rows), out=place)
@@ -142,7 +142,7 @@ class _MappedCombine(Function):
         back = maps.transpose(1, 2)  # [heads, d, D]
         grad_maps = torch.zeros_like(maps)
         scores = weights.new_empty(stack.num_nodes, stack.num_layers, weights.size(1))
-        for rows in stack.slices():
+        for rows in stack.slices(2 * len(maps)):
             block, node_grad = stack.block(rows), grad[rows].transpose(0, 1)  # [heads, rows, d]
             if kept is None:
                 node_weights = weights.index_select(0, graphs.index[rows])  # [rows, heads, L]

@@ -7,26 +7,19 @@ batch, and no graph sees another.
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from .padded_attention import padded_attention
 from .ragged import Bucket, Graphs, Layout, bucket_layout, move_rows
+from .received_attention import received_attention
 
 #: Scores a bucket may waste on padding: computing them costs about as much as one more bucket.
-PADDING_BUDGET = 1 << 13
+PADDING_BUDGET = 1 << 14
 
-#: Graphs with more nodes than this are attended to one by one, without holding their scores.
+#: Graphs with more nodes than this have a bucket of their own.
 LARGE_GRAPH = 128
-
-#: Queries handled at a time when the attention of a large graph is asked for.
-QUERY_BLOCK = 256
 
 
 class NodeAttention(nn.Module):
@@ -74,12 +67,14 @@ class NodeAttention(nn.Module):
             context = padded_attention(projected, graphs, self.heads, zero_token=self.zero_token)
             return self.out_projection(context)  # [num_nodes, dim]
         layout, kept = self._layout(graphs), self._kept_keys(graphs)
-        contexts = []
+        if not layout.buckets:
+            return nodes
+        contexts = []  # one [graphs, width, dim] per bucket
         for bucket, rows, keys in self._parts(layout, projected, kept):
             if bucket.width > self.large_graph:
                 contexts.append(self._attend_large(rows, keys))
                 continue
-            query, key, value = self._heads(bucket.pad(rows)).unbind(0)  # [graphs, heads, width, d]
+            query, key, value = self._heads(rows).unbind(0)  # [graphs, heads, width, d]
             context = functional.scaled_dot_product_attention(
                 query,
                 self._with_token(key),
@@ -87,8 +82,8 @@ class NodeAttention(nn.Module):
                 attn_mask=self._key_mask(bucket, keys)[:, None, None],
                 dropout_p=self._active(self.dropout),
             )
-            contexts.append(bucket.unpad(context.transpose(1, 2).flatten(2)))
-        attended: Tensor = self.out_projection(self._join(layout, contexts, nodes))
+            contexts.append(context.transpose(1, 2).flatten(2))
+        attended: Tensor = self.out_projection(layout.unpad(contexts))
         return attended
 
     def pool(self, nodes: Tensor, graphs: Graphs) -> Tensor:
@@ -99,27 +94,22 @@ class NodeAttention(nn.Module):
         """
         if torch.compiler.is_exporting():
             return graphs.mean(self(nodes, graphs))
-        weight, bias = self.in_projection.weight, self.in_projection.bias
         split = 2 * self.dim  # queries and keys before it, values from there on
-        value_map = weight[split:].unflatten(0, (self.heads, -1))  # [heads, dim / heads, dim]
-        value_bias = bias[split:].unflatten(0, (self.heads, -1))  # [heads, dim / heads]
+        value_map, value_bias = self.in_projection.weight[split:], self.in_projection.bias[split:]
         layout, kept = self._layout(graphs), self._kept_keys(graphs)
-        contexts = [nodes.new_zeros(0, self.dim)]
-        for bucket, rows, keys in self._parts(layout, nodes, kept):
-            if bucket.width > self.large_graph:
-                context = self._attend_large(self.in_projection(rows), keys)
-                contexts.append(context.mean(0, keepdim=True))  # [1, dim]
-                continue
-            padded = bucket.pad(rows)  # [graphs, width, dim]
-            query_key = functional.linear(padded, weight[:split], bias[:split])
+        summaries = [nodes.new_zeros(0, self.heads, self.dim)]
+        totals = [nodes.new_zeros(0, self.heads, 1)]  # less than one if there is a zero token
+        padded = layout.pad(nodes)  # [graphs, width, dim] each
+        parts = self._parts(layout, self._query_key(nodes), kept)
+        for (bucket, query_key, keys), own in zip(parts, padded, strict=True):
             received = self._received(bucket, query_key, keys)  # [graphs, heads, width]
-            summary = received @ padded  # [graphs, heads, dim]
-            context = torch.einsum("ghd,hed->ghe", summary, value_map)
-            context = context + received.sum(-1, keepdim=True) * value_bias
-            contexts.append(context.flatten(1))  # [graphs, dim]
-        pooled: Tensor = self.out_projection(torch.cat(contexts))
-        order = torch.cat([graphs.index[:0], *(bucket.graphs for bucket in layout.buckets)])
-        return move_rows(pooled, None, order, graphs.num_graphs)
+            summaries.append(received @ own)  # [graphs, heads, dim]
+            totals.append(received.sum(-1, keepdim=True))  # [graphs, heads, 1]
+        values = value_map.unflatten(0, (self.heads, -1)).transpose(1, 2)  # [heads, dim, d]
+        context = torch.bmm(torch.cat(summaries).transpose(0, 1), values).transpose(0, 1)
+        context = context + torch.cat(totals) * value_bias.unflatten(0, (self.heads, -1))
+        context = context.flatten(1)  # [graphs, dim]
+        return move_rows(self.out_projection(context), None, layout.graphs, graphs.num_graphs)
 
     @torch.no_grad()
     def received(self, nodes: Tensor, graphs: Graphs) -> Tensor:
@@ -127,24 +117,23 @@ class NodeAttention(nn.Module):
 
         It sums to one over each graph (to less if there is a zero token). No keys are dropped.
         """
+        layout = self._layout(graphs)
+        if not layout.buckets:
+            return nodes.new_zeros(0)
+        parts = [
+            self._received(bucket, rows, None).mean(1).unsqueeze(-1)  # [graphs, width, 1]
+            for bucket, rows, _ in self._parts(layout, self._query_key(nodes), None)
+        ]
+        return layout.unpad(parts).squeeze(-1)
+
+    def _query_key(self, nodes: Tensor) -> Tensor:
+        """Return queries and keys side by side: ``[num_nodes, 2 * dim]``."""
         split = 2 * self.dim
         weight, bias = self.in_projection.weight[:split], self.in_projection.bias[:split]
-        query_key = functional.linear(nodes, weight, bias)  # [num_nodes, 2 * dim]
-        layout = self._layout(graphs)
-        parts = []
-        for bucket, rows in zip(layout.buckets, layout.split(query_key), strict=True):
-            if bucket.width > self.large_graph:
-                parts.append(self._received_large(rows).unsqueeze(-1))
-                continue
-            received = self._received(bucket, bucket.pad(rows), None)  # [graphs, heads, width]
-            parts.append(bucket.unpad(received.mean(1).unsqueeze(-1)))
-        return self._join(layout, parts, nodes[:, :1]).squeeze(-1)
+        return functional.linear(nodes, weight, bias)
 
     def _layout(self, graphs: Graphs) -> Layout:
         return bucket_layout(graphs, padding_budget=self.padding_budget, largest=self.large_graph)
-
-    def _join(self, layout: Layout, parts: list[Tensor], nodes: Tensor) -> Tensor:
-        return layout.join(parts) if parts else nodes
 
     def _active(self, probability: float) -> float:
         return probability if self.training else 0.0
@@ -161,9 +150,11 @@ class NodeAttention(nn.Module):
     def _parts(
         layout: Layout, rows: Tensor, kept: Tensor | None
     ) -> list[tuple[Bucket, Tensor, Tensor | None]]:
-        """Pair each bucket with its rows and its kept keys."""
-        buckets, parts = layout.buckets, layout.split(rows)
-        flags = [None] * len(buckets) if kept is None else layout.split(kept)
+        """Pair each bucket with its padded rows and its kept keys ``[graphs, width]``."""
+        buckets, parts = layout.buckets, layout.pad(rows)
+        flags: list[Tensor] | list[None] = [None] * len(buckets)
+        if kept is not None:
+            flags = [part.squeeze(-1) for part in layout.pad(kept.unsqueeze(-1))]
         return list(zip(buckets, parts, flags, strict=True))
 
     def _heads(self, rows: Tensor) -> Tensor:
@@ -177,46 +168,35 @@ class NodeAttention(nn.Module):
 
     def _key_mask(self, bucket: Bucket, kept: Tensor | None) -> Tensor:
         """Mark what may be attended to: ``[graphs, width]``, one wider with a zero token."""
-        if kept is None:
-            mask = bucket.occupied()
-        else:
-            mask = bucket.pad(kept.unsqueeze(-1)).squeeze(-1)
+        mask = bucket.occupied() if kept is None else kept
         return functional.pad(mask, (0, 1), value=True) if self.zero_token else mask
 
     def _received(self, bucket: Bucket, query_key: Tensor, kept: Tensor | None) -> Tensor:
         """Average the attention of a bucket over its queries: ``[graphs, heads, width]``."""
         query, key = self._heads(query_key).flatten(1, 2).unbind(0)  # [graphs * heads, width, d]
         share = bucket.occupied().to(key.dtype) / bucket.sizes.unsqueeze(-1)  # [graphs, width]
-        received: Tensor = _ReceivedAttention.apply(
+        alone = len(bucket.sizes) == 1 and kept is None
+        received = received_attention(
             query,
             self._with_token(key),
-            ~self._key_mask(bucket, kept),
-            share.repeat_interleave(self.heads, dim=0).unsqueeze(1),
-            self._active(self.dropout),
+            None if alone else self._key_mask(bucket, kept),
+            share,
+            dropout=self._active(self.dropout),
         )
         return received.unflatten(0, (-1, self.heads))[..., : bucket.width]
 
-    def _received_large(self, query_key: Tensor) -> Tensor:
-        """Average the attention of one graph over queries and heads: ``[nodes]``."""
-        query, key = self._heads(query_key.unsqueeze(0)).squeeze(1).unbind(0)  # [heads, nodes, d]
-        key = self._with_token(key).transpose(1, 2) / math.sqrt(query.size(-1))
-        total = query.new_zeros(key.size(-1))
-        for block in query.split(QUERY_BLOCK, dim=1):
-            total += (block @ key).softmax(-1).mean(0).sum(0)
-        return total[: len(query_key)] / len(query_key)
-
     def _attend_large(self, rows: Tensor, kept: Tensor | None) -> Tensor:
-        """Attend inside one graph in memory linear in its nodes: ``[nodes, dim]``."""
-        query, key, value = self._heads(rows.unsqueeze(0)).unbind(0)  # [1, heads, nodes, d]
+        """Attend inside one graph in memory linear in its nodes: ``[1, nodes, dim]``."""
+        query, key, value = self._heads(rows).unbind(0)  # [1, heads, nodes, d]
         if kept is not None:
-            key, value = key[:, :, kept], value[:, :, kept]
+            key, value = key[:, :, kept[0]], value[:, :, kept[0]]
         context = functional.scaled_dot_product_attention(
             query,
             self._with_token(key),
             self._with_token(value),
             dropout_p=self._active(self.dropout),
         )
-        return context.transpose(1, 2).flatten(2).squeeze(0)
+        return context.transpose(1, 2).flatten(2)
 
     def extra_repr(self) -> str:
         """Describe the options in one line."""
@@ -224,48 +204,3 @@ class NodeAttention(nn.Module):
             f"dim={self.dim}, heads={self.heads}, zero_token={self.zero_token}, "
             f"dropout={self.dropout}, key_dropout={self.key_dropout}"
         )
-
-
-class _ReceivedAttention(Function):
-    """Softmax attention averaged over queries, with weights ``share``.
-
-    The gradient with respect to all rows of the attention is the same row, which saves half of the
-    products and most of the memory that differentiating step by step would take.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, hidden: Tensor, share: Tensor, dropout: float
-    ) -> Tensor:
-        """Return ``[groups, keys]``.
-
-        Args:
-            ctx: What the backward pass needs.
-            query: ``[groups, queries, d]``, a group being one head of one graph.
-            key: ``[groups, keys, d]``.
-            hidden: Keys that are not attended to, ``[graphs, keys]``.
-            share: Weight of each query, ``[groups, 1, queries]``.
-            dropout: Probability of dropping an attention weight.
-        """
-        ctx.scale = 1 / math.sqrt(query.size(-1))
-        scores = torch.bmm(query, key.transpose(1, 2)).mul_(ctx.scale)  # [groups, queries, keys]
-        per_graph = scores.unflatten(0, (len(hidden), -1))  # [graphs, heads, queries, keys]
-        per_graph.masked_fill_(hidden[:, None, None], -math.inf)
-        attention = scores.softmax(-1)
-        noise = functional.dropout(torch.ones_like(attention), dropout) if dropout else None
-        ctx.save_for_backward(query, key, attention, share, noise)
-        return torch.bmm(share, attention if noise is None else attention * noise).squeeze(1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Softmax and scores, backwards."""
-        query, key, attention, share, noise = ctx.saved_tensors
-        weighted = attention * grad.unsqueeze(1)  # [groups, queries, keys]
-        if noise is not None:
-            weighted.mul_(noise)
-        weighted.addcmul_(attention, weighted.sum(-1, keepdim=True), value=-1)
-        share = share.transpose(1, 2) * ctx.scale  # [groups, queries, 1]
-        grad_query = torch.bmm(weighted, key).mul_(share)
-        grad_key = torch.bmm(weighted.transpose(1, 2), query * share)
-        return grad_query, grad_key, None, None, None

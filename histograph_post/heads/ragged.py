@@ -6,7 +6,9 @@ largest graph; where a dense layout is needed, :func:`bucket_layout` groups grap
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ class Graphs:
         """How many graphs there are, empty ones included."""
         return len(self.sizes)
 
-    @property
+    @cached_property
     def divisor(self) -> Tensor:
         """The counts, with 1 for an empty graph, which then averages to zero: ``[num_graphs]``."""
         return self.counts.clamp(min=1)
@@ -128,31 +130,50 @@ class Bucket:
         """Mark the slots that hold a node: ``[num_graphs, width]``."""
         return torch.arange(self.width, device=self.sizes.device) < self.sizes.unsqueeze(-1)
 
+    @property
+    def num_slots(self) -> int:
+        """Rows of the flattened dense layout."""
+        return len(self.sizes) * self.width
+
     def pad(self, rows: Tensor) -> Tensor:
         """Lay rows ``[num_nodes, D]`` out as ``[num_graphs, width, D]``, zero elsewhere."""
-        padded = move_rows(rows, None, self.slots, len(self.sizes) * self.width)
+        padded = move_rows(rows, None, self.slots, self.num_slots)
         return padded.view(len(self.sizes), self.width, -1)
-
-    def unpad(self, padded: Tensor) -> Tensor:
-        """Undo :meth:`pad`: ``[num_graphs, width, D]`` to ``[num_nodes, D]``."""
-        return move_rows(padded.flatten(0, 1), self.slots, None, len(self.slots))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The non-empty graphs of a batch in buckets, and the node order that sorts by bucket."""
+    """The non-empty graphs of a batch in buckets.
+
+    Args:
+        buckets: From the largest graphs down.
+        order: The nodes of the batch, bucket by bucket, ``[num_nodes]``.
+        slots: Slot of each node of the batch in the dense layouts of all buckets, one after the
+            other, ``[num_nodes]``.
+    """
 
     buckets: tuple[Bucket, ...]
     order: Tensor
+    slots: Tensor
 
-    def split(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Give each bucket its rows of ``[num_nodes, D]``."""
-        rows = move_rows(rows, self.order, None, len(self.order))
-        return rows.split([len(bucket.slots) for bucket in self.buckets])
+    @property
+    def graphs(self) -> Tensor:
+        """The graphs, bucket by bucket: ``[num_nonempty]``."""
+        return torch.cat([self.order[:0], *(bucket.graphs for bucket in self.buckets)])
 
-    def join(self, parts: list[Tensor]) -> Tensor:
-        """Undo :meth:`split`: put the rows of all buckets back into the order of the batch."""
-        return move_rows(torch.cat(parts), None, self.order, len(self.order))
+    def pad(self, rows: Tensor) -> list[Tensor]:
+        """Lay rows ``[num_nodes, D]`` out as one ``[num_graphs, width, D]`` per bucket."""
+        sizes = [bucket.num_slots for bucket in self.buckets]
+        padded = move_rows(rows, None, self.slots, sum(sizes))  # [slots of all buckets, D]
+        return [
+            part.view(len(bucket.sizes), bucket.width, -1)
+            for bucket, part in zip(self.buckets, padded.split(sizes), strict=True)
+        ]
+
+    def unpad(self, parts: Sequence[Tensor]) -> Tensor:
+        """Undo :meth:`pad`: put the rows of all buckets back into the order of the batch."""
+        rows = torch.cat([part.flatten(0, 1) for part in parts])  # [slots of all buckets, D]
+        return move_rows(rows, self.slots, None, len(self.slots))
 
 
 def bucket_layout(graphs: Graphs, *, padding_budget: int, largest: int) -> Layout:
@@ -169,8 +190,8 @@ def bucket_layout(graphs: Graphs, *, padding_budget: int, largest: int) -> Layou
     squares = np.concatenate([[0], np.cumsum(sorted_sizes**2)])
     starts = np.cumsum(sizes) - sizes
 
-    buckets, order = [], []
-    begin = 0
+    buckets, order, places = [], [], []
+    begin = first_slot = 0
     while begin < len(descending):
         width = int(sorted_sizes[begin])
         lengths = np.arange(1, len(descending) - begin + 1)
@@ -181,6 +202,7 @@ def bucket_layout(graphs: Graphs, *, padding_budget: int, largest: int) -> Layou
         within = _ranges(sizes[members])  # place of each node inside its graph, [num_nodes]
         order.append(np.repeat(starts[members], sizes[members]) + within)
         slots = np.repeat(np.arange(taken) * width, sizes[members]) + within
+        places.append(first_slot + slots)
         buckets.append(
             Bucket(
                 graphs=torch.from_numpy(members.copy()).to(device),
@@ -190,8 +212,13 @@ def bucket_layout(graphs: Graphs, *, padding_budget: int, largest: int) -> Layou
             )
         )
         begin += taken
-    flat = np.concatenate(order) if order else np.empty(0, np.int64)
-    return Layout(tuple(buckets), torch.from_numpy(flat).to(device))
+        first_slot += taken * width
+    nodes = np.concatenate([np.empty(0, np.int64), *order])
+    slots = np.empty_like(nodes)
+    slots[nodes] = np.concatenate([np.empty(0, np.int64), *places])
+    return Layout(
+        tuple(buckets), torch.from_numpy(nodes).to(device), torch.from_numpy(slots).to(device)
+    )
 
 
 def _ranges(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

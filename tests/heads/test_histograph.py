@@ -219,8 +219,8 @@ class TestInputs:
         self, toy: Any, level: str, dtype: torch.dtype
     ) -> None:
         head = toy.head([16] * 64, dim=16, layer_heads=2, mix="all", level=level).float()
-        history = torch.randn(2048, 64, 16).to(dtype)
-        sizes = [16] * 128
+        history = torch.randn(8192, 64, 16).to(dtype)
+        sizes = [16] * 512
 
         class Largest(TorchDispatchMode):
             numel = 0

@@ -1,0 +1,121 @@
+"""How much attention each node receives, averaged over those who attend: what a mean readout needs.
+
+With softmax attention ``A [queries, keys]`` and a share ``s`` of each query, the result is ``s A``.
+Its gradient with respect to all rows of ``A`` is the same row, which saves half of the products of
+differentiating step by step. Where ``A`` is large it is made for a block of queries at a time, and
+once more in the backward pass: memory is linear in the nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+#: Attention weights that are held at a time (8 MB in single precision).
+BLOCK_ENTRIES = 1 << 21
+
+#: Queries of a block at least, however many keys there are.
+BLOCK_QUERIES = 16
+
+
+def received_attention(
+    query: Tensor, key: Tensor, mask: Tensor | None, share: Tensor, *, dropout: float = 0.0
+) -> Tensor:
+    """Return the attention each key receives: ``[groups, keys]``.
+
+    Args:
+        query: ``[groups, queries, d]``; the groups of one graph (its heads) follow each other.
+        key: ``[groups, keys, d]``.
+        mask: Keys that may be attended to, ``[graphs, keys]``; ``None`` for all of them.
+        share: Weight of each query of a graph, ``[graphs, queries]``.
+        dropout: Probability of dropping an attention weight.
+    """
+    bias = None
+    if mask is not None:
+        bias = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -math.inf)
+    # Drawn here, so that the backward pass can drop the same weights again.
+    seed = int(torch.randint(2**62, ())) if dropout else 0
+    received: Tensor = _ReceivedAttention.apply(query, key, bias, share, dropout, seed)
+    return received
+
+
+def _attention(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
+    """Softmax attention, ``[groups, queries, keys]``."""
+    scale = 1 / math.sqrt(query.size(-1))
+    if bias is None:
+        scores = torch.bmm(query, key.transpose(1, 2)).mul_(scale)
+    else:
+        per_group = _per_group(bias, len(query)).unsqueeze(1)  # [groups, 1, keys]
+        scores = torch.baddbmm(per_group, query, key.transpose(1, 2), alpha=scale)
+    return scores.softmax(-1)
+
+
+def _per_group(values: Tensor, groups: int) -> Tensor:
+    """Repeat what is known per graph, ``[graphs, ...]``, for its groups: ``[groups, ...]``."""
+    return values.repeat_interleave(groups // len(values), dim=0)
+
+
+def _query_blocks(query: Tensor, key: Tensor) -> Iterator[slice]:
+    """Yield the queries to handle at a time."""
+    row = max(1, len(query) * key.size(1))
+    step = max(BLOCK_QUERIES, BLOCK_ENTRIES // row)
+    for start in range(0, query.size(1), step):
+        yield slice(start, start + step)
+
+
+def _noise(like: Tensor, dropout: float, generator: torch.Generator) -> Tensor:
+    """Return what each attention weight is multiplied with: zero, or the inverse of the share."""
+    kept = torch.empty_like(like).bernoulli_(1 - dropout, generator=generator)
+    return kept.div_(1 - dropout)
+
+
+class _ReceivedAttention(Function):
+    """See :func:`received_attention`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        bias: Tensor | None,
+        share: Tensor,
+        dropout: float,
+        seed: int,
+    ) -> Tensor:
+        generator = torch.Generator(query.device).manual_seed(seed) if dropout else None
+        weight = _per_group(share, len(query)).unsqueeze(1)  # [groups, 1, queries]
+        received = key.new_zeros(len(key), 1, key.size(1))
+        blocks = list(_query_blocks(query, key))
+        for rows in blocks:
+            attention = _attention(query[:, rows], key, bias)  # [groups, rows, keys]
+            kept = attention
+            if generator is not None:
+                kept = attention * _noise(attention, dropout, generator)
+            received.baddbmm_(weight[..., rows], kept)
+        ctx.dropout, ctx.seed = dropout, seed
+        ctx.save_for_backward(query, key, bias, share, attention if len(blocks) == 1 else None)
+        return received.squeeze(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, bias, share, saved = ctx.saved_tensors
+        generator = torch.Generator(query.device).manual_seed(ctx.seed) if ctx.dropout else None
+        scale = 1 / math.sqrt(query.size(-1))
+        weight = _per_group(share, len(query)).unsqueeze(-1) * scale  # [groups, queries, 1]
+        grad_query, grad_key = torch.empty_like(query), torch.zeros_like(key)
+        for rows in _query_blocks(query, key):
+            attention = _attention(query[:, rows], key, bias) if saved is None else saved
+            weighted = attention * grad.unsqueeze(1)  # [groups, rows, keys]
+            if generator is not None:
+                weighted.mul_(_noise(attention, ctx.dropout, generator))
+            weighted.addcmul_(attention, weighted.sum(-1, keepdim=True), value=-1)
+            torch.mul(torch.bmm(weighted, key), weight[:, rows], out=grad_query[:, rows])
+            grad_key.baddbmm_(weighted.transpose(1, 2), query[:, rows] * weight[:, rows])
+        return grad_query, grad_key, None, None, None, None
