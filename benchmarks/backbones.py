@@ -37,7 +37,8 @@ class BondConv(nn.Module):
         (source, target), _ = add_self_loops(edge_index, num_nodes=len(x))
         bonds = self.edge_embedding1(kinds) + self.edge_embedding2(directions)
         scale = degree(source, len(x)).pow(-0.5)  # [num_nodes]
-        messages = (self.linear(x)[source] + bonds) * (scale[source] * scale[target]).unsqueeze(-1)
+        norm = (scale[source] * scale[target]).unsqueeze(-1)  # [num_messages, 1]
+        messages = norm * (self.linear(x).index_select(0, source) + bonds)  # [num_messages, width]
         return scatter(messages, target, dim=0, dim_size=len(x))
 
 

@@ -8,8 +8,13 @@ from pathlib import Path
 
 from histograph_post.errors import ConfigError
 
+from .caching import caching
+from .epochs import deep_epochs, molecule_epochs, padded_epoch
 from .head_steps import head_steps, transformer_steps
+from .limits import limited_epochs
 from .measuring import Ratio
+from .precision import half_precision
+from .reading import reading
 from .workloads import Sizes, Workloads
 
 #: What measures one thing, and gives a line for each comparison.
@@ -17,7 +22,14 @@ Measurement = Callable[[Workloads], list[Ratio]]
 
 MEASUREMENTS: Mapping[str, Measurement] = {
     "head-step": head_steps,
+    "padded-epoch": padded_epoch,
     "transformer": transformer_steps,
+    "deep-epoch": deep_epochs,
+    "molecule-epoch": molecule_epochs,
+    "reading": reading,
+    "caching": caching,
+    "memory-limit": limited_epochs,
+    "half-precision": half_precision,
 }
 
 

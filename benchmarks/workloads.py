@@ -31,8 +31,8 @@ class Sizes:
     steps: int = 5
     #: Graphs of a batch.
     batch_size: int = 64
-    #: Graphs of a data set, at most.
-    num_graphs: int = 640
+    #: Graphs of a data set, at most; the largest has 4,110.
+    num_graphs: int = 5000
     #: Batches of an epoch against the padded algorithm.
     padded_batches: int = 5
     #: Convolutions of the deep backbone and of the shallow one.

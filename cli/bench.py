@@ -75,7 +75,7 @@ def _row(ratio: Ratio) -> list[object]:
         ratio.against,
         f"{ratio.ratio:.2f}x",
         f"{ratio.bound_kind} {ratio.bound:g}x",
-        "yes" if ratio.holds else "NO",
+        "yes" if ratio.holds else "no",
     ]
 
 

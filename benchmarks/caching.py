@@ -1,0 +1,51 @@
+"""Writing a cache against the plain forward passes."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from histograph_post.backbone import call_model
+from histograph_post.cache_plan import plan_cache
+from histograph_post.caching import cache
+from histograph_post.splits import resolve_splits
+
+from .measuring import Ratio, cost, race
+from .workloads import Subject, Workloads
+
+GIN_CEILING, GCN_CEILING = 1.5, 1.2
+CACHE, FORWARD = "cache", "forward passes"
+
+
+def caching(work: Workloads) -> list[Ratio]:
+    """Compare making a cache, from the first probe to the last byte, with running the model."""
+    return [
+        _caching(work, work.shallow_gin, "cache of NCI1", GIN_CEILING),
+        _caching(work, work.molecule_gcn, "cache of BBBP", GCN_CEILING),
+    ]
+
+
+def _caching(work: Workloads, subject: Subject, name: str, ceiling: float) -> Ratio:
+    place = work.folder / "written.cache"
+    plan = plan_cache(
+        subject.model, subject.dataset, resolve_splits(subject.dataset, None), device="cpu"
+    )
+
+    def write() -> None:
+        # A new data set has not been hashed yet, as in the command.
+        cache(subject.model, replace(subject.dataset), place, device="cpu")
+
+    @torch.inference_mode()
+    def forward() -> None:
+        for graphs in plan.batches(0, len(subject.dataset)):
+            call_model(subject.model, plan.load(graphs))
+
+    medians = race(
+        {CACHE: write, FORWARD: forward},
+        rounds=work.sizes.rounds,
+        after=partial(shutil.rmtree, place, ignore_errors=True),
+    )
+    return cost(name, medians, CACHE, FORWARD, ceiling, note=f"float32; {subject.about}")

@@ -1,0 +1,81 @@
+"""Epochs: of the head against the padded algorithm, and from the cache against the backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from histograph_post.training import Progress
+
+from . import head_steps
+from .head_trainings import HeadTraining
+from .measuring import Ratio, race, speedup
+from .workloads import GraphRows, Subject, Workloads
+
+PADDED_FLOOR = 20.0
+#: How much quicker an epoch is than one with the frozen backbone, and than one that trains it.
+DEEP_FLOORS = 4.0, 8.0
+MOLECULE_FLOORS = 5.0, 12.0
+
+CACHED, RECOMPUTED, TRAINED = "from the cache", "frozen backbone recomputed", "backbone trained"
+
+
+def padded_epoch(work: Workloads) -> list[Ratio]:
+    """Compare the head steps of an epoch with the literal algorithm, padded batch by batch."""
+    sizes, nodes = work.sizes, work.proteins.num_nodes
+    shuffled = nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(0))]
+    batches = [
+        GraphRows.random(shuffled[start : start + sizes.batch_size], sizes.deep + 1, sizes.width)
+        for start in range(0, sizes.padded_batches * sizes.batch_size, sizes.batch_size)
+        if start < len(nodes)
+    ]
+    head = head_steps.make_head(batches[0], sizes.width, {})
+
+    def epoch(name: str) -> None:
+        for rows in batches:
+            head_steps.train_step(head, partial(head_steps.FORWARDS[name], head, rows))
+
+    contenders = (head_steps.HEAD, head_steps.PADDED)
+    medians = race({name: partial(epoch, name) for name in contenders}, rounds=sizes.rounds)
+    largest = max(int(rows.batch.bincount().max()) for rows in batches)
+    return [
+        speedup(
+            f"head steps of an epoch, PROTEINS, L = {sizes.deep + 1}",
+            medians,
+            *contenders,
+            PADDED_FLOOR,
+            note=f"{len(batches)} random batches of {sizes.batch_size}, largest graph {largest}; "
+            f"{work.about('PROTEINS', work.proteins)}",
+        )
+    ]
+
+
+def deep_epochs(work: Workloads) -> list[Ratio]:
+    """Compare epochs of the deep GIN on PROTEINS."""
+    return _cached_epochs(work, work.deep_gin, "PROTEINS", DEEP_FLOORS)
+
+
+def molecule_epochs(work: Workloads) -> list[Ratio]:
+    """Compare epochs of the molecule GCN on BBBP."""
+    return _cached_epochs(work, work.molecule_gcn, "BBBP", MOLECULE_FLOORS)
+
+
+def _cached_epochs(
+    work: Workloads, subject: Subject, name: str, floors: tuple[float, float]
+) -> list[Ratio]:
+    """Compare an epoch of `train-head` with those of the same head on the running backbone."""
+    training = HeadTraining.of(work, work.cache(subject))
+    contenders: dict[str, Callable[[], Progress]] = {
+        CACHED: training.run,
+        RECOMPUTED: partial(training.run_with_backbone, subject, moves=False),
+        TRAINED: partial(training.run_with_backbone, subject, moves=True),
+    }
+    medians = race(contenders, rounds=work.sizes.rounds)
+    count = len(training.split.train)
+    note = f"{count} training graphs in batches of {work.sizes.batch_size}; {subject.about}"
+    return [
+        speedup(f"train-head epoch, {name}", medians, CACHED, other, floor, note=note)
+        for other, floor in zip((RECOMPUTED, TRAINED), floors, strict=True)
+    ]
