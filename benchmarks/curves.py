@@ -121,10 +121,10 @@ def draw(groups: Mapping[str, Sequence[Curve]], path: Path) -> None:
         figure = Figure(figsize=(8.4, 3.2 * len(groups)), layout="constrained")
         rows = figure.subplots(len(groups), 2, squeeze=False)
         for panels, (name, curves) in zip(rows, groups.items(), strict=True):
-            _draw(panels[0], curves, "seconds", 1e3)
-            panels[0].set_ylabel(f"{name}, ms")
+            _draw(panels[0], curves, "seconds", 1.0)
+            panels[0].set_ylabel(f"{name}, seconds")
             _draw(panels[1], curves, "peak_bytes", 1e-6)
-            panels[1].set_ylabel(f"{name}, peak MB")
+            panels[1].set_ylabel(f"{name}, MB")
             panels[0].legend(loc="upper left", frameon=True, facecolor=PAPER, edgecolor="none")
         with atomic_path(path) as partial:
             # Without a date the same figure has the same bytes.

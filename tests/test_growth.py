@@ -145,7 +145,7 @@ def test_command_writes_numbers_tables_and_picture(
     table = (out / "growth.md").read_text()
     assert all(curve["name"] in table for curves in found.values() for curve in curves)
     words = {text.text for text in ET.parse(out / "growth.svg").iter() if text.tag.endswith("text")}
-    assert {"head step, ms", "node attention, peak MB", "linear", "quadratic"} <= words
+    assert {"head step, seconds", "node attention, MB", "linear", "quadratic"} <= words
     assert "node attention, forward: 600, " in capsys.readouterr().err
 
 
