@@ -16,6 +16,9 @@ from .terminal import Terminal, duration
 if TYPE_CHECKING:
     from histograph_benchmarks.measuring import Ratio
 
+#: Cores that other programs may keep busy before it is worth saying.
+BUSY = 0.5
+
 
 def bench(
     terminal: Terminal,
@@ -33,14 +36,20 @@ def bench(
 ) -> None:
     """Measure the tool against the literal algorithm and the alternatives on this machine.
 
-    Everything runs in one process, in turns. Without --data-root it runs on graphs that are
-    generated in the sizes of the sets it names.
+    All contenders run in one process, in turns (the peak of memory has a process of its own).
+    Without --data-root they run on graphs generated in the sizes of the sets that are named.
     """
     from histograph_benchmarks.suite import chosen_names, run_suite
     from histograph_benchmarks.workloads import QUICK, Sizes
 
     names = chosen_names(only)
     sizes = QUICK if quick else Sizes()
+    machine = _machine()
+    if machine["load"] > BUSY:
+        terminal.say(
+            f"note: other programs keep {machine['load']:.1f} of {machine['cores']} cores busy; "
+            "on a quiet machine the ratios are others"
+        )
     started = time.monotonic()
 
     def tell(name: str, done: int) -> None:
@@ -64,7 +73,7 @@ def bench(
     for ratio in ratios:
         terminal.detail(f"{ratio.name}: {ratio.note}")
     terminal.result(
-        {"machine": _machine(), "ratios": [ratio.to_json() for ratio in ratios]},
+        {"machine": machine, "ratios": [ratio.to_json() for ratio in ratios]},
         next_command="histograph demo" if data_root else "histograph bench --data-root DIR",
     )
 
@@ -88,4 +97,5 @@ def _machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
     }
