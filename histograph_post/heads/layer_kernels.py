@@ -145,16 +145,40 @@ def scatter_gradient(
     return tuple(gradients)
 
 
+def fold_heads(values: Tensor, stacked: int | None, axis: int, copies: int) -> Tensor:
+    """Make the stacked copies of a head more sets of weights: ``copies * heads`` on ``axis``.
+
+    Args:
+        values: One tensor for each copy along ``stacked``, or the same one for all.
+        stacked: The axis along which the copies are stacked, if they are.
+        axis: The axis of the sets of weights in each of them.
+        copies: How many copies there are.
+    """
+    if stacked is None:
+        values = values.unsqueeze(axis).expand(*values.shape[:axis], copies, *values.shape[axis:])
+        return values.flatten(axis, axis + 1)
+    return values.movedim(stacked, axis).flatten(axis, axis + 1)
+
+
 class _LayerScores(Function):
     """See :func:`layer_scores`; the history is passed apart so that autograd sees it."""
 
     @staticmethod
-    def forward(
-        ctx: Any, filters: Tensor, graphs: Graphs, stack: LayerStack, *history: Tensor
-    ) -> Tensor:
-        ctx.graphs, ctx.stack = graphs, stack
-        ctx.save_for_backward(filters, *history)
+    def forward(filters: Tensor, graphs: Graphs, stack: LayerStack, *history: Tensor) -> Tensor:
         return _scores(stack, filters, graphs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        filters, ctx.graphs, ctx.stack, *history = inputs
+        ctx.save_for_backward(filters, *history)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], filters: Tensor, *others: Any
+    ) -> tuple[Tensor, int]:
+        folded = fold_heads(filters, in_dims[0], 1, info.batch_size)
+        scores = _LayerScores.apply(folded, *others)  # [num_graphs, copies * heads, L]
+        return scores.unflatten(1, (info.batch_size, -1)), 1
 
     @staticmethod
     @once_differentiable
@@ -171,12 +195,21 @@ class _LayerCombine(Function):
     """See :func:`layer_combine`; the history is passed apart so that autograd sees it."""
 
     @staticmethod
-    def forward(
-        ctx: Any, weights: Tensor, graphs: Graphs, stack: LayerStack, *history: Tensor
-    ) -> Tensor:
-        ctx.graphs, ctx.stack = graphs, stack
-        ctx.save_for_backward(weights, *history)
+    def forward(weights: Tensor, graphs: Graphs, stack: LayerStack, *history: Tensor) -> Tensor:
         return _combine(stack, weights, graphs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        weights, ctx.graphs, ctx.stack, *history = inputs
+        ctx.save_for_backward(weights, *history)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], weights: Tensor, *others: Any
+    ) -> tuple[Tensor, int]:
+        folded = fold_heads(weights, in_dims[0], 1, info.batch_size)
+        combined = _LayerCombine.apply(folded, *others)  # [num_nodes, copies * heads, D]
+        return combined.unflatten(1, (info.batch_size, -1)), 1
 
     @staticmethod
     @once_differentiable
@@ -193,13 +226,20 @@ class _LayerSums(Function):
     """The sums behind :func:`layer_means`."""
 
     @staticmethod
-    def forward(ctx: Any, graphs: Graphs, stack: LayerStack, *history: Tensor) -> Tensor:
-        ctx.graphs, ctx.stack = graphs, stack
+    def forward(graphs: Graphs, stack: LayerStack, *history: Tensor) -> Tensor:
         shape = (graphs.num_graphs, stack.num_layers, stack.width)
         sums = history[0].new_zeros(shape, dtype=stack.dtype)
         for rows in stack.slices():
             sums.index_add_(0, graphs.index[rows], stack.block(rows))
         return sums
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.graphs, ctx.stack, *_ = inputs
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, None]:
+        return _LayerSums.apply(*inputs), None  # the same for every copy of a head
 
     @staticmethod
     @once_differentiable
@@ -213,13 +253,24 @@ class _LayerProject(Function):
     """See :func:`layer_project`."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, stack: LayerStack, *history: Tensor) -> Tensor:
-        ctx.stack = stack
-        ctx.save_for_backward(weight, *history)
+    def forward(weight: Tensor, stack: LayerStack, *history: Tensor) -> Tensor:
         projected = weight.new_empty(stack.num_nodes, weight.size(0))
         for rows in stack.slices():
             torch.mm(stack.block(rows).flatten(1), weight.t(), out=projected[rows])
         return projected
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        weight, ctx.stack, *history = inputs
+        ctx.save_for_backward(weight, *history)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], weight: Tensor, *others: Any
+    ) -> tuple[Tensor, int]:
+        folded = fold_heads(weight, in_dims[0], 0, info.batch_size)
+        projected = _LayerProject.apply(folded, *others)  # [num_nodes, copies * dim]
+        return projected.unflatten(1, (info.batch_size, -1)), 1
 
     @staticmethod
     @once_differentiable

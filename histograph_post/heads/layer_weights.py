@@ -170,7 +170,7 @@ class LayerWeights(nn.Module):
             maps = self._split(weight, 0).transpose(1, 2)  # [heads, D_group, dim / heads]
             offset = self._split(offset, 1).transpose(0, 1)  # [heads, L_group, dim / heads]
             constant = map_heads(group_weights, offset)  # [num_graphs, heads, dim / heads]
-            part = mapped_combine(stack, group_weights, maps, graphs) + graphs.spread(constant)
+            part = mapped_combine(stack, group_weights, maps, constant, graphs)
             embedded = part if embedded is None else embedded + part
         assert embedded is not None  # a history has layers
         return embedded.flatten(1), weights

@@ -3,7 +3,7 @@
 With maps ``m [heads, d, D]`` and ``w [heads, D, d]``, these are::
 
     mapped_scores(x, q, m)  = layer_scores(x, q m)      queries q [num_nodes, heads, d]
-    mapped_combine(x, a, w) = layer_combine(x, a) w     [num_nodes, heads, d]
+    mapped_combine(x, a, w, c) = layer_combine(x, a) w + c     c [num_graphs, heads, d]
 
 What is between the two products has ``heads * D`` channels per node, which is as much as the
 history of a shallow network. It is made for a block of nodes at a time, used up while it is in the
@@ -21,7 +21,13 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from .history import LayerStack
-from .layer_kernels import combine_block, layer_combine, layer_scores, scatter_gradient
+from .layer_kernels import (
+    combine_block,
+    fold_heads,
+    layer_combine,
+    layer_scores,
+    scatter_gradient,
+)
 from .ragged import Graphs
 
 #: From so many layers on, summing them again costs more than keeping the sums.
@@ -54,22 +60,26 @@ def mapped_scores(stack: LayerStack, queries: Tensor, maps: Tensor, graphs: Grap
     return result
 
 
-def mapped_combine(stack: LayerStack, weights: Tensor, maps: Tensor, graphs: Graphs) -> Tensor:
-    """Sum the layers of each node with the weights of its graph, and map the sums.
+def mapped_combine(
+    stack: LayerStack, weights: Tensor, maps: Tensor, constant: Tensor, graphs: Graphs
+) -> Tensor:
+    """Sum the layers of each node with the weights of its graph, map the sums, add a constant.
 
     Args:
         stack: History of all nodes.
         weights: Layer weights per graph, ``[num_graphs, heads, L]``.
         maps: From channels of the history to those of each head, ``[heads, D, d]``.
+        constant: Added to all nodes of a graph, ``[num_graphs, heads, d]``.
         graphs: Which graph each node belongs to.
 
     Returns:
         ``[num_nodes, heads, d]``.
     """
     if len(maps) == 1 or torch.compiler.is_exporting():
-        return map_heads(layer_combine(stack, weights, graphs), maps)
-    result: Tensor = _MappedCombine.apply(weights, maps, graphs, stack, *stack.tensors)
-    return result
+        return map_heads(layer_combine(stack, weights, graphs), maps) + graphs.spread(constant)
+    mapped, _ = _MappedCombine.apply(weights, maps, constant, graphs, stack, *stack.tensors)
+    found: Tensor = mapped
+    return found
 
 
 class _MappedScores(Function):
@@ -77,20 +87,28 @@ class _MappedScores(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        queries: Tensor,
-        maps: Tensor,
-        graphs: Graphs,
-        stack: LayerStack,
-        *history: Tensor,
+        queries: Tensor, maps: Tensor, graphs: Graphs, stack: LayerStack, *history: Tensor
     ) -> Tensor:
-        ctx.graphs, ctx.stack = graphs, stack
-        ctx.save_for_backward(queries, maps, *history)
         scores = queries.new_empty(stack.num_nodes, stack.num_layers, queries.size(1))
         for rows in stack.slices(2 * len(maps)):
             filters = torch.bmm(queries[rows].transpose(0, 1), maps)  # [heads, rows, D]
             torch.bmm(stack.block(rows), filters.permute(1, 2, 0), out=scores[rows])
         return graphs.sum(scores).transpose(1, 2)  # [num_graphs, heads, L]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        queries, maps, ctx.graphs, ctx.stack, *history = inputs
+        ctx.save_for_backward(queries, maps, *history)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], queries: Tensor, maps: Tensor, *others: Any
+    ) -> tuple[Tensor, int]:
+        copies = info.batch_size
+        queries = fold_heads(queries, in_dims[0], 1, copies)  # [num_nodes, copies * heads, d]
+        maps = fold_heads(maps, in_dims[1], 0, copies)  # [copies * heads, d, D]
+        scores = _MappedScores.apply(queries, maps, *others)
+        return scores.unflatten(1, (copies, -1)), 1
 
     @staticmethod
     @once_differentiable
@@ -114,29 +132,58 @@ class _MappedCombine(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
         weights: Tensor,
         maps: Tensor,
+        constant: Tensor,
         graphs: Graphs,
         stack: LayerStack,
         *history: Tensor,
-    ) -> Tensor:
-        ctx.graphs, ctx.stack = graphs, stack
+    ) -> tuple[Tensor, Tensor | None]:
         heads, kept = weights.size(1), None
         if stack.num_layers >= DEEP:
             kept = weights.new_empty(stack.num_nodes, heads, stack.width)
         mapped = weights.new_empty(stack.num_nodes, heads, maps.size(2))
         for rows in stack.slices(2 * len(maps)):
-            node_weights = weights.index_select(0, graphs.index[rows])  # [rows, heads, L]
+            index = graphs.index[rows]
+            node_weights = weights.index_select(0, index)  # [rows, heads, L]
             place = None if kept is None else kept[rows]
             combined = combine_block(node_weights, stack.block(rows), out=place)
-            mapped[rows] = torch.bmm(combined.transpose(0, 1), maps).transpose(0, 1)
+            found = torch.bmm(combined.transpose(0, 1), maps).transpose(0, 1)  # [rows, heads, d]
+            torch.add(found, constant.index_select(0, index), out=mapped[rows])
+        return mapped, kept
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]
+    ) -> None:
+        weights, maps, _, ctx.graphs, ctx.stack, *history = inputs
+        _, kept = output
+        if kept is not None:
+            ctx.mark_non_differentiable(kept)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(weights, maps, kept, *history)
-        return mapped
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[Any, ...],
+        weights: Tensor,
+        maps: Tensor,
+        constant: Tensor,
+        *others: Any,
+    ) -> tuple[tuple[Tensor, None], tuple[int, None]]:
+        copies = info.batch_size
+        weights = fold_heads(weights, in_dims[0], 1, copies)  # [num_graphs, copies * heads, L]
+        maps = fold_heads(maps, in_dims[1], 0, copies)  # [copies * heads, D, d]
+        constant = fold_heads(constant, in_dims[2], 1, copies)  # [num_graphs, copies * heads, d]
+        mapped, _ = _MappedCombine.apply(weights, maps, constant, *others)
+        return (mapped.unflatten(1, (copies, -1)), None), (1, None)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad is None:  # nothing depends on what came out
+            return (None,) * len(ctx.needs_input_grad)
         weights, maps, kept, *_ = ctx.saved_tensors
         graphs, stack = ctx.graphs, ctx.stack
         back = maps.transpose(1, 2)  # [heads, d, D]
@@ -153,8 +200,9 @@ class _MappedCombine(Function):
             grad_combined = torch.bmm(node_grad, back)  # [heads, rows, D]
             torch.bmm(block, grad_combined.permute(1, 2, 0), out=scores[rows])
         filters = (torch.bmm(grad[rows].transpose(0, 1), back) for rows in stack.slices())
-        history = _history_gradient(stack, weights, filters, graphs, ctx.needs_input_grad[4:])
-        return graphs.sum(scores).transpose(1, 2), grad_maps, None, None, *history
+        history = _history_gradient(stack, weights, filters, graphs, ctx.needs_input_grad[5:])
+        grad_weights = graphs.sum(scores).transpose(1, 2)  # [num_graphs, heads, L]
+        return grad_weights, grad_maps, graphs.sum(grad), None, None, *history
 
 
 def _history_gradient(

@@ -18,8 +18,8 @@ from .received_attention import received_attention
 #: Scores a bucket may waste on padding: computing them costs about as much as one more bucket.
 PADDING_BUDGET = 1 << 14
 
-#: Graphs with more nodes than this have a bucket of their own.
-LARGE_GRAPH = 128
+#: Graphs with more nodes than this are attended to one by one, without holding their scores.
+LARGE_GRAPH = 256
 
 
 class NodeAttention(nn.Module):
@@ -97,18 +97,24 @@ class NodeAttention(nn.Module):
         split = 2 * self.dim  # queries and keys before it, values from there on
         value_map, value_bias = self.in_projection.weight[split:], self.in_projection.bias[split:]
         layout, kept = self._layout(graphs), self._kept_keys(graphs)
-        summaries = [nodes.new_zeros(0, self.heads, self.dim)]
-        totals = [nodes.new_zeros(0, self.heads, 1)]  # less than one if there is a zero token
         padded = layout.pad(nodes)  # [graphs, width, dim] each
         parts = self._parts(layout, self._query_key(nodes), kept)
+        contexts = []  # of the large graphs, which come first
+        summaries = [nodes.new_zeros(0, self.heads, self.dim)]
+        totals = [nodes.new_zeros(0, self.heads, 1)]  # less than one if there is a zero token
         for (bucket, query_key, keys), own in zip(parts, padded, strict=True):
+            if bucket.width > self.large_graph:
+                value = functional.linear(own, value_map, value_bias)  # [1, nodes, dim]
+                rows = torch.cat([query_key, value], dim=-1)  # [1, nodes, 3 * dim]
+                contexts.append(self._attend_large(rows, keys).mean(1))  # [1, dim]
+                continue
             received = self._received(bucket, query_key, keys)  # [graphs, heads, width]
             summaries.append(received @ own)  # [graphs, heads, dim]
             totals.append(received.sum(-1, keepdim=True))  # [graphs, heads, 1]
         values = value_map.unflatten(0, (self.heads, -1)).transpose(1, 2)  # [heads, dim, d]
         context = torch.bmm(torch.cat(summaries).transpose(0, 1), values).transpose(0, 1)
         context = context + torch.cat(totals) * value_bias.unflatten(0, (self.heads, -1))
-        context = context.flatten(1)  # [graphs, dim]
+        context = torch.cat([*contexts, context.flatten(1)])  # [graphs, dim]
         return move_rows(self.out_projection(context), None, layout.graphs, graphs.num_graphs)
 
     @torch.no_grad()

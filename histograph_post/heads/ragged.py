@@ -150,11 +150,14 @@ class Layout:
         order: The nodes of the batch, bucket by bucket, ``[num_nodes]``.
         slots: Slot of each node of the batch in the dense layouts of all buckets, one after the
             other, ``[num_nodes]``.
+        fillers: Node in each of these slots; in one that no node belongs to, the last node of the
+            same graph, so that nothing can pass from one graph to another, ``[num_slots]``.
     """
 
     buckets: tuple[Bucket, ...]
     order: Tensor
     slots: Tensor
+    fillers: Tensor
 
     @property
     def graphs(self) -> Tensor:
@@ -162,9 +165,12 @@ class Layout:
         return torch.cat([self.order[:0], *(bucket.graphs for bucket in self.buckets)])
 
     def pad(self, rows: Tensor) -> list[Tensor]:
-        """Lay rows ``[num_nodes, D]`` out as one ``[num_graphs, width, D]`` per bucket."""
+        """Lay rows ``[num_nodes, D]`` out as one ``[num_graphs, width, D]`` per bucket.
+
+        What is in a slot without a node must not matter: no gradient comes back from it.
+        """
         sizes = [bucket.num_slots for bucket in self.buckets]
-        padded = move_rows(rows, None, self.slots, sum(sizes))  # [slots of all buckets, D]
+        padded: Tensor = _PadRows.apply(rows, self.fillers, self.slots)  # [num_slots, D]
         return [
             part.view(len(bucket.sizes), bucket.width, -1)
             for bucket, part in zip(self.buckets, padded.split(sizes), strict=True)
@@ -190,7 +196,7 @@ def bucket_layout(graphs: Graphs, *, padding_budget: int, largest: int) -> Layou
     squares = np.concatenate([[0], np.cumsum(sorted_sizes**2)])
     starts = np.cumsum(sizes) - sizes
 
-    buckets, order, places = [], [], []
+    buckets, order, places, fillers = [], [], [], []
     begin = first_slot = 0
     while begin < len(descending):
         width = int(sorted_sizes[begin])
@@ -203,6 +209,8 @@ def bucket_layout(graphs: Graphs, *, padding_budget: int, largest: int) -> Layou
         order.append(np.repeat(starts[members], sizes[members]) + within)
         slots = np.repeat(np.arange(taken) * width, sizes[members]) + within
         places.append(first_slot + slots)
+        within_width = np.minimum(np.arange(width), sizes[members, None] - 1)  # [taken, width]
+        fillers.append((starts[members, None] + within_width).ravel())
         buckets.append(
             Bucket(
                 graphs=torch.from_numpy(members.copy()).to(device),
@@ -213,11 +221,14 @@ def bucket_layout(graphs: Graphs, *, padding_budget: int, largest: int) -> Layou
         )
         begin += taken
         first_slot += taken * width
-    nodes = np.concatenate([np.empty(0, np.int64), *order])
-    slots = np.empty_like(nodes)
-    slots[nodes] = np.concatenate([np.empty(0, np.int64), *places])
+    tables = [np.concatenate([np.empty(0, np.int64), *parts]) for parts in (order, places, fillers)]
+    nodes, slots, filled = tables
+    slots[nodes] = slots.copy()  # from the order of the buckets to that of the batch
     return Layout(
-        tuple(buckets), torch.from_numpy(nodes).to(device), torch.from_numpy(slots).to(device)
+        tuple(buckets),
+        torch.from_numpy(nodes).to(device),
+        torch.from_numpy(slots).to(device),
+        torch.from_numpy(filled).to(device),
     )
 
 
@@ -232,11 +243,25 @@ class _MoveRows(Function):
     """Copy rows to other places; no place twice, so the gradient is a copy as well, not a sum."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, source: Tensor | None, target: Tensor | None, size: int
-    ) -> Tensor:
-        ctx.source, ctx.target, ctx.num_rows = source, target, len(rows)
+    def forward(rows: Tensor, source: Tensor | None, target: Tensor | None, size: int) -> Tensor:
         return _move(rows, source, target, size)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        rows, ctx.source, ctx.target, _ = inputs
+        ctx.num_rows = len(rows)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        rows: Tensor,
+        source: Tensor | None,
+        target: Tensor | None,
+        size: int,
+    ) -> tuple[Tensor, int]:
+        assert in_dims[0] is not None  # only rows are ever stacked
+        return _MoveRows.apply(rows.movedim(in_dims[0], 1), source, target, size), 1
 
     @staticmethod
     @once_differentiable
@@ -249,6 +274,29 @@ def _move(rows: Tensor, source: Tensor | None, target: Tensor | None, size: int)
     if target is None:
         return taken
     return taken.new_zeros(size, *taken.shape[1:]).index_copy_(0, target, taken)
+
+
+class _PadRows(Function):
+    """Copy every node to its slot, and some node to every other slot, from which nothing returns."""
+
+    @staticmethod
+    def forward(rows: Tensor, fillers: Tensor, slots: Tensor) -> Tensor:
+        return rows.index_select(0, fillers)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, ctx.slots = inputs
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], rows: Tensor, fillers: Tensor, slots: Tensor
+    ) -> tuple[Tensor, int]:
+        return _PadRows.apply(rows.movedim(in_dims[0], 1), fillers, slots), 1
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad.index_select(0, ctx.slots), None, None
 
 
 def move_rows(rows: Tensor, source: Tensor | None, target: Tensor | None, size: int) -> Tensor:

@@ -41,8 +41,9 @@ def received_attention(
         bias = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -math.inf)
     # Drawn here, so that the backward pass can drop the same weights again.
     seed = int(torch.randint(2**62, ())) if dropout else 0
-    received: Tensor = _ReceivedAttention.apply(query, key, bias, share, dropout, seed)
-    return received
+    received, _ = _ReceivedAttention.apply(query, key, bias, share, dropout, seed)
+    found: Tensor = received
+    return found
 
 
 def _attention(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
@@ -80,14 +81,8 @@ class _ReceivedAttention(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        bias: Tensor | None,
-        share: Tensor,
-        dropout: float,
-        seed: int,
-    ) -> Tensor:
+        query: Tensor, key: Tensor, bias: Tensor | None, share: Tensor, dropout: float, seed: int
+    ) -> tuple[Tensor, Tensor | None]:
         generator = torch.Generator(query.device).manual_seed(seed) if dropout else None
         weight = _per_group(share, len(query)).unsqueeze(1)  # [groups, 1, queries]
         received = key.new_zeros(len(key), 1, key.size(1))
@@ -98,13 +93,34 @@ class _ReceivedAttention(Function):
             if generator is not None:
                 kept = attention * _noise(attention, dropout, generator)
             received.baddbmm_(weight[..., rows], kept)
-        ctx.dropout, ctx.seed = dropout, seed
-        ctx.save_for_backward(query, key, bias, share, attention if len(blocks) == 1 else None)
-        return received.squeeze(1)
+        return received.squeeze(1), attention if len(blocks) == 1 else None
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]
+    ) -> None:
+        query, key, bias, share, ctx.dropout, ctx.seed = inputs
+        _, attention = output
+        if attention is not None:
+            ctx.mark_non_differentiable(attention)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(query, key, bias, share, attention)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], query: Tensor, key: Tensor, *others: Any
+    ) -> tuple[tuple[Tensor, None], tuple[int, None]]:
+        # More groups per graph, next to each other: the copies of each.
+        query = query.movedim(in_dims[0], 1).flatten(0, 1)  # [groups * copies, queries, d]
+        key = key.movedim(in_dims[1], 1).flatten(0, 1)  # [groups * copies, keys, d]
+        received, _ = _ReceivedAttention.apply(query, key, *others)
+        return (received.unflatten(0, (-1, info.batch_size)), None), (1, None)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad is None:  # nothing depends on what came out
+            return (None,) * len(ctx.needs_input_grad)
         query, key, bias, share, saved = ctx.saved_tensors
         generator = torch.Generator(query.device).manual_seed(ctx.seed) if ctx.dropout else None
         scale = 1 / math.sqrt(query.size(-1))

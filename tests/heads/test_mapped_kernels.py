@@ -43,8 +43,10 @@ def test_products_are_those_of_einsum(
     expected = graphs.sum(torch.einsum("nhe,hed,nld->nhl", queries, maps, standard))
     torch.testing.assert_close(mapped_scores(stack, queries, maps, graphs), expected)
     back = maps.transpose(1, 2)
+    constant = torch.randn(graphs.num_graphs, heads, back.size(2)).double()
     expected = torch.einsum("nhl,nld,hde->nhe", weights[graphs.index], standard, back)
-    torch.testing.assert_close(mapped_combine(stack, weights, back, graphs), expected)
+    expected = expected + constant[graphs.index]
+    torch.testing.assert_close(mapped_combine(stack, weights, back, constant, graphs), expected)
 
 
 @pytest.mark.parametrize("stacked", [True, False])
@@ -57,15 +59,21 @@ def test_gradcheck(
     monkeypatch.setattr(mapped_kernels, "DEEP", deep)
     history, graphs, queries, weights, maps = make_case(2)
     tensors = [history] if stacked else list(history.unbind(1))
-    inputs = [t.detach().clone().requires_grad_() for t in (queries, weights, maps, *tensors)]
+    constant = torch.randn(graphs.num_graphs, 2, maps.size(1)).double()
+    inputs = [
+        tensor.detach().clone().requires_grad_()
+        for tensor in (queries, weights, maps, constant, *tensors)
+    ]
     mean = torch.randn(LAYERS, WIDTH).double() if standardised else None
     scale = torch.rand(LAYERS, WIDTH).double() if standardised else None
 
-    def run(queries: Tensor, weights: Tensor, maps: Tensor, *history: Tensor) -> tuple[Tensor, ...]:
+    def run(
+        queries: Tensor, weights: Tensor, maps: Tensor, constant: Tensor, *history: Tensor
+    ) -> tuple[Tensor, ...]:
         stack = LayerStack(history, mean, scale, torch.float64)
         return (
             mapped_scores(stack, queries, maps, graphs),
-            mapped_combine(stack, weights, maps.transpose(1, 2), graphs),
+            mapped_combine(stack, weights, maps.transpose(1, 2), constant, graphs),
         )
 
     assert torch.autograd.gradcheck(run, inputs)

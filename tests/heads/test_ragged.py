@@ -56,11 +56,14 @@ def test_buckets_hold_every_node_once_within_the_budget(
     parts = layout.pad(rows)  # [graphs, width, 1] each
     nodes = layout.order.split([len(bucket.slots) for bucket in layout.buckets])
     for bucket, padded, own in zip(layout.buckets, parts, nodes, strict=True):
-        assert torch.equal(bucket.pad(rows[own]), padded)
+        with_zeros = bucket.pad(rows[own])  # [graphs, width, 1]
         for place, graph in enumerate(bucket.graphs.tolist()):
-            expected = torch.zeros(bucket.width)
-            expected[: sizes[graph]] = torch.arange(sizes[graph]) + starts[graph] + 1.0
-            assert torch.equal(padded[place, :, 0], expected)
+            size = sizes[graph]
+            expected = torch.arange(size) + starts[graph] + 1.0
+            assert torch.equal(padded[place, :size, 0], expected)
+            assert torch.equal(with_zeros[place, :size, 0], expected)
+            assert set(padded[place, size:, 0].tolist()) <= set(expected.tolist())  # its own
+            assert not with_zeros[place, size:].any()
     assert torch.equal(layout.unpad(parts), rows)
 
 
