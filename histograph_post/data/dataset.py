@@ -17,7 +17,7 @@ from ..errors import DataError
 from ..splits import Splits
 from .checks import check_links, detect_level, prepare_graphs
 from .features import add_features
-from .labels import LEVELS, Level, align_labels, gather_labels, label_rows
+from .labels import LEVELS, Level, align_labels, count_nodes, gather_labels, label_rows
 from .links import LinkOptions, split_links
 from .masks import take_masks
 
@@ -78,11 +78,13 @@ class GraphDataset:
     @cached_property
     def num_nodes(self) -> np.ndarray:
         """Nodes of each graph, int64 ``[num_graphs]``."""
-        return np.array([graph.num_nodes for graph in self.graphs], dtype=np.int64)
+        return np.array([count_nodes(graph) for graph in self.graphs], dtype=np.int64)
 
     @cached_property
     def label_ptr(self) -> np.ndarray:
         """First label row of each graph, and the number of rows: int64 ``[num_graphs + 1]``."""
+        if self.level == "graph":
+            return np.arange(len(self) + 1)
         rows = [label_rows(graph, self.level) for graph in self.graphs]
         return np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
 
@@ -103,10 +105,9 @@ class GraphDataset:
             digest = hashlib.sha256()
             for graph, name in zip(self.graphs, self.ids, strict=True):
                 attributes = sorted(graph.to_dict().items())
-                _hash_text(digest, f"graph {len(attributes)} {name}")
+                digest.update(_text(f"graph {len(attributes)} {name}"))
                 for key, value in attributes:
-                    _hash_text(digest, key)
-                    _hash_value(digest, value)
+                    _hash_value(digest, key, value)
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
@@ -216,15 +217,19 @@ def _target_names(given: Sequence[str] | None, width: int, spec: str) -> list[st
     return [str(name) for name in given]
 
 
-def _hash_text(digest: Any, text: str) -> None:
+def _text(text: str) -> bytes:
     encoded = text.encode()
-    digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return len(encoded).to_bytes(8, "little") + encoded
 
 
-def _hash_value(digest: Any, value: object) -> None:
+def _hash_value(digest: Any, key: str, value: object) -> None:
     if not isinstance(value, Tensor):
-        _hash_text(digest, repr(value))
+        digest.update(_text(key) + _text(repr(value)))
         return
-    _hash_text(digest, f"{value.dtype} {list(value.shape)}")
-    # Bytes, not numbers: numpy has no bfloat16.
-    digest.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
+    try:
+        values = value.numpy(force=True)
+    except TypeError:
+        # Bytes, not numbers: numpy has no bfloat16.
+        values = value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
+    digest.update(_text(key) + _text(f"{value.dtype} {[*value.shape]}"))
+    digest.update(values.ravel())
