@@ -94,18 +94,18 @@ class FitWatch:
 
     def epoch_done(self, progress: Any) -> None:
         """Move the bar: a fit counts by the share of its epochs that are over."""
-        trainer = progress.trainer
         self._tell_epoch(
             f"{progress.head}/fold-{progress.fold}-seed-{progress.seed}", progress.trainer
         )
         if self._bar is None or self._task is None:
             return
-        share = trainer.progress.epoch / trainer.options.epochs
+        several = progress.num_seeds > 1
+        seeds = f"{progress.num_seeds} seeds" if several else f"seed {progress.seed}"
         self._bar.update(
             self._task,
-            completed=progress.done + min(share, 1.0),
+            completed=progress.done,
             total=progress.total,
-            description=f"{progress.head}, fold {progress.fold}, seed {progress.seed}",
+            description=f"{progress.head}, fold {progress.fold}, {seeds}",
         )
 
     def fit_done(self, fit: Any, done: int, total: int) -> None:

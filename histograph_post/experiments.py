@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,11 @@ class FitProgress:
     head: str
     fold: int
     seed: int
-    #: Fits done before this one, and fits in all.
-    done: int
+    #: Fits that are done, one that is not by the share of its epochs; and fits in all.
+    done: float
     total: int
+    #: Seeds of this readout on this fold, which may be trained as one.
+    num_seeds: int
     trainer: Trainer
 
 
@@ -67,6 +70,19 @@ class Stage(ABC):
         on_epoch: Callable[[Trainer], None] | None = None,
     ) -> Fit:
         """Do one fit, or go on with it, or return it if it is done."""
+
+    def fit_together(
+        self,
+        specs: Sequence[FitSpec],
+        folder: Path,
+        *,
+        device: torch.device,
+        on_epoch: Callable[[Trainer], None] | None = None,
+    ) -> list[Fit]:
+        """Do fits that differ in their seed alone; the folder is the run's."""
+        return [
+            self.fit(spec, folder / spec.folder, device=device, on_epoch=on_epoch) for spec in specs
+        ]
 
     @abstractmethod
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
@@ -129,16 +145,30 @@ def run_experiment(
     experiment.splits.save(folder / SPLITS_NAME)
     planned = experiment.fits()
     fits = experiment.earlier_fits()
-    for done, spec in enumerate(planned):
+    done = 0
+    for _, alike in groupby(planned, key=lambda spec: (spec.name, spec.fold)):
+        specs = {spec.seed: spec for spec in alike}
+        shares = dict.fromkeys(specs, 0.0)
 
-        def epoch_done(trainer: Trainer, spec: FitSpec = spec, done: int = done) -> None:
+        def epoch_done(
+            trainer: Trainer,
+            specs: Mapping[int, FitSpec] = specs,
+            shares: dict[int, float] = shares,
+            before: int = done,
+        ) -> None:
+            shares[trainer.seed] = trainer.share_done
             if on_epoch is not None:
-                on_epoch(FitProgress(spec.name, spec.fold, spec.seed, done, len(planned), trainer))
+                spec, reached = specs[trainer.seed], before + sum(shares.values())
+                place = (spec.name, spec.fold, spec.seed, reached, len(planned), len(specs))
+                on_epoch(FitProgress(*place, trainer))
 
-        fit = experiment.fit(spec, folder / spec.folder, device=where, on_epoch=epoch_done)
-        fits.append(fit)
-        if on_fit is not None:
-            on_fit(fit, done + 1, len(planned))
+        for fit in experiment.fit_together(
+            list(specs.values()), folder, device=where, on_epoch=epoch_done
+        ):
+            fits.append(fit)
+            done += 1
+            if on_fit is not None:
+                on_fit(fit, done, len(planned))
     task, label_rows = experiment.task, experiment.label_rows()
     _write_metrics(folder, fits)
     best = choose_fit(fits, chosen, task)

@@ -1,8 +1,9 @@
-"""One fit: one readout, on one fold, with one seed; resumable, and saved when it is done.
+"""Fits: one readout, on one fold, with one seed each; resumable, and saved when they are done.
 
 A fit's folder holds ``state.pt`` while it is being trained and, once it is done, ``fit.json``
 (written last), ``head.safetensors``, the outputs for the test rows and, where a backbone was
-trained too, ``model.safetensors``.
+trained too, ``model.safetensors``. Fits that are trained together keep their state in the folder
+of the first of them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .heads.registry import build_head, head_config, head_info
 from .heads.standardize import Standardizer
 from .resuming import STATE_NAME, train_resumably
 from .splits import PARTS, Split
+from .stacking import most_together
 from .tasks import TargetScale, Task
 from .training import Trainer, TrainingOptions
 from .warm_start import own_classifier
@@ -105,6 +107,11 @@ class HeadNetwork(nn.Module):
         self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
 
     @property
+    def stackable(self) -> bool:
+        """Whether copies with other weights can be run as one."""
+        return bool(getattr(self.head, "stackable", False))
+
+    @property
     def aux_loss(self) -> Tensor | None:
         """What the last forward pass adds to the loss, for readouts that have such a term."""
         return getattr(self.head, "aux_loss", None)
@@ -146,8 +153,8 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
     return FreshHead(head, standardizer)
 
 
-def fit_head(
-    spec: FitSpec,
+def fit_heads(
+    specs: Sequence[FitSpec],
     loaded: LoadedCache,
     split: Split,
     task: Task,
@@ -155,24 +162,65 @@ def fit_head(
     *,
     device: torch.device,
     on_epoch: Callable[[Trainer], None] | None = None,
-) -> Fit:
-    """Train one readout on one fold with one seed, or go on with it, or return it if it is done."""
-    if (folder / FIT_NAME).exists():
-        return load_fit(spec, folder)
-    made = make_head(spec, loaded, split, task)
-    history = loaded.history(split.train if spec.standardize else None)
-    needs_edges = head_info(spec.head).needs_edge_index
-    trainer = Trainer(
-        HeadNetwork(made.head).to(device),
-        HeadBatches(loaded, history, task, device, edges=needs_edges),
-        split,
-        task,
-        spec.training,
-        seed=spec.seed,
-    )
-    return train_fit(
-        spec, trainer, folder, head=made.head, standardizer=made.standardizer, on_epoch=on_epoch
-    )
+) -> list[Fit]:
+    """Train one readout on one fold, or go on with it, or return it where it is done.
+
+    Args:
+        specs: Of different seeds; they are trained as one if the readout can be.
+        loaded: The cache.
+        split: Of the fold.
+        task: What is predicted.
+        folder: The run.
+        device: Where to train.
+        on_epoch: Told of every fit after each of its epochs.
+    """
+    if all((folder / spec.folder / FIT_NAME).exists() for spec in specs):
+        return [load_fit(spec, folder / spec.folder) for spec in specs]
+    history = loaded.history(split.train if specs[0].standardize else None)
+    needs_edges = head_info(specs[0].head).needs_edge_index
+    source = HeadBatches(loaded, history, task, device, edges=needs_edges)
+
+    def prepare(spec: FitSpec) -> tuple[FreshHead, Trainer]:
+        made = make_head(spec, loaded, split, task)
+        network = HeadNetwork(made.head).to(device)
+        return made, Trainer(network, source, split, task, spec.training, seed=spec.seed)
+
+    together = 1
+    if not history.read_ahead:  # memory is short where a history is read batch by batch
+        largest = np.sort(loaded.cache.num_nodes)[-specs[0].training.batch_size :]
+        together = most_together(prepare(specs[0])[1], num_nodes=int(largest.sum()))
+    fits = []
+    for start in range(0, len(specs), together):
+        chosen = specs[start : start + together]
+        fits += _fit_together(chosen, prepare, folder, on_epoch)
+    return fits
+
+
+def _fit_together(
+    specs: Sequence[FitSpec],
+    prepare: Callable[[FitSpec], tuple[FreshHead, Trainer]],
+    folder: Path,
+    on_epoch: Callable[[Trainer], None] | None,
+) -> list[Fit]:
+    """Train heads as one and save each; their state is in the folder of the first until then."""
+    state_folder = folder / specs[0].folder
+    state_folder.mkdir(parents=True, exist_ok=True)
+    missing = [spec for spec in specs if not (folder / spec.folder / FIT_NAME).exists()]
+    prepared = {spec.seed: prepare(spec) for spec in missing}
+    trainers = [trainer for _, trainer in prepared.values()]
+    seconds = train_resumably(trainers, state_folder, on_epoch=on_epoch)
+    for spec in missing:
+        made, trainer = prepared[spec.seed]
+        save_fit(
+            spec,
+            trainer,
+            folder / spec.folder,
+            seconds=seconds,
+            head=made.head,
+            standardizer=made.standardizer,
+        )
+    (state_folder / STATE_NAME).unlink(missing_ok=True)
+    return [load_fit(spec, folder / spec.folder) for spec in specs]
 
 
 def train_fit(
@@ -198,7 +246,42 @@ def train_fit(
             and says what moved.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
+    seconds = train_resumably([trainer], folder, on_epoch=on_epoch)
+    fit = save_fit(
+        spec,
+        trainer,
+        folder,
+        seconds=seconds,
+        head=head,
+        standardizer=standardizer,
+        save_backbone=save_backbone,
+    )
+    (folder / STATE_NAME).unlink(missing_ok=True)
+    return fit
+
+
+def save_fit(
+    spec: FitSpec,
+    trainer: Trainer,
+    folder: Path,
+    *,
+    seconds: float,
+    head: nn.Module | None,
+    standardizer: nn.Module | None = None,
+    save_backbone: Callable[[Path], Mapping[str, Any]] | None = None,
+) -> Fit:
+    """Score every part with the weights of the best epoch, and save what was fitted.
+
+    Args:
+        spec: What was fitted.
+        trainer: It has finished.
+        folder: Of the fit.
+        seconds: What an epoch took.
+        head: As for :func:`train_fit`, like all that follows.
+        standardizer: What brings the layers to one scale before the head.
+        save_backbone: Writes the backbone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     task, split, labels = trainer.task, trainer.split, trainer.source.labels
     outputs = {part: trainer.predict(rows) for part, rows in _parts(split)}
     fit = Fit(
@@ -253,7 +336,6 @@ def _save(
             "log": list(fit.log),
         },
     )
-    (folder / STATE_NAME).unlink(missing_ok=True)
 
 
 def load_fit(spec: FitSpec, folder: Path) -> Fit:

@@ -13,7 +13,7 @@ import torch
 from .errors import ConfigError
 from .experiments import FitProgress, Stage
 from .experiments import run_experiment as run_experiment
-from .fits import Fit, FitSpec, fit_head
+from .fits import Fit, FitSpec, fit_heads
 from .folds import Fold, make_folds, open_caches
 from .head_results import LabelRows, row_names
 from .heads.registry import head_info, head_names
@@ -65,8 +65,8 @@ class Experiment(Stage):
         return [
             self.fit_spec(head, fold.number, seed)
             for fold in self.folds
-            for seed in self.seeds
             for head in self.heads
+            for seed in self.seeds
         ]
 
     def fit_spec(self, head: HeadSpec, fold: int, seed: int) -> FitSpec:
@@ -90,12 +90,25 @@ class Experiment(Stage):
         on_epoch: Callable[[Trainer], None] | None = None,
     ) -> Fit:
         """Train one readout on the cached activations of one fold."""
-        fold = self.folds[spec.fold]
+        run = folder.parents[len(spec.folder.parts) - 1]
+        (fit,) = self.fit_together([spec], run, device=device, on_epoch=on_epoch)
+        return fit
+
+    def fit_together(
+        self,
+        specs: Sequence[FitSpec],
+        folder: Path,
+        *,
+        device: torch.device,
+        on_epoch: Callable[[Trainer], None] | None = None,
+    ) -> list[Fit]:
+        """Train one readout on the cached activations of one fold, with every seed."""
+        fold = self.folds[specs[0].fold]
         for other in self.folds:
             if other.loaded is not fold.loaded:
                 other.loaded.forget()
-        return fit_head(
-            spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
+        return fit_heads(
+            specs, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
         )
 
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from .files import PARTIAL_SUFFIX, atomic_path
+from .stacking import run_epoch_together
 from .training import Trainer
 
-#: The state of a fit that is being trained, in the fit's folder; gone once the fit is done.
+#: The state of fits that are being trained; gone once they are done.
 STATE_NAME = "state.pt"
 
 #: Seconds between saved states: saving costs a few milliseconds, small fits are over in seconds.
@@ -20,7 +21,7 @@ SAVE_EVERY = 1.0
 
 
 def train_resumably(
-    trainer: Trainer,
+    trainers: Sequence[Trainer],
     folder: Path,
     *,
     on_epoch: Callable[[Trainer], None] | None = None,
@@ -32,30 +33,36 @@ def train_resumably(
     the state, after it has saved what came out.
 
     Args:
-        trainer: Made just as it was when the state was saved.
+        trainers: Made just as they were when the state was saved; of different seeds, as many
+            as can be trained as one; the seconds are the share of one of them.
         folder: Where the state is kept; it exists.
-        on_epoch: Told after every epoch, when its state has been saved.
+        on_epoch: Told of every trainer after each of its epochs.
         save_every: Seconds between saved states.
     """
     for leftover in folder.glob(f"*{PARTIAL_SUFFIX}"):
         leftover.unlink()
     state = folder / STATE_NAME
     if state.exists():
-        trainer.restore(torch.load(state, weights_only=True, map_location="cpu"))
+        saved_states = torch.load(state, weights_only=True, map_location="cpu")
+        for trainer in trainers:
+            trainer.restore(saved_states[trainer.seed])
     seconds: list[float] = []
-    started = saved = time.perf_counter()
-
-    def epoch_done(trainer: Trainer) -> None:
-        nonlocal started, saved
-        now = time.perf_counter()
-        seconds.append(now - started)
-        if now - saved >= save_every:
-            with atomic_path(state) as partial:
-                torch.save(trainer.state(), partial)
-            saved = time.perf_counter()
-        if on_epoch is not None:
-            on_epoch(trainer)
+    saved = time.perf_counter()
+    while going := [trainer for trainer in trainers if not trainer.is_done]:
         started = time.perf_counter()
-
-    trainer.run(epoch_done)
+        if len(going) == 1:
+            going[0].run_epoch()
+        else:
+            run_epoch_together(going)
+        now = time.perf_counter()
+        seconds.append((now - started) / len(going))
+        if now - saved >= save_every * len(trainers):
+            with atomic_path(state) as partial:
+                torch.save({trainer.seed: trainer.state() for trainer in trainers}, partial)
+            saved = time.perf_counter()
+        for trainer in going:
+            if on_epoch is not None:
+                on_epoch(trainer)
+    for trainer in trainers:
+        trainer.finish()
     return float(np.median(seconds)) if seconds else 0.0

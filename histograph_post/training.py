@@ -2,7 +2,8 @@
 
 It knows nothing of heads, backbones or caches: a *source* hands out batches and a *network* turns
 their inputs into outputs. The stages differ in where the batches come from and in which
-parameters move, and in nothing else.
+parameters move, and in nothing else. Networks that differ in their seed alone may be trained as
+one, see :mod:`~histograph_post.stacking`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ SCHEDULES = ("cosine", "plateau", "none")
 
 #: The lowest learning rate of a schedule, as a fraction of the highest.
 LOWEST_LR = 0.01
+
+#: Of the order of the batches of every run: what is compared then differs in nothing else.
+ORDER_SEED = 0
 
 #: The plateau schedule halves the learning rate after each so many epochs without a better score.
 PLATEAU_EPOCHS = 10
@@ -108,6 +112,32 @@ class Progress:
     log: list[dict[str, float]] = field(default_factory=list)
 
 
+class Copies(Protocol):
+    """Networks that are trained at once, as the loop sees them: most often a single one."""
+
+    optimizer: torch.optim.Optimizer
+
+    def train(self, mode: bool) -> None:
+        """Prepare for training, or for anything else."""
+        ...
+
+    def __call__(self, inputs: Any) -> Tensor:
+        """Return the outputs of every network: ``[copies, rows, out_dim]``."""
+        ...
+
+    def aux_loss(self) -> Tensor | None:
+        """Return what the last outputs add to the loss."""
+        ...
+
+    def clip(self, norm: float) -> None:
+        """Scale the gradients of each network down to this norm."""
+        ...
+
+    def settle(self) -> None:
+        """Leave the networks and their optimizers as training has made them."""
+        ...
+
+
 class Trainer:
     """Train a network on the training part and keep the weights of its best epoch.
 
@@ -121,7 +151,8 @@ class Trainer:
         split: Which rows train and validate.
         task: The loss and the tracked metric.
         options: How to train.
-        seed: Of the order of batches and of dropout. Initial weights are the caller's.
+        seed: Of dropout. Initial weights are the caller's, and the order of the batches is the
+            same for every seed and every network that is compared.
         parameters: Parameter groups with an ``lr`` each; all trainable parameters by default.
         before_epoch: Called with the number of every epoch before it starts: what moves may
             depend on it.
@@ -151,16 +182,14 @@ class Trainer:
         groups = [dict(group) for group in parameters or [{"params": trainable}]]
         if not any(list(group["params"]) for group in groups):
             raise ConfigError("training: found no trainable parameters, expected at least one")
-        self._optimizer = torch.optim.AdamW(
-            groups, lr=options.lr, weight_decay=options.weight_decay
-        )
+        self.optimizer = make_optimizer(groups, options)
         #: Numbers that training may change.
         self.num_parameters = sum(
             parameter.numel()
-            for group in self._optimizer.param_groups
+            for group in self.optimizer.param_groups
             for parameter in group["params"]
         )
-        self._top_lrs = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._top_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._plateau_factor = 1.0
         training_labels = source.labels[split.train]  # [rows, targets]
         self.scale = TargetScale.of(task, training_labels)
@@ -172,7 +201,7 @@ class Trainer:
         """Return all that :meth:`restore` needs to go on as if nothing had happened."""
         return {
             "network": self.network.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "plateau_factor": self._plateau_factor,
             "progress": vars(self.progress),
         }
@@ -180,7 +209,7 @@ class Trainer:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state` returned."""
         self.network.load_state_dict(state["network"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self._plateau_factor = state["plateau_factor"]
         self.progress = Progress(**state["progress"])
 
@@ -193,49 +222,81 @@ class Trainer:
         stale = 0 < self.options.patience <= waited
         return self.progress.epoch >= self.options.epochs or stale
 
+    @property
+    def share_done(self) -> float:
+        """The share of the epochs that are over; all of them once training has stopped."""
+        return 1.0 if self.is_done else self.progress.epoch / self.options.epochs
+
     def run(self, on_epoch: Callable[[Trainer], None] | None = None) -> Progress:
         """Train to the end; leave the network with the weights of the best epoch."""
         while not self.is_done:
-            # Seeded by epoch: a resumed run draws what an unbroken one would have drawn.
-            torch.manual_seed(_mixed(self.seed, self.progress.epoch))
-            if self._before_epoch is not None:
-                self._before_epoch(self.progress.epoch)
-            entry = {"epoch": self.progress.epoch, **self._train_epoch(), **self._validate()}
-            self.progress.log.append(entry)
-            self.progress.epoch += 1
+            self.run_epoch()
             if on_epoch is not None:
                 on_epoch(self)
+        return self.finish()
+
+    def run_epoch(self) -> None:
+        """Train for an epoch, validate, and keep the weights if they are the best so far."""
+        run_epoch([self], _Alone(self))
+
+    def finish(self) -> Progress:
+        """Leave the network with the weights of the best epoch."""
         self.network.load_state_dict(self.progress.best_state)
         return self.progress
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
         """Return the outputs for these rows, in the units of the labels: ``[rows, out_dim]``."""
-        return self._evaluate(rows)[0]
+        ((outputs, _),) = self.evaluate(rows, _Alone(self))
+        return outputs
 
-    def _train_epoch(self) -> dict[str, float]:
-        self.network.train()
-        total, seen, lr = 0.0, 0, 0.0
+    def begin_epoch(self) -> None:
+        """Draw what this epoch draws, and let the caller prepare for it."""
+        # Seeded by epoch: a resumed run draws what an unbroken one would have drawn.
+        torch.manual_seed(_mixed(self.seed, self.progress.epoch))
+        if self._before_epoch is not None:
+            self._before_epoch(self.progress.epoch)
+
+    def train_epoch(self, copies: Copies) -> tuple[list[float], float]:
+        """Train for an epoch; return the mean loss of each network and the last learning rate."""
+        copies.train(True)
+        total, seen, lr = torch.zeros(()), 0, 0.0
         rows, size = self.split.train, self.options.batch_size
         num_steps = self.source.num_batches(rows, batch_size=size)
-        seed = _mixed(self.seed, self.progress.epoch)
+        seed = _mixed(ORDER_SEED, self.progress.epoch)
         batches = self.source.batches(rows, batch_size=size, seed=seed)
         for number, step in enumerate(batches, start=1):
-            lr = self._set_lr(self.progress.epoch + number / num_steps)
-            self._optimizer.zero_grad(set_to_none=True)
-            outputs = self.network(step.inputs)  # [rows, out_dim]
+            lr = self._set_lr(copies.optimizer, self.progress.epoch + number / num_steps)
+            copies.optimizer.zero_grad(set_to_none=True)
+            outputs = copies(step.inputs)  # [copies, rows, out_dim]
             targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
-            loss = self.task.loss(outputs, targets, **self._loss_weights)
-            auxiliary = getattr(self.network, "aux_loss", None)
-            (loss if auxiliary is None else loss + auxiliary).backward()
+            losses = torch.stack(
+                [self.task.loss(own, targets, **self._loss_weights) for own in outputs]
+            )  # [copies]
+            auxiliary = copies.aux_loss()
+            (losses.sum() if auxiliary is None else losses.sum() + auxiliary).backward()
             if self.options.clip:
-                for group in self._optimizer.param_groups:
-                    nn.utils.clip_grad_norm_(group["params"], self.options.clip)
-            self._optimizer.step()
-            total += float(loss.detach()) * len(targets)
+                copies.clip(self.options.clip)
+            copies.optimizer.step()
+            total = total + losses.detach().cpu() * len(targets)  # [copies]
             seen += len(targets)
-        return {"loss": total / max(seen, 1), "lr": lr}
+        return (total / max(seen, 1)).tolist(), lr
 
-    def _set_lr(self, epochs_done: float) -> float:
+    def end_epoch(
+        self, training: Mapping[str, float], validation: tuple[np.ndarray, float] | None
+    ) -> None:
+        """Note what an epoch gave, and keep the weights if they are the best so far.
+
+        Args:
+            training: What was measured while training.
+            validation: Outputs for the validation part and their loss, if there is such a part.
+        """
+        scores = {} if validation is None else self._compare(*validation)
+        if validation is None:
+            self._keep({}, math.inf)
+        self.progress.log.append({"epoch": self.progress.epoch, **training, **scores})
+        self.progress.epoch += 1
+
+    def _set_lr(self, optimizer: torch.optim.Optimizer, epochs_done: float) -> float:
         """Set the learning rates of a step that ends ``epochs_done`` epochs into the run."""
         options = self.options
         factor = self._plateau_factor
@@ -246,18 +307,13 @@ class Trainer:
             factor = LOWEST_LR + (1 - LOWEST_LR) * (1 + math.cos(math.pi * min(1.0, falling))) / 2
         if epochs_done < options.warmup:
             factor *= epochs_done / options.warmup
-        for group, top in zip(self._optimizer.param_groups, self._top_lrs, strict=True):
+        for group, top in zip(optimizer.param_groups, self._top_lrs, strict=True):
             group["lr"] = top * factor
         return self._top_lrs[0] * factor
 
-    def _validate(self) -> dict[str, float]:
+    def _compare(self, outputs: np.ndarray, loss: float) -> dict[str, float]:
         """Score the validation part and keep the weights if they are the best so far."""
-        rows = self.split.valid
-        if len(rows) == 0:
-            self._keep({}, math.inf)
-            return {}
-        outputs, loss = self._evaluate(rows)
-        scores = self.task.scores(outputs, self.source.labels[rows])
+        scores = self.task.scores(outputs, self.source.labels[self.split.valid])
         if self._is_better(scores, loss):
             self._keep(scores, loss)
         else:
@@ -284,21 +340,75 @@ class Trainer:
         }
 
     @torch.no_grad()
-    def _evaluate(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return the outputs for these rows, in the units of the labels, and their loss."""
-        self.network.eval()
-        outputs = np.empty((len(rows), self.task.out_dim))
+    def evaluate(self, rows: np.ndarray, copies: Copies) -> list[tuple[np.ndarray, float]]:
+        """Return each network's outputs for these rows, in the units of the labels, and loss."""
+        copies.train(False)
+        found: list[np.ndarray] = []
+        total, seen = torch.zeros(()), 0
         # The position of each row in the result: batches come in an order of their own.
-        position = {int(row): index for index, row in enumerate(rows)}
-        total, seen = 0.0, 0
+        position = np.empty(len(self.source.labels), dtype=np.int64)
+        position[rows] = np.arange(len(rows))
         for step in self.source.batches(rows, batch_size=self.options.batch_size, seed=None):
-            found = self.network(step.inputs)  # [rows, out_dim]
-            loss = self.task.loss(found, self.scale.apply(step.targets))
-            total += float(loss) * len(step.rows)
+            outputs = copies(step.inputs)  # [copies, rows, out_dim]
+            targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
+            losses = torch.stack([self.task.loss(own, targets) for own in outputs])  # [copies]
+            total = total + losses.cpu() * len(step.rows)
             seen += len(step.rows)
-            places = [position[int(row)] for row in step.rows]
-            outputs[places] = self.scale.undo(found.float().cpu().numpy())
-        return outputs, total / max(seen, 1)
+            found = found or [np.empty((len(rows), self.task.out_dim)) for _ in outputs]
+            for own, values in zip(found, outputs.float().cpu().numpy(), strict=True):
+                own[position[step.rows]] = self.scale.undo(values)
+        return list(zip(found, (total / max(seen, 1)).tolist(), strict=True))
+
+
+def run_epoch(trainers: Sequence[Trainer], copies: Copies) -> None:
+    """Train for an epoch and validate.
+
+    Args:
+        trainers: Of equal networks on the same part of the same data, at the same epoch.
+        copies: Their networks.
+    """
+    first = trainers[0]
+    first.begin_epoch()
+    losses, lr = first.train_epoch(copies)
+    copies.settle()
+    validated: Sequence[tuple[np.ndarray, float] | None] = [None] * len(trainers)
+    if len(first.split.valid):
+        validated = first.evaluate(first.split.valid, copies)
+    for trainer, loss, validation in zip(trainers, losses, validated, strict=True):
+        trainer.end_epoch({"loss": loss, "lr": lr}, validation)
+
+
+def make_optimizer(
+    parameters: Sequence[Mapping[str, Any]] | Sequence[Tensor], options: TrainingOptions
+) -> torch.optim.AdamW:
+    """Return the one optimizer there is, in its fastest form."""
+    groups: Any = list(parameters)
+    return torch.optim.AdamW(groups, lr=options.lr, weight_decay=options.weight_decay, fused=True)
+
+
+class _Alone:
+    """The network of one trainer, see :class:`Copies`."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._network = trainer.network
+        self.optimizer: torch.optim.Optimizer = trainer.optimizer
+
+    def train(self, mode: bool) -> None:
+        self._network.train(mode)
+
+    def __call__(self, inputs: Any) -> Tensor:
+        outputs: Tensor = self._network(inputs)  # [rows, out_dim]
+        return outputs.unsqueeze(0)
+
+    def aux_loss(self) -> Tensor | None:
+        return getattr(self._network, "aux_loss", None)
+
+    def clip(self, norm: float) -> None:
+        for group in self.optimizer.param_groups:
+            nn.utils.clip_grad_norm_(group["params"], norm)
+
+    def settle(self) -> None:
+        return None
 
 
 def _mixed(seed: int, epoch: int) -> int:

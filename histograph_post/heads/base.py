@@ -47,6 +47,8 @@ class Readout(nn.Module):
     levels: ClassVar[tuple[str, ...]] = ("graph",)
     #: Whether :meth:`forward` needs the edges of the graphs.
     needs_edge_index: ClassVar[bool] = False
+    #: Whether ``torch.func.vmap`` can run copies with other weights as one.
+    vectorized: ClassVar[bool] = False
 
     #: What the constructor takes, the options of :meth:`build` included.
     __signature__: ClassVar[inspect.Signature]
@@ -170,6 +172,11 @@ class Readout(nn.Module):
         """
         products = embeddings[pairs[0]] * embeddings[pairs[1]]  # [num_pairs, dim]
         return self.classifier(products).squeeze(-1)  # [num_pairs]
+
+    @property
+    def stackable(self) -> bool:
+        """Whether copies with other weights can be run as one, and each draws nothing."""
+        return self.vectorized and not self.dropout
 
     @property
     def num_parameters(self) -> int:

@@ -111,6 +111,19 @@ class HistoGraphHead(nn.Module):
         return self.options.to_json()
 
     @property
+    def stackable(self) -> bool:
+        """Whether copies with other weights can be run as one.
+
+        Nothing may be drawn or counted, and there must be no fused attention of every node: what
+        vmap makes of that is as slow as one copy after the other.
+        """
+        options = self.options
+        drawn = options.dropout or options.attention_dropout or options.key_dropout
+        own_buffers = options.layer_attention == "random" or options.mixing == "delayed"
+        fused = self.node_attention is not None and (self.level != "graph" or options.layer_norm)
+        return not (drawn or own_buffers or fused)
+
+    @property
     def num_parameters(self) -> int:
         """Number of trainable values."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)

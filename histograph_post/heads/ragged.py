@@ -277,7 +277,7 @@ def _move(rows: Tensor, source: Tensor | None, target: Tensor | None, size: int)
 
 
 class _PadRows(Function):
-    """Copy every node to its slot, and some node to every other slot, from which nothing returns."""
+    """Copy every node to its slot, and some node to all others, from which nothing returns."""
 
     @staticmethod
     def forward(rows: Tensor, fillers: Tensor, slots: Tensor) -> Tensor:

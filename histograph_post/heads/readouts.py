@@ -19,6 +19,7 @@ class LastLayer(Readout):
     """
 
     levels = ("graph", "node", "link")
+    vectorized = True
 
     def build(self, *, reduce: str = "mean") -> None:
         """Make the modules."""
@@ -39,6 +40,7 @@ class LinearProbe(Readout):
     """The mean of the last layer and one linear map: what the checkpoint's features hold as is."""
 
     levels = ("graph", "node", "link")
+    vectorized = True
 
     def build(self) -> None:
         """Make the modules."""
@@ -53,6 +55,7 @@ class Concat(Readout):
     """All layers side by side and one linear map; for graphs, the concatenated mean pools."""
 
     levels = ("graph", "node", "link")
+    vectorized = True
 
     def build(self, *, history_layers: int | None = None) -> None:
         """Make the modules."""
@@ -68,6 +71,7 @@ class LayerMean(Readout):
     """The mean over all layers, then as :class:`LastLayer` with the mean over nodes."""
 
     levels = ("graph", "node", "link")
+    vectorized = True
 
     def build(self, *, history_layers: int | None = None) -> None:
         """Make the modules."""
@@ -89,6 +93,7 @@ class JumpingKnowledge(Readout):
     """
 
     levels = ("graph", "node", "link")
+    vectorized = True
 
     def build(self, *, history_layers: int | None = None, mode: str = "cat") -> None:
         """Make the modules."""
@@ -104,6 +109,11 @@ class JumpingKnowledge(Readout):
             # layers of width 64. The number only sets that size: 2 makes it `dim` at any depth.
             self.mixture = JumpingKnowledgeMixture("lstm", channels=self.dim, num_layers=2)
         self.finish(self.align.width)
+
+    @property
+    def stackable(self) -> bool:
+        """Whether copies with other weights can be run as one: not those of an LSTM."""
+        return super().stackable and self.mode != "lstm"
 
     def node_rows(self, history: History) -> Tensor:
         """Return the joined layers, ``[num_nodes, width]``."""

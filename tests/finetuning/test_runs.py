@@ -161,7 +161,7 @@ def test_killed_and_resumed_gives_the_same_bytes(folder: Path, tmp_path: Path) -
     )
     assert killed.returncode == -9
     state = broken / "fits/histograph-finetuned/fold-1-seed-0/state.pt"
-    assert torch.load(state, weights_only=True)["progress"]["epoch"] == 3
+    assert torch.load(state, weights_only=True)[0]["progress"]["epoch"] == 3
     assert not (broken / "results.json").exists()
     epochs: list[tuple[int, int]] = []
 
