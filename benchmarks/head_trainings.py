@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -37,8 +38,8 @@ class HeadTraining:
         self.split = cache.splits.folds[0]
         self.task = infer_task(self._loaded.labels, "graph")
         self._options = TrainingOptions(epochs=1, batch_size=batch_size)
-        spec = FitSpec("histograph", {"dim": dim}, self._options, fold=0, seed=0)
-        self._made = make_head(spec, self._loaded, self.split, self.task)
+        self._spec = FitSpec("histograph", {"dim": dim}, self._options, fold=0, seed=0)
+        self._made = make_head(self._spec, self._loaded, self.split, self.task)
 
     @classmethod
     def of(cls, work: Workloads, cache: Cache, *, memory_limit: int | None = None) -> HeadTraining:
@@ -51,6 +52,19 @@ class HeadTraining:
         history = self._loaded.history(self.split.train)
         source = HeadBatches(self._loaded, history, self.task, torch.device("cpu"))
         return self._train(HeadNetwork(copy.deepcopy(self._made.head)), source, epochs)
+
+    def trainers(self, seeds: Iterable[int]) -> list[Trainer]:
+        """Return trainers that differ in their seed, for as many epochs as are wanted."""
+        history = self._loaded.history(self.split.train)
+        source = HeadBatches(self._loaded, history, self.task, torch.device("cpu"))
+        options = replace(self._options, epochs=1000, patience=0)
+        found = []
+        for seed in seeds:
+            spec = replace(self._spec, seed=seed)
+            head = make_head(spec, self._loaded, self.split, self.task).head
+            network = HeadNetwork(head)
+            found.append(Trainer(network, source, self.split, self.task, options, seed=seed))
+        return found
 
     def run_with_backbone(self, subject: Subject, *, moves: bool) -> Progress:
         """Train and validate for an epoch on the graphs themselves.
