@@ -10,10 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from .padded_attention import padded_attention
 from .ragged import Bucket, Graphs, Layout, bucket_layout, move_rows
-from .received_attention import received_attention
+from .received_attention import block_size, received_attention
 
 #: Scores a bucket may waste on padding: computing them costs about as much as one more bucket.
 PADDING_BUDGET = 1 << 14
@@ -196,12 +197,23 @@ class NodeAttention(nn.Module):
         query, key, value = self._heads(rows).unbind(0)  # [1, heads, nodes, d]
         if kept is not None:
             key, value = key[:, :, kept[0]], value[:, :, kept[0]]
-        context = functional.scaled_dot_product_attention(
-            query,
-            self._with_token(key),
-            self._with_token(value),
-            dropout_p=self._active(self.dropout),
-        )
+        key, value = self._with_token(key), self._with_token(value)
+        dropout = self._active(self.dropout)
+        if not dropout or query.is_cuda:
+            context = functional.scaled_dot_product_attention(
+                query, key, value, dropout_p=dropout
+            )  # [1, heads, nodes, d]
+        else:  # not fused on a CPU: a block of queries at a time, made again for the gradient
+            size = block_size(self.heads * key.size(2))
+            blocks = [
+                checkpoint(
+                    functional.scaled_dot_product_attention,
+                    *(block, key, value, None, dropout),
+                    use_reentrant=False,
+                )
+                for block in query.split(size, dim=2)
+            ]
+            context = torch.cat(blocks, dim=2)  # [1, heads, nodes, d]
         return context.transpose(1, 2).flatten(2)
 
     def extra_repr(self) -> str:

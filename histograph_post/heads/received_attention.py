@@ -46,6 +46,11 @@ def received_attention(
     return found
 
 
+def block_size(num_weights: int) -> int:
+    """Return how many queries to handle at a time if each has so many attention weights."""
+    return max(BLOCK_QUERIES, BLOCK_ENTRIES // max(1, num_weights))
+
+
 def _attention(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
     """Softmax attention, ``[groups, queries, keys]``."""
     scale = 1 / math.sqrt(query.size(-1))
@@ -64,8 +69,7 @@ def _per_group(values: Tensor, groups: int) -> Tensor:
 
 def _query_blocks(query: Tensor, key: Tensor) -> Iterator[slice]:
     """Yield the queries to handle at a time."""
-    row = max(1, len(query) * key.size(1))
-    step = max(BLOCK_QUERIES, BLOCK_ENTRIES // row)
+    step = block_size(len(query) * key.size(1))
     for start in range(0, query.size(1), step):
         yield slice(start, start + step)
 

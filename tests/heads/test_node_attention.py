@@ -142,8 +142,9 @@ class TestDropout:
         torch.testing.assert_close(samples.mean(0), expected, rtol=0, atol=0.05)
 
 
-def test_memory_of_a_large_graph_is_linear() -> None:
-    attention = NodeAttention(16, 2)
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_memory_of_a_large_graph_is_linear(dropout: float) -> None:
+    attention = NodeAttention(16, 2, dropout=dropout)
     nodes = torch.randn(6000, 16, requires_grad=True)
     graphs = graphs_of([6000])
 
