@@ -91,6 +91,8 @@ class CachePlan:
     device: torch.device
     dataset: GraphDataset
     splits: Splits
+    #: Of the data set, NaN where one is missing: ``[rows, num_targets]``.
+    labels: np.ndarray
     #: What the labels ask for; None for unlabelled data.
     task: Task | None
     capture: CapturePlan
@@ -107,6 +109,13 @@ class CachePlan:
     def num_bytes(self) -> int:
         """Bytes of the activations, uncompressed."""
         return int(self.dataset.num_nodes.sum()) * self.layout.row_bytes
+
+    @property
+    def batch_nodes(self) -> int:
+        """Nodes of the largest batch, at most."""
+        num_nodes = self.dataset.num_nodes
+        largest_shard = max(int(num_nodes[start:stop].sum()) for start, stop in self.shards)
+        return min(largest_shard, max(self.options.node_budget, int(num_nodes.max())))
 
     def to_json(self) -> dict[str, Any]:
         """Return what would be written, as plain values."""
@@ -187,7 +196,8 @@ def plan_cache(
     _refuse_chance(model, capture, batch)
     parity = check_parity(model, capture, probe)
     _check(parity, [dataset.ids[index] for index in picked], options)
-    task = _task(dataset)
+    labels = dataset.labels()
+    task = infer_task(labels, dataset.level) if has_labels(labels) else None
     own = _own_output(model, batch, task, dataset.level, options)
     layout = Layout(
         layer_names=tuple(point.name for point in capture.points),
@@ -204,6 +214,7 @@ def plan_cache(
         device=where,
         dataset=dataset,
         splits=splits,
+        labels=labels,
         task=task,
         capture=capture,
         parity=parity,
@@ -251,11 +262,6 @@ def _check(parity: Parity, ids: Sequence[str], options: CacheOptions) -> None:
             f"parity: the model mixes the graphs of a batch ({parity.summary()}); "
             "cache one graph at a time with --node-budget 1"
         )
-
-
-def _task(dataset: GraphDataset) -> Task | None:
-    labels = dataset.labels()
-    return infer_task(labels, dataset.level) if has_labels(labels) else None
 
 
 @torch.inference_mode()

@@ -1,7 +1,8 @@
 """The cache stage: run a frozen model once and write down what every layer hands on.
 
     plan_cache    (cache_plan.py) find the layers, check parity, lay out the shards
-    write_shards  run the model over the graphs of this job's shards (the rest are other jobs')
+    write_shards  run the model over the graphs of this job's shards (the rest are other jobs');
+                  a thread (shard_thread.py) writes meanwhile
     join_shards   when every shard is there, score the model's own outputs, write the manifest
 
 A killed job goes on where it stopped, and ends with the same bytes as one that was never killed.
@@ -9,7 +10,6 @@ A killed job goes on where it stopped, and ends with the same bytes as one that 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from .capture import Capture
 from .data import GraphDataset, from_graphs
 from .errors import CacheError, CaptureError, ConfigError
 from .files import remove_leftovers, sha256_file, to_json, write_text
+from .shard_thread import ShardThread
 from .splits import PARTS, Splits, resolve_splits
 from .storage import (
     Cache,
@@ -62,8 +63,6 @@ def write_shards(
     the result, None for those that other jobs still owe.
     """
     number, count = part
-    labels = plan.dataset.labels()
-    found = list(found)
     mine = [index for index in range(len(plan.shards)) if index % count == number]
     num_nodes = plan.dataset.num_nodes
     total = sum(int(num_nodes[slice(*plan.shards[index])].sum()) for index in mine)
@@ -75,23 +74,26 @@ def write_shards(
         if on_progress is not None:
             on_progress(done, total)
 
-    with torch.inference_mode(), Capture(plan.model, plan.capture) as recorder:
+    with (
+        ShardThread(plan, folder) as thread,
+        torch.inference_mode(),
+        Capture(plan.model, plan.capture) as recorder,
+    ):
         for index in mine:
             start, stop = plan.shards[index]
             if found[index] is not None:
                 advance(int(num_nodes[start:stop].sum()))
                 continue
-            _check_space(plan, folder, int(num_nodes[start:stop].sum()))
-            graphs = _shard_graphs(plan.dataset, start, stop, labels)
-            with ShardWriter(folder, index, plan.layout, plan.hash, graphs) as writer:
-                for members in plan.batches(start, stop):
-                    batch = plan.load(members)
-                    captured = recorder.run(batch)
-                    outputs = plan.outputs(captured.output, batch)
-                    _check_outputs(plan, outputs, batch, members)
-                    writer.append(len(members), captured.history, outputs)
-                    advance(int(batch.num_nodes))
-            found[index] = writer.info
+            graphs = _shard_graphs(plan, start, stop)
+            writer = ShardWriter(folder, index, plan.layout, plan.hash, graphs)
+            for members in plan.batches(start, stop):
+                batch = plan.load(members)
+                block = thread.block(writer, range(members.start - start, members.stop - start))
+                captured = recorder.run(batch, block.put)
+                outputs = plan.outputs(captured.output, batch)
+                _check_outputs(plan, outputs, batch, members)
+                thread.write(writer, block, outputs)
+                advance(int(batch.num_nodes))
     if weights_sha256(plan.model.state_dict()) != plan.weights_sha256:
         raise CaptureError(
             "frozen: the model changed its own parameters or buffers while it ran in eval() mode, "
@@ -99,20 +101,11 @@ def write_shards(
         )
     # Another job may have finished a shard meanwhile.
     return [
-        info or existing_shard(folder, index, plan.layout, plan.hash, *plan.shards[index])
+        info
+        or thread.infos.get(index)
+        or existing_shard(folder, index, plan.layout, plan.hash, *plan.shards[index])
         for index, info in enumerate(found)
     ]
-
-
-def _check_space(plan: CachePlan, folder: Path, num_nodes: int) -> None:
-    """Stop before a shard that the disk cannot hold: HDF5 does not survive a full one."""
-    needed = 0 if plan.layout.compression else num_nodes * plan.layout.row_bytes
-    free = shutil.disk_usage(folder).free
-    if free < needed * 1.05 + 2**20:
-        raise CacheError(
-            f"{folder}: found {free / 1e6:.0f} MB of free space, expected {needed / 1e6:.0f} MB "
-            "for the next shard; make room and give the same command again"
-        )
 
 
 def _check_outputs(plan: CachePlan, outputs: Tensor | None, batch: Batch, members: range) -> None:
@@ -127,14 +120,15 @@ def _check_outputs(plan: CachePlan, outputs: Tensor | None, batch: Batch, member
     )
 
 
-def _shard_graphs(dataset: GraphDataset, start: int, stop: int, labels: np.ndarray) -> ShardGraphs:
+def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
+    dataset = plan.dataset
     graphs = dataset.graphs[start:stop]
     first_row, last_row = dataset.label_ptr[[start, stop]]
     return ShardGraphs(
         start=start,
         ids=dataset.ids[start:stop],
         num_nodes=dataset.num_nodes[start:stop],
-        labels=labels[first_row:last_row],
+        labels=plan.labels[first_row:last_row],
         edge_index=[graph.edge_index for graph in graphs],
         edge_label_index=(
             [graph.edge_label_index for graph in graphs] if dataset.level == "link" else None

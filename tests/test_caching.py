@@ -170,6 +170,41 @@ def test_non_finite_activations_name_graph_and_layer(tmp_path: Path) -> None:
     assert not list((tmp_path / "a.cache").glob("shard*"))
 
 
+def test_what_fails_or_is_interrupted_leaves_whole_shards_and_goes_on(
+    dataset: GraphDataset, tmp_path: Path
+) -> None:
+    small = {"shard_bytes": 20_000, "node_budget": 300}
+    cache(make_model(), dataset, tmp_path / "whole", **small)
+    whole = contents(tmp_path / "whole")
+
+    def interrupt(done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache(make_model(), dataset, tmp_path / "a", on_progress=interrupt, **small)
+    found = contents(tmp_path / "a")
+    assert 1 < len(found) < len(whole)
+    assert found.items() <= whole.items()
+    cache(make_model(), dataset, tmp_path / "a", **small)
+    assert contents(tmp_path / "a") == whole
+
+
+def test_shard_that_cannot_be_written_is_told_and_leaves_nothing(
+    dataset: GraphDataset, tmp_path: Path
+) -> None:
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Room for all but the activations: HDF5 does not survive a file without its own tables.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        with pytest.raises(CacheError, match=r"shard-00000\.h5: cannot be written"):
+            cache(make_model(hidden=64), dataset, tmp_path / "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(contents(tmp_path / "a")) == ["splits.json"]
+
+
 def test_same_command_twice_does_nothing_and_another_is_refused(
     dataset: GraphDataset, tmp_path: Path
 ) -> None:

@@ -28,6 +28,9 @@ from .freeze import eager_module
 from .points import CapturePlan, CapturePoint
 from .tensors import function_name, is_counted, tensors_in
 
+#: Takes the number of a layer and its tensor, ``[num_nodes, width]``; returns a copy.
+KeepLayer = Callable[[int, Tensor], Tensor]
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -41,8 +44,8 @@ class Capture:
     """Runs a model and returns its history beside its output.
 
     The hooks are there while the object is used as a context manager, and gone afterwards; a
-    :meth:`run` outside of one brings its own. Tensors are cloned where they are found, so later
-    in-place operations do not reach them; gradients flow through the clones.
+    :meth:`run` outside of one brings its own. Tensors are copied where they are found, so later
+    in-place operations do not reach them; gradients flow through the copies.
 
     Args:
         model: the model the plan was made for.
@@ -55,6 +58,8 @@ class Capture:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._calls: Counter[str] = Counter()
         self._found: dict[int, Tensor] = {}
+        self._keep: KeepLayer = _clone
+        self._num_nodes = 0
         self._running = False
         self._watches = {
             position: _FunctionWatch(point, partial(self._store, position))
@@ -97,25 +102,27 @@ class Capture:
     ) -> None:
         self._remove_hooks()
 
-    def run(self, batch: Batch) -> Captured:
+    def run(self, batch: Batch, keep: KeepLayer | None = None) -> Captured:
         """Call the model on a batch; return the activation of each layer, and its output.
+
+        ``keep`` is called with the number of a layer and its tensor, ``[num_nodes, width]``, as
+        soon as that is found, and returns a copy of it; without it, tensors are cloned.
 
         Raises:
             CaptureError: if the forward pass is not the one the plan was made for.
         """
         if not self._handles:
             with self:
-                return self.run(batch)
+                return self.run(batch, keep)
         self._calls.clear()
         self._found.clear()
+        self._keep = keep or _clone
+        self._num_nodes = int(batch.num_nodes)
         self._running = True
         try:
             # A shallow copy, because models that take the whole batch assign to its attributes.
             output = call_model(self._model, copy.copy(batch))
-            history = [
-                self._activation(position, int(batch.num_nodes))
-                for position in range(len(self.plan.points))
-            ]
+            history = [self._activation(position) for position in range(len(self.plan.points))]
         finally:
             self._running = False
             self._found.clear()
@@ -123,18 +130,12 @@ class Capture:
                 watch.stop()
         return Captured(history, output)
 
-    def _activation(self, position: int, num_nodes: int) -> Tensor:
+    def _activation(self, position: int) -> Tensor:
         """Return one layer of the history as ``[num_nodes, width]``."""
-        point = self.plan.points[position]
-        tensor = self._found.get(position)
-        if tensor is None:
+        if position not in self._found:
+            point = self.plan.points[position]
             raise CaptureError(f"layer {point.name!r}: {point.place} did not come up in this pass")
-        if tensor.shape[:1] != (num_nodes,) or math.prod(tensor.shape[1:]) != point.width:
-            raise CaptureError(
-                f"layer {point.name!r}: {point.place} is {list(tensor.shape)}, "
-                f"expected {num_nodes} rows of {point.width}"
-            )
-        return tensor.flatten(1)  # [num_nodes, width]
+        return self._found[position]
 
     def _store(self, position: int, tensors: list[Tensor]) -> None:
         point = self.plan.points[position]
@@ -144,7 +145,14 @@ class Capture:
                 f"expected {point.index + 1} or more"
             )
         tensor = tensors[point.index]
-        self._found[position] = tensor.clone(memory_format=torch.contiguous_format)
+        # What is done here is no step of the model's: function watches must not count it.
+        with torch._C.DisableTorchFunction():
+            if tensor.shape[:1] != (self._num_nodes,) or math.prod(tensor.shape[1:]) != point.width:
+                raise CaptureError(
+                    f"layer {point.name!r}: {point.place} is {list(tensor.shape)}, "
+                    f"expected {self._num_nodes} rows of {point.width}"
+                )
+            self._found[position] = self._keep(position, tensor.flatten(1))  # [num_nodes, width]
 
     def _hooks(
         self, name: str, positions: list[int]
@@ -161,16 +169,14 @@ class Capture:
             self._calls[name] += 1
             for position, call in of_kind["input"]:
                 if call == self._calls[name]:
-                    with torch._C.DisableTorchFunction():
-                        self._store(position, tensors_in(args, kwargs))
+                    self._store(position, tensors_in(args, kwargs))
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             if not self._running:
                 return
             for position, call in of_kind["output"]:
                 if call == self._calls[name]:
-                    with torch._C.DisableTorchFunction():
-                        self._store(position, tensors_in(output))
+                    self._store(position, tensors_in(output))
             for position, call in of_kind["function"]:
                 if call == self._calls[name]:
                     self._watches[position].start()
@@ -260,6 +266,10 @@ class _FunctionWatch(TorchFunctionMode):
         if self._seen == len(calls):
             self._store([*tensors, *tensors_in(args, kwargs)])
         return result
+
+
+def _clone(position: int, tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _set_modes(modes: list[TorchFunctionMode]) -> None:

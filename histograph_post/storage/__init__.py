@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .layout import Layout as Layout
     from .layout import Level as Level
     from .reader import Cache as Cache
+    from .row_block import BlockMemory as BlockMemory
+    from .row_block import RowBlock as RowBlock
     from .shard_graphs import ShardGraphs as ShardGraphs
     from .shard_info import ShardInfo as ShardInfo
     from .shard_info import shard_name as shard_name
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMAT_VERSION",
+    "BlockMemory",
     "Cache",
     "CachedBatch",
     "CachedGraph",
@@ -47,6 +50,7 @@ __all__ = [
     "Level",
     "Manifest",
     "ModelSource",
+    "RowBlock",
     "ShardGraphs",
     "ShardInfo",
     "ShardWriter",
@@ -64,6 +68,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "FORMAT_VERSION": ".format",
+        "BlockMemory": ".row_block",
         "Cache": ".reader",
         "CachedBatch": ".cached_graph",
         "CachedGraph": ".cached_graph",
@@ -73,6 +78,7 @@ __getattr__ = lazy_names(
         "Level": ".layout",
         "Manifest": ".format",
         "ModelSource": ".format",
+        "RowBlock": ".row_block",
         "ShardGraphs": ".shard_graphs",
         "ShardInfo": ".shard_info",
         "ShardWriter": ".writer",

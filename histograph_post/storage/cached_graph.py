@@ -44,7 +44,7 @@ def read_graph(shard: Shard, graph: int, layout: Layout) -> CachedGraph:
     if "label_ptr" in arrays:
         rows["link"] = slice(*arrays["label_ptr"][graph : graph + 2].tolist())
     layers = [
-        _as_tensor(values.read(nodes.start, nodes.stop), layout) for values in shard.activations
+        as_tensor(values.read(nodes.start, nodes.stop), layout) for values in shard.activations
     ]
     edge_index = edge_label_index = outputs = None
     if layout.has_edges:
@@ -65,7 +65,7 @@ def read_graph(shard: Shard, graph: int, layout: Layout) -> CachedGraph:
     )
 
 
-def _as_tensor(values: np.ndarray, layout: Layout) -> Tensor:
+def as_tensor(values: np.ndarray, layout: Layout) -> Tensor:
     """Return the same memory as a tensor."""
     tensor = torch.from_numpy(values)
     return tensor.view(torch.bfloat16) if layout.dtype == "bfloat16" else tensor

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import CacheError
 from ..splits import Splits
-from .cached_graph import CachedBatch, CachedGraph, History, as_stored, read_graph
+from .cached_graph import CachedBatch, CachedGraph, History, as_stored, as_tensor, read_graph
 from .format import Manifest
 from .opening import read_manifest, read_splits
 from .precision import TORCH_TYPES
@@ -24,6 +24,10 @@ from .shard_info import shard_name
 
 #: Each open shard holds a file descriptor, of which a process commonly has 1024.
 MAX_OPEN_SHARDS = 512
+
+#: Activations that :meth:`Cache.pieces` maps at a time, at most: one more, and torch wakes threads
+#: to copy them, which takes longer than the copying.
+PIECE_VALUES = (1 << 15) - 1
 
 
 class Cache:
@@ -151,14 +155,36 @@ class Cache:
 
         With ``edges``, ``edge_index`` is there too, its nodes numbered through the batch.
         """
-        graphs = np.asarray(indices, dtype=np.int64).reshape(-1)  # [batch]
-        if len(graphs) and not 0 <= graphs.min() <= graphs.max() < self.num_graphs:
-            raise IndexError(f"graphs {graphs.min()} to {graphs.max()} of {self.num_graphs}")
-        ptr = np.concatenate([[0], np.cumsum(self.num_nodes[graphs])])  # [batch + 1]
+        graphs, ptr = self._checked(indices)
         runs = self._runs(graphs)
         history = self._gather_history(runs, ptr)
         edge_index = self._gather_edges(runs, ptr) if edges else None
         return CachedBatch(history, torch.from_numpy(ptr), edge_index)
+
+    def pieces(self, indices: Sequence[int] | np.ndarray) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Yield the stored rows of several graphs, a small piece at a time, in order of the file.
+
+        With every piece, one tensor or one per layer, comes its place in the batch that
+        :meth:`gather` returns. It is a view of the file that lasts until the next one is asked
+        for: then the pages go back to the system, as in :meth:`release`.
+        """
+        graphs, ptr = self._checked(indices)
+        step = max(1, PIECE_VALUES // max(1, sum(self.widths)))
+        for shard, rows, place in self._stretches(self._runs(graphs), ptr):
+            for start in range(rows.start, rows.stop, step):
+                stop = min(start + step, rows.stop)
+                first = place + start - rows.start
+                stored = [source.read(start, stop) for source in shard.activations]
+                layers = [as_tensor(values, self.manifest.layout) for values in stored]
+                yield slice(first, first + stop - start), layers
+                shard.release()
+
+    def _checked(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return graphs that are there, ``[batch]``, and where each begins, ``[batch + 1]``."""
+        graphs = np.asarray(indices, dtype=np.int64).reshape(-1)
+        if len(graphs) and not 0 <= graphs.min() <= graphs.max() < self.num_graphs:
+            raise IndexError(f"graphs {graphs.min()} to {graphs.max()} of {self.num_graphs}")
+        return graphs, np.concatenate([[0], np.cumsum(self.num_nodes[graphs])])
 
     def _runs(self, graphs: np.ndarray) -> list[Run]:
         """Return the stretches of ``graphs`` that are neighbours in one shard."""
@@ -185,16 +211,21 @@ class Cache:
             for dataset in layout.activations(int(ptr[-1]))
         ]
         targets = [as_stored(values) for values in batch]
-        # In the order of the file, whatever the order of the batch: the disk likes it, and a
-        # compressed chunk is expanded once.
+        for shard, rows, place in self._stretches(runs, ptr):
+            for target, source in zip(targets, shard.activations, strict=True):
+                target[place : place + rows.stop - rows.start] = source.read(rows.start, rows.stop)
+        return batch[0] if layout.is_uniform else batch
+
+    def _stretches(self, runs: list[Run], ptr: np.ndarray) -> Iterator[tuple[Shard, slice, int]]:
+        """Yield the rows of every run: their shard, where they are in it and in the batch.
+
+        In the order of the file, whatever the order of the batch: the disk likes it, and a
+        compressed chunk is expanded once.
+        """
         for run in sorted(runs):
             shard = self._shard(run.shard)
-            rows = shard.arrays["ptr"]
-            start, stop = int(rows[run.first]), int(rows[run.last])
-            place = int(ptr[run.position])
-            for target, source in zip(targets, shard.activations, strict=True):
-                target[place : place + stop - start] = source.read(start, stop)
-        return batch[0] if layout.is_uniform else batch
+            rows = slice(*shard.arrays["ptr"][[run.first, run.last]].tolist())
+            yield shard, rows, int(ptr[run.position])
 
     def _gather_edges(self, runs: list[Run], ptr: np.ndarray) -> Tensor:
         if not self.manifest.layout.has_edges:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
-import torch
 from h5py import h5f
 from torch import Tensor
 
@@ -20,7 +18,7 @@ from .compression import GZIP_LEVEL
 from .format import MANIFEST_NAME, Manifest
 from .hdf5 import create_dataset, create_file, create_group
 from .layout import Layout
-from .precision import TORCH_TYPES, check_range
+from .row_block import BlockMemory, RowBlock
 from .rows import CompressedRows, PlainRows, RowWriter, cannot_write
 from .shard import Shard
 from .shard_graphs import ShardGraphs
@@ -52,6 +50,9 @@ class ShardWriter:
 
         with ShardWriter(folder, 0, layout, plan_hash, graphs) as writer:
             writer.append(2, history, outputs)  # the first two graphs
+
+    Where rows are computed in one thread and written in another, the one fills a :meth:`block`,
+    and the other calls :meth:`open`, :meth:`write` and :meth:`close`, or :meth:`discard`.
     """
 
     #: What the manifest says of the shard; there once it is complete.
@@ -70,10 +71,10 @@ class ShardWriter:
         self._outputs: PlainRows | None = None
         self._activations: list[RowWriter] = []
         self._next_graph = 0
-        self._context: AbstractContextManager[None] = self._writing()
+        self._steps = self._writing()
 
     def __enter__(self) -> Self:
-        self._context.__enter__()
+        self.open()
         return self
 
     def __exit__(
@@ -82,9 +83,33 @@ class ShardWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._context.__exit__(kind, error, traceback)
+        if error is None:
+            self.close()
+        else:
+            self.discard()
 
-    @torch.no_grad()
+    @property
+    def num_graphs(self) -> int:
+        """Graphs of the shard."""
+        return len(self._graphs.ids)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all of them."""
+        return self._counts.num_nodes
+
+    def open(self) -> None:
+        """Create the file, under the name of an unfinished one."""
+        next(self._steps)
+
+    def close(self) -> None:
+        """Read the file back, check it and move it to its name."""
+        next(self._steps, None)
+
+    def discard(self) -> None:
+        """Remove what was written; a shard that is closed already stays."""
+        self._steps.close()
+
     def append(
         self, num_graphs: int, history: Sequence[Tensor], outputs: Tensor | None = None
     ) -> None:
@@ -92,37 +117,55 @@ class ShardWriter:
 
         ``outputs`` are the model's own, ``[rows, output_width]`` as the layout says.
         """
-        first, last = self._next_graph, self._next_graph + num_graphs
-        if not first < last <= len(self._graphs.ids):
-            raise CacheError(
-                f"{self._path}: found graphs {first} to {last}, "
-                f"expected at most {len(self._graphs.ids)}, and at least one at a time"
-            )
-        ptr = self._arrays["ptr"]
-        num_nodes = int(ptr[last] - ptr[first])
-        layout = self._layout
+        block = self.block(range(self._next_graph, self._next_graph + num_graphs))
         self._expect(
             [tuple(layer.shape) for layer in history],
-            [(num_nodes, width) for width in layout.widths],
-            "layers",
+            [tuple(layer.shape) for layer in block.layers],
+            "layers of shape",
         )
-        expected = self._output_shape(first, last)
-        self._expect(None if outputs is None else tuple(outputs.shape), expected, "outputs")
-        check_range(
-            history,
-            layout,
-            lambda row: self._graphs.ids[int(np.searchsorted(ptr, ptr[first] + row, "right")) - 1],
-            str(self._path),
+        for layer, values in enumerate(history):
+            block.put(layer, values)
+        self.write(block, outputs)
+
+    def block(self, graphs: range, memory: BlockMemory | None = None) -> RowBlock:
+        """Return a block to put the layers of these graphs of the shard into.
+
+        Unlike the rest this may be done in another thread, and before the shard is open.
+        """
+        if not graphs.start < graphs.stop <= self.num_graphs:
+            raise CacheError(
+                f"{self._path}: found graphs {graphs.start} to {graphs.stop}, "
+                f"expected at most {self.num_graphs}, and at least one at a time"
+            )
+        ptr = self._arrays["ptr"]
+        first_row, last_row = ptr[[graphs.start, graphs.stop]].tolist()
+        num_nodes = last_row - first_row
+        return RowBlock(
+            self._layout,
+            graphs,
+            num_nodes,
+            graph_of_row=lambda row: self._graphs.ids[
+                int(np.searchsorted(ptr, first_row + row, "right")) - 1
+            ],
+            where=str(self._path),
+            memory=(memory or BlockMemory(self._layout, num_nodes)).take(),
         )
-        for rows, block in zip(self._activations, self._blocks(history), strict=True):
-            rows.write(block)
+
+    def write(self, block: RowBlock, outputs: Tensor | None = None) -> None:
+        """Write a block that is filled, the first that is not there yet, and its outputs."""
+        self._expect(block.graphs.start, self._next_graph, "a block from graph")
+        expected = self._output_shape(block.graphs.start, block.graphs.stop)
+        found = None if outputs is None else tuple(outputs.shape)
+        self._expect(found, expected, "outputs of shape")
+        for rows, values in zip(self._activations, block.arrays(), strict=True):
+            rows.write(values)
         if outputs is not None and self._outputs is not None:
             self._outputs.write(outputs.detach().float().cpu().numpy())
-        self._next_graph = last
+        self._next_graph = block.graphs.stop
 
     def _expect(self, found: object, expected: object, what: str) -> None:
         if found != expected:
-            raise CacheError(f"{self._path}: found {what} of shape {found}, expected {expected}")
+            raise CacheError(f"{self._path}: found {what} {found}, expected {expected}")
 
     def _output_shape(self, first: int, last: int) -> tuple[int, int] | None:
         """Return the shape of the outputs of graphs ``first`` to ``last``."""
@@ -132,22 +175,7 @@ class ShardWriter:
         rows = last - first if name is None else int(np.diff(self._arrays[name][[first, last]])[0])
         return rows, self._layout.output_width
 
-    def _blocks(self, history: Sequence[Tensor]) -> Iterator[np.ndarray]:
-        """Yield the rows as they are stored: one block, or one per layer where widths differ."""
-        dtype = TORCH_TYPES[self._layout.dtype]
-        if self._layout.is_uniform:
-            shape = (history[0].shape[0], len(history), history[0].shape[1])
-            stacked = torch.empty(shape, dtype=dtype)  # [num_nodes, num_layers, dim]
-            for layer, values in enumerate(history):
-                stacked[:, layer] = values  # converts, interleaves and leaves the device at once
-            history = [stacked]
-        for values in history:
-            values = values.detach().to("cpu", dtype)
-            # NumPy has no bfloat16: hand over its bits.
-            yield (values.view(torch.uint16) if dtype == torch.bfloat16 else values).numpy()
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self) -> Generator[None]:
         with atomic_path(self._path) as partial:
             # Left behind by a killed process that had the same number as this one.
             partial.unlink(missing_ok=True)
@@ -181,10 +209,10 @@ class ShardWriter:
                 self._activations.append(PlainRows(create_dataset(file, dataset), self._path))
 
     def _finish(self) -> None:
-        if self._next_graph != len(self._graphs.ids):
+        if self._next_graph != self.num_graphs:
             raise CacheError(
                 f"{self._path}: found {self._next_graph} graphs, "
-                f"expected {len(self._graphs.ids)} before the shard is closed"
+                f"expected {self.num_graphs} before the shard is closed"
             )
         for rows in self._activations:
             rows.finish()

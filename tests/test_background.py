@@ -1,0 +1,68 @@
+"""Jobs in a thread: in order, within bounds, and no error is lost."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from histograph_post.background import Background
+
+
+def test_jobs_run_in_order_in_one_other_thread() -> None:
+    ran: list[int] = []
+    threads: set[int] = set()
+
+    def job(number: int) -> None:
+        ran.append(number)
+        threads.add(threading.get_ident())
+
+    with Background(2) as background:
+        for number in range(50):
+            background.run(job, number)
+    assert ran == list(range(50))
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_one_job_too_many_waits_for_the_first() -> None:
+    started, go = threading.Semaphore(0), threading.Event()
+
+    def job() -> None:
+        started.release()
+        go.wait()
+
+    with Background(2) as background:
+        background.run(job)
+        background.run(job)
+        third = threading.Thread(target=background.run, args=(job,))
+        third.start()
+        assert started.acquire(timeout=10)
+        assert third.is_alive()
+        go.set()
+        third.join(timeout=10)
+        assert not third.is_alive()
+
+
+def test_a_failed_job_is_the_last_and_its_error_reaches_the_caller() -> None:
+    ran: list[str] = []
+
+    def fail() -> None:
+        raise ValueError("disk")
+
+    def hand_over() -> None:
+        with Background(3) as background:
+            background.run(fail)
+            for _ in range(10):
+                background.run(ran.append, "later")
+
+    with pytest.raises(ValueError, match="disk"):
+        hand_over()
+    assert ran == []
+
+    def fail_at_the_end() -> None:
+        with Background(3) as background:
+            background.run(fail)
+
+    with pytest.raises(ValueError, match="disk"):
+        fail_at_the_end()
