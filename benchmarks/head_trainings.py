@@ -28,7 +28,7 @@ class HeadTraining:
         cache: The cache.
         batch_size: Graphs of a batch.
         dim: Width of the head.
-        memory_limit: Bytes that the activations may take.
+        memory_limit: Bytes that training may take.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`train-head` on a cache of three times the memory that its activations may take."""
+"""`train-head` on a cache of three times the memory that training may take."""
 
 from __future__ import annotations
 

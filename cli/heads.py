@@ -16,6 +16,7 @@ from .terminal import Terminal
 if TYPE_CHECKING:
     from histograph_post.experiments import Stage
     from histograph_post.fits import Fit
+    from histograph_post.head_training import Experiment
 
 CacheArgument = Annotated[
     Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of per-fold caches.")
@@ -58,7 +59,7 @@ MemoryOption = Annotated[
     typer.Option(
         "--memory-limit",
         metavar="SIZE",
-        help="Memory for activations, such as 4GB; a cache that needs more is read in batches.",
+        help="Memory to train in, libraries apart, such as 4GB; what is larger is read in batches.",
     ),
 ]
 
@@ -92,6 +93,13 @@ def split_spec(splits: str | None, folds: int | None) -> str | None:
     if splits is not None and folds is not None:
         raise typer.BadParameter("give --folds or --splits, not both")
     return splits if folds is None else f"kfold:{folds}"
+
+
+def say_if_too_large(terminal: Terminal, experiment: Experiment) -> None:
+    """Say so, before the work begins, if its batches will not stay within `--memory-limit`."""
+    note = experiment.folds[0].loaded.batch_note(experiment.training.batch_size)
+    if note is not None:
+        terminal.say(f"note: {note}")
 
 
 def run_and_show(

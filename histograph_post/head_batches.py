@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,15 @@ from .data.non_edges import NonEdges
 from .errors import CacheError
 from .heads.base import History, last_layer
 from .heads.standardize import Standardizer
-from .history_rows import HistoryRows, history_pieces, history_rows, ranges, working_ahead
+from .history_rows import (
+    HistoryRows,
+    batch_note,
+    fits_ahead,
+    history_pieces,
+    history_rows,
+    ranges,
+    working_ahead,
+)
 from .link_negatives import LinkNegatives, Negatives
 from .row_batches import RowBatch, count_batches, row_batches
 from .storage import Cache
@@ -43,7 +51,7 @@ class LoadedCache:
 
     Args:
         cache: The cache.
-        memory_limit: Bytes that its activations may take; see
+        memory_limit: Bytes that training may take; see
             :func:`~histograph_post.history_rows.history_rows`.
     """
 
@@ -101,7 +109,8 @@ class LoadedCache:
     def last_layer(self) -> Tensor:
         """Return what the network's own readout consumes: ``[num_nodes, D_last]``."""
         pieces = history_pieces(self.cache, np.arange(len(self.cache)))
-        return torch.cat([last_layer(piece).float() for piece in pieces])
+        # A view would keep all layers of its piece.
+        return torch.cat([last_layer(piece).to(torch.float32, copy=True) for piece in pieces])
 
     def standardizer(self, rows: np.ndarray) -> Standardizer:
         """Return the standardisation by the graphs that own these label rows.
@@ -130,6 +139,14 @@ class LoadedCache:
             found = history_rows(self.cache, standardizer, memory_limit=self._memory_limit)
             self._history = (rows, found)
         return self._history[1]
+
+    def fits_ahead(self, batches: Sequence[RowBatch]) -> bool:
+        """Say whether one of these batches can be read while another is in use."""
+        return fits_ahead(self.cache, (members.graphs for members in batches), self._memory_limit)
+
+    def batch_note(self, batch_size: int) -> str | None:
+        """Say so if training on batches of so many graphs takes more memory than it may."""
+        return batch_note(self.cache, batch_size, self._memory_limit)
 
 
 class HeadBatches:
@@ -170,15 +187,18 @@ class HeadBatches:
 
     def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
         """Yield the rows in batches of at most ``batch_size`` graphs."""
-        steps = self._steps(rows, batch_size=batch_size, seed=seed)
-        return working_ahead(steps) if self._history.read_ahead else steps
-
-    def _steps(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
         loaded = self._loaded
-        random = self._negatives.generator(rows, seed)
-        for members in row_batches(
-            rows, loaded.level, loaded.label_ptr, batch_size=batch_size, seed=seed
-        ):
+        batches = list(
+            row_batches(rows, loaded.level, loaded.label_ptr, batch_size=batch_size, seed=seed)
+        )
+        steps = self._steps(batches, self._negatives.generator(rows, seed))
+        ahead = self._history.read_ahead and loaded.fits_ahead(batches)
+        return working_ahead(steps) if ahead else steps
+
+    def _steps(
+        self, batches: Sequence[RowBatch], random: np.random.Generator | None
+    ) -> Iterator[Step]:
+        for members in batches:
             targets = self._targets[members.rows]  # [rows] or [rows, targets]
             negatives = None
             if random is not None:

@@ -2,14 +2,17 @@
 
 A history that fits is copied once, standardised on the way, and every batch is a gather from it.
 One that does not fit stays in the file: a batch is read and standardised when its turn comes, in a
-thread that works ahead, and what was read is handed back to the system.
+thread that works ahead where there is room for it, and what was read is handed back to the system.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -20,8 +23,15 @@ from .heads.history import History
 from .heads.standardize import Standardizer
 from .storage import Cache
 
-#: Share of the machine's memory that a history may take, unless told otherwise.
-MEMORY_SHARE = 0.5
+#: Share of the machine's memory that training may take, unless told otherwise.
+MEMORY_SHARE = 2 / 3
+
+#: Share of that for a history that is kept; the rest is for batches.
+KEPT_SHARE = 3 / 4
+
+#: Batches that there is room for where one is in use: itself, the one before it, which goes when
+#: the outputs of this one take the place of its own, and as much again for what a head makes of it.
+BATCHES_IN_USE = 3
 
 #: Bytes of history that are read at a time where all of it is needed.
 PIECE_BYTES = 1 << 22
@@ -32,11 +42,11 @@ _Item = TypeVar("_Item")
 class HistoryRows(Protocol):
     """The rows of a history, graph by graph."""
 
-    #: Whether it pays to fetch the next batch while this one is used.
+    #: Whether it pays to fetch the next batch while this one is used, if there is room for it.
     read_ahead: bool
 
     def select(self, graphs: np.ndarray) -> History:
-        """Return a copy of the rows of some graphs, ``[num_nodes, L, D]`` or one per layer."""
+        """Return the rows of some graphs to look at, ``[num_nodes, L, D]`` or one per layer."""
         ...
 
 
@@ -52,26 +62,19 @@ class RowsInMemory:
 
     def __init__(self, cache: Cache, standardizer: Standardizer | None) -> None:
         self._ptr = np.concatenate([[0], np.cumsum(cache.num_nodes)])  # [num_graphs + 1]
-        self._layers = [  # one [num_nodes, L, D], or one [num_nodes, D_l] per layer
-            torch.empty(dataset.shape)
-            for dataset in cache.manifest.layout.activations(int(self._ptr[-1]))
-        ]
         self._uniform = cache.manifest.layout.is_uniform
-        done = 0
-        for piece in history_pieces(cache, np.arange(len(cache))):
-            parts = [piece] if isinstance(piece, Tensor) else list(piece)
-            rows = slice(done, done + len(parts[0]))
-            targets = [layer[rows] for layer in self._layers]
-            for target, part in zip(targets, parts, strict=True):
-                target.copy_(part)
-            if standardizer is not None:
-                standardizer.apply_(targets[0] if self._uniform else targets)
-            done = rows.stop
+        # One [num_nodes, L, D], or one [num_nodes, D_l] per layer.
+        self._layers = read_rows(cache, np.arange(len(cache)), torch.float32)
+        if standardizer is not None:
+            standardizer.apply_(self._layers[0] if self._uniform else self._layers)
 
     def select(self, graphs: np.ndarray) -> History:
-        """Return a copy of the rows of some graphs."""
-        nodes = torch.from_numpy(ranges(self._ptr[graphs], self._ptr[graphs + 1]))  # [num_nodes]
-        found = [layer.index_select(0, nodes) for layer in self._layers]
+        """Return the rows of some graphs: a copy, unless they are all, in their order."""
+        if np.array_equal(graphs, np.arange(len(self._ptr) - 1)):
+            found = self._layers
+        else:
+            nodes = torch.from_numpy(ranges(self._ptr[graphs], self._ptr[graphs + 1]))
+            found = [layer.index_select(0, nodes) for layer in self._layers]
         return found[0] if self._uniform else found
 
 
@@ -91,10 +94,8 @@ class RowsOnDisk:
 
     def select(self, graphs: np.ndarray) -> History:
         """Read the rows of some graphs."""
-        found = self._cache.gather(graphs).history
-        # Mapped pages count as this process's memory until they are handed back.
-        self._cache.release()
-        history = found.float() if isinstance(found, Tensor) else [layer.float() for layer in found]
+        layers = read_rows(self._cache, graphs, torch.float32)
+        history = layers[0] if self._cache.manifest.layout.is_uniform else layers
         if self._standardizer is not None:
             self._standardizer.apply_(history)
         return history
@@ -108,13 +109,45 @@ def history_rows(
     Args:
         cache: Where they come from.
         standardizer: Applied to every row.
-        memory_limit: Bytes that the rows may take; by default a share of the machine's memory.
+        memory_limit: Bytes that training may take: the rows or, if they need more than their share,
+            the batches that are read of them. By default a share of the machine's memory.
     """
-    needed = int(cache.num_nodes.sum()) * sum(cache.widths) * torch.float32.itemsize
-    if memory_limit is None:
-        memory_limit = int(MEMORY_SHARE * machine_memory())
-    kind = RowsInMemory if needed <= memory_limit else RowsOnDisk
-    return kind(cache, standardizer)
+    fits = row_bytes(cache) <= KEPT_SHARE * allowed_memory(memory_limit)
+    return (RowsInMemory if fits else RowsOnDisk)(cache, standardizer)
+
+
+def row_bytes(cache: Cache, graphs: np.ndarray | None = None) -> int:
+    """Return the bytes of the rows of some graphs, or of all, in single precision."""
+    num_nodes = cache.num_nodes if graphs is None else cache.num_nodes[graphs]
+    return int(num_nodes.sum()) * sum(cache.widths) * torch.float32.itemsize
+
+
+def fits_ahead(cache: Cache, batches: Iterable[np.ndarray], memory_limit: int | None) -> bool:
+    """Say whether there is room for one of these batches of graphs beside those in use."""
+    largest = max((row_bytes(cache, graphs) for graphs in batches), default=0)
+    return (BATCHES_IN_USE + 1) * largest <= allowed_memory(memory_limit)
+
+
+def batch_note(cache: Cache, batch_size: int, memory_limit: int | None) -> str | None:
+    """Say so if training on batches of so many graphs will not stay within the limit."""
+    allowed = allowed_memory(memory_limit)
+    largest = BATCHES_IN_USE * row_bytes(cache, np.array([cache.num_nodes.argmax()]))
+    average = BATCHES_IN_USE * row_bytes(cache) / len(cache)
+    batch_size = min(batch_size, len(cache))
+    needed = max(batch_size * average, largest)
+    if needed <= allowed:
+        return None
+    fits = f"{int(allowed / average)} would fit"
+    return (
+        f"memory limit: batches of {batch_size} graphs take about {needed / 1e6:.3g} MB, "
+        f"expected at most {allowed / 1e6:.3g} MB; "
+        f"{fits if largest <= allowed else 'the largest graph alone is too large'}"
+    )
+
+
+def allowed_memory(memory_limit: int | None) -> int:
+    """Return the bytes that training may take: a share of the machine's, unless told otherwise."""
+    return int(MEMORY_SHARE * machine_memory()) if memory_limit is None else memory_limit
 
 
 def machine_memory() -> int:
@@ -129,8 +162,37 @@ def history_pieces(cache: Cache, graphs: np.ndarray) -> Iterator[History]:
     pieces = np.split(graphs, np.flatnonzero(np.diff(bytes_before // PIECE_BYTES)) + 1)
     for piece in pieces:
         if len(piece):
-            yield cache.gather(piece).history
-            cache.release()
+            rows = read_rows(cache, piece, cache.dtype)
+            yield rows[0] if cache.manifest.layout.is_uniform else rows
+
+
+def read_rows(cache: Cache, graphs: np.ndarray, dtype: torch.dtype) -> list[Tensor]:
+    """Return a copy of the rows of some graphs: ``[num_nodes, L, D]``, or one per layer.
+
+    At no time is there more than the copy and a small piece of the file.
+    """
+    num_nodes = int(cache.num_nodes[graphs].sum())
+    layers = [
+        empty_rows(dataset.shape, dtype) for dataset in cache.manifest.layout.activations(num_nodes)
+    ]
+    for place, parts in cache.pieces(graphs):
+        for layer, part in zip(layers, parts, strict=True):
+            layer[place].copy_(part)  # converts on the way
+    return layers
+
+
+def empty_rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return memory that goes back to the system as soon as the last use of it is over.
+
+    Of what an allocator frees it keeps much, above all if another thread has asked for it: batches
+    of ever different sizes leave holes that the next one does not fit in.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, max(1, num_bytes), access=mmap.ACCESS_COPY)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux; not in every build of it
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
 
 
 def ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:

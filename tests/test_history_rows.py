@@ -6,37 +6,74 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch_geometric.nn import GCNConv
+from typer.testing import CliRunner
 
+from histograph_cli.main import app
 from histograph_post.backbone import build_model
 from histograph_post.caching import cache
 from histograph_post.data import load_data
 from histograph_post.head_batches import LoadedCache
 from histograph_post.head_training import train_head
-from histograph_post.history_rows import RowsInMemory, RowsOnDisk, history_rows, working_ahead
+from histograph_post.history_rows import (
+    BATCHES_IN_USE,
+    KEPT_SHARE,
+    RowsInMemory,
+    RowsOnDisk,
+    empty_rows,
+    fits_ahead,
+    history_rows,
+    working_ahead,
+)
 from histograph_post.storage import Cache
 from histograph_post.training import TrainingOptions
 
 
-def make_cache(folder: Path, *, hidden: int = 8, num_graphs: int = 60, **options: object) -> Cache:
+class Mixed(torch.nn.Module):
+    """A network whose layers differ in width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = GCNConv(4, 8), GCNConv(8, 6)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index).relu()
+
+
+def make_cache(
+    folder: Path,
+    *,
+    hidden: int = 8,
+    num_graphs: int = 60,
+    model: torch.nn.Module | None = None,
+    **options: Any,
+) -> Cache:
     torch.manual_seed(0)
-    model = build_model("gin", {"hidden": hidden, "num_layers": 3}, in_dim=4, out_dim=1)
+    if model is None:
+        model = build_model("gin", {"hidden": hidden, "num_layers": 3}, in_dim=4, out_dim=1)
     dataset = load_data("demo:", args={"num_graphs": num_graphs})
-    made = cache(model, dataset, folder, **options)  # type: ignore[arg-type]
+    made = cache(model, dataset, folder, **options)
     assert made is not None
     return made
+
+
+def float32_bytes(stored: Cache, graphs: np.ndarray | None = None) -> int:
+    num_nodes = stored.num_nodes if graphs is None else stored.num_nodes[graphs]
+    return int(num_nodes.sum()) * sum(stored.widths) * 4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_rows_are_the_same_in_memory_and_on_disk(tmp_path: Path, dtype: str) -> None:
     stored = make_cache(tmp_path / "a.cache", dtype=dtype)
     train = stored.splits.folds[0].train
-    needed = int(stored.num_nodes.sum()) * sum(stored.widths) * 4
+    needed = int(float32_bytes(stored) / KEPT_SHARE)
     memory, disk = (
-        LoadedCache(stored, memory_limit=limit).history(train) for limit in (needed, needed - 1)
+        LoadedCache(stored, memory_limit=limit).history(train) for limit in (needed + 1, needed - 1)
     )
     assert isinstance(memory, RowsInMemory)
     assert isinstance(disk, RowsOnDisk)
@@ -44,6 +81,7 @@ def test_rows_are_the_same_in_memory_and_on_disk(tmp_path: Path, dtype: str) -> 
     found = memory.select(graphs)
     assert isinstance(found, torch.Tensor)
     assert torch.equal(found, disk.select(graphs))
+    assert torch.equal(memory.select(np.arange(60)), disk.select(np.arange(60)))
     # By hand: the statistics of all nodes of the training graphs.
     rows = stored.gather(np.sort(train)).history.double()
     mean, deviation = rows.mean(0), rows.std(0, correction=0)
@@ -52,12 +90,27 @@ def test_rows_are_the_same_in_memory_and_on_disk(tmp_path: Path, dtype: str) -> 
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_rows_as_they_are_stored(tmp_path: Path) -> None:
-    stored = make_cache(tmp_path / "a.cache")
-    graphs = np.array([5, 1])
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bfloat16"}, {"compression": "gzip"}, {"shard_bytes": 5000}], ids=str
+)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_rows_as_they_are_stored(tmp_path: Path, options: dict[str, Any], mixed: bool) -> None:
+    stored = make_cache(tmp_path / "a.cache", model=Mixed() if mixed else None, **options)
+    assert stored.manifest.layout.is_uniform != mixed
+    graphs = np.array([5, 6, 1, 59])
+    expected = stored.gather(graphs).history
     for limit in (None, 0):
         found = history_rows(stored, None, memory_limit=limit).select(graphs)
-        assert torch.equal(found, stored.gather(graphs).history)
+        for layer, other in zip(found, expected, strict=True):
+            assert torch.equal(layer, other.float())
+
+
+def test_memory_of_rows_is_theirs_alone() -> None:
+    for shape in ((3, 2, 5), (0, 2, 5), (1 << 20,)):
+        rows, others = (empty_rows(shape, torch.bfloat16) for _ in range(2))
+        rows.fill_(1.0)
+        assert rows.shape == shape
+        assert not others.any()
 
 
 def test_a_cache_that_does_not_fit_gives_the_same_results(tmp_path: Path) -> None:
@@ -81,10 +134,38 @@ def test_working_ahead_keeps_the_order_and_hands_errors_on() -> None:
         next(ahead)
 
 
+def test_reading_ahead_needs_room_for_one_batch_more(tmp_path: Path) -> None:
+    stored = make_cache(tmp_path / "a.cache")
+    batches = [np.array([0, 1]), np.array([2, 3, 4])]
+    largest = max(float32_bytes(stored, graphs) for graphs in batches)
+    room = (BATCHES_IN_USE + 1) * largest
+    assert fits_ahead(stored, batches, room)
+    assert not fits_ahead(stored, batches, room - 1)
+
+
+def test_batches_that_will_not_stay_within_the_limit_are_told(tmp_path: Path) -> None:
+    stored = make_cache(tmp_path / "a.cache")
+    limit = 7 * BATCHES_IN_USE * float32_bytes(stored) // 60 + 60  # seven graphs of average size
+
+    def notes(name: str, batch_size: int, limit: int) -> list[str]:
+        words = ["train-head", stored.path, "-o", tmp_path / name, "--epochs", 1]
+        words += ["--batch-size", batch_size, "--memory-limit", limit]
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        assert done.exit_code == 0, done.output
+        return [line for line in done.stderr.splitlines() if "memory limit" in line]
+
+    (told,) = notes("many", 30, limit)
+    assert "batches of 30 graphs" in told
+    assert told.endswith("7 would fit")
+    assert notes("seven", 7, limit) == []
+    (told,) = notes("none", 1, 1000)
+    assert told.endswith("the largest graph alone is too large")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
 def test_batches_from_the_file_stay_within_the_memory_they_may_use(tmp_path: Path) -> None:
     stored = make_cache(tmp_path / "a.cache", hidden=512, num_graphs=600)
-    limit = int(stored.num_nodes.sum()) * sum(stored.widths) * 4 // 3
+    limit = float32_bytes(stored) // 3
     code = (
         "import re, sys, torch\n"
         "from histograph_post.head_batches import HeadBatches, LoadedCache\n"
@@ -104,7 +185,7 @@ def test_batches_from_the_file_stay_within_the_memory_they_may_use(tmp_path: Pat
     )
     small = make_cache(tmp_path / "small.cache")
     used = {}
-    for name, allowed in (("disk", limit), ("memory", 3 * limit + 3)):
+    for name, allowed in (("disk", limit), ("memory", 5 * limit)):
         done = subprocess.run(
             [sys.executable, "-c", code, str(small.path), str(stored.path), str(allowed)],
             capture_output=True,

@@ -25,9 +25,12 @@ from .shard_info import shard_name
 #: Each open shard holds a file descriptor, of which a process commonly has 1024.
 MAX_OPEN_SHARDS = 512
 
-#: Activations that :meth:`Cache.pieces` maps at a time, at most: one more, and torch wakes threads
-#: to copy them, which takes longer than the copying.
+#: Activations in a piece of :meth:`Cache.pieces`, at most: one more, and torch wakes threads to
+#: copy them, which takes longer than the copying.
 PIECE_VALUES = (1 << 15) - 1
+
+#: Pieces after which their pages are handed back: a page that is touched maps others around it.
+MAPPED_PIECES = 8
 
 
 class Cache:
@@ -165,11 +168,12 @@ class Cache:
         """Yield the stored rows of several graphs, a small piece at a time, in order of the file.
 
         With every piece, one tensor or one per layer, comes its place in the batch that
-        :meth:`gather` returns. It is a view of the file that lasts until the next one is asked
-        for: then the pages go back to the system, as in :meth:`release`.
+        :meth:`gather` returns. It is a view of the file, to be used before the next one is asked
+        for: every now and then the pages go back to the system, as in :meth:`release`.
         """
         graphs, ptr = self._checked(indices)
         step = max(1, PIECE_VALUES // max(1, sum(self.widths)))
+        count = 0
         for shard, rows, place in self._stretches(self._runs(graphs), ptr):
             for start in range(rows.start, rows.stop, step):
                 stop = min(start + step, rows.stop)
@@ -177,7 +181,10 @@ class Cache:
                 stored = [source.read(start, stop) for source in shard.activations]
                 layers = [as_tensor(values, self.manifest.layout) for values in stored]
                 yield slice(first, first + stop - start), layers
-                shard.release()
+                count += 1
+                if count % MAPPED_PIECES == 0:
+                    self.release()
+        self.release()
 
     def _checked(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return graphs that are there, ``[batch]``, and where each begins, ``[batch + 1]``."""
