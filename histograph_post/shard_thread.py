@@ -14,8 +14,9 @@ from .cache_plan import CachePlan
 from .errors import CacheError
 from .storage import BlockMemory, RowBlock, ShardInfo, ShardWriter
 
-#: Blocks that are being written or wait for it: enough to go on while a shard is closed.
-_BLOCKS_WAITING = 3
+#: Blocks that are being written or wait for it: the model runs ahead by one batch, no more, so
+#: that a kill costs no more than the shard that is being written.
+_BLOCKS_WAITING = 1
 
 
 class ShardThread:
