@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -91,10 +92,11 @@ class RowsOnDisk:
     def __init__(self, cache: Cache, standardizer: Standardizer | None) -> None:
         self._cache = cache
         self._standardizer = standardizer
+        self._memory = RowMemory()
 
     def select(self, graphs: np.ndarray) -> History:
         """Read the rows of some graphs."""
-        layers = read_rows(self._cache, graphs, torch.float32)
+        layers = read_rows(self._cache, graphs, torch.float32, self._memory)
         history = layers[0] if self._cache.manifest.layout.is_uniform else layers
         if self._standardizer is not None:
             self._standardizer.apply_(history)
@@ -160,20 +162,31 @@ def history_pieces(cache: Cache, graphs: np.ndarray) -> Iterator[History]:
     row_bytes = sum(cache.widths) * cache.dtype.itemsize
     bytes_before = np.cumsum(cache.num_nodes[graphs]) * row_bytes  # [graphs], inclusive
     pieces = np.split(graphs, np.flatnonzero(np.diff(bytes_before // PIECE_BYTES)) + 1)
+    memory = RowMemory()
     for piece in pieces:
         if len(piece):
-            rows = read_rows(cache, piece, cache.dtype)
+            rows = read_rows(cache, piece, cache.dtype, memory)
             yield rows[0] if cache.manifest.layout.is_uniform else rows
 
 
-def read_rows(cache: Cache, graphs: np.ndarray, dtype: torch.dtype) -> list[Tensor]:
+def read_rows(
+    cache: Cache, graphs: np.ndarray, dtype: torch.dtype, memory: RowMemory | None = None
+) -> list[Tensor]:
     """Return a copy of the rows of some graphs: ``[num_nodes, L, D]``, or one per layer.
 
     At no time is there more than the copy and a small piece of the file.
+
+    Args:
+        cache: Where they come from.
+        graphs: Which, in the order of the copy.
+        dtype: Of the copy.
+        memory: Where it is kept; memory of its own by default.
     """
     num_nodes = int(cache.num_nodes[graphs].sum())
+    memory = RowMemory() if memory is None else memory
     layers = [
-        empty_rows(dataset.shape, dtype) for dataset in cache.manifest.layout.activations(num_nodes)
+        memory.empty(dataset.shape, dtype)
+        for dataset in cache.manifest.layout.activations(num_nodes)
     ]
     for place, parts in cache.pieces(graphs):
         for layer, part in zip(layers, parts, strict=True):
@@ -181,18 +194,36 @@ def read_rows(cache: Cache, graphs: np.ndarray, dtype: torch.dtype) -> list[Tens
     return layers
 
 
-def empty_rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return memory that goes back to the system as soon as the last use of it is over.
+class RowMemory:
+    """Memory for rows, which is used again when the last tensor that lies in it is gone.
 
-    Of what an allocator frees it keeps much, above all if another thread has asked for it: batches
-    of ever different sizes leave holes that the next one does not fit in.
+    It comes from the system and goes back there with this object. Of what an allocator frees it
+    keeps much, above all if another thread has asked for it: batches of ever different sizes leave
+    holes that the next one does not fit in.
     """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    pages = mmap.mmap(-1, max(1, num_bytes), access=mmap.ACCESS_COPY)
+
+    def __init__(self) -> None:
+        self._free: list[mmap.mmap] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor of any values."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        pages = self._free.pop() if self._free else None
+        if pages is None or len(pages) < num_bytes:
+            pages = _map_pages(num_bytes)
+        values = np.frombuffer(pages, np.uint8)
+        # What torch makes of an array keeps that array, whoever it is shared with.
+        weakref.finalize(values, self._free.append, pages).atexit = False
+        return torch.from_numpy(values)[:num_bytes].view(dtype).view(shape)
+
+
+def _map_pages(num_bytes: int) -> mmap.mmap:
+    """Return memory for so many bytes, and room for more: what is not touched takes none."""
+    pages = mmap.mmap(-1, num_bytes + num_bytes // 2 + 1, access=mmap.ACCESS_COPY)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux; not in every build of it
         with suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
+    return pages
 
 
 def ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:

@@ -23,9 +23,9 @@ from histograph_post.head_training import train_head
 from histograph_post.history_rows import (
     BATCHES_IN_USE,
     KEPT_SHARE,
+    RowMemory,
     RowsInMemory,
     RowsOnDisk,
-    empty_rows,
     fits_ahead,
     history_rows,
     working_ahead,
@@ -105,12 +105,22 @@ def test_rows_as_they_are_stored(tmp_path: Path, options: dict[str, Any], mixed:
             assert torch.equal(layer, other.float())
 
 
-def test_memory_of_rows_is_theirs_alone() -> None:
-    for shape in ((3, 2, 5), (0, 2, 5), (1 << 20,)):
-        rows, others = (empty_rows(shape, torch.bfloat16) for _ in range(2))
-        rows.fill_(1.0)
-        assert rows.shape == shape
-        assert not others.any()
+def test_memory_of_rows_is_used_again_when_they_are_gone_and_not_before() -> None:
+    memory = RowMemory()
+    first = memory.empty((1000, 2, 5), torch.float32).fill_(1.0)
+    second = memory.empty((1000, 2, 5), torch.float32).fill_(2.0)
+    assert bool((first == 1).all())
+    place, part = first.data_ptr(), first[7]
+    del first
+    third = memory.empty((1000, 2, 5), torch.float32).fill_(3.0)  # a part is in use yet
+    assert bool((part == 1).all())
+    del part
+    fourth = memory.empty((900, 2, 5), torch.bfloat16)
+    assert fourth.shape == (900, 2, 5)
+    assert fourth.data_ptr() == place
+    assert bool((second == 2).all())
+    assert bool((third == 3).all())
+    assert memory.empty((0, 2, 5), torch.float32).shape == (0, 2, 5)
 
 
 def test_a_cache_that_does_not_fit_gives_the_same_results(tmp_path: Path) -> None:
