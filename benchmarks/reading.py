@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from histograph_post.history_rows import RowsInMemory, RowsOnDisk, ranges
+from histograph_post.history_rows import RowsInMemory, ranges
 
 from .measuring import Ratio, race, speedup
 from .workloads import Workloads
@@ -37,7 +37,7 @@ def reading(work: Workloads) -> list[Ratio]:
 
     medians = race(
         {
-            FILE: partial(epoch, RowsOnDisk(cache, None).select),
+            FILE: partial(epoch, cache.gather),
             MEMORY: partial(epoch, RowsInMemory(cache, None).select),
             PLAIN: partial(epoch, plain),
         },

@@ -116,7 +116,7 @@ class _MappedScores(Function):
         queries, maps, *_ = ctx.saved_tensors
         graphs, stack = ctx.graphs, ctx.stack
         grad = grad.contiguous()  # [num_graphs, heads, L]
-        grad_queries, grad_maps = torch.empty_like(queries), torch.zeros_like(maps)
+        grad_queries, grad_maps = torch.empty_like(queries), maps.new_zeros(maps.shape)
         for rows in stack.slices(2 * len(maps)):
             node_grad = grad.index_select(0, graphs.index[rows])  # [rows, heads, L]
             grad_filters = combine_block(node_grad, stack.block(rows)).transpose(0, 1)
@@ -187,7 +187,7 @@ class _MappedCombine(Function):
         weights, maps, kept, *_ = ctx.saved_tensors
         graphs, stack = ctx.graphs, ctx.stack
         back = maps.transpose(1, 2)  # [heads, d, D]
-        grad_maps = torch.zeros_like(maps)
+        grad_maps = maps.new_zeros(maps.shape)  # contiguous, or each head is multiplied by itself
         scores = weights.new_empty(stack.num_nodes, stack.num_layers, weights.size(1))
         for rows in stack.slices(2 * len(maps)):
             block, node_grad = stack.block(rows), grad[rows].transpose(0, 1)  # [heads, rows, d]

@@ -180,7 +180,7 @@ class NodeAttention(nn.Module):
 
     def _received(self, bucket: Bucket, query_key: Tensor, kept: Tensor | None) -> Tensor:
         """Average the attention of a bucket over its queries: ``[graphs, heads, width]``."""
-        query, key = self._heads(query_key).flatten(1, 2).unbind(0)  # [graphs * heads, width, d]
+        query, key = self._heads(query_key).unbind(0)  # [graphs, heads, width, d]
         share = bucket.occupied().to(key.dtype) / bucket.sizes.unsqueeze(-1)  # [graphs, width]
         alone = len(bucket.sizes) == 1 and kept is None
         received = received_attention(
@@ -190,7 +190,7 @@ class NodeAttention(nn.Module):
             share,
             dropout=self._active(self.dropout),
         )
-        return received.unflatten(0, (-1, self.heads))[..., : bucket.width]
+        return received[..., : bucket.width]
 
     def _attend_large(self, rows: Tensor, kept: Tensor | None) -> Tensor:
         """Attend inside one graph in memory linear in its nodes: ``[1, nodes, dim]``."""
