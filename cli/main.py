@@ -76,5 +76,5 @@ def main() -> None:
     # double the time on a quiet machine. So they spin for a moment. Read when torch is loaded.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "passive"
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     app()

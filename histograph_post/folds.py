@@ -87,7 +87,7 @@ def make_folds(
         caches: One cache, or one per fold, from :func:`open_caches`.
         split: Another split than the cache's own: a file, ``kfold:10``, ... (one cache only).
         split_seed: Seed of a split that is made.
-        memory_limit: Bytes that the activations of a cache may take.
+        memory_limit: Bytes that training on a cache may take.
     """
     first = caches[0]
     if len(caches) > 1:

@@ -221,8 +221,8 @@ def train_head(
         metric: Overrides the tracked metric.
         standardize: Standardise every layer with the statistics of the training graphs.
         warm_start: Predict at first what the checkpoint predicts (``histograph`` only).
-        memory_limit: Bytes that the activations may take; a cache that needs more is read batch by
-            batch. Half of the machine's memory by default.
+        memory_limit: Bytes that training may take beyond its libraries; a cache that needs more is
+            read batch by batch. Two thirds of the machine's memory by default.
         training: Epochs, learning rate and so on.
         device: Where to train.
         overwrite: Replace another run in that folder.

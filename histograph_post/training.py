@@ -279,6 +279,7 @@ class Trainer:
             copies.optimizer.step()
             total = total + losses.detach().cpu() * len(targets)  # [copies]
             seen += len(targets)
+            del step, outputs, losses  # the next batch can have their memory
         return (total / max(seen, 1)).tolist(), lr
 
     def end_epoch(
