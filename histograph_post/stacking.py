@@ -48,7 +48,7 @@ def run_epoch_together(trainers: Sequence[Trainer]) -> None:
 
 
 class StackedNetworks:
-    """The networks of some trainers, see :class:`~histograph_post.training.Copies`.
+    """The networks of some trainers, see :class:`~histograph_post.copies.Copies`.
 
     Args:
         trainers: All at the same epoch.

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .copies import Copies, OneNetwork
 from .errors import ConfigError
 from .splits import Split
 from .tasks import TargetScale, Task
@@ -110,32 +111,6 @@ class Progress:
     best_loss: float = math.inf
     best_state: dict[str, Tensor] = field(default_factory=dict)
     log: list[dict[str, float]] = field(default_factory=list)
-
-
-class Copies(Protocol):
-    """Networks that are trained at once, as the loop sees them: most often a single one."""
-
-    optimizer: torch.optim.Optimizer
-
-    def train(self, mode: bool) -> None:
-        """Prepare for training, or for anything else."""
-        ...
-
-    def __call__(self, inputs: Any) -> Tensor:
-        """Return the outputs of every network: ``[copies, rows, out_dim]``."""
-        ...
-
-    def aux_loss(self) -> Tensor | None:
-        """Return what the last outputs add to the loss."""
-        ...
-
-    def clip(self, norm: float) -> None:
-        """Scale the gradients of each network down to this norm."""
-        ...
-
-    def settle(self) -> None:
-        """Leave the networks and their optimizers as training has made them."""
-        ...
 
 
 class Trainer:
@@ -237,7 +212,7 @@ class Trainer:
 
     def run_epoch(self) -> None:
         """Train for an epoch, validate, and keep the weights if they are the best so far."""
-        run_epoch([self], _Alone(self))
+        run_epoch([self], OneNetwork(self.network, self.optimizer))
 
     def finish(self) -> Progress:
         """Leave the network with the weights of the best epoch."""
@@ -246,7 +221,7 @@ class Trainer:
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
         """Return the outputs for these rows, in the units of the labels: ``[rows, out_dim]``."""
-        ((outputs, _),) = self.evaluate(rows, _Alone(self))
+        ((outputs, _),) = self.evaluate(rows, OneNetwork(self.network, self.optimizer))
         return outputs
 
     def begin_epoch(self) -> None:
@@ -385,31 +360,6 @@ def make_optimizer(
     """Return the one optimizer there is, in its fastest form."""
     groups: Any = list(parameters)
     return torch.optim.AdamW(groups, lr=options.lr, weight_decay=options.weight_decay, fused=True)
-
-
-class _Alone:
-    """The network of one trainer, see :class:`Copies`."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._network = trainer.network
-        self.optimizer: torch.optim.Optimizer = trainer.optimizer
-
-    def train(self, mode: bool) -> None:
-        self._network.train(mode)
-
-    def __call__(self, inputs: Any) -> Tensor:
-        outputs: Tensor = self._network(inputs)  # [rows, out_dim]
-        return outputs.unsqueeze(0)
-
-    def aux_loss(self) -> Tensor | None:
-        return getattr(self._network, "aux_loss", None)
-
-    def clip(self, norm: float) -> None:
-        for group in self.optimizer.param_groups:
-            nn.utils.clip_grad_norm_(group["params"], norm)
-
-    def settle(self) -> None:
-        return None
 
 
 def _mixed(seed: int, epoch: int) -> int:
