@@ -19,6 +19,9 @@ from .received_attention import block_size, received_attention
 #: Scores a bucket may waste on padding: computing them costs about as much as one more bucket.
 PADDING_BUDGET = 1 << 14
 
+#: Attention weights of a bucket: as many as stay in a processor's cache (2 MB).
+BUCKET_WEIGHTS = 1 << 19
+
 #: Graphs with more nodes than this are attended to one by one, without holding their scores.
 LARGE_GRAPH = 256
 
@@ -50,6 +53,7 @@ class NodeAttention(nn.Module):
         self.zero_token = zero_token
         self.dropout, self.key_dropout = dropout, key_dropout
         self.padding_budget, self.large_graph = PADDING_BUDGET, LARGE_GRAPH
+        self.capacity = BUCKET_WEIGHTS // heads
         self.in_projection = nn.Linear(dim, 3 * dim)  # queries, keys, values
         self.out_projection = nn.Linear(dim, dim)
         self.reset_parameters()
@@ -140,7 +144,12 @@ class NodeAttention(nn.Module):
         return functional.linear(nodes, weight, bias)
 
     def _layout(self, graphs: Graphs) -> Layout:
-        return bucket_layout(graphs, padding_budget=self.padding_budget, largest=self.large_graph)
+        return bucket_layout(
+            graphs,
+            padding_budget=self.padding_budget,
+            largest=self.large_graph,
+            capacity=self.capacity,
+        )
 
     def _active(self, probability: float) -> float:
         return probability if self.training else 0.0

@@ -182,12 +182,15 @@ class Layout:
         return move_rows(rows, self.slots, None, len(self.slots))
 
 
-def bucket_layout(graphs: Graphs, *, padding_budget: int, largest: int) -> Layout:
+def bucket_layout(
+    graphs: Graphs, *, padding_budget: int, largest: int, capacity: int | None = None
+) -> Layout:
     """Group the graphs into buckets of similar size.
 
     Graphs are taken from the largest down; a bucket is closed as soon as padding another graph to
     the bucket's width would waste more than ``padding_budget`` attention scores (width squared)
-    in it. A graph of more than ``largest`` nodes always has a bucket of its own.
+    in it, or another graph would make them more than ``capacity``. A graph of more than
+    ``largest`` nodes always has a bucket of its own.
     """
     sizes = graphs.sizes
     device = graphs.index.device
@@ -204,6 +207,8 @@ def bucket_layout(graphs: Graphs, *, padding_budget: int, largest: int) -> Layou
         waste = lengths * width**2 - (squares[begin + 1 :] - squares[begin])
         # The waste never shrinks as graphs are added, so the last length within the budget is it.
         taken = 1 if width > largest else int(np.searchsorted(waste, padding_budget, side="right"))
+        if capacity is not None:
+            taken = min(taken, max(1, capacity // width**2))
         members = descending[begin : begin + taken]
         within = _ranges(sizes[members])  # place of each node inside its graph, [num_nodes]
         order.append(np.repeat(starts[members], sizes[members]) + within)

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-#: Attention weights that are held at a time (8 MB in single precision).
-BLOCK_ENTRIES = 1 << 21
+#: Attention weights that are held at a time (32 MB in single precision).
+BLOCK_ENTRIES = 1 << 23
 
 #: Queries of a block at least, however many keys there are.
 BLOCK_QUERIES = 16

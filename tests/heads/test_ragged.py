@@ -36,17 +36,22 @@ def test_without_a_batch_vector_all_nodes_are_one_graph() -> None:
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=20),
     padding_budget=st.integers(0, 2000),
     largest=st.integers(0, 40),
+    capacity=st.none() | st.integers(0, 4000),
 )
 def test_buckets_hold_every_node_once_within_the_budget(
-    sizes: list[int], padding_budget: int, largest: int
+    sizes: list[int], padding_budget: int, largest: int, capacity: int | None
 ) -> None:
     graphs = graphs_of(sizes)
-    layout = bucket_layout(graphs, padding_budget=padding_budget, largest=largest)
+    layout = bucket_layout(
+        graphs, padding_budget=padding_budget, largest=largest, capacity=capacity
+    )
     rows = torch.arange(1.0, len(graphs.index) + 1).unsqueeze(1)
     for bucket in layout.buckets:
         waste = len(bucket.graphs) * bucket.width**2 - int(bucket.sizes.square().sum())
         assert waste <= padding_budget
         assert len(bucket.graphs) == 1 or bucket.width <= largest
+        scores = len(bucket.graphs) * bucket.width**2
+        assert len(bucket.graphs) == 1 or capacity is None or scores <= capacity
     assert sorted(torch.cat([b.graphs for b in layout.buckets]).tolist() if sum(sizes) else []) == [
         graph for graph, size in enumerate(sizes) if size
     ]
