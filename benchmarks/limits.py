@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from histograph_post.caching import cache
+from histograph_post.history_rows import row_bytes
 from histograph_post.storage import Cache
 
 from .head_trainings import HeadTraining
@@ -29,7 +30,7 @@ _STATUS = Path("/proc/self/status")
 def limited_epochs(work: Workloads) -> list[Ratio]:
     """Compare an epoch within the limit with one without it, and its memory with the limit."""
     stored, subject = work.cache(work.deep_gin), work.deep_gin
-    needed = int(stored.num_nodes.sum()) * sum(stored.widths) * 4
+    needed = row_bytes(stored)
     limit = needed // SHARE
     trainings = {
         LIMITED: HeadTraining.of(work, stored, memory_limit=limit),

@@ -104,6 +104,7 @@ class EndToEnd(Stage):
         on_epoch: Callable[[Trainer], None] | None = None,
     ) -> Fit:
         """Train the backbone with its own readout, or with the head."""
+        folder = folder / spec.folder
         if (folder / FIT_NAME).exists():
             return load_fit(spec, folder)
         given, task = self.pretraining, self.task

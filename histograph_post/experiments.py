@@ -69,7 +69,7 @@ class Stage(ABC):
         device: torch.device,
         on_epoch: Callable[[Trainer], None] | None = None,
     ) -> Fit:
-        """Do one fit, or go on with it, or return it if it is done."""
+        """Do one fit, or go on with it, or return it if it is done; the folder is the run's."""
 
     def fit_together(
         self,
@@ -79,10 +79,8 @@ class Stage(ABC):
         device: torch.device,
         on_epoch: Callable[[Trainer], None] | None = None,
     ) -> list[Fit]:
-        """Do fits that differ in their seed alone; the folder is the run's."""
-        return [
-            self.fit(spec, folder / spec.folder, device=device, on_epoch=on_epoch) for spec in specs
-        ]
+        """Do fits that differ in their seed alone."""
+        return [self.fit(spec, folder, device=device, on_epoch=on_epoch) for spec in specs]
 
     @abstractmethod
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:

@@ -102,6 +102,7 @@ class Finetuning(Stage):
         """Train a head on the frozen backbone, or backbone and head together."""
         if not spec.stage:
             return self.frozen.fit(spec, folder, device=device, on_epoch=on_epoch)
+        folder = folder / spec.folder
         if (folder / FIT_NAME).exists():
             return load_fit(spec, folder)
         fold = self.frozen.folds[spec.fold]

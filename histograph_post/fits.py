@@ -107,11 +107,6 @@ class HeadNetwork(nn.Module):
         self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
 
     @property
-    def stackable(self) -> bool:
-        """Whether copies with other weights can be run as one."""
-        return bool(getattr(self.head, "stackable", False))
-
-    @property
     def aux_loss(self) -> Tensor | None:
         """What the last forward pass adds to the loss, for readouts that have such a term."""
         return getattr(self.head, "aux_loss", None)
@@ -176,8 +171,9 @@ def fit_heads(
     """
     if all((folder / spec.folder / FIT_NAME).exists() for spec in specs):
         return [load_fit(spec, folder / spec.folder) for spec in specs]
-    history = loaded.history(split.train if specs[0].standardize else None)
-    needs_edges = head_info(specs[0].head).needs_edge_index
+    first = specs[0]
+    history = loaded.history(split.train if first.standardize else None)
+    needs_edges = head_info(first.head).needs_edge_index
     source = HeadBatches(loaded, history, task, device, edges=needs_edges)
 
     def prepare(spec: FitSpec) -> tuple[FreshHead, Trainer]:
@@ -187,8 +183,11 @@ def fit_heads(
 
     together = 1
     if not history.read_ahead:  # memory is short where a history is read batch by batch
-        largest = np.sort(loaded.cache.num_nodes)[-specs[0].training.batch_size :]
-        together = most_together(prepare(specs[0])[1], num_nodes=int(largest.sum()))
+        head = build_head(
+            first.head, loaded.cache.widths, task.out_dim, task.level, **first.options
+        )
+        largest = np.sort(loaded.cache.num_nodes)[-first.training.batch_size :]
+        together = most_together(head, first.training, num_nodes=int(largest.sum()))
     fits = []
     for start in range(0, len(specs), together):
         chosen = specs[start : start + together]
@@ -209,18 +208,18 @@ def _fit_together(
     prepared = {spec.seed: prepare(spec) for spec in missing}
     trainers = [trainer for _, trainer in prepared.values()]
     seconds = train_resumably(trainers, state_folder, on_epoch=on_epoch)
-    for spec in missing:
+    fits: dict[int, Fit] = {}
+    for spec in specs:
+        own = folder / spec.folder
+        if spec.seed not in prepared:
+            fits[spec.seed] = load_fit(spec, own)
+            continue
         made, trainer = prepared[spec.seed]
-        save_fit(
-            spec,
-            trainer,
-            folder / spec.folder,
-            seconds=seconds,
-            head=made.head,
-            standardizer=made.standardizer,
+        fits[spec.seed] = save_fit(
+            spec, trainer, own, seconds=seconds, head=made.head, standardizer=made.standardizer
         )
     (state_folder / STATE_NAME).unlink(missing_ok=True)
-    return [load_fit(spec, folder / spec.folder) for spec in specs]
+    return list(fits.values())
 
 
 def train_fit(

@@ -90,8 +90,7 @@ class Experiment(Stage):
         on_epoch: Callable[[Trainer], None] | None = None,
     ) -> Fit:
         """Train one readout on the cached activations of one fold."""
-        run = folder.parents[len(spec.folder.parts) - 1]
-        (fit,) = self.fit_together([spec], run, device=device, on_epoch=on_epoch)
+        (fit,) = self.fit_together([spec], folder, device=device, on_epoch=on_epoch)
         return fit
 
     def fit_together(

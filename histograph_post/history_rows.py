@@ -30,8 +30,8 @@ MEMORY_SHARE = 2 / 3
 #: Share of that for a history that is kept; the rest is for batches.
 KEPT_SHARE = 3 / 4
 
-#: Batches that there is room for where one is in use: itself, the one before it, which goes when
-#: the outputs of this one take the place of its own, and as much again for what a head makes of it.
+#: Batches that there is room for where one is in use: itself, the one before it, which is held
+#: while validating until this one is there, and as much again for what a head makes of it.
 BATCHES_IN_USE = 3
 
 #: Bytes of history that are read at a time where all of it is needed.
@@ -159,8 +159,8 @@ def machine_memory() -> int:
 
 def history_pieces(cache: Cache, graphs: np.ndarray) -> Iterator[History]:
     """Yield the stored rows of some graphs, a moderate piece at a time."""
-    row_bytes = sum(cache.widths) * cache.dtype.itemsize
-    bytes_before = np.cumsum(cache.num_nodes[graphs]) * row_bytes  # [graphs], inclusive
+    stored_bytes = sum(cache.widths) * cache.dtype.itemsize  # of a node
+    bytes_before = np.cumsum(cache.num_nodes[graphs]) * stored_bytes  # [graphs], inclusive
     pieces = np.split(graphs, np.flatnonzero(np.diff(bytes_before // PIECE_BYTES)) + 1)
     memory = RowMemory()
     for piece in pieces:

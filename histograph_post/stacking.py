@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from .training import Trainer, make_optimizer, run_epoch
+from .training import Trainer, TrainingOptions, make_optimizer, run_epoch
 
 #: Networks that are stacked at most: more of them do not get any faster together.
 MOST = 16
@@ -25,15 +25,16 @@ MOST = 16
 MOST_ROWS = 1 << 18
 
 
-def most_together(trainer: Trainer, *, num_nodes: int) -> int:
-    """Return how many trainers like this one, which differ in their seed, can run as one.
+def most_together(head: nn.Module, options: TrainingOptions, *, num_nodes: int) -> int:
+    """Return how many heads like this one, which differ in their seed, can be trained as one.
 
     Args:
-        trainer: One of them.
+        head: One of them; its ``stackable`` says whether it can be at all.
+        options: How they are trained.
         num_nodes: Nodes of a batch at most.
     """
     # With this schedule each network would have a learning rate of its own.
-    if not getattr(trainer.network, "stackable", False) or trainer.options.schedule == "plateau":
+    if not getattr(head, "stackable", False) or options.schedule == "plateau":
         return 1
     return max(1, min(MOST, MOST_ROWS // max(num_nodes, 1)))
 

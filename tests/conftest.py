@@ -127,3 +127,33 @@ def _python(words: list[str]) -> tuple[int, str, str]:
     finally:
         sys.argv = before
     return 0, out.getvalue(), ""
+
+
+_KILLED = """
+import os, signal, sys
+from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment, train_head
+from histograph_post.resuming import train_resumably
+from histograph_post.training import TrainingOptions
+train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
+cache, out, moment, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3]), 0
+def epoch_done(progress):
+    global epochs
+    epochs += 1
+    if epochs == moment:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def killed_training() -> Callable[[str, Path, Path, int], int]:
+    """Train in a process that is killed after an epoch; return its exit code.
+
+    Called as ``killed_training(words, cache, out, moment)``: the words of Python train with
+    ``cache``, ``out`` and ``on_epoch=epoch_done``; epochs are counted from 1, 0 is never.
+    """
+
+    def run(words: str, cache: Path, out: Path, moment: int) -> int:
+        command = [sys.executable, "-W", "ignore", "-c", _KILLED + words, cache, out, moment]
+        return subprocess.run([*map(str, command)], check=False, env=os.environ).returncode
+
+    return run

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -79,28 +77,17 @@ def test_finished_run_is_not_trained_again_and_another_is_refused(
     train_head(demo_cache, tmp_path / "run", training=QUICK, dim=16, heads=2, overwrite=True)
 
 
-KILLED = """
-import os, signal, sys
-from histograph_post.head_training import train_head
-from histograph_post.training import TrainingOptions
-from histograph_post.resuming import train_resumably
-train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
-epochs = 0
-def epoch_done(progress):
-    global epochs
-    epochs += 1
-    if epochs == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-train_head(sys.argv[1], sys.argv[2], training=TrainingOptions(epochs=4, batch_size=16), dim=8,
-           heads=2, dropout=0.5, on_epoch=epoch_done)
+TRAIN = """
+train_head(cache, out, training=TrainingOptions(epochs=4, batch_size=16), dim=8, heads=2,
+           dropout=0.5, on_epoch=epoch_done)
 """
 
 
-def test_killed_and_resumed_gives_the_same_results(demo_cache: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed_gives_the_same_results(
+    demo_cache: Path, tmp_path: Path, killed_training: Callable[[str, Path, Path, int], int]
+) -> None:
     def run(folder: str, moment: int) -> int:
-        arguments = (demo_cache, tmp_path / folder, moment)
-        command = [sys.executable, "-W", "ignore", "-c", KILLED, *arguments]
-        return subprocess.run([*map(str, command)], check=False, env=os.environ).returncode
+        return killed_training(TRAIN, demo_cache, tmp_path / folder, moment)
 
     assert run("whole", 0) == 0
     assert run("broken", 6) == -9  # in the middle of the second fit

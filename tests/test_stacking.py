@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,32 +132,19 @@ def test_what_is_drawn_is_drawn_by_the_seed_alone(demo_cache: Path, tmp_path: Pa
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-KILLED = """
-import os, signal, sys
-from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment
-from histograph_post.resuming import train_resumably
-from histograph_post.training import TrainingOptions
-train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
-epochs = 0
-def epoch_done(progress):
-    global epochs
-    epochs += 1
-    if epochs == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
+TRAIN = """
 experiment = plan_experiment(
-    sys.argv[1], [HeadSpec("histograph", {"dim": 8})], seeds=[0, 1, 2],
+    cache, [HeadSpec("histograph", {"dim": 8})], seeds=[0, 1, 2],
     training=TrainingOptions(epochs=6, batch_size=16, patience=2))
-run_experiment(experiment, sys.argv[2], chosen="histograph", on_epoch=epoch_done)
+run_experiment(experiment, out, chosen="histograph", on_epoch=epoch_done)
 """
 
 
 def test_killed_and_resumed_together_gives_the_same_results(
-    demo_cache: Path, tmp_path: Path
+    demo_cache: Path, tmp_path: Path, killed_training: Callable[[str, Path, Path, int], int]
 ) -> None:
     def run(folder: str, moment: int) -> int:
-        arguments = (demo_cache, tmp_path / folder, moment)
-        command = [sys.executable, "-W", "ignore", "-c", KILLED, *arguments]
-        return subprocess.run([*map(str, command)], check=False, env=os.environ).returncode
+        return killed_training(TRAIN, demo_cache, tmp_path / folder, moment)
 
     assert run("whole", 0) == 0
     assert run("broken", 8) == -9  # in the third epoch of three seeds
