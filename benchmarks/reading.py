@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from histograph_post.history_rows import RowsInMemory, ranges
+from histograph_post.heads.ragged import ranges
+from histograph_post.history_rows import RowsInMemory
 
 from .measuring import Ratio, race, speedup
 from .workloads import Workloads

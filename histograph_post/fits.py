@@ -25,6 +25,7 @@ from .files import atomic_path, write_json
 from .head_batches import HeadBatches, HeadInputs, LoadedCache
 from .heads.each_layer_norm import EachLayerNorm
 from .heads.histograph import HistoGraphHead
+from .heads.history import TableRows
 from .heads.registry import build_head, head_config, head_info
 from .heads.standardize import Standardizer
 from .resuming import STATE_NAME, train_resumably
@@ -113,8 +114,11 @@ class HeadNetwork(nn.Module):
 
     def forward(self, inputs: HeadInputs) -> Tensor:
         """Return an output for every row that is asked for: ``[rows, out_dim]``."""
+        history = inputs.history
+        if isinstance(history, TableRows) and not isinstance(self.head, HistoGraphHead):
+            history = history.copy()  # [num_nodes, L, D]
         outputs: Tensor = self.head(
-            inputs.history,
+            history,
             inputs.batch,
             num_graphs=inputs.num_graphs,
             edge_index=inputs.edge_index,

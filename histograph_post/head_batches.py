@@ -14,6 +14,8 @@ from torch import Tensor
 from .data.non_edges import NonEdges
 from .errors import CacheError
 from .heads.base import History, last_layer
+from .heads.history import TableRows
+from .heads.ragged import ranges
 from .heads.standardize import Standardizer
 from .history_rows import (
     HistoryRows,
@@ -21,7 +23,6 @@ from .history_rows import (
     fits_ahead,
     history_pieces,
     history_rows,
-    ranges,
     working_ahead,
 )
 from .link_negatives import LinkNegatives, Negatives
@@ -35,7 +36,7 @@ from .training import Step
 class HeadInputs:
     """What a readout takes, and which rows of its output are asked for."""
 
-    history: History
+    history: History | TableRows
     #: Graph of each node, sorted: ``[num_nodes]``.
     batch: Tensor
     num_graphs: int
@@ -246,7 +247,11 @@ def _same(rows: np.ndarray | None, others: np.ndarray | None) -> bool:
     return np.array_equal(rows, others)
 
 
-def _to(history: History, device: torch.device) -> History:
+def _to(history: History | TableRows, device: torch.device) -> History | TableRows:
+    if isinstance(history, TableRows):
+        if device.type == "cpu":
+            return history
+        history = history.copy()
     if isinstance(history, Tensor):
         return history.to(device, non_blocking=True)
     return [layer.to(device, non_blocking=True) for layer in history]

@@ -1,6 +1,6 @@
 """The activations of a cache as training reads them: from memory, or from the file batch by batch.
 
-A history that fits is copied once, standardised on the way, and every batch is a gather from it.
+A history that fits is copied once, standardised on the way, and every batch is rows of it.
 One that does not fit stays in the file: a batch is read and standardised when its turn comes, in a
 thread that works ahead where there is room for it, and what was read is handed back to the system.
 """
@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .heads.history import History
+from .heads.history import History, TableRows
+from .heads.ragged import ranges
 from .heads.standardize import Standardizer
 from .storage import Cache
 
@@ -46,7 +47,7 @@ class HistoryRows(Protocol):
     #: Whether it pays to fetch the next batch while this one is used, if there is room for it.
     read_ahead: bool
 
-    def select(self, graphs: np.ndarray) -> History:
+    def select(self, graphs: np.ndarray) -> History | TableRows:
         """Return the rows of some graphs to look at, ``[num_nodes, L, D]`` or one per layer."""
         ...
 
@@ -69,14 +70,15 @@ class RowsInMemory:
         if standardizer is not None:
             standardizer.apply_(self._layers[0] if self._uniform else self._layers)
 
-    def select(self, graphs: np.ndarray) -> History:
-        """Return the rows of some graphs: a copy, unless they are all, in their order."""
+    def select(self, graphs: np.ndarray) -> History | TableRows:
+        """Return the rows of some graphs: where they lie, or copies of layers of many widths."""
         if np.array_equal(graphs, np.arange(len(self._ptr) - 1)):
-            found = self._layers
-        else:
-            nodes = torch.from_numpy(ranges(self._ptr[graphs], self._ptr[graphs + 1]))
-            found = [layer.index_select(0, nodes) for layer in self._layers]
-        return found[0] if self._uniform else found
+            return self._layers[0] if self._uniform else self._layers
+        starts, stops = self._ptr[graphs], self._ptr[graphs + 1]  # [graphs] each
+        if self._uniform:
+            return TableRows(self._layers[0], starts, stops - starts)
+        nodes = torch.from_numpy(ranges(starts, stops))  # [num_nodes]
+        return [layer.index_select(0, nodes) for layer in self._layers]
 
 
 class RowsOnDisk:
@@ -224,13 +226,6 @@ def _map_pages(num_bytes: int) -> mmap.mmap:
         with suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
-
-
-def ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Return all numbers from ``starts[i]`` to ``stops[i] - 1``, for each i in turn."""
-    sizes = stops - starts
-    ends = np.cumsum(sizes)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)
 
 
 def working_ahead(items: Iterator[_Item]) -> Iterator[_Item]:

@@ -20,6 +20,7 @@ from histograph_post.caching import cache
 from histograph_post.data import load_data
 from histograph_post.head_batches import LoadedCache
 from histograph_post.head_training import train_head
+from histograph_post.heads.history import TableRows
 from histograph_post.history_rows import (
     BATCHES_IN_USE,
     KEPT_SHARE,
@@ -78,13 +79,15 @@ def test_rows_are_the_same_in_memory_and_on_disk(tmp_path: Path, dtype: str) -> 
     assert isinstance(memory, RowsInMemory)
     assert isinstance(disk, RowsOnDisk)
     graphs = np.array([7, 3, 4, 59, 0])
-    found = memory.select(graphs)
-    assert isinstance(found, torch.Tensor)
+    rows = memory.select(graphs)
+    assert isinstance(rows, TableRows)
+    found = rows.copy()
     assert torch.equal(found, disk.select(graphs))
+    assert torch.equal(rows.last(), found[:, -1])
     assert torch.equal(memory.select(np.arange(60)), disk.select(np.arange(60)))
     # By hand: the statistics of all nodes of the training graphs.
-    rows = stored.gather(np.sort(train)).history.double()
-    mean, deviation = rows.mean(0), rows.std(0, correction=0)
+    stored_rows = stored.gather(np.sort(train)).history.double()
+    mean, deviation = stored_rows.mean(0), stored_rows.std(0, correction=0)
     floor = 0.1 * deviation.square().mean(-1, keepdim=True).sqrt()
     expected = (stored.gather(graphs).history.double() - mean) / torch.maximum(deviation, floor)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
@@ -101,6 +104,8 @@ def test_rows_as_they_are_stored(tmp_path: Path, options: dict[str, Any], mixed:
     expected = stored.gather(graphs).history
     for limit in (None, 0):
         found = history_rows(stored, None, memory_limit=limit).select(graphs)
+        if isinstance(found, TableRows):
+            found = found.copy()
         for layer, other in zip(found, expected, strict=True):
             assert torch.equal(layer, other.float())
 

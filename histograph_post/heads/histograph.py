@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
+from .graph_stage import StageOptions, StageWeights, can_read, read_graphs
 from .histograph_config import HistoGraphConfig
-from .history import History, HistoryBatch, split_layers
+from .history import History, HistoryBatch, TableRows, check_layers
 from .layer_kernels import layer_means, layer_project
 from .layer_weights import LayerWeights
 from .mixing import Mixing
@@ -130,7 +131,7 @@ class HistoGraphHead(nn.Module):
 
     def forward(
         self,
-        history: History,
+        history: History | TableRows,
         batch: Tensor | None = None,
         *,
         num_graphs: int | None = None,
@@ -140,7 +141,8 @@ class HistoGraphHead(nn.Module):
         """Read the history out.
 
         Args:
-            history: ``[num_nodes, L, D]`` or one ``[num_nodes, D_l]`` per layer, any float type.
+            history: ``[num_nodes, L, D]`` or one ``[num_nodes, D_l]`` per layer, any float type;
+                or where rows of it lie in a table.
             batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph.
             num_graphs: Graphs in the batch, if the last ones may be empty.
             edge_index: Not used; structural readouts take it in this place.
@@ -150,10 +152,10 @@ class HistoGraphHead(nn.Module):
             ``[num_graphs, out_dim]``, ``[num_nodes, out_dim]`` or ``[num_nodes, dim]``, by level.
         """
         inputs = self._read(history, batch, num_graphs, standardized)
-        nodes, _ = self.layer_weights(inputs.stacks, inputs.last, inputs.graphs)  # [num_nodes, dim]
         if self.level == "graph":
-            mixed = self.mixing(self._attend_graphs(nodes, inputs.graphs), self._graph_base(inputs))
+            mixed = self.mixing(*self._read_graphs(inputs))  # [num_graphs, dim]
         else:
+            nodes, _ = self.layer_weights(inputs.stacks, inputs.last, inputs.graphs)
             mixed = self.mixing(self._attend_nodes(nodes, inputs.graphs), self._node_base(inputs))
         if self.output_norm is not None:
             mixed = self.output_norm(mixed)  # [rows, dim]
@@ -227,13 +229,20 @@ class HistoGraphHead(nn.Module):
         self.output.bias.zero_()
 
     def _read(
-        self, history: History, batch: Tensor | None, num_graphs: int | None, standardized: bool
+        self,
+        history: History | TableRows,
+        batch: Tensor | None,
+        num_graphs: int | None,
+        standardized: bool,
     ) -> HistoryBatch:
-        """Check a batch and group its layers by width."""
-        layers = split_layers(history, self.options.in_dims)
-        return HistoryBatch.read(
+        """Check a batch."""
+        table = history.table if isinstance(history, TableRows) else history
+        num_nodes, device = check_layers(table, self.options.in_dims)
+        if isinstance(history, TableRows):
+            num_nodes = int(history.sizes.sum())
+        return HistoryBatch(
             history,
-            Graphs.from_batch(batch, layers[-1].size(0), num_graphs, layers[-1].device),
+            Graphs.from_batch(batch, num_nodes, num_graphs, device),
             groups=self.layer_weights.groups,
             statistics=None if standardized else self._statistics(),
             dtype=self.output.weight.dtype,
@@ -254,6 +263,47 @@ class HistoGraphHead(nn.Module):
                 attended = attended + nodes
         return attended if self.norm is None else self.norm(attended)
 
+    def _read_graphs(self, inputs: HistoryBatch) -> tuple[Tensor, Tensor]:
+        """Return the readout of each graph and what it is mixed with: ``[num_graphs, dim]``."""
+        rows = inputs.rows() if self._compiles else None
+        if rows is not None and can_read(rows):
+            return self._read_graphs_compiled(inputs, rows)
+        nodes, _ = self.layer_weights(inputs.stacks, inputs.last, inputs.graphs)
+        return self._attend_graphs(nodes, inputs.graphs), self._graph_base(inputs)
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether this is a head that compiled loops are made for."""
+        layers, attention = self.layer_weights, self.node_attention
+        return (
+            layers.attention == "learned"
+            and len(layers.groups) == 1
+            and attention is not None
+            and attention.is_plain
+            and self.norm is None
+        )
+
+    def _read_graphs_compiled(self, inputs: HistoryBatch, rows: TableRows) -> tuple[Tensor, Tensor]:
+        """Do what :meth:`_read_graphs` does in one reading of the history."""
+        layers, attention, graphs = self.layer_weights, self.node_attention, inputs.graphs
+        assert attention is not None  # it compiles
+        stage = read_graphs(
+            rows,
+            StageWeights(*layers.folded(), *attention.query_key_map()),
+            StageOptions(
+                layers.normalization,
+                bound=layers.radius if layers.normalization == "bounded" else layers.eps,
+                node_heads=attention.heads,
+                with_means=self.all_layers is not None,
+            ),
+        )
+        attended = attention.finish(stage.summaries)  # [num_graphs, dim]
+        if self.options.residual:
+            attended = attended + stage.means
+        if not graphs.sizes.all():
+            attended = attended * graphs.nonempty(attended.dtype)
+        return attended, self._graph_base(inputs, stage.layer_means)
+
     def _attend_graphs(self, nodes: Tensor, graphs: Graphs) -> Tensor:
         """The mean of :meth:`_attend_nodes` over each graph, the short way where there is one."""
         if self.norm is not None or self.node_attention is None:
@@ -261,11 +311,18 @@ class HistoGraphHead(nn.Module):
         pooled = self.node_attention.pool(nodes, graphs)  # [num_graphs, dim]
         return pooled + graphs.mean(nodes) if self.options.residual else pooled
 
-    def _graph_base(self, inputs: HistoryBatch) -> Tensor:
-        """What a graph's readout is mixed with: ``[num_graphs, dim]``."""
+    def _graph_base(self, inputs: HistoryBatch, known_means: Tensor | None = None) -> Tensor:
+        """What a graph's readout is mixed with: ``[num_graphs, dim]``.
+
+        Args:
+            inputs: The batch.
+            known_means: Of the nodes of every layer, ``[num_graphs, L * D]``.
+        """
         graphs = inputs.graphs
         if self.all_layers is None:
             linear, rows = self.layer_weights.last_embedding, graphs.mean(inputs.last)
+        elif known_means is not None:
+            linear, rows = self.all_layers, known_means
         else:
             means = [layer_means(stack, graphs).flatten(1) for stack in inputs.stacks]
             linear, rows = self.all_layers, torch.cat(means, dim=1)

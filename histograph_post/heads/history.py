@@ -7,17 +7,49 @@ layer, standardisation) and used up before the next one is made.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..errors import DataError
-from .ragged import Graphs
+from .ragged import Graphs, ranges
 
 #: One tensor ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
 History: TypeAlias = Tensor | Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The history of some graphs where it lies, in a table of many graphs.
+
+    Args:
+        table: ``[all nodes, L, D]``.
+        starts: Row where each graph starts, ``[num_graphs]``.
+        sizes: Nodes of each graph, ``[num_graphs]``.
+    """
+
+    table: Tensor
+    starts: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+
+    @cached_property
+    def nodes(self) -> Tensor:
+        """The rows of all nodes, graph by graph: ``[num_nodes]``."""
+        return torch.from_numpy(ranges(self.starts, self.starts + self.sizes))
+
+    def copy(self) -> Tensor:
+        """Return the rows as a tensor of their own: ``[num_nodes, L, D]``."""
+        return self.table.index_select(0, self.nodes)
+
+    def last(self) -> Tensor:
+        """Return the last layer: ``[num_nodes, D]``."""
+        return self.table[:, -1].index_select(0, self.nodes)
+
 
 #: Bytes of history, and of what is made of it, at a time: in a processor's cache, but enough rows
 #: that calling a kernel costs less than what it does; more on an accelerator.
@@ -42,6 +74,35 @@ def kept_dims(in_dims: Sequence[int], history_layers: int | None) -> tuple[int, 
     return tuple(in_dims[1:] if raw else in_dims)
 
 
+def check_layers(history: History, in_dims: Sequence[int]) -> tuple[int, torch.device]:
+    """Refuse a history of other layers, and return its number of nodes and its device.
+
+    Args:
+        history: ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
+        in_dims: The width each layer must have.
+    """
+    if isinstance(history, Tensor):
+        if history.dim() != 3:
+            raise DataError(
+                f"history: found shape {list(history.shape)}, expected [nodes, layers, dim]"
+            )
+        rows, widths, device = (
+            [history.size(0)],
+            [history.size(2)] * history.size(1),
+            history.device,
+        )
+    else:
+        rows = [layer.size(0) for layer in history]
+        widths = [layer.size(-1) for layer in history]
+        device = history[0].device
+    if widths != list(in_dims) or any(count != rows[0] for count in rows):
+        raise DataError(
+            f"history: found layers of widths {widths} with {sorted(set(rows))} rows, "
+            f"expected widths {list(in_dims)} and as many rows each"
+        )
+    return rows[0], device
+
+
 def split_layers(history: History, in_dims: Sequence[int]) -> tuple[Tensor, ...]:
     """Return the layers of a history, each ``[num_nodes, D_l]``, without copying.
 
@@ -49,19 +110,8 @@ def split_layers(history: History, in_dims: Sequence[int]) -> tuple[Tensor, ...]
         history: ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
         in_dims: The width each layer must have.
     """
-    if isinstance(history, Tensor) and history.dim() != 3:
-        raise DataError(
-            f"history: found shape {list(history.shape)}, expected [nodes, layers, dim]"
-        )
-    layers = history.unbind(1) if isinstance(history, Tensor) else tuple(history)
-    widths = [layer.size(-1) for layer in layers]
-    rows = [layer.size(0) for layer in layers]
-    if widths != list(in_dims) or any(count != rows[0] for count in rows):
-        raise DataError(
-            f"history: found layers of widths {widths} with {sorted(set(rows))} rows, "
-            f"expected widths {list(in_dims)} and as many rows each"
-        )
-    return layers
+    check_layers(history, in_dims)
+    return history.unbind(1) if isinstance(history, Tensor) else tuple(history)
 
 
 @dataclass(frozen=True)
@@ -127,53 +177,63 @@ class LayerStack:
 
 @dataclass(frozen=True)
 class HistoryBatch:
-    """A batch as the layer stage reads it.
+    """A batch as the layer stage reads it; what is not asked for is not made.
 
     Args:
-        stacks: The layers, one stack per width.
-        last: The last layer, standardised, in the precision to compute in, ``[num_nodes, D_last]``.
+        history: One tensor ``[num_nodes, L, D]``, one ``[num_nodes, D_l]`` per layer, or rows of a
+            table.
         graphs: Which graph each node belongs to.
+        groups: The layers of each width, counted from the first layer that is kept.
+        statistics: Mean and scale of each layer of the history; ``None`` to use it as it is.
+        dtype: Precision to compute in.
     """
 
-    stacks: tuple[LayerStack, ...]
-    last: Tensor
+    history: History | TableRows
     graphs: Graphs
+    groups: Sequence[Sequence[int]]
+    statistics: Sequence[tuple[Tensor, Tensor]] | None
+    dtype: torch.dtype
 
-    @classmethod
-    def read(
-        cls,
-        history: History,
-        graphs: Graphs,
-        *,
-        groups: Sequence[Sequence[int]],
-        statistics: Sequence[tuple[Tensor, Tensor]] | None,
-        dtype: torch.dtype,
-    ) -> HistoryBatch:
-        """Group the last layers of a history by width.
+    @cached_property
+    def last(self) -> Tensor:
+        """The last layer, standardised, in the precision to compute in: ``[num_nodes, D_last]``."""
+        if isinstance(self.history, TableRows):
+            last = self.history.last()
+        else:
+            last = self.history[:, -1] if isinstance(self.history, Tensor) else self.history[-1]
+        last = last.to(self.dtype)
+        if self.statistics is not None:
+            last = (last - self.statistics[-1][0]) / self.statistics[-1][1]
+        return last
 
-        Args:
-            history: One tensor ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
-            graphs: Which graph each node belongs to.
-            groups: The layers of each width, counted from the first layer that is kept.
-            statistics: Mean and scale of each layer of the history; ``None`` to use it as it is.
-            dtype: Precision to compute in.
-        """
+    @cached_property
+    def stacks(self) -> tuple[LayerStack, ...]:
+        """The layers, one stack per width."""
+        history = self.history.copy() if isinstance(self.history, TableRows) else self.history
         depth = history.size(1) if isinstance(history, Tensor) else len(history)
-        skipped = depth - sum(len(group) for group in groups)
+        skipped = depth - sum(len(group) for group in self.groups)
         stacks = []
-        for group in groups:
+        for group in self.groups:
             members = [skipped + layer for layer in group]
             if isinstance(history, Tensor):  # of one width, so this is the only group
                 tensors: tuple[Tensor, ...] = (history[:, skipped:],)
             else:
                 tensors = tuple(history[member] for member in members)
             mean = inverse_scale = None
-            if statistics is not None:
-                mean = torch.stack([statistics[member][0] for member in members])  # [L, D]
-                scale = torch.stack([statistics[member][1] for member in members])  # [L, D]
+            if self.statistics is not None:
+                mean = torch.stack([self.statistics[member][0] for member in members])  # [L, D]
+                scale = torch.stack([self.statistics[member][1] for member in members])  # [L, D]
                 inverse_scale = scale.reciprocal()
-            stacks.append(LayerStack(tensors, mean, inverse_scale, dtype))
-        last = (history[:, -1] if isinstance(history, Tensor) else history[-1]).to(dtype)
-        if statistics is not None:
-            last = (last - statistics[-1][0]) / statistics[-1][1]  # [num_nodes, D_last]
-        return cls(tuple(stacks), last, graphs)
+            stacks.append(LayerStack(tensors, mean, inverse_scale, self.dtype))
+        return tuple(stacks)
+
+    def rows(self) -> TableRows | None:
+        """Return the layers that are kept where they lie; None if they are to be changed first."""
+        if self.statistics is not None or len(self.groups) > 1:
+            return None
+        history = self.history
+        if isinstance(history, Tensor):
+            history = TableRows(history, self.graphs.ptr[:-1], self.graphs.sizes)
+        if not isinstance(history, TableRows) or history.table.dtype != self.dtype:
+            return None
+        return replace(history, table=history.table[:, -len(self.groups[0]) :])

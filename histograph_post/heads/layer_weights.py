@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +79,23 @@ def sinusoidal_encoding(num_layers: int, dim: int) -> Tensor:
     angle = position * torch.exp(pair * (-math.log(10000.0) / dim))  # [num_layers, ceil(dim / 2)]
     encoding = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :dim]
     return encoding.to(torch.get_default_dtype())
+
+
+class FoldedLayers(NamedTuple):
+    """The maps of the layer stage, as they are applied to a history."""
+
+    #: ``E^T Wq``, from the last layer to queries, ``[D, dim]``.
+    query: Tensor
+    #: ``(b + P_last) Wq``, ``[dim]``.
+    query_bias: Tensor
+    #: ``Wk^T E``, from queries to channels of the history, ``[heads, dim / heads, D]``.
+    key: Tensor
+    #: ``(b + P_l) Wk``, ``[heads, dim / heads, L]``.
+    fixed_keys: Tensor
+    #: ``E``, ``[dim, D]``.
+    embedding: Tensor
+    #: ``b + P_l``, ``[L, dim]``.
+    offset: Tensor
 
 
 class LayerWeights(nn.Module):
@@ -215,6 +232,20 @@ class LayerWeights(nn.Module):
         if len(self.groups) > 1:
             scores = scores[..., sorted(range(len(order)), key=order.__getitem__)]
         return scores / math.sqrt(self.dim // self.heads)
+
+    def folded(self) -> FoldedLayers:
+        """Return the maps of learned weights over layers that all have one width."""
+        ((_, embedding),) = zip(self.groups, self.embeddings, strict=True)
+        linear = cast(nn.Linear, embedding)
+        offset = linear.bias + self.encoding  # [L, dim]
+        return FoldedLayers(
+            query=linear.weight.t() @ self.query,  # [D, dim]
+            query_bias=offset[-1] @ self.query,  # [dim]
+            key=self._split(self.key.t() @ linear.weight, 0),  # [heads, dim / heads, D]
+            fixed_keys=self._split(offset @ self.key, 1).permute(1, 2, 0),  # [heads, d, L]
+            embedding=linear.weight,  # [dim, D]
+            offset=offset,
+        )
 
     def _by_group(
         self, stacks: Sequence[LayerStack]

@@ -45,6 +45,16 @@ class Graphs:
         """The counts, with 1 for an empty graph, which then averages to zero: ``[num_graphs]``."""
         return self.counts.clamp(min=1)
 
+    @cached_property
+    def ptr(self) -> npt.NDArray[np.int64]:
+        """First node of each graph, and the number of nodes: ``[num_graphs + 1]``."""
+        return np.concatenate([[0], np.cumsum(self.sizes)])
+
+    @property
+    def largest(self) -> int:
+        """Nodes of the largest graph."""
+        return int(self.sizes.max(initial=0))
+
     @classmethod
     def from_batch(
         cls, batch: Tensor | None, num_nodes: int, num_graphs: int | None, device: torch.device
@@ -210,8 +220,9 @@ def bucket_layout(
         if capacity is not None:
             taken = min(taken, max(1, capacity // width**2))
         members = descending[begin : begin + taken]
-        within = _ranges(sizes[members])  # place of each node inside its graph, [num_nodes]
-        order.append(np.repeat(starts[members], sizes[members]) + within)
+        own = sizes[members]
+        within = ranges(np.zeros_like(own), own)  # place of each node inside its graph, [num_nodes]
+        order.append(np.repeat(starts[members], own) + within)
         slots = np.repeat(np.arange(taken) * width, sizes[members]) + within
         places.append(first_slot + slots)
         within_width = np.minimum(np.arange(width), sizes[members, None] - 1)  # [taken, width]
@@ -237,11 +248,11 @@ def bucket_layout(
     )
 
 
-def _ranges(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return ``0..size-1`` for each size, concatenated."""
+def ranges(starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return all numbers from ``starts[i]`` to ``stops[i] - 1``, for each i in turn."""
+    sizes = stops - starts
     ends = np.cumsum(sizes)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) - np.repeat(ends - sizes, sizes)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)
 
 
 class _MoveRows(Function):
