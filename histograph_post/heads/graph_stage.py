@@ -35,8 +35,8 @@ class StageWeights(NamedTuple):
     fixed_keys: Tensor
     embedding: Tensor
     offset: Tensor
-    node_query_key: Tensor
-    node_bias: Tensor
+    nodes: Tensor
+    nodes_bias: Tensor
 
 
 class StageOptions(NamedTuple):
@@ -54,8 +54,8 @@ class StageOptions(NamedTuple):
 class ReadGraphs(NamedTuple):
     """What the stage makes of graphs; zero for one that is empty."""
 
-    #: Sum of the node embeddings by the attention they receive, ``[num_graphs, node_heads, dim]``.
-    summaries: Tensor
+    #: What all heads of node attention find, averaged over the nodes, ``[num_graphs, dim]``.
+    contexts: Tensor
     #: Mean of the node embeddings, ``[num_graphs, dim]``.
     means: Tensor
     #: Mean of the nodes of every layer, ``[num_graphs, L * D]``; of no graph if not asked for.
@@ -97,28 +97,28 @@ class _ReadGraphs(Function):
 
         stage = StageWeights(*weights)
         copies = stage.query.shape[:-2]  # none, or one number
-        (_, layers, channels), dim = table.shape, stage.query.size(-1)
+        (_, layers, channels), dim = table.shape, stage.query.size(-2)
         nodes, count, heads = int(rows.sizes.sum()), len(rows.sizes), stage.key.size(-3)
         empty = stage.query.new_empty
         kept = (
             empty(*copies, nodes, dim),
             empty(*copies, count, heads, layers),
-            empty(*copies, heads * nodes * channels),
+            empty(*copies, nodes, heads * channels),
             empty(*copies, nodes, dim),
             empty(*copies, nodes, 2 * dim),
+            empty(*copies, count, options.node_heads, dim),
         )
-        summaries = empty(*copies, count, options.node_heads, dim)
-        means = empty(*copies, count, dim)
+        contexts, means = empty(*copies, count, dim), empty(*copies, count, dim)
         layer_means = empty(count if options.with_means else 0, layers * channels)
         inputs = _inputs(rows, options, stage)
         outputs = (
             Kept(*(_array(value, copies) for value in kept)),
-            Results(_array(summaries, copies), _array(means, copies)),
+            Results(_array(contexts, copies), _array(means, copies)),
             layer_means.numpy(),
         )
         shares = Shares(_costs(rows, stage))
         shares.run(lambda _, first, stop: read_graphs(first, stop, *inputs, *outputs))
-        return summaries, means, layer_means, *kept
+        return contexts, means, layer_means, *kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -138,37 +138,37 @@ class _ReadGraphs(Function):
             for value, axis in zip(weights, in_dims[3:], strict=True)
         ]
         found = _ReadGraphs.apply(table, rows, options, *stacked)
-        return found, (0, 0, None, 0, 0, 0, 0, 0)
+        return found, (0, 0, None, *(0,) * (len(found) - 3))
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_summaries: Tensor | None, grad_means: Tensor | None, *_: None
+        ctx: Any, grad_contexts: Tensor | None, grad_means: Tensor | None, *_: None
     ) -> tuple[Tensor | None, ...]:
         from .compiled.graph_loops import Kept, Maps, Results, read_graphs_back
         from .compiled.loops import Shares
 
         stage, kept = StageWeights(*ctx.saved_tensors[:8]), ctx.saved_tensors[8:]
         rows, options = ctx.rows, ctx.options
-        copies, dim = stage.query.shape[:-2], stage.query.size(-1)
+        copies, dim = stage.query.shape[:-2], stage.query.size(-2)
         shape = (*copies, len(rows.sizes), dim)
-        if grad_means is None:
-            grad_means = stage.query.new_zeros(shape)
-        if grad_summaries is None:
-            grad_summaries = stage.query.new_zeros(*shape[:-1], options.node_heads, dim)
+        grads = [
+            stage.query.new_zeros(shape) if grad is None else grad
+            for grad in (grad_contexts, grad_means)
+        ]
         inputs = _inputs(rows, options, stage)
         found = (
             Kept(*(_array(value, copies) for value in kept)),
-            Results(_array(grad_summaries, copies), _array(grad_means, copies)),
+            Results(*(_array(grad, copies) for grad in grads)),
         )
         shares = Shares(_costs(rows, stage))
         # Each part adds to gradients of its own.
-        grads = [value.new_zeros(len(shares), *value.shape) for value in stage]
-        arrays = Maps(*((grad if copies else grad.unsqueeze(1)).numpy() for grad in grads))
+        sums = [value.new_zeros(len(shares), *value.shape) for value in stage]
+        arrays = Maps(*((grad if copies else grad.unsqueeze(1)).numpy() for grad in sums))
         shares.run(
             lambda part, first, stop: read_graphs_back(part, first, stop, *inputs, *found, arrays)
         )
-        return None, None, None, *(grad.sum(0) for grad in grads)
+        return None, None, None, *(grad.sum(0) for grad in sums)
 
 
 def _inputs(
@@ -201,7 +201,7 @@ def _array(values: Tensor, copies: torch.Size) -> np.ndarray:
 
 def _costs(rows: TableRows, stage: StageWeights) -> np.ndarray:
     """Return the multiplications of a forward pass for each graph, about: ``[num_graphs]``."""
-    (channels, dim), (_, layers, _) = stage.query.shape[-2:], rows.table.shape
+    (dim, channels), (_, layers, _) = stage.query.shape[-2:], rows.table.shape
     copies, heads = stage.query[..., 0, 0].numel(), stage.key.size(-3)
     of_layers = 2 * heads * layers * channels
     of_maps = (3 * channels + 2 * dim) * dim

@@ -289,7 +289,9 @@ class HistoGraphHead(nn.Module):
         assert attention is not None  # it compiles
         stage = read_graphs(
             rows,
-            StageWeights(*layers.folded(), *attention.query_key_map()),
+            StageWeights(
+                *layers.folded(), attention.in_projection.weight, attention.in_projection.bias
+            ),
             StageOptions(
                 layers.normalization,
                 bound=layers.radius if layers.normalization == "bounded" else layers.eps,
@@ -297,7 +299,7 @@ class HistoGraphHead(nn.Module):
                 with_means=self.all_layers is not None,
             ),
         )
-        attended = attention.finish(stage.summaries)  # [num_graphs, dim]
+        attended = attention.out_projection(stage.contexts)  # [num_graphs, dim]
         if self.options.residual:
             attended = attended + stage.means
         if not graphs.sizes.all():

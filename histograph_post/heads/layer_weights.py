@@ -84,7 +84,7 @@ def sinusoidal_encoding(num_layers: int, dim: int) -> Tensor:
 class FoldedLayers(NamedTuple):
     """The maps of the layer stage, as they are applied to a history."""
 
-    #: ``E^T Wq``, from the last layer to queries, ``[D, dim]``.
+    #: ``Wq^T E``, from the last layer to queries, ``[dim, D]``.
     query: Tensor
     #: ``(b + P_last) Wq``, ``[dim]``.
     query_bias: Tensor
@@ -239,7 +239,7 @@ class LayerWeights(nn.Module):
         linear = cast(nn.Linear, embedding)
         offset = linear.bias + self.encoding  # [L, dim]
         return FoldedLayers(
-            query=linear.weight.t() @ self.query,  # [D, dim]
+            query=self.query.t() @ linear.weight,  # [dim, D]
             query_bias=offset[-1] @ self.query,  # [dim]
             key=self._split(self.key.t() @ linear.weight, 0),  # [heads, dim / heads, D]
             fixed_keys=self._split(offset @ self.key, 1).permute(1, 2, 0),  # [heads, d, L]

@@ -99,7 +99,8 @@ class NodeAttention(nn.Module):
         """
         if torch.compiler.is_exporting():
             return graphs.mean(self(nodes, graphs))
-        value_map, value_bias = self._value_map()
+        split = 2 * self.dim  # queries and keys before it, values from there on
+        value_map, value_bias = self.in_projection.weight[split:], self.in_projection.bias[split:]
         layout, kept = self._layout(graphs), self._kept_keys(graphs)
         padded = layout.pad(nodes)  # [graphs, width, dim] each
         parts = self._parts(layout, self._query_key(nodes), kept)
@@ -115,7 +116,8 @@ class NodeAttention(nn.Module):
             received = self._received(bucket, query_key, keys)  # [graphs, heads, width]
             summaries.append(received @ own)  # [graphs, heads, dim]
             totals.append(received.sum(-1, keepdim=True))  # [graphs, heads, 1]
-        context = self._values(torch.cat(summaries))  # [graphs, heads, d]
+        values = value_map.unflatten(0, (self.heads, -1)).transpose(1, 2)  # [heads, dim, d]
+        context = torch.bmm(torch.cat(summaries).transpose(0, 1), values).transpose(0, 1)
         context = context + torch.cat(totals) * value_bias.unflatten(0, (self.heads, -1))
         context = torch.cat([*contexts, context.flatten(1)])  # [graphs, dim]
         return move_rows(self.out_projection(context), None, layout.graphs, graphs.num_graphs)
@@ -124,16 +126,6 @@ class NodeAttention(nn.Module):
     def is_plain(self) -> bool:
         """Whether every node attends to all nodes of its graph, and to nothing else."""
         return not (self.zero_token or self._active(self.dropout) or self._active(self.key_dropout))
-
-    def finish(self, summaries: Tensor) -> Tensor:
-        """Return what :meth:`pool` does from the sums of nodes by the attention they receive.
-
-        Args:
-            summaries: For plain attention, ``[num_graphs, heads, dim]``.
-        """
-        _, value_bias = self._value_map()
-        finished: Tensor = self.out_projection(self._values(summaries).flatten(1) + value_bias)
-        return finished
 
     @torch.no_grad()
     def received(self, nodes: Tensor, graphs: Graphs) -> Tensor:
@@ -150,25 +142,11 @@ class NodeAttention(nn.Module):
         ]
         return layout.unpad(parts).squeeze(-1)
 
-    def query_key_map(self) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of queries and keys: ``[2 * dim, dim]`` and ``[2 * dim]``."""
-        split = 2 * self.dim  # queries and keys before it, values from there on
-        return self.in_projection.weight[:split], self.in_projection.bias[:split]
-
-    def _value_map(self) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of the values: ``[dim, dim]`` and ``[dim]``."""
-        split = 2 * self.dim
-        return self.in_projection.weight[split:], self.in_projection.bias[split:]
-
     def _query_key(self, nodes: Tensor) -> Tensor:
         """Return queries and keys side by side: ``[num_nodes, 2 * dim]``."""
-        return functional.linear(nodes, *self.query_key_map())
-
-    def _values(self, summaries: Tensor) -> Tensor:
-        """Map what each head has summed up, without the bias: ``[graphs, heads, d]``."""
-        value_map, _ = self._value_map()
-        values = value_map.unflatten(0, (self.heads, -1)).transpose(1, 2)  # [heads, dim, d]
-        return torch.bmm(summaries.transpose(0, 1), values).transpose(0, 1)
+        split = 2 * self.dim
+        weight, bias = self.in_projection.weight[:split], self.in_projection.bias[:split]
+        return functional.linear(nodes, weight, bias)
 
     def _layout(self, graphs: Graphs) -> Layout:
         return bucket_layout(

@@ -93,16 +93,16 @@ def shapes(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int, dict[str, Any]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(shape=shapes(), part_work=st.sampled_from([1, 2000, 10**7]))
+@given(shape=shapes(), small_work=st.sampled_from([0, 2000, 10**7]))
 def test_values_and_gradients_are_the_algorithms(
-    literal_histograph: Any, shape: Any, part_work: int
+    literal_histograph: Any, shape: Any, small_work: int
 ) -> None:
     sizes, depth, width, options = shape
     head, exact = make_head(depth, width, **options), make_head(depth, width, **options).double()
     history = make_history(sizes, depth, width)
     present = [graph for graph, size in enumerate(sizes) if size]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "PART_WORK", part_work)
+        patch.setattr(loops, "SMALL_WORK", small_work)
         found = results(head, history, sizes)
     expected = literal_histograph(
         exact, history.double().unbind(1), [sizes[graph] for graph in present]
@@ -160,7 +160,8 @@ def test_rows_of_a_table_are_read_where_they_lie(depth: int) -> None:
 def read(history: Tensor, starts: list[int], sizes: list[int]) -> tuple[list[Tensor], list[Tensor]]:
     """Return what the loops alone make of some graphs, and the gradients of their weights."""
     head = make_head()
-    attention = head.node_attention.query_key_map()
+    projection = head.node_attention.in_projection
+    attention = (projection.weight, projection.bias)
     weights = [
         value.detach().requires_grad_() for value in (*head.layer_weights.folded(), *attention)
     ]
@@ -169,12 +170,12 @@ def read(history: Tensor, starts: list[int], sizes: list[int]) -> tuple[list[Ten
         graph_stage.StageWeights(*weights),
         graph_stage.StageOptions("bounded", 2.0, node_heads=2, with_means=True),
     )
-    total = found.summaries.sin().sum() + found.means.cos().sum()
+    total = found.contexts.sin().sum() + found.means.cos().sum()
     return list(found), list(torch.autograd.grad(total, weights))
 
 
 def test_any_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "PART_WORK", 1000)
+    monkeypatch.setattr(loops, "SMALL_WORK", 0)
     history, sizes = make_history((200,)), [7, 1, 30, 12, 4, 90, 2, 11]
     threads = torch.get_num_threads()
     try:

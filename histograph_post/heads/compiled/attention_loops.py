@@ -15,6 +15,7 @@ import numpy as np
 from .exponential import exponential
 from .loops import ONE, ZERO, Floats, loop
 from .products import add_product, add_row_products
+from .row_loops import clear, clear_row, copy_row, scale
 
 #: Values of the longest vector of a processor.
 VECTOR = 16
@@ -24,13 +25,13 @@ BLOCK = 32
 
 
 @loop
-def attend(nodes: Floats, query_key: Floats, scale: np.float32, summaries: Floats) -> None:
+def attend(nodes: Floats, query_key: Floats, factor: np.float32, summaries: Floats) -> None:
     """Sum the nodes of a graph by the attention they receive.
 
     Args:
         nodes: ``[n, dim]``, at least one.
         query_key: Queries and keys of all heads, side by side, ``[n, 2 * dim]``.
-        scale: Multiplied with all products of queries and keys.
+        factor: Multiplied with all products of queries and keys.
         summaries: Filled in, ``[heads, dim]``.
     """
     (count, dim), heads = nodes.shape, len(summaries)
@@ -39,7 +40,7 @@ def attend(nodes: Floats, query_key: Floats, scale: np.float32, summaries: Float
     rows = np.empty((BLOCK, length), np.float32)
     received = np.zeros((heads, length), np.float32)
     for head in range(heads):
-        take_keys(query_key, head, scale, keys)
+        take_keys(query_key, head, factor, keys)
         for first in range(0, count, BLOCK):
             stop = min(first + BLOCK, count)
             block = rows[: stop - first]
@@ -49,16 +50,16 @@ def attend(nodes: Floats, query_key: Floats, scale: np.float32, summaries: Float
                 given, got = block[row], received[head]
                 for key in range(length):
                     got[key] += given[key]
-    summaries[:] = ZERO
-    add_product(received[:, :count], nodes, summaries)
-    summaries /= np.float32(count)
+    clear(summaries)
+    add_product(received[:, :count], nodes, 0, summaries, 0, dim)
+    scale(summaries, ONE / np.float32(count))
 
 
 @loop
 def attend_back(
     nodes: Floats,
     query_key: Floats,
-    scale: np.float32,
+    factor: np.float32,
     grad_summaries: Floats,
     grad_nodes: Floats,
     grad_query_key: Floats,
@@ -68,7 +69,7 @@ def attend_back(
     Args:
         nodes: ``[n, dim]``, at least one.
         query_key: Queries and keys of all heads, side by side, ``[n, 2 * dim]``.
-        scale: Multiplied with all products of queries and keys.
+        factor: Multiplied with all products of queries and keys.
         grad_summaries: ``[heads, dim]``.
         grad_nodes: Added to, ``[n, dim]``.
         grad_query_key: Filled in, ``[n, 2 * dim]``.
@@ -80,12 +81,15 @@ def attend_back(
     rows = np.empty((BLOCK, length), np.float32)
     received = np.zeros((heads, length), np.float32)
     grad_received = np.zeros((heads, length), np.float32)
-    grad_shared = grad_summaries / np.float32(count)  # of every query, [heads, dim]
-    add_row_products(grad_shared, nodes, grad_received)
-    grad_query_key[:] = ZERO
+    grad_shared = np.zeros((heads, dim), np.float32)  # of every query
     for head in range(heads):
-        take_keys(query_key, head, scale, keys)
-        grad_keys[:] = ZERO
+        copy_row(grad_summaries[head], grad_shared[head])
+    scale(grad_shared, ONE / np.float32(count))
+    add_row_products(grad_shared, 0, nodes, grad_received, dim)
+    clear(grad_query_key)
+    for head in range(heads):
+        take_keys(query_key, head, factor, keys)
+        clear(grad_keys)
         for first in range(0, count, BLOCK):
             stop = min(first + BLOCK, count)
             block = rows[: stop - first]
@@ -94,12 +98,12 @@ def attend_back(
             for row in range(len(block)):
                 softmax_back(block[row], received[head], grad_received[head])
             grad_queries = grad_query_key[first:stop, head * width : (head + 1) * width]
-            add_row_products(block, keys, grad_queries)
-            add_product(queries.T, block, grad_keys)
+            add_row_products(block, 0, keys, grad_queries, length)
+            add_product(queries.T, block, 0, grad_keys, 0, length)
         for channel in range(width):
             for key in range(count):
-                grad_query_key[key, dim + head * width + channel] = grad_keys[channel, key] * scale
-    add_product(received[:, :count].T, grad_shared, grad_nodes)
+                grad_query_key[key, dim + head * width + channel] = grad_keys[channel, key] * factor
+    add_product(received[:, :count].T, grad_shared, 0, grad_nodes, 0, dim)
 
 
 @loop
@@ -109,14 +113,14 @@ def vectors_of(count: int) -> int:
 
 
 @loop
-def take_keys(query_key: Floats, head: int, scale: np.float32, keys: Floats) -> None:
+def take_keys(query_key: Floats, head: int, factor: np.float32, keys: Floats) -> None:
     """Write the keys of a head, scaled, a row per channel: ``[d, length]``."""
     dim, width = query_key.shape[1] // 2, len(keys)
     for channel in range(width):
         row = keys[channel]
         for node in range(len(query_key)):
-            row[node] = query_key[node, dim + head * width + channel] * scale
-        row[len(query_key) :] = ZERO
+            row[node] = query_key[node, dim + head * width + channel] * factor
+        clear_row(row[len(query_key) :])
 
 
 @loop
@@ -129,8 +133,8 @@ def attention_rows(queries: Floats, keys: Floats, count: int, rows: Floats) -> N
         count: How many keys there are.
         rows: Filled in, ``[m, length]``.
     """
-    rows[:] = ZERO
-    add_product(queries, keys, rows)
+    clear(rows)
+    add_product(queries, keys, 0, rows, 0, keys.shape[1])
     for index in range(len(rows)):
         row = rows[index]
         largest, total = row[0], ZERO
@@ -138,7 +142,7 @@ def attention_rows(queries: Floats, keys: Floats, count: int, rows: Floats) -> N
             largest = max(largest, row[key])
         for key in range(len(row)):
             row[key] = exponential(row[key] - largest)
-        row[count:] = ZERO
+        clear_row(row[count:])
         for key in range(len(row)):
             total += row[key]
         inverse = ONE / total

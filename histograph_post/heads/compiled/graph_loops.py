@@ -15,7 +15,8 @@ import numpy as np
 
 from .attention_loops import attend, attend_back
 from .loops import ONE, ZERO, Floats, Integers, loop
-from .products import add_product, add_row_products, add_rows, dot, take_mean
+from .products import add_product, add_row_products, dot
+from .row_loops import add_rows, clear, clear_row, copy_row, repeat_row, scale, take_mean
 from .weight_loops import normalize, normalize_back
 
 
@@ -39,7 +40,7 @@ class Maps(NamedTuple):
     The letters are those of :mod:`histograph_post.heads.layer_weights`.
     """
 
-    #: ``E^T Wq``, from the last layer to queries, ``[copies, D, dim]``.
+    #: ``Wq^T E``, from the last layer to queries, ``[copies, dim, D]``.
     query: Floats
     #: ``(b + P_last) Wq``, ``[copies, dim]``.
     query_bias: Floats
@@ -51,10 +52,11 @@ class Maps(NamedTuple):
     embedding: Floats
     #: ``b + P_l``, ``[copies, L, dim]``.
     offset: Floats
-    #: From node embeddings to queries and keys of node attention, ``[copies, 2 * dim, dim]``.
-    node_query_key: Floats
-    #: ``[copies, 2 * dim]``.
-    node_bias: Floats
+    #: From node embeddings to queries, keys and values of node attention,
+    #: ``[copies, 3 * dim, dim]``.
+    nodes: Floats
+    #: ``[copies, 3 * dim]``.
+    nodes_bias: Floats
 
 
 class Weighing(NamedTuple):
@@ -77,20 +79,22 @@ class Kept(NamedTuple):
     queries: Floats
     #: Of layers, ``[copies, num_graphs, heads, L]``.
     scores: Floats
-    #: Sums of the layers, graph by graph ``[heads, n, D]``: ``[copies, heads * num_nodes * D]``.
+    #: Sums of the layers, ``[copies, num_nodes, heads * D]``.
     combined: Floats
     #: Node embeddings, ``[copies, num_nodes, dim]``.
     nodes: Floats
     #: Queries and keys of node attention, ``[copies, num_nodes, 2 * dim]``.
     query_key: Floats
+    #: Sum of the node embeddings by the attention they receive,
+    #: ``[copies, num_graphs, attention heads, dim]``.
+    summaries: Floats
 
 
 class Results(NamedTuple):
     """What a head makes of the graphs, or the gradients of it."""
 
-    #: Sum of the node embeddings by the attention they receive,
-    #: ``[copies, num_graphs, attention heads, dim]``.
-    summaries: Floats
+    #: What all heads of node attention find, averaged over the nodes, ``[copies, num_graphs, dim]``.
+    contexts: Floats
     #: Mean of the node embeddings, ``[copies, num_graphs, dim]``.
     means: Floats
 
@@ -120,39 +124,43 @@ def read_graphs(
             if they are not asked for.
     """
     copies, heads, width, channels = maps.key.shape
+    dim = heads * width
     for graph in range(first, stop):
         begin, end = table.ptr[graph], table.ptr[graph + 1]
         count, row_size = end - begin, table.num_layers * channels
         history = graph_history(table, graph, row_size)  # [n, L * D]
         if len(layer_means):
             take_mean(history, layer_means[graph])
-        last = history[:, row_size - channels :]  # [n, D]
-        filters = np.empty((heads, count, channels), np.float32)
+        last = row_size - channels  # where the last layer starts
+        filters = np.empty((count, heads * channels), np.float32)
         weights = np.empty((heads, table.num_layers), np.float32)
         for copy in range(copies):
             if count == 0:
-                results.summaries[copy, graph] = ZERO
-                results.means[copy, graph] = ZERO
+                clear_row(results.contexts[copy, graph])
+                clear_row(results.means[copy, graph])
                 continue
             queries = kept.queries[copy, begin:end]  # [n, dim]
-            queries[:] = maps.query_bias[copy]
-            add_product(last, maps.query[copy], queries)
-            filters[:] = ZERO
+            repeat_row(maps.query_bias[copy], ONE, queries)
+            add_row_products(history, last, maps.query[copy], queries, channels)
+            clear(filters)
             for head in range(heads):
                 own = queries[:, head * width : (head + 1) * width]  # [n, dim / heads]
-                add_product(own, maps.key[copy, head], filters[head])
+                add_product(own, maps.key[copy, head], 0, filters, head * channels, channels)
             scores = kept.scores[copy, graph]  # [heads, L]
             score_layers(history, filters, queries, maps.fixed_keys[copy], weighing.scale, scores)
             for head in range(heads):
                 normalize(scores[head], weighing.kind, weighing.bound, weights[head])
-            combined = graph_rows(kept.combined[copy], begin, end, heads, channels)
+            combined = kept.combined[copy, begin:end]  # [n, heads * D]
             sum_layers(history, weights, combined)
             nodes = kept.nodes[copy, begin:end]  # [n, dim]
             embed(combined, weights, maps.embedding[copy], maps.offset[copy], nodes)
             query_key = kept.query_key[copy, begin:end]  # [n, 2 * dim]
-            query_key[:] = maps.node_bias[copy]
-            add_row_products(nodes, maps.node_query_key[copy], query_key)
-            attend(nodes, query_key, weighing.node_scale, results.summaries[copy, graph])
+            repeat_row(maps.nodes_bias[copy, : 2 * dim], ONE, query_key)
+            add_row_products(nodes, 0, maps.nodes[copy, : 2 * dim], query_key, dim)
+            summaries = kept.summaries[copy, graph]  # [attention heads, dim]
+            attend(nodes, query_key, weighing.node_scale, summaries)
+            values, bias = maps.nodes[copy, 2 * dim :], maps.nodes_bias[copy, 2 * dim :]
+            take_values(summaries, values, bias, results.contexts[copy, graph])
             take_mean(nodes, results.means[copy, graph])
 
 
@@ -189,43 +197,54 @@ def read_graphs_back(
         if count == 0:
             continue
         history = graph_history(table, graph, row_size)  # [n, L * D]
-        last = history[:, row_size - channels :]  # [n, D]
-        grad_rows = np.empty((heads, count, channels), np.float32)
+        last = row_size - channels  # where the last layer starts
+        grad_rows = np.empty((count, heads * channels), np.float32)
         weights = np.empty((heads, table.num_layers), np.float32)
         grad_weights = np.empty((heads, table.num_layers), np.float32)
         grad_scores = np.empty((heads, table.num_layers), np.float32)
+        grad_summaries = np.empty(kept.summaries.shape[2:], np.float32)
         grad_nodes = np.empty((count, dim), np.float32)
         grad_queries = np.empty((count, dim), np.float32)
         grad_query_key = np.empty((count, 2 * dim), np.float32)
         share = ONE / np.float32(count)
         for copy in range(copies):
             nodes, scores = kept.nodes[copy, begin:end], kept.scores[copy, graph]
-            grad_nodes[:] = grad_results.means[copy, graph] * share
+            grad_map = grad_maps.nodes[part, copy]  # [3 * dim, dim]
+            grad_bias = grad_maps.nodes_bias[part, copy]  # [3 * dim]
+            take_values_back(
+                kept.summaries[copy, graph],
+                maps.nodes[copy, 2 * dim :],
+                grad_results.contexts[copy, graph],
+                grad_summaries,
+                grad_map[2 * dim :],
+                grad_bias[2 * dim :],
+            )
+            repeat_row(grad_results.means[copy, graph], share, grad_nodes)
             attend_back(
                 nodes,
                 kept.query_key[copy, begin:end],
                 weighing.node_scale,
-                grad_results.summaries[copy, graph],
+                grad_summaries,
                 grad_nodes,
                 grad_query_key,
             )
-            add_product(grad_query_key, maps.node_query_key[copy], grad_nodes)
-            add_product(grad_query_key.T, nodes, grad_maps.node_query_key[part, copy])
-            add_rows(grad_query_key, grad_maps.node_bias[part, copy])
+            add_product(grad_query_key, maps.nodes[copy], 0, grad_nodes, 0, dim)
+            add_product(grad_query_key.T, nodes, 0, grad_map, 0, dim)
+            add_rows(grad_query_key, grad_bias)
 
             for head in range(heads):
                 normalize(scores[head], weighing.kind, weighing.bound, weights[head])
-            combined = graph_rows(kept.combined[copy], begin, end, heads, channels)
+            combined = kept.combined[copy, begin:end]  # [n, heads * D]
             embed_back(
                 weights, maps.offset[copy], grad_nodes, grad_weights, grad_maps.offset[part, copy]
             )
-            grad_rows[:] = ZERO  # of the sums of layers
+            clear(grad_rows)  # of the sums of layers
             for head in range(heads):
                 own = grad_nodes[:, head * width : (head + 1) * width]  # [n, dim / heads]
                 grad = grad_maps.embedding[part, copy, head * width : (head + 1) * width]
-                add_product(own.T, combined[head], grad)
+                add_product(own.T, combined, head * channels, grad, 0, channels)
                 embedding = maps.embedding[copy, head * width : (head + 1) * width]
-                add_product(own, embedding, grad_rows[head])
+                add_product(own, embedding, 0, grad_rows, head * channels, channels)
             add_scores(history, grad_rows, grad_weights)
             for head in range(heads):
                 normalize_back(
@@ -235,16 +254,17 @@ def read_graphs_back(
                     weighing.bound,
                     grad_scores[head],
                 )
-            grad_scores *= weighing.scale * share
+            scale(grad_scores, weighing.scale * share)
 
             sum_layers(history, grad_scores, grad_rows)  # of the filters
             queries = kept.queries[copy, begin:end]  # [n, dim]
-            grad_queries[:] = ZERO
+            clear(grad_queries)
             for head in range(heads):
                 own = queries[:, head * width : (head + 1) * width]  # [n, dim / heads]
                 grad_own = grad_queries[:, head * width : (head + 1) * width]
-                add_product(own.T, grad_rows[head], grad_maps.key[part, copy, head])
-                add_row_products(grad_rows[head], maps.key[copy, head], grad_own)
+                place, key = head * channels, maps.key[copy, head]
+                add_product(own.T, grad_rows, place, grad_maps.key[part, copy, head], 0, channels)
+                add_row_products(grad_rows, place, key, grad_own, channels)
             score_layers_back(
                 queries,
                 maps.fixed_keys[copy],
@@ -252,7 +272,8 @@ def read_graphs_back(
                 grad_queries,
                 grad_maps.fixed_keys[part, copy],
             )
-            add_product(last.T, grad_queries, grad_maps.query[part, copy])
+            grad = grad_maps.query[part, copy]  # [dim, D]
+            add_product(grad_queries.T, history, last, grad, 0, channels)
             add_rows(grad_queries, grad_maps.query_bias[part, copy])
 
 
@@ -265,16 +286,54 @@ def graph_history(table: Table, graph: int, row_size: int) -> Floats:
         return table.values[place : place + count * row_size].reshape(count, row_size)
     history = np.empty((count, row_size), np.float32)
     for node in range(count):
-        history[node] = table.values[place : place + row_size]
+        copy_row(table.values[place : place + row_size], history[node])
         place += table.stride
     return history
 
 
 @loop
-def graph_rows(values: Floats, begin: int, end: int, heads: int, channels: int) -> Floats:
-    """Return what belongs to the nodes of a graph, ``[heads, n, D]``, of ``[heads * N * D]``."""
-    size = heads * channels
-    return values[begin * size : end * size].reshape(heads, end - begin, channels)
+def take_values(summaries: Floats, values: Floats, bias: Floats, context: Floats) -> None:
+    """Map what each head of node attention has summed up.
+
+    Args:
+        summaries: ``[heads, dim]``.
+        values: ``[dim, dim]``, the rows of each head next to each other.
+        bias: ``[dim]``.
+        context: Filled in, ``[dim]``.
+    """
+    width = len(context) // len(summaries)
+    for place in range(len(context)):
+        context[place] = bias[place] + dot(values[place], summaries[place // width])
+
+
+@loop
+def take_values_back(
+    summaries: Floats,
+    values: Floats,
+    grad: Floats,
+    grad_summaries: Floats,
+    grad_values: Floats,
+    grad_bias: Floats,
+) -> None:
+    """Give the gradients of :func:`take_values`.
+
+    Args:
+        summaries: ``[heads, dim]``.
+        values: ``[dim, dim]``, the rows of each head next to each other.
+        grad: Of the context, ``[dim]``.
+        grad_summaries: Filled in, ``[heads, dim]``.
+        grad_values: Added to, ``[dim, dim]``.
+        grad_bias: Added to, ``[dim]``.
+    """
+    width = len(grad) // len(summaries)
+    clear(grad_summaries)
+    for place in range(len(grad)):
+        summary, grad_summary = summaries[place // width], grad_summaries[place // width]
+        value, grad_value, factor = values[place], grad_values[place], grad[place]
+        grad_bias[place] += factor
+        for channel in range(len(grad)):
+            grad_value[channel] += factor * summary[channel]
+            grad_summary[channel] += factor * value[channel]
 
 
 @loop
@@ -283,30 +342,30 @@ def score_layers(
     filters: Floats,
     queries: Floats,
     fixed_keys: Floats,
-    scale: np.float32,
+    factor: np.float32,
     scores: Floats,
 ) -> None:
     """Write the mean scores of the layers of a graph.
 
     Args:
         history: ``[n, L * D]``.
-        filters: What each node looks for, ``[heads, n, D]``.
+        filters: What each node looks for, ``[n, heads * D]``.
         queries: What each node asks, ``[n, dim]``.
         fixed_keys: What answers from every node alike, ``[heads, dim / heads, L]``.
-        scale: Multiplied with all scores.
+        factor: Multiplied with all scores.
         scores: Filled in, ``[heads, L]``.
     """
     heads, width, num_layers = fixed_keys.shape
     total = np.zeros(heads * width, np.float32)
     add_rows(queries, total)
-    scores[:] = ZERO
+    clear(scores)
     for head in range(heads):
         for channel in range(width):
             query = total[head * width + channel]
             for layer in range(num_layers):
                 scores[head, layer] += query * fixed_keys[head, channel, layer]
     add_scores(history, filters, scores)
-    scores *= scale / np.float32(len(history))
+    scale(scores, factor / np.float32(len(history)))
 
 
 @loop
@@ -342,25 +401,23 @@ def score_layers_back(
 
 @loop
 def add_scores(history: Floats, filters: Floats, scores: Floats) -> None:
-    """Add ``filters [heads, n, D] . history [n, L * D]`` of all nodes to ``scores [heads, L]``."""
-    heads, _, channels = filters.shape
-    own = np.empty((heads, channels), np.float32)
+    """Add ``filters [n, heads * D] . history [n, L * D]`` of all nodes to ``scores [heads, L]``."""
+    heads, num_layers = scores.shape
+    channels = history.shape[1] // num_layers
     for node in range(len(history)):
-        for head in range(heads):
-            own[head] = filters[head, node]
-        add_row_products(own, history[node].reshape(-1, channels), scores)
+        own, layers = filters[node].reshape(heads, -1), history[node].reshape(num_layers, -1)
+        add_row_products(own, 0, layers, scores, channels)
 
 
 @loop
 def sum_layers(history: Floats, weights: Floats, combined: Floats) -> None:
-    """Write ``weights [heads, L] @ history [n, L * D]`` of each node: ``[heads, n, D]``."""
-    heads, _, channels = combined.shape
-    own = np.empty((heads, channels), np.float32)
+    """Write ``weights [heads, L] @ history [n, L * D]`` of each node: ``[n, heads * D]``."""
+    heads, num_layers = weights.shape
+    channels = history.shape[1] // num_layers
     for node in range(len(history)):
-        own[:] = ZERO
-        add_product(weights, history[node].reshape(-1, channels), own)
-        for head in range(heads):
-            combined[head, node] = own[head]
+        own, layers = combined[node].reshape(heads, -1), history[node].reshape(num_layers, -1)
+        clear(own)
+        add_product(weights, layers, 0, own, 0, channels)
 
 
 @loop
@@ -370,7 +427,7 @@ def embed(
     """Write the node embeddings of a graph.
 
     Args:
-        combined: Sums of the layers of each node, ``[heads, n, D]``.
+        combined: Sums of the layers of each node, ``[n, heads * D]``.
         weights: Layer weights, ``[heads, L]``.
         embedding: ``[dim, D]``.
         offset: What every layer has in all nodes, ``[L, dim]``.
@@ -383,10 +440,11 @@ def embed(
         for layer in range(num_layers):
             for place in range(head * width, (head + 1) * width):
                 constant[place] += weights[head, layer] * offset[layer, place]
-    nodes[:] = constant
+    repeat_row(constant, ONE, nodes)
     for head in range(heads):
         own = embedding[head * width : (head + 1) * width]  # [dim / heads, D]
-        add_row_products(combined[head], own, nodes[:, head * width : (head + 1) * width])
+        result = nodes[:, head * width : (head + 1) * width]  # [n, dim / heads]
+        add_row_products(combined, head * own.shape[1], own, result, own.shape[1])
 
 
 @loop

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
-from typing import TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -16,6 +18,11 @@ import torch
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
+
+#: Types of arguments: rows next to each other in memory, one of them, any view of a matrix; a count
+#: and a factor.
+ROWS, ROW, VIEW = numba.float32[:, ::1], numba.float32[::1], numba.float32[:, :]
+NUMBER, FACTOR = numba.int64, numba.float32
 
 #: In single precision: a Python number would make a sum double.
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -26,20 +33,44 @@ _Loop = TypeVar("_Loop", bound=Callable[..., object])
 #: infinite values and NaN stay what they are.
 REASSOCIATED = {"reassoc", "contract", "nsz", "arcp"}
 
-#: Multiplications of a part that is given to a thread, about: a millisecond's worth.
-PART_WORK = 10_000_000
+#: Multiplications that are not worth a second thread: a tenth of a millisecond's.
+SMALL_WORK = 2_000_000
 
-#: Parts at most; each has gradients of its own, which are added up in the end.
-MOST_PARTS = 8
+#: Where parts end, in shares of all work: large ones first, because each has gradients of its own
+#: that are added up in the end; then small ones, because threads wait for the last of them.
+PART_ENDS = np.array([4, 8, 12, 16, 18, 20, 21, 22, 23]) / 24
 
 
 def loop(function: _Loop) -> _Loop:
     """Compile a function when it is first called, and keep the code for the next process."""
+    return _compiled(function, None)
+
+
+def loop_on(*types: Any) -> Callable[[_Loop], _Loop]:
+    """Compile a function for these types of arguments alone: once, whatever views it is given."""
+    return lambda function: _compiled(function, numba.void(*types))
+
+
+def _compiled(function: _Loop, signature: Any) -> _Loop:
     options = {"nogil": True, "fastmath": REASSOCIATED, "error_model": "numpy"}
     try:
-        return cast(_Loop, numba.njit(cache=True, **options)(function))
+        found = numba.njit(signature, cache=True, **options)(function)
     except RuntimeError:  # nowhere to keep it
-        return cast(_Loop, numba.njit(**options)(function))
+        return cast(_Loop, numba.njit(signature, **options)(function))
+    _forget_old_code(found.stats.cache_path)
+    return cast(_Loop, found)
+
+
+@cache
+def _forget_old_code(folder: str) -> None:
+    """Drop code that is older than any file here: numba looks at the one with the function only."""
+    sources = list(Path(__file__).parent.glob("*.py"))
+    newest = max(source.stat().st_mtime for source in sources)
+    for source in sources:
+        for index in Path(folder).glob(f"{source.stem}.*.nbi"):
+            with suppress(OSError):  # another process may have done it
+                if index.stat().st_mtime < newest:
+                    index.unlink()
 
 
 class Shares:
@@ -54,8 +85,7 @@ class Shares:
 
     def __init__(self, costs: Integers) -> None:
         total = np.cumsum(costs)  # [num_graphs]
-        parts = min(MOST_PARTS, int(total[-1]) // PART_WORK + 1)
-        goals = total[-1] * np.arange(1, parts) / parts  # [parts - 1]
+        goals = total[-1] * PART_ENDS if total[-1] > SMALL_WORK else []
         bounds = np.unique([0, *(np.searchsorted(total, goals) + 1), len(costs)]).tolist()
         self._parts = [(part, *own) for part, own in enumerate(pairwise(bounds))]
 

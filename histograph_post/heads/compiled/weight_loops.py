@@ -10,6 +10,7 @@ import numpy as np
 from .exponential import exponential
 from .loops import ONE, ZERO, Floats, loop
 from .products import dot
+from .row_loops import copy_row
 
 #: How scores become weights.
 KINDS = ("bounded", "signed", "softmax", "none")
@@ -38,7 +39,7 @@ def normalize(scores: Floats, kind: int, bound: np.float32, weights: Floats) -> 
     elif kind == SOFTMAX:
         softmax(scores, weights)
     else:
-        weights[:] = scores
+        copy_row(scores, weights)
 
 
 @loop
@@ -60,7 +61,7 @@ def normalize_back(
         factor = bound / (unit * norm)
         for layer in range(len(scores)):
             result[layer] = factor * (grad[layer] - along * result[layer])
-        result -= mean(result)
+        centre(result)
     elif kind == SIGNED:
         divisor, moves = signed_divisor(scores, bound)
         along = ZERO
@@ -76,7 +77,7 @@ def normalize_back(
         for layer in range(len(scores)):
             result[layer] *= grad[layer] - along
     else:
-        result[:] = grad
+        copy_row(grad, result)
 
 
 @loop
@@ -85,9 +86,9 @@ def deviate(scores: Floats, result: Floats) -> tuple[np.float32, np.float32]:
 
     Returns the unit, and the root of one plus the square of all deviations, in the same units.
     """
-    result[:] = scores
+    copy_row(scores, result)
     for _ in range(2):  # once more, because the rounding error of a large mean is no deviation
-        result -= mean(result)
+        centre(result)
     unit = ONE
     for layer in range(len(result)):
         unit = max(unit, abs(result[layer]))
@@ -124,9 +125,11 @@ def softmax(scores: Floats, result: Floats) -> None:
 
 
 @loop
-def mean(values: Floats) -> np.float32:
-    """Return the mean of a row."""
-    total = ZERO
+def centre(values: Floats) -> None:
+    """Subtract the mean of a row."""
+    mean = ZERO
     for place in range(len(values)):
-        total += values[place]
-    return total / np.float32(len(values))
+        mean += values[place]
+    mean /= np.float32(len(values))
+    for place in range(len(values)):
+        values[place] -= mean
