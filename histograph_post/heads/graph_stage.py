@@ -8,10 +8,11 @@ history's size is made, and graphs are shared out among threads.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -20,7 +21,8 @@ from . import compiled
 from .history import TableRows
 
 if TYPE_CHECKING:
-    from .compiled.graph_loops import Maps, Table, Weighing
+    from .compiled.graph_loops import Table, Weighing
+    from .compiled.loops import Shares
 
 #: Graphs with more nodes than this are left to operations that share the work on one graph.
 LARGEST_GRAPH = 1024
@@ -81,48 +83,79 @@ def read_graphs(rows: TableRows, weights: StageWeights, options: StageOptions) -
         weights: The weights of the head.
         options: How scores become weights.
     """
-    found = _ReadGraphs.apply(rows.table, rows, options, *weights)
+    found = _ReadGraphs.apply(_Call.of(rows, weights, options), *weights)
     return ReadGraphs(*found[:3])
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What forward and backward pass give to the loops alike."""
+
+    table: Table
+    weighing: Weighing
+    shares: Shares
+    options: StageOptions
+
+    @classmethod
+    def of(cls, rows: TableRows, weights: StageWeights, options: StageOptions) -> _Call:
+        """Lay out a call of the loops."""
+        from .compiled.graph_loops import Table, Weighing
+        from .compiled.loops import Shares
+        from .compiled.weight_loops import KINDS
+
+        (num_rows, layers, channels), stride = rows.table.shape, rows.table.stride(0)
+        values = rows.table.as_strided(((num_rows - 1) * stride + layers * channels,), (1,))
+        ptr = np.zeros(len(rows.sizes) + 1, np.int64)
+        np.cumsum(rows.sizes, out=ptr[1:])
+        heads, width, _ = weights.key.shape
+        dim = heads * width
+        # The multiplications of a forward pass for each graph, about.
+        of_node = 2 * heads * layers * channels + (3 * channels + 2 * dim) * dim
+        of_pair = 2 * dim  # and as much for its exponential
+        return cls(
+            Table(values.numpy(), stride, layers, rows.starts, ptr),
+            Weighing(
+                KINDS.index(options.normalization),
+                np.float32(options.bound),
+                np.float32(1 / math.sqrt(width)),
+                np.float32(1 / math.sqrt(dim // options.node_heads)),
+            ),
+            Shares(rows.sizes * (of_node + of_pair * rows.sizes)),
+            options,
+        )
 
 
 class _ReadGraphs(Function):
     """See :func:`read_graphs`; everything may have a dimension of copies of the head in front."""
 
     @staticmethod
-    def forward(
-        table: Tensor, rows: TableRows, options: StageOptions, *weights: Tensor
-    ) -> tuple[Tensor, ...]:
-        from .compiled.graph_loops import Kept, Results, read_graphs
-        from .compiled.loops import Shares
+    def forward(call: _Call, *weights: Tensor) -> tuple[Tensor, ...]:
+        from .compiled.graph_loops import Kept, Maps, Results, read_graphs
 
-        stage = StageWeights(*weights)
-        copies = stage.query.shape[:-2]  # none, or one number
-        (_, layers, channels), dim = table.shape, stage.query.size(-2)
-        nodes, count, heads = int(rows.sizes.sum()), len(rows.sizes), stage.key.size(-3)
+        stage, table = StageWeights(*weights), call.table
+        *copies, heads, _, channels = stage.key.shape
+        nodes, count, dim = int(table.ptr[-1]), len(table.starts), stage.query.size(-2)
         empty = stage.query.new_empty
         kept = (
             empty(*copies, nodes, dim),
-            empty(*copies, count, heads, layers),
+            empty(*copies, count, heads, table.num_layers),
             empty(*copies, nodes, heads * channels),
             empty(*copies, nodes, dim),
             empty(*copies, nodes, 2 * dim),
-            empty(*copies, count, options.node_heads, dim),
+            empty(*copies, count, call.options.node_heads, dim),
         )
-        contexts, means = empty(*copies, count, dim), empty(*copies, count, dim)
-        layer_means = empty(count if options.with_means else 0, layers * channels)
-        inputs = _inputs(rows, options, stage)
-        outputs = (
-            Kept(*(_array(value, copies) for value in kept)),
-            Results(_array(contexts, copies), _array(means, copies)),
-            layer_means.numpy(),
-        )
-        shares = Shares(_costs(rows, stage))
-        shares.run(lambda _, first, stop: read_graphs(first, stop, *inputs, *outputs))
-        return contexts, means, layer_means, *kept
+        results = (empty(*copies, count, dim), empty(*copies, count, dim))
+        asked = count if call.options.with_means else 0
+        layer_means = empty(asked, table.num_layers * channels)
+        inputs = (table, Maps(*_arrays(stage, copies)), call.weighing)
+        outputs = (Kept(*_arrays(kept, copies)), Results(*_arrays(results, copies)))
+        means = layer_means.numpy()
+        call.shares.run(lambda _, first, stop: read_graphs(first, stop, *inputs, *outputs, means))
+        return *results, layer_means, *kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, ctx.rows, ctx.options, *weights = inputs
+        ctx.call, *weights = inputs
         _, _, *others = output
         ctx.mark_non_differentiable(*others)
         ctx.set_materialize_grads(False)
@@ -130,80 +163,45 @@ class _ReadGraphs(Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], *inputs: Any
+        info: Any, in_dims: tuple[Any, ...], call: _Call, *weights: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-        table, rows, options, *weights = inputs
         stacked = [
             value.expand(info.batch_size, *value.shape) if axis is None else value.movedim(axis, 0)
-            for value, axis in zip(weights, in_dims[3:], strict=True)
+            for value, axis in zip(weights, in_dims[1:], strict=True)
         ]
-        found = _ReadGraphs.apply(table, rows, options, *stacked)
+        found = _ReadGraphs.apply(call, *stacked)
         return found, (0, 0, None, *(0,) * (len(found) - 3))
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_contexts: Tensor | None, grad_means: Tensor | None, *_: None
+        ctx: Any, grad_contexts: Tensor | None, grad_means: Tensor | None, *none: None
     ) -> tuple[Tensor | None, ...]:
         from .compiled.graph_loops import Kept, Maps, Results, read_graphs_back
-        from .compiled.loops import Shares
 
-        stage, kept = StageWeights(*ctx.saved_tensors[:8]), ctx.saved_tensors[8:]
-        rows, options = ctx.rows, ctx.options
-        copies, dim = stage.query.shape[:-2], stage.query.size(-2)
-        shape = (*copies, len(rows.sizes), dim)
+        call, saved = ctx.call, ctx.saved_tensors
+        stage, kept = StageWeights(*saved[:8]), saved[8:]
+        *copies, dim, _ = stage.query.shape
         grads = [
-            stage.query.new_zeros(shape) if grad is None else grad
+            stage.query.new_zeros(*copies, len(call.table.starts), dim) if grad is None else grad
             for grad in (grad_contexts, grad_means)
         ]
-        inputs = _inputs(rows, options, stage)
-        found = (
-            Kept(*(_array(value, copies) for value in kept)),
-            Results(*(_array(grad, copies) for grad in grads)),
-        )
-        shares = Shares(_costs(rows, stage))
         # Each part adds to gradients of its own.
-        sums = [value.new_zeros(len(shares), *value.shape) for value in stage]
-        arrays = Maps(*((grad if copies else grad.unsqueeze(1)).numpy() for grad in sums))
-        shares.run(
-            lambda part, first, stop: read_graphs_back(part, first, stop, *inputs, *found, arrays)
+        sums = [value.new_zeros(len(call.shares), *value.shape) for value in stage]
+        inputs = (
+            call.table,
+            Maps(*_arrays(stage, copies)),
+            call.weighing,
+            Kept(*_arrays(kept, copies)),
+            Results(*_arrays(grads, copies)),
+            Maps(*((value if copies else value.unsqueeze(1)).numpy() for value in sums)),
         )
-        return None, None, None, *(grad.sum(0) for grad in sums)
+        call.shares.run(lambda part, first, stop: read_graphs_back(part, first, stop, *inputs))
+        return None, *(value.sum(0) for value in sums)
 
 
-def _inputs(
-    rows: TableRows, options: StageOptions, stage: StageWeights
-) -> tuple[Table, Maps, Weighing]:
-    """Return the table, the maps and the weighing that the loops take."""
-    from .compiled.graph_loops import Maps, Table, Weighing
-    from .compiled.weight_loops import KINDS
-
-    copies, (heads, width) = stage.query.shape[:-2], stage.key.shape[-3:-1]
-    (num_rows, layers, channels), stride = rows.table.shape, rows.table.stride(0)
-    values = rows.table.as_strided(((num_rows - 1) * stride + layers * channels,), (1,))
-    table = Table(
-        values.numpy(), stride, layers, rows.starts, np.concatenate([[0], np.cumsum(rows.sizes)])
-    )
-    weighing = Weighing(
-        KINDS.index(options.normalization),
-        np.float32(options.bound),
-        np.float32(1 / math.sqrt(width)),
-        np.float32(1 / math.sqrt(heads * width // options.node_heads)),
-    )
-    return table, Maps(*(_array(value, copies) for value in stage)), weighing
-
-
-def _array(values: Tensor, copies: torch.Size) -> np.ndarray:
+def _arrays(values: Iterable[Tensor], copies: Sequence[int]) -> Iterator[np.ndarray]:
     """View values with a dimension of copies in front, also where there is one without it."""
-    values = values.detach().contiguous()
-    return (values if copies else values.unsqueeze(0)).numpy()
-
-
-def _costs(rows: TableRows, stage: StageWeights) -> np.ndarray:
-    """Return the multiplications of a forward pass for each graph, about: ``[num_graphs]``."""
-    (dim, channels), (_, layers, _) = stage.query.shape[-2:], rows.table.shape
-    copies, heads = stage.query[..., 0, 0].numel(), stage.key.size(-3)
-    of_layers = 2 * heads * layers * channels
-    of_maps = (3 * channels + 2 * dim) * dim
-    of_pair = 2 * dim  # and twice as much for its exponential
-    return copies * rows.sizes * (of_layers + of_maps + of_pair * rows.sizes)
+    for value in values:
+        array = value.detach().contiguous().numpy()
+        yield array if copies else array[None]
