@@ -139,7 +139,8 @@ class _ReadGraphs(Function):
         kept = (
             empty(*copies, nodes, dim),
             empty(*copies, count, heads, table.num_layers),
-            empty(*copies, nodes, heads * channels),
+            # Of many copies this is more than a processor's cache holds: faster made again.
+            empty(*copies, 0 if copies else nodes, heads * channels),
             empty(*copies, nodes, dim),
             empty(*copies, nodes, 2 * dim),
             empty(*copies, count, call.options.node_heads, dim),

@@ -79,7 +79,7 @@ class Kept(NamedTuple):
     queries: Floats
     #: Of layers, ``[copies, num_graphs, heads, L]``.
     scores: Floats
-    #: Sums of the layers, ``[copies, num_nodes, heads * D]``.
+    #: Sums of the layers, ``[copies, num_nodes, heads * D]``; or of no node, to be made again.
     combined: Floats
     #: Node embeddings, ``[copies, num_nodes, dim]``.
     nodes: Floats
@@ -93,7 +93,7 @@ class Kept(NamedTuple):
 class Results(NamedTuple):
     """What a head makes of the graphs, or the gradients of it."""
 
-    #: What all heads of node attention find, averaged over the nodes, ``[copies, num_graphs, dim]``.
+    #: What the heads of node attention find, averaged over nodes, ``[copies, num_graphs, dim]``.
     contexts: Floats
     #: Mean of the node embeddings, ``[copies, num_graphs, dim]``.
     means: Floats
@@ -150,7 +150,9 @@ def read_graphs(
             score_layers(history, filters, queries, maps.fixed_keys[copy], weighing.scale, scores)
             for head in range(heads):
                 normalize(scores[head], weighing.kind, weighing.bound, weights[head])
-            combined = kept.combined[copy, begin:end]  # [n, heads * D]
+            combined = filters  # which are not needed any more
+            if kept.combined.shape[1]:
+                combined = kept.combined[copy, begin:end]  # [n, heads * D]
             sum_layers(history, weights, combined)
             nodes = kept.nodes[copy, begin:end]  # [n, dim]
             embed(combined, weights, maps.embedding[copy], maps.offset[copy], nodes)
@@ -199,6 +201,7 @@ def read_graphs_back(
         history = graph_history(table, graph, row_size)  # [n, L * D]
         last = row_size - channels  # where the last layer starts
         grad_rows = np.empty((count, heads * channels), np.float32)
+        made_again = np.empty((count, heads * channels), np.float32)
         weights = np.empty((heads, table.num_layers), np.float32)
         grad_weights = np.empty((heads, table.num_layers), np.float32)
         grad_scores = np.empty((heads, table.num_layers), np.float32)
@@ -234,7 +237,11 @@ def read_graphs_back(
 
             for head in range(heads):
                 normalize(scores[head], weighing.kind, weighing.bound, weights[head])
-            combined = kept.combined[copy, begin:end]  # [n, heads * D]
+            if kept.combined.shape[1]:
+                combined = kept.combined[copy, begin:end]  # [n, heads * D]
+            else:
+                combined = made_again
+                sum_layers(history, weights, combined)
             embed_back(
                 weights, maps.offset[copy], grad_nodes, grad_weights, grad_maps.offset[part, copy]
             )
