@@ -69,8 +69,3 @@ def as_tensor(values: np.ndarray, layout: Layout) -> Tensor:
     """Return the same memory as a tensor."""
     tensor = torch.from_numpy(values)
     return tensor.view(torch.bfloat16) if layout.dtype == "bfloat16" else tensor
-
-
-def as_stored(values: Tensor) -> np.ndarray:
-    """Return the same memory as stored in the file: NumPy has no bfloat16."""
-    return (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()

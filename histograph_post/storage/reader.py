@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ..errors import CacheError
 from ..splits import Splits
-from .cached_graph import CachedBatch, CachedGraph, History, as_stored, as_tensor, read_graph
+from .cached_graph import CachedBatch, CachedGraph, History, as_tensor, read_graph
 from .format import Manifest
 from .opening import read_manifest, read_splits
 from .precision import TORCH_TYPES
@@ -97,6 +98,11 @@ class Cache:
     def num_nodes(self) -> np.ndarray:
         """Nodes per graph, ``[num_graphs]``."""
         return np.concatenate([np.diff(shard.arrays["ptr"]) for shard in self._all_shards()])
+
+    @cached_property
+    def _node_ptr(self) -> np.ndarray:
+        """First node of each graph, and the number of nodes: ``[num_graphs + 1]``."""
+        return np.concatenate([[0], np.cumsum(self.num_nodes)])
 
     @cached_property
     def label_ptr(self) -> np.ndarray:
@@ -195,32 +201,37 @@ class Cache:
 
     def _runs(self, graphs: np.ndarray) -> list[Run]:
         """Return the stretches of ``graphs`` that are neighbours in one shard."""
-        shards = np.searchsorted(self._first_graphs, graphs, side="right") - 1  # [batch]
+        first_graphs = np.asarray(self._first_graphs)
+        shards = np.searchsorted(first_graphs, graphs, side="right") - 1  # [batch]
         breaks = np.flatnonzero((np.diff(graphs) != 1) | (np.diff(shards) != 0)) + 1
-        starts = np.concatenate([[0], breaks]) if len(graphs) else breaks
-        stops = np.append(starts[1:], len(graphs)) if len(graphs) else breaks
-        local = graphs - np.asarray(self._first_graphs)[shards]
-        return [
-            Run(shard, first, first + stop - start, start)
-            for shard, first, start, stop in zip(
-                shards[starts].tolist(),
-                local[starts].tolist(),
-                starts.tolist(),
-                stops.tolist(),
-                strict=True,
-            )
-        ]
+        starts = np.concatenate([[0], breaks]) if len(graphs) else breaks  # [runs]
+        stops = np.append(starts[1:], len(graphs)) if len(graphs) else breaks  # [runs]
+        shards, firsts = shards[starts], graphs[starts]  # [runs] each
+        lasts, before = firsts + stops - starts, first_graphs[shards]
+        rows_before = self._node_ptr[before]  # of the shard of each run, [runs]
+        columns = (
+            shards,
+            firsts - before,
+            lasts - before,
+            starts,
+            self._node_ptr[firsts] - rows_before,
+            self._node_ptr[lasts] - rows_before,
+        )
+        return [Run(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 
     def _gather_history(self, runs: list[Run], ptr: np.ndarray) -> History:
         layout = self.manifest.layout
-        batch = [
-            torch.empty(dataset.shape, dtype=self.dtype)
-            for dataset in layout.activations(int(ptr[-1]))
+        # In the order of the file, and then in that of the batch.
+        found = [
+            (place, [source.read(rows.start, rows.stop) for source in shard.activations])
+            for shard, rows, place in self._stretches(runs, ptr)
         ]
-        targets = [as_stored(values) for values in batch]
-        for shard, rows, place in self._stretches(runs, ptr):
-            for target, source in zip(targets, shard.activations, strict=True):
-                target[place : place + rows.stop - rows.start] = source.read(rows.start, rows.stop)
+        found.sort(key=itemgetter(0))
+        batch = []
+        for number, dataset in enumerate(layout.activations(int(ptr[-1]))):
+            parts = [as_tensor(stored[number], layout) for _, stored in found]
+            nothing = torch.empty((0, *dataset.shape[1:]), dtype=self.dtype)
+            batch.append(torch.cat(parts) if parts else nothing)  # several threads copy
         return batch[0] if layout.is_uniform else batch
 
     def _stretches(self, runs: list[Run], ptr: np.ndarray) -> Iterator[tuple[Shard, slice, int]]:
@@ -230,9 +241,7 @@ class Cache:
         compressed chunk is expanded once.
         """
         for run in sorted(runs):
-            shard = self._shard(run.shard)
-            rows = slice(*shard.arrays["ptr"][[run.first, run.last]].tolist())
-            yield shard, rows, int(ptr[run.position])
+            yield self._shard(run.shard), slice(run.first_row, run.last_row), int(ptr[run.position])
 
     def _gather_edges(self, runs: list[Run], ptr: np.ndarray) -> Tensor:
         if not self.manifest.layout.has_edges:
@@ -264,9 +273,14 @@ class Cache:
 
 
 class Run(NamedTuple):
-    """Neighbouring graphs ``first`` to ``last`` of a shard, at ``position`` of a batch."""
+    """Neighbouring graphs ``first`` to ``last`` of a shard, at ``position`` of a batch.
+
+    Their rows in the shard are ``first_row`` to ``last_row``.
+    """
 
     shard: int
     first: int
     last: int
     position: int
+    first_row: int
+    last_row: int
