@@ -43,6 +43,7 @@ def reading(work: Workloads) -> list[Ratio]:
             PLAIN: partial(epoch, plain),
         },
         rounds=work.sizes.rounds,
+        steps=work.sizes.steps,
     )
     note = f"{len(batches)} batches of {size}; {work.deep_gin.about}"
     return [

@@ -8,7 +8,14 @@ import typer
 
 from . import heads as opt_heads
 from . import options as opt
-from .heads import parse_seeds, parse_size, run_and_show, say_if_too_large, split_spec
+from .heads import (
+    parse_seeds,
+    parse_size,
+    run_and_show,
+    say_if_compiled,
+    say_if_too_large,
+    split_spec,
+)
 from .terminal import Terminal
 from .training_flags import TrainingFlags
 
@@ -57,6 +64,7 @@ def compare(
         memory_limit=parse_size(memory_limit),
     )
     say_if_too_large(terminal, experiment)
+    say_if_compiled(terminal, experiment, device)
     chosen = "histograph" if "histograph" in names else names[0]
     result = run_and_show(
         terminal,

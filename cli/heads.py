@@ -102,6 +102,23 @@ def say_if_too_large(terminal: Terminal, experiment: Experiment) -> None:
         terminal.say(f"note: {note}")
 
 
+def say_if_compiled(terminal: Terminal, experiment: Experiment, device: str) -> None:
+    """Say so if the first epoch has to wait for a compiler, or would be faster with one."""
+    from histograph_post.devices import resolve_device
+    from histograph_post.heads import compiled
+    from histograph_post.heads.history import kept_dims
+
+    one_width = len(set(kept_dims(experiment.caches[0].widths, None))) == 1
+    if (
+        any(head.name.startswith("histograph") for head in experiment.heads)
+        and experiment.task.level == "graph"
+        and one_width
+        and resolve_device(device).type == "cpu"
+        and (note := compiled.note()) is not None
+    ):
+        terminal.say(f"note: {note}")
+
+
 def run_and_show(
     terminal: Terminal,
     experiment: Stage,

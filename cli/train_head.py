@@ -8,7 +8,14 @@ import typer
 
 from . import heads as opt_heads
 from . import options as opt
-from .heads import parse_seeds, parse_size, run_and_show, say_if_too_large, split_spec
+from .heads import (
+    parse_seeds,
+    parse_size,
+    run_and_show,
+    say_if_compiled,
+    say_if_too_large,
+    split_spec,
+)
 from .terminal import Terminal
 from .training_flags import TrainingFlags
 
@@ -68,6 +75,7 @@ def train_head(
         memory_limit=parse_size(memory_limit),
     )
     say_if_too_large(terminal, experiment)
+    say_if_compiled(terminal, experiment, device)
     result = run_and_show(
         terminal, experiment, out, chosen=head, device=device, overwrite=overwrite
     )

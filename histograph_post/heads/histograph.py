@@ -302,7 +302,7 @@ class HistoGraphHead(nn.Module):
         attended = attention.out_projection(stage.contexts)  # [num_graphs, dim]
         if self.options.residual:
             attended = attended + stage.means
-        if not graphs.sizes.all():
+        if not graphs.all_present:
             attended = attended * graphs.nonempty(attended.dtype)
         return attended, self._graph_base(inputs, stage.layer_means)
 
@@ -328,7 +328,8 @@ class HistoGraphHead(nn.Module):
         else:
             means = [layer_means(stack, graphs).flatten(1) for stack in inputs.stacks]
             linear, rows = self.all_layers, torch.cat(means, dim=1)
-        return linear(rows) * graphs.nonempty(rows.dtype)
+        base: Tensor = linear(rows)
+        return base if graphs.all_present else base * graphs.nonempty(rows.dtype)
 
     def _node_base(self, inputs: HistoryBatch) -> Tensor:
         """What a node's embedding is mixed with: ``[num_nodes, dim]``."""

@@ -238,11 +238,14 @@ class LayerWeights(nn.Module):
         ((_, embedding),) = zip(self.groups, self.embeddings, strict=True)
         linear = cast(nn.Linear, embedding)
         offset = linear.bias + self.encoding  # [L, dim]
+        both = torch.cat([self.query, self.key], dim=1)  # [dim, 2 * dim]: half as many products
+        query, key = (both.t() @ linear.weight).split(self.dim)  # [dim, D] each
+        fixed_queries, fixed_keys = (offset @ both).split(self.dim, dim=1)  # [L, dim] each
         return FoldedLayers(
-            query=self.query.t() @ linear.weight,  # [dim, D]
-            query_bias=offset[-1] @ self.query,  # [dim]
-            key=self._split(self.key.t() @ linear.weight, 0),  # [heads, dim / heads, D]
-            fixed_keys=self._split(offset @ self.key, 1).permute(1, 2, 0),  # [heads, d, L]
+            query=query,
+            query_bias=fixed_queries[-1],  # [dim]
+            key=self._split(key, 0),  # [heads, dim / heads, D]
+            fixed_keys=self._split(fixed_keys, 1).permute(1, 2, 0),  # [heads, dim / heads, L]
             embedding=linear.weight,  # [dim, D]
             offset=offset,
         )

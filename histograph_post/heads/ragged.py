@@ -51,9 +51,9 @@ class Graphs:
         return np.concatenate([[0], np.cumsum(self.sizes)])
 
     @property
-    def largest(self) -> int:
-        """Nodes of the largest graph."""
-        return int(self.sizes.max(initial=0))
+    def all_present(self) -> bool:
+        """Whether every graph is known to have nodes."""
+        return bool(self.sizes.size and self.sizes.all())
 
     @classmethod
     def from_batch(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -268,3 +270,18 @@ def test_exponential_is_exact_to_single_precision() -> None:
     assert exponential(np.float32(0)) == 1
     assert exponential(np.float32(-math.inf)) < 2e-38
     assert math.isnan(exponential(np.float32(math.nan)))
+
+
+def test_code_that_is_older_than_the_loops_is_dropped(tmp_path: Path) -> None:
+    old, new, other = (
+        tmp_path / name
+        for name in ("products.dot-1.py3.nbi", "row_loops.clear-2.py3.nbi", "strange.f-3.py3.nbi")
+    )
+    for path in (old, new, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    loops._forget_old_code(str(tmp_path))
+    assert not old.exists()
+    assert new.exists()
+    assert other.exists()
