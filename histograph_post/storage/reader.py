@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -165,9 +164,8 @@ class Cache:
         With ``edges``, ``edge_index`` is there too, its nodes numbered through the batch.
         """
         graphs, ptr = self._checked(indices)
-        runs = self._runs(graphs)
-        history = self._gather_history(runs, ptr)
-        edge_index = self._gather_edges(runs, ptr) if edges else None
+        history = self._gather_history(graphs)
+        edge_index = self._gather_edges(self._runs(graphs), ptr) if edges else None
         return CachedBatch(history, torch.from_numpy(ptr), edge_index)
 
     def pieces(self, indices: Sequence[int] | np.ndarray) -> Iterator[tuple[slice, list[Tensor]]]:
@@ -219,19 +217,33 @@ class Cache:
         )
         return [Run(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 
-    def _gather_history(self, runs: list[Run], ptr: np.ndarray) -> History:
+    def _gather_history(self, graphs: np.ndarray) -> History:
         layout = self.manifest.layout
-        # In the order of the file, and then in that of the batch.
-        found = [
-            (place, [source.read(rows.start, rows.stop) for source in shard.activations])
-            for shard, rows, place in self._stretches(runs, ptr)
-        ]
-        found.sort(key=itemgetter(0))
+        first_graphs = np.asarray(self._first_graphs)
+        numbers = np.searchsorted(first_graphs, graphs, side="right") - 1  # [batch]
+        before = self._node_ptr[first_graphs[numbers]]  # rows in earlier shards, [batch]
+        starts = (self._node_ptr[graphs] - before).tolist()
+        stops = (self._node_ptr[graphs + 1] - before).tolist()
+        shards = {number: self._shard(number) for number in np.unique(numbers).tolist()}
+        places = list(zip(numbers.tolist(), starts, stops, strict=True))  # [batch]
         batch = []
-        for number, dataset in enumerate(layout.activations(int(ptr[-1]))):
-            parts = [as_tensor(stored[number], layout) for _, stored in found]
-            nothing = torch.empty((0, *dataset.shape[1:]), dtype=self.dtype)
-            batch.append(torch.cat(parts) if parts else nothing)  # several threads copy
+        for index, dataset in enumerate(layout.activations(0)):
+            rows = {number: shard.activations[index] for number, shard in shards.items()}
+            parts = [torch.empty(dataset.shape, dtype=self.dtype)] * max(1, len(places))
+            if layout.compression is None:
+                stored = {
+                    number: as_tensor(own.read(0, int(shards[number].arrays["ptr"][-1])), layout)
+                    for number, own in rows.items()
+                }
+                parts[: len(places)] = [
+                    stored[number][start:stop] for number, start, stop in places
+                ]
+            else:
+                # In the order of the file, so that a compressed chunk is expanded once.
+                for place in sorted(range(len(places)), key=places.__getitem__):
+                    number, start, stop = places[place]
+                    parts[place] = as_tensor(rows[number].read(start, stop), layout)
+            batch.append(torch.cat(parts))  # several threads copy
         return batch[0] if layout.is_uniform else batch
 
     def _stretches(self, runs: list[Run], ptr: np.ndarray) -> Iterator[tuple[Shard, slice, int]]:
