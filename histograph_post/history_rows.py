@@ -48,7 +48,7 @@ class HistoryRows(Protocol):
     read_ahead: bool
 
     def select(self, graphs: np.ndarray) -> History | TableRows:
-        """Return the rows of some graphs to look at, ``[num_nodes, L, D]`` or one per layer."""
+        """Return the rows of some graphs to look at: a tensor, one per layer, or where they lie."""
         ...
 
 

@@ -1,8 +1,8 @@
 """A head up to what it makes of each graph, in compiled loops that read the history once.
 
 Layer weights, node embeddings and node attention of a graph are made one after the other while its
-history is in the processor's cache; the backward pass goes through it once more. Nothing of the
-history's size is made, and graphs are shared out among threads.
+history is in the processor's cache; the backward pass goes through it once more. What is kept for
+it does not grow with the layers. Graphs are shared out among threads.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -83,56 +84,66 @@ def read_graphs(rows: TableRows, weights: StageWeights, options: StageOptions) -
         weights: The weights of the head.
         options: How scores become weights.
     """
-    found = _ReadGraphs.apply(_Call.of(rows, weights, options), *weights)
+    found = _ReadGraphs.apply(_Call.of(rows, weights, options), rows.table, *weights)
     return ReadGraphs(*found[:3])
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What forward and backward pass give to the loops alike."""
+    """What forward and backward pass give to the loops alike, besides the history itself."""
 
-    table: Table
+    rows: TableRows
     weighing: Weighing
     shares: Shares
     options: StageOptions
+    #: Whether there may be a backward pass.
+    has_gradient: bool
 
     @classmethod
     def of(cls, rows: TableRows, weights: StageWeights, options: StageOptions) -> _Call:
         """Lay out a call of the loops."""
-        from .compiled.graph_loops import Table, Weighing
+        from .compiled.graph_loops import Weighing
         from .compiled.loops import Shares
-        from .compiled.weight_loops import KINDS
+        from .layer_weights import NORMALIZATIONS
 
-        (num_rows, layers, channels), stride = rows.table.shape, rows.table.stride(0)
-        values = rows.table.as_strided(((num_rows - 1) * stride + layers * channels,), (1,))
-        ptr = np.zeros(len(rows.sizes) + 1, np.int64)
-        np.cumsum(rows.sizes, out=ptr[1:])
-        heads, width, _ = weights.key.shape
+        _, layers, channels = rows.table.shape
+        heads, width, _ = weights.key.shape[-3:]
         dim = heads * width
         # The multiplications of a forward pass for each graph, about.
         of_node = 2 * heads * layers * channels + (3 * channels + 2 * dim) * dim
         of_pair = 2 * dim  # and as much for its exponential
         return cls(
-            Table(values.numpy(), stride, layers, rows.starts, ptr),
+            rows,
             Weighing(
-                KINDS.index(options.normalization),
+                NORMALIZATIONS.index(options.normalization),
                 np.float32(options.bound),
                 np.float32(1 / math.sqrt(width)),
                 np.float32(1 / math.sqrt(dim // options.node_heads)),
             ),
             Shares(rows.sizes * (of_node + of_pair * rows.sizes)),
             options,
+            torch.is_grad_enabled(),
         )
+
+    def table(self, history: Tensor) -> Table:
+        """Say where the graphs are in a history ``[rows, L, D]`` and in the batch."""
+        from .compiled.graph_loops import Table
+
+        (num_rows, layers, channels), stride = history.shape, history.stride(0)
+        values = history.detach().as_strided(((num_rows - 1) * stride + layers * channels,), (1,))
+        ptr = np.zeros(len(self.rows.sizes) + 1, np.int64)
+        np.cumsum(self.rows.sizes, out=ptr[1:])
+        return Table(values.numpy(), stride, layers, self.rows.starts, ptr)
 
 
 class _ReadGraphs(Function):
     """See :func:`read_graphs`; everything may have a dimension of copies of the head in front."""
 
     @staticmethod
-    def forward(call: _Call, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(call: _Call, history: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         from .compiled.graph_loops import Kept, Maps, Results, read_graphs
 
-        stage, table = StageWeights(*weights), call.table
+        stage, table = StageWeights(*weights), call.table(history)
         *copies, heads, _, channels = stage.key.shape
         nodes, count, dim = int(table.ptr[-1]), len(table.starts), stage.query.size(-2)
         empty = stage.query.new_empty
@@ -140,7 +151,7 @@ class _ReadGraphs(Function):
             empty(*copies, nodes, dim),
             empty(*copies, count, heads, table.num_layers),
             # Of many copies this is more than a processor's cache holds: faster made again.
-            empty(*copies, 0 if copies else nodes, heads * channels),
+            empty(*copies, nodes if call.has_gradient and not copies else 0, heads * channels),
             empty(*copies, nodes, dim),
             empty(*copies, nodes, 2 * dim),
             empty(*copies, count, call.options.node_heads, dim),
@@ -156,22 +167,26 @@ class _ReadGraphs(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.call, *weights = inputs
+        ctx.call, history, *weights = inputs
         _, _, *others = output
         ctx.mark_non_differentiable(*others)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*weights, *others[1:])
+        ctx.save_for_backward(history, *weights, *others[1:])
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], call: _Call, *weights: Tensor
+        info: Any, in_dims: tuple[Any, ...], call: _Call, history: Tensor, *weights: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
         stacked = [
             value.expand(info.batch_size, *value.shape) if axis is None else value.movedim(axis, 0)
-            for value, axis in zip(weights, in_dims[1:], strict=True)
+            for value, axis in zip(weights, in_dims[2:], strict=True)
         ]
-        found = _ReadGraphs.apply(call, *stacked)
-        return found, (0, 0, None, *(0,) * (len(found) - 3))
+        copies = StageWeights(*stacked).query.shape[:-2]  # of this and of other levels of vmap
+        flat = [value.flatten(0, len(copies) - 1) for value in stacked]
+        contexts, means, layer_means, *kept = _ReadGraphs.apply(call, history, *flat)
+        unfolded = [value.unflatten(0, copies) for value in (contexts, means, *kept)]
+        found = (*unfolded[:2], layer_means, *unfolded[2:])
+        return found, (0, 0, None, *(0,) * len(kept))
 
     @staticmethod
     @once_differentiable
@@ -180,17 +195,17 @@ class _ReadGraphs(Function):
     ) -> tuple[Tensor | None, ...]:
         from .compiled.graph_loops import Kept, Maps, Results, read_graphs_back
 
-        call, saved = ctx.call, ctx.saved_tensors
+        call, (history, *saved) = ctx.call, ctx.saved_tensors
         stage, kept = StageWeights(*saved[:8]), saved[8:]
         *copies, dim, _ = stage.query.shape
         grads = [
-            stage.query.new_zeros(*copies, len(call.table.starts), dim) if grad is None else grad
+            stage.query.new_zeros(*copies, len(call.rows.sizes), dim) if grad is None else grad
             for grad in (grad_contexts, grad_means)
         ]
         # Each part adds to gradients of its own.
         sums = [value.new_zeros(len(call.shares), *value.shape) for value in stage]
         inputs = (
-            call.table,
+            call.table(history),
             Maps(*_arrays(stage, copies)),
             call.weighing,
             Kept(*_arrays(kept, copies)),
@@ -198,7 +213,7 @@ class _ReadGraphs(Function):
             Maps(*((value if copies else value.unsqueeze(1)).numpy() for value in sums)),
         )
         call.shares.run(lambda part, first, stop: read_graphs_back(part, first, stop, *inputs))
-        return None, *(value.sum(0) for value in sums)
+        return None, None, *(value.sum(0) for value in sums)
 
 
 def _arrays(values: Iterable[Tensor], copies: Sequence[int]) -> Iterator[np.ndarray]:

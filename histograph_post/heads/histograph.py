@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -185,7 +186,7 @@ class HistoGraphHead(nn.Module):
     @torch.no_grad()
     def explain(
         self,
-        history: History,
+        history: History | TableRows,
         batch: Tensor | None = None,
         *,
         num_graphs: int | None = None,
@@ -240,9 +241,15 @@ class HistoGraphHead(nn.Module):
         num_nodes, device = check_layers(table, self.options.in_dims)
         if isinstance(history, TableRows):
             num_nodes = int(history.sizes.sum())
+        graphs = Graphs.from_batch(batch, num_nodes, num_graphs, device)
+        if isinstance(history, TableRows) and not np.array_equal(graphs.sizes, history.sizes):
+            raise DataError(
+                f"batch: found graphs of {graphs.sizes.tolist()} nodes, "
+                f"expected those of the rows, {history.sizes.tolist()}"
+            )
         return HistoryBatch(
             history,
-            Graphs.from_batch(batch, num_nodes, num_graphs, device),
+            graphs,
             groups=self.layer_weights.groups,
             statistics=None if standardized else self._statistics(),
             dtype=self.output.weight.dtype,
@@ -290,7 +297,9 @@ class HistoGraphHead(nn.Module):
         stage = read_graphs(
             rows,
             StageWeights(
-                *layers.folded(), attention.in_projection.weight, attention.in_projection.bias
+                **layers.folded()._asdict(),
+                nodes=attention.in_projection.weight,
+                nodes_bias=attention.in_projection.bias,
             ),
             StageOptions(
                 layers.normalization,

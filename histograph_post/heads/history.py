@@ -37,10 +37,31 @@ class TableRows:
     starts: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
 
+    def __post_init__(self) -> None:
+        for name in ("starts", "sizes"):
+            values = np.ascontiguousarray(getattr(self, name), dtype=np.int64)
+            object.__setattr__(self, name, values)
+        starts, sizes = self.starts, self.sizes
+        if starts.ndim != 1 or starts.shape != sizes.shape:
+            raise DataError(
+                f"table: found {list(starts.shape)} starts and {list(sizes.shape)} sizes, "
+                "expected one of each for every graph"
+            )
+        # Nothing checks it where they are read.
+        ends = starts + sizes
+        if len(starts) and not (
+            starts.min() >= 0 and sizes.min() >= 0 and ends.max() <= len(self.table)
+        ):
+            raise DataError(
+                f"table: found rows {starts.min()} to {ends.max()} and graphs of at least "
+                f"{sizes.min()} nodes, expected rows of the {len(self.table)} there are"
+            )
+
     @cached_property
     def nodes(self) -> Tensor:
         """The rows of all nodes, graph by graph: ``[num_nodes]``."""
-        return torch.from_numpy(ranges(self.starts, self.starts + self.sizes))
+        nodes = torch.from_numpy(ranges(self.starts, self.starts + self.sizes))
+        return nodes.to(self.table.device)
 
     def copy(self) -> Tensor:
         """Return the rows as a tensor of their own: ``[num_nodes, L, D]``."""

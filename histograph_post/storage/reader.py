@@ -164,7 +164,7 @@ class Cache:
         With ``edges``, ``edge_index`` is there too, its nodes numbered through the batch.
         """
         graphs, ptr = self._checked(indices)
-        history = self._gather_history(graphs)
+        history = self._gather_history(graphs, ptr)
         edge_index = self._gather_edges(self._runs(graphs), ptr) if edges else None
         return CachedBatch(history, torch.from_numpy(ptr), edge_index)
 
@@ -217,34 +217,37 @@ class Cache:
         )
         return [Run(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 
-    def _gather_history(self, graphs: np.ndarray) -> History:
+    def _gather_history(self, graphs: np.ndarray, ptr: np.ndarray) -> History:
         layout = self.manifest.layout
-        first_graphs = np.asarray(self._first_graphs)
-        numbers = np.searchsorted(first_graphs, graphs, side="right") - 1  # [batch]
-        before = self._node_ptr[first_graphs[numbers]]  # rows in earlier shards, [batch]
-        starts = (self._node_ptr[graphs] - before).tolist()
-        stops = (self._node_ptr[graphs + 1] - before).tolist()
-        shards = {number: self._shard(number) for number in np.unique(numbers).tolist()}
-        places = list(zip(numbers.tolist(), starts, stops, strict=True))  # [batch]
-        batch = []
-        for index, dataset in enumerate(layout.activations(0)):
-            rows = {number: shard.activations[index] for number, shard in shards.items()}
-            parts = [torch.empty(dataset.shape, dtype=self.dtype)] * max(1, len(places))
-            if layout.compression is None:
-                stored = {
-                    number: as_tensor(own.read(0, int(shards[number].arrays["ptr"][-1])), layout)
-                    for number, own in rows.items()
-                }
-                parts[: len(places)] = [
-                    stored[number][start:stop] for number, start, stop in places
-                ]
-            else:
-                # In the order of the file, so that a compressed chunk is expanded once.
-                for place in sorted(range(len(places)), key=places.__getitem__):
-                    number, start, stop = places[place]
-                    parts[place] = as_tensor(rows[number].read(start, stop), layout)
-            batch.append(torch.cat(parts))  # several threads copy
+        runs = self._runs(graphs)
+        numbers = {run.shard for run in runs}
+        if layout.compression is None and 0 < len(numbers) <= MAX_OPEN_SHARDS:
+            batch = self._gather_mapped(runs, {number: self._shard(number) for number in numbers})
+        else:
+            batch = [
+                torch.empty(dataset.shape, dtype=self.dtype)
+                for dataset in layout.activations(int(ptr[-1]))
+            ]
+            for shard, rows, place in self._stretches(runs, ptr):
+                for target, source in zip(batch, shard.activations, strict=True):
+                    part = as_tensor(source.read(rows.start, rows.stop), layout)
+                    target[place : place + len(part)] = part
         return batch[0] if layout.is_uniform else batch
+
+    def _gather_mapped(self, runs: list[Run], shards: dict[int, Shard]) -> list[Tensor]:
+        """Copy the rows of runs, in their order, from plain shards that are all mapped."""
+        batch = []
+        for index in range(len(self.manifest.layout.activations(0))):
+            stored = {
+                number: as_tensor(
+                    shard.activations[index].read(0, int(shard.arrays["ptr"][-1])),
+                    self.manifest.layout,
+                )
+                for number, shard in shards.items()
+            }
+            parts = [stored[run.shard][run.first_row : run.last_row] for run in runs]
+            batch.append(torch.cat(parts))  # several threads copy
+        return batch
 
     def _stretches(self, runs: list[Run], ptr: np.ndarray) -> Iterator[tuple[Shard, slice, int]]:
         """Yield the rows of every run: their shard, where they are in it and in the batch.

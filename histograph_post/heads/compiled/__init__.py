@@ -11,34 +11,48 @@ gives the same values up to rounding.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import sys
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+#: The oldest numba whose code was tested.
+OLDEST = (0, 61)
+
 #: The loops are used where they can be; set it to False to do without them.
-enabled = find_spec("numba") is not None
+enabled = True
+
+
+@cache
+def available() -> bool:
+    """Say whether there is a numba that works with everything else that is installed."""
+    try:
+        import numba
+    except ImportError:  # also of a numba that does not like this numpy
+        return False
+    return numba.version_info.short >= OLDEST and not numba.config.DISABLE_JIT
 
 
 def usable(*tensors: Tensor) -> bool:
     """Say whether loops may run on these: in single precision, in the memory of this process."""
     return (
         enabled
-        and not torch.compiler.is_exporting()
+        and not torch.compiler.is_compiling()
         and all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
+        and available()
     )
 
 
 def note() -> str | None:
     """Say what a user may want to know before a head is trained on a CPU, if anything."""
-    if not enabled:
-        return (
-            "on a CPU this head trains about twice as fast with pip install 'histograph-post[fast]'"
-        )
-    from .graph_loops import read_graphs_back
+    if not available():
+        return "pip install 'histograph-post[fast]' makes this head train about twice as fast"
+    from .loops import code_folder
 
-    folder = read_graphs_back.stats.cache_path  # type: ignore[attr-defined]
-    if folder is not None and any(Path(folder).glob("graph_loops.read_graphs_back-*.nbi")):
+    folder, version = code_folder(), f"py{sys.version_info.major}{sys.version_info.minor}"
+    pattern = f"graph_loops.read_graphs_back-*.{version}.nbi"
+    if folder is not None and any(Path(folder).glob(pattern)):
         return None
     return "compiling the head's loops, which takes about ten seconds, once"

@@ -62,7 +62,7 @@ class Maps(NamedTuple):
 class Weighing(NamedTuple):
     """How scores become weights, of layers and of nodes."""
 
-    #: Place in :data:`~.weight_loops.KINDS`.
+    #: Place in :data:`~histograph_post.heads.layer_weights.NORMALIZATIONS`.
     kind: int
     #: The radius of bounded weights, the smallest divisor of signed ones.
     bound: np.float32

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar, cast
 
 import numba
@@ -53,24 +55,39 @@ def loop_on(*types: Any) -> Callable[[_Loop], _Loop]:
 
 def _compiled(function: _Loop, signature: Any) -> _Loop:
     options = {"nogil": True, "fastmath": REASSOCIATED, "error_model": "numpy"}
-    try:
-        found = numba.njit(signature, cache=True, **options)(function)
-    except RuntimeError:  # nowhere to keep it
-        return cast(_Loop, numba.njit(signature, **options)(function))
-    _forget_old_code(found.stats.cache_path)
-    return cast(_Loop, found)
+    keep = code_folder() is not None
+    return cast(_Loop, numba.njit(signature, cache=keep, **options)(function))
 
 
 @cache
-def _forget_old_code(folder: str) -> None:
-    """Drop code that is older than any file here: numba looks at the one with the function only."""
-    sources = list(Path(__file__).parent.glob("*.py"))
-    newest = max(source.stat().st_mtime for source in sources)
-    for source in sources:
-        for index in Path(folder).glob(f"{source.stem}.*.nbi"):
-            with suppress(OSError):  # another process may have done it
-                if index.stat().st_mtime < newest:
-                    index.unlink()
+def code_folder() -> str | None:
+    """Return where code is kept, none of it older than the loops; None if there is no place."""
+    try:
+        folder: str = numba.njit(cache=True)(_nothing).stats.cache_path
+    except RuntimeError:
+        return None
+    forget_old_code(Path(folder))
+    return folder
+
+
+def _nothing() -> None:
+    """Do nothing; numba keeps the code of this as it does that of the loops."""
+
+
+def forget_old_code(folder: Path) -> None:
+    """Drop code of other loops than these: numba looks at the file of a function, not of others."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    mark = folder / "loops.sha256"
+    with suppress(OSError):
+        if mark.read_text() == digest:
+            return
+    with suppress(OSError):  # another process may do the same
+        folder.mkdir(parents=True, exist_ok=True)
+        for source in sources:
+            for kept in folder.glob(f"{source.stem}.*.nb[ci]"):
+                kept.unlink(missing_ok=True)
+        mark.write_text(digest)
 
 
 class Shares:
@@ -100,24 +117,29 @@ class Shares:
         Args:
             work: Does what is to be done without the interpreter's lock.
         """
-        waiting = iter(self._parts)  # each part is handed out once: next() is atomic
+        waiting, lock = iter(self._parts), Lock()
 
         def take() -> None:
-            for part in waiting:
+            while True:
+                with lock:
+                    part = next(waiting, None)
+                if part is None:
+                    return
                 work(*part)
 
         helpers = min(torch.get_num_threads(), len(self)) - 1
-        coming = [_pool(helpers).submit(take) for _ in range(helpers)]
+        coming = [_pool().submit(take) for _ in range(helpers)]
         try:
             take()
         finally:
-            for part in coming:
-                part.result()
+            wait(coming)  # they write into the same tensors
+        for helper in coming:
+            helper.result()
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="graphs")
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(len(PART_ENDS), thread_name_prefix="graphs")
 
 
 # A process that is forked has the pool, but not its threads.

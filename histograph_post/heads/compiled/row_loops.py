@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .loops import FACTOR, ROW, ROWS, ZERO, Floats, loop_on
+from .loops import FACTOR, ONE, ROW, ROWS, ZERO, Floats, loop_on
 
 
 @loop_on(ROW)
@@ -65,4 +65,4 @@ def take_mean(rows: Floats, result: Floats) -> None:
     """Write the mean of rows ``[m, n]``, zero if there are none, as ``result [n]``."""
     clear_row(result)
     add_rows(rows, result)
-    scale_row(result, np.float32(1) / np.float32(max(len(rows), 1)))
+    scale_row(result, ONE / np.float32(max(len(rows), 1)))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..layer_weights import NORMALIZATIONS
 from .exponential import exponential
 from .loops import ONE, ZERO, Floats, loop
 from .products import dot
 from .row_loops import copy_row
 
-#: How scores become weights.
-KINDS = ("bounded", "signed", "softmax", "none")
-BOUNDED, SIGNED, SOFTMAX, _ = range(4)
+#: How scores become weights: places in ``NORMALIZATIONS``.
+BOUNDED, SIGNED, SOFTMAX = (NORMALIZATIONS.index(name) for name in ("bounded", "signed", "softmax"))
 
 
 @loop
@@ -23,15 +23,15 @@ def normalize(scores: Floats, kind: int, bound: np.float32, weights: Floats) -> 
 
     Args:
         scores: ``[L]``.
-        kind: Place in ``KINDS``.
+        kind: Place in ``NORMALIZATIONS``.
         bound: The radius of bounded weights, the smallest divisor of signed ones.
         weights: Filled in, ``[L]``.
     """
     if kind == BOUNDED:
         _, norm = deviate(scores, weights)
-        centre = ONE / np.float32(len(scores))
+        middle = ONE / np.float32(len(scores))
         for layer in range(len(scores)):
-            weights[layer] = centre + bound * weights[layer] / norm
+            weights[layer] = middle + bound * weights[layer] / norm
     elif kind == SIGNED:
         divisor, _ = signed_divisor(scores, bound)
         for layer in range(len(scores)):
@@ -51,7 +51,7 @@ def normalize_back(
     Args:
         scores: ``[L]``.
         grad: Of the weights, ``[L]``.
-        kind: Place in ``KINDS``.
+        kind: Place in ``NORMALIZATIONS``.
         bound: The radius of bounded weights, the smallest divisor of signed ones.
         result: Filled in, ``[L]``.
     """
