@@ -78,7 +78,8 @@ def race(
     Args:
         contenders: What to run, by name.
         rounds: How often each has its turn.
-        steps: How often each runs in a turn; in training, too, a step follows one of its kind.
+        steps: How often each runs in a turn; if more than once, one more time before it counts: in
+            training, too, a step follows one of its kind.
         warm_up: Steps that each runs before anything is timed.
         after: Called after every turn; its time does not count.
     """
@@ -90,6 +91,8 @@ def race(
     try:
         for _ in range(rounds):
             for name, run in contenders.items():
+                if steps > 1:
+                    run()  # the first one of a turn pays for what another contender has left
                 seconds[name].append(_run(run, steps, after) / steps)
             gc.collect()
     finally:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 #: Graphs with more nodes than this are left to operations that share the work on one graph.
 LARGEST_GRAPH = 1024
 
+#: A map with more weights than this is left to a library of matrix products, which is made for it.
+LARGEST_MAP = 1 << 17
+
 
 class StageWeights(NamedTuple):
     """The weights of the stage, folded; see :class:`.compiled.graph_loops.Maps`."""
@@ -65,11 +68,17 @@ class ReadGraphs(NamedTuple):
     layer_means: Tensor
 
 
-def can_read(rows: TableRows) -> bool:
-    """Say whether :func:`read_graphs` can read this history, and gains by it."""
+def can_read(rows: TableRows, dim: int) -> bool:
+    """Say whether :func:`read_graphs` can read this history, and gains by it.
+
+    Args:
+        rows: The history.
+        dim: Width of the head.
+    """
     table = rows.table
     return (
-        compiled.usable(table)
+        dim * max(dim, table.size(2)) <= LARGEST_MAP
+        and compiled.usable(table)
         and not table.requires_grad
         and table.stride()[1:] == (table.size(2), 1)
         and 0 < rows.sizes.max(initial=0) <= LARGEST_GRAPH

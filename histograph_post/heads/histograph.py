@@ -273,7 +273,7 @@ class HistoGraphHead(nn.Module):
     def _read_graphs(self, inputs: HistoryBatch) -> tuple[Tensor, Tensor]:
         """Return the readout of each graph and what it is mixed with: ``[num_graphs, dim]``."""
         rows = inputs.rows() if self._compiles else None
-        if rows is not None and can_read(rows):
+        if rows is not None and can_read(rows, self.options.dim):
             return self._read_graphs_compiled(inputs, rows)
         nodes, _ = self.layer_weights(inputs.stacks, inputs.last, inputs.graphs)
         return self._attend_graphs(nodes, inputs.graphs), self._graph_base(inputs)

@@ -262,7 +262,13 @@ def test_copies_run_as_one_are_what_they_are_alone() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"level": "node"}, {"layer_norm": True}, {"zero_token": True}, {"key_dropout": 0.5}],
+    [
+        {"level": "node"},
+        {"layer_norm": True},
+        {"zero_token": True},
+        {"key_dropout": 0.5},
+        {"dim": 512},
+    ],
 )
 def test_other_heads_take_the_other_path(options: dict[str, Any]) -> None:
     assert not uses_loops(make_head(**options)(make_history(), batch_of(SIZES), num_graphs=6))
