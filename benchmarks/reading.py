@@ -26,7 +26,7 @@ def reading(work: Workloads) -> list[Ratio]:
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     stored = cache.gather(np.arange(len(cache))).history  # [num_nodes, L, D]
     assert isinstance(stored, Tensor)  # all layers of this backbone have one width
-    ptr = np.concatenate([[0], np.cumsum(cache.num_nodes)])  # [num_graphs + 1]
+    ptr = cache.node_ptr  # [num_graphs + 1]
 
     def plain(graphs: np.ndarray) -> Tensor:
         nodes = torch.from_numpy(ranges(ptr[graphs], ptr[graphs + 1]))  # [num_nodes]

@@ -8,14 +8,7 @@ import typer
 
 from . import heads as opt_heads
 from . import options as opt
-from .heads import (
-    parse_seeds,
-    parse_size,
-    run_and_show,
-    say_if_compiled,
-    say_if_too_large,
-    split_spec,
-)
+from .heads import parse_seeds, parse_size, run_and_show, say_beforehand, split_spec
 from .terminal import Terminal
 from .training_flags import TrainingFlags
 
@@ -63,8 +56,7 @@ def compare(
         standardize=standardize,
         memory_limit=parse_size(memory_limit),
     )
-    say_if_too_large(terminal, experiment)
-    say_if_compiled(terminal, experiment, device)
+    say_beforehand(terminal, experiment, device)
     chosen = "histograph" if "histograph" in names else names[0]
     result = run_and_show(
         terminal,

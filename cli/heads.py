@@ -95,28 +95,33 @@ def split_spec(splits: str | None, folds: int | None) -> str | None:
     return splits if folds is None else f"kfold:{folds}"
 
 
-def say_if_too_large(terminal: Terminal, experiment: Experiment) -> None:
-    """Say so, before the work begins, if its batches will not stay within `--memory-limit`."""
+def say_beforehand(terminal: Terminal, experiment: Experiment, device: str) -> None:
+    """Say what is known of the work before it begins.
+
+    Its batches may not stay within `--memory-limit`; and the first epoch may have to wait for a
+    compiler, or would be faster with one.
+    """
     note = experiment.folds[0].loaded.batch_note(experiment.training.batch_size)
     if note is not None:
         terminal.say(f"note: {note}")
+    if (note := _loops_note(experiment, device)) is not None:
+        terminal.say(f"note: {note}")
 
 
-def say_if_compiled(terminal: Terminal, experiment: Experiment, device: str) -> None:
-    """Say so if the first epoch has to wait for a compiler, or would be faster with one."""
+def _loops_note(experiment: Experiment, device: str) -> str | None:
+    """Return what there is to say of the compiled loops, if a head of the experiment uses them."""
     from histograph_post.devices import resolve_device
     from histograph_post.heads import compiled
     from histograph_post.heads.history import kept_dims
 
     one_width = len(set(kept_dims(experiment.caches[0].widths, None))) == 1
-    if (
+    used = (
         any(head.name.startswith("histograph") for head in experiment.heads)
         and experiment.task.level == "graph"
         and one_width
         and resolve_device(device).type == "cpu"
-        and (note := compiled.note()) is not None
-    ):
-        terminal.say(f"note: {note}")
+    )
+    return compiled.note() if used else None
 
 
 def run_and_show(

@@ -8,14 +8,7 @@ import typer
 
 from . import heads as opt_heads
 from . import options as opt
-from .heads import (
-    parse_seeds,
-    parse_size,
-    run_and_show,
-    say_if_compiled,
-    say_if_too_large,
-    split_spec,
-)
+from .heads import parse_seeds, parse_size, run_and_show, say_beforehand, split_spec
 from .terminal import Terminal
 from .training_flags import TrainingFlags
 
@@ -74,8 +67,7 @@ def train_head(
         warm_start=warm_start,
         memory_limit=parse_size(memory_limit),
     )
-    say_if_too_large(terminal, experiment)
-    say_if_compiled(terminal, experiment, device)
+    say_beforehand(terminal, experiment, device)
     result = run_and_show(
         terminal, experiment, out, chosen=head, device=device, overwrite=overwrite
     )

@@ -61,7 +61,7 @@ class LoadedCache:
         self.level = cache.manifest.layout.level
         self.labels = cache.labels()
         self.label_ptr = cache.label_ptr
-        self.ptr = np.concatenate([[0], np.cumsum(cache.num_nodes)])  # [num_graphs + 1]
+        self.ptr = cache.node_ptr  # [num_graphs + 1]
         self._memory_limit = memory_limit
         self._standardizer: tuple[np.ndarray, Standardizer] | None = None
         self._history: tuple[np.ndarray | None, HistoryRows] | None = None

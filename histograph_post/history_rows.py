@@ -63,7 +63,7 @@ class RowsInMemory:
     read_ahead = False
 
     def __init__(self, cache: Cache, standardizer: Standardizer | None) -> None:
-        self._ptr = np.concatenate([[0], np.cumsum(cache.num_nodes)])  # [num_graphs + 1]
+        self._ptr = cache.node_ptr  # [num_graphs + 1]
         self._uniform = cache.manifest.layout.is_uniform
         # One [num_nodes, L, D], or one [num_nodes, D_l] per layer.
         self._layers = read_rows(cache, np.arange(len(cache)), torch.float32)

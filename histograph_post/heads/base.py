@@ -13,6 +13,7 @@ from torch_geometric.utils import scatter
 from ..errors import ConfigError, DataError
 from .history import History as History
 from .history import kept_dims
+from .history import last_layer as last_layer
 from .ragged import Graphs
 
 
@@ -229,11 +230,6 @@ class Readout(nn.Module):
         )
         rows = self.pool_graphs(history, kept, edge_index)  # [number of present, width]
         return pooled.index_copy(0, present.nonzero().view(-1), rows)  # [num_graphs, width]
-
-
-def last_layer(history: History) -> Tensor:
-    """Return what the network's own readout consumes: ``[num_nodes, dim]``."""
-    return history[:, -1] if isinstance(history, Tensor) else history[-1]
 
 
 def pool_nodes(rows: Tensor, batch: Tensor, num_graphs: int, reduce: str) -> Tensor:

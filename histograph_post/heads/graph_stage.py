@@ -140,9 +140,7 @@ class _Call:
 
         (num_rows, layers, channels), stride = history.shape, history.stride(0)
         values = history.detach().as_strided(((num_rows - 1) * stride + layers * channels,), (1,))
-        ptr = np.zeros(len(self.rows.sizes) + 1, np.int64)
-        np.cumsum(self.rows.sizes, out=ptr[1:])
-        return Table(values.numpy(), stride, layers, self.rows.starts, ptr)
+        return Table(values.numpy(), stride, layers, self.rows.starts, self.rows.ptr)
 
 
 class _ReadGraphs(Function):

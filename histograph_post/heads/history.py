@@ -58,6 +58,11 @@ class TableRows:
             )
 
     @cached_property
+    def ptr(self) -> npt.NDArray[np.int64]:
+        """First node of each graph in the batch, and the number of nodes: ``[num_graphs + 1]``."""
+        return np.concatenate([[0], np.cumsum(self.sizes)])
+
+    @cached_property
     def nodes(self) -> Tensor:
         """The rows of all nodes, graph by graph: ``[num_nodes]``."""
         nodes = torch.from_numpy(ranges(self.starts, self.starts + self.sizes))
@@ -133,6 +138,11 @@ def split_layers(history: History, in_dims: Sequence[int]) -> tuple[Tensor, ...]
     """
     check_layers(history, in_dims)
     return history.unbind(1) if isinstance(history, Tensor) else tuple(history)
+
+
+def last_layer(history: History) -> Tensor:
+    """Return what the network's own readout consumes: ``[num_nodes, dim]``."""
+    return history[:, -1] if isinstance(history, Tensor) else history[-1]
 
 
 @dataclass(frozen=True)
@@ -218,10 +228,8 @@ class HistoryBatch:
     @cached_property
     def last(self) -> Tensor:
         """The last layer, standardised, in the precision to compute in: ``[num_nodes, D_last]``."""
-        if isinstance(self.history, TableRows):
-            last = self.history.last()
-        else:
-            last = self.history[:, -1] if isinstance(self.history, Tensor) else self.history[-1]
+        history = self.history
+        last = history.last() if isinstance(history, TableRows) else last_layer(history)
         last = last.to(self.dtype)
         if self.statistics is not None:
             last = (last - self.statistics[-1][0]) / self.statistics[-1][1]
@@ -257,4 +265,7 @@ class HistoryBatch:
             history = TableRows(history, self.graphs.ptr[:-1], self.graphs.sizes)
         if not isinstance(history, TableRows) or history.table.dtype != self.dtype:
             return None
-        return replace(history, table=history.table[:, -len(self.groups[0]) :])
+        kept = len(self.groups[0])
+        if kept == history.table.size(1):
+            return history
+        return replace(history, table=history.table[:, -kept:])

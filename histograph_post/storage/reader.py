@@ -99,7 +99,7 @@ class Cache:
         return np.concatenate([np.diff(shard.arrays["ptr"]) for shard in self._all_shards()])
 
     @cached_property
-    def _node_ptr(self) -> np.ndarray:
+    def node_ptr(self) -> np.ndarray:
         """First node of each graph, and the number of nodes: ``[num_graphs + 1]``."""
         return np.concatenate([[0], np.cumsum(self.num_nodes)])
 
@@ -135,14 +135,13 @@ class Cache:
     def label_pairs(self) -> Tensor:
         """Return the labelled node pairs, nodes numbered through the cache: ``[2, rows]``."""
         pairs = [shard.arrays["edge_label_index"] for shard in self._all_shards()]
-        starts = np.cumsum(self.num_nodes) - self.num_nodes  # [num_graphs]
-        shift = np.repeat(starts, np.diff(self.label_ptr))  # [rows]
+        shift = np.repeat(self.node_ptr[:-1], np.diff(self.label_ptr))  # [rows]
         return torch.from_numpy(np.concatenate(pairs, axis=1) + shift)
 
     def edge_index(self) -> Tensor:
         """Return the edges of all graphs, nodes numbered through the cache: ``[2, num_edges]``."""
         graphs = np.arange(self.num_graphs)
-        return self._gather_edges(self._runs(graphs), np.cumsum([0, *self.num_nodes]))
+        return self._gather_edges(self._runs(graphs), self.node_ptr)
 
     def release(self) -> None:
         """Hand the mapped pages back to the system; views of them are read from the file again."""
@@ -206,14 +205,14 @@ class Cache:
         stops = np.append(starts[1:], len(graphs)) if len(graphs) else breaks  # [runs]
         shards, firsts = shards[starts], graphs[starts]  # [runs] each
         lasts, before = firsts + stops - starts, first_graphs[shards]
-        rows_before = self._node_ptr[before]  # of the shard of each run, [runs]
+        rows_before = self.node_ptr[before]  # of the shard of each run, [runs]
         columns = (
             shards,
             firsts - before,
             lasts - before,
             starts,
-            self._node_ptr[firsts] - rows_before,
-            self._node_ptr[lasts] - rows_before,
+            self.node_ptr[firsts] - rows_before,
+            self.node_ptr[lasts] - rows_before,
         )
         return [Run(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 

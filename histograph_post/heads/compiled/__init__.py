@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-#: The oldest numba whose code was tested.
+#: The oldest numba that the extra takes.
 OLDEST = (0, 61)
 
 #: The loops are used where they can be; set it to False to do without them.
@@ -35,12 +35,13 @@ def available() -> bool:
     return numba.version_info.short >= OLDEST and not numba.config.DISABLE_JIT
 
 
-def usable(*tensors: Tensor) -> bool:
-    """Say whether loops may run on these: in single precision, in the memory of this process."""
+def usable(history: Tensor) -> bool:
+    """Say whether loops may run on this: in single precision, in the memory of this process."""
     return (
         enabled
         and not torch.compiler.is_compiling()
-        and all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
+        and history.dtype == torch.float32
+        and history.device.type == "cpu"
         and available()
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from .exponential import exponential
 from .loops import ONE, ZERO, Floats, loop
-from .products import add_product, add_row_products
+from .products import add_product, add_row_products, dot
 from .row_loops import clear, clear_row, copy_row, scale
 
 #: Values of the longest vector of a processor.
@@ -104,6 +104,51 @@ def attend_back(
             for key in range(count):
                 grad_query_key[key, dim + head * width + channel] = grad_keys[channel, key] * factor
     add_product(received[:, :count].T, grad_shared, 0, grad_nodes, 0, dim)
+
+
+@loop
+def take_values(summaries: Floats, values: Floats, bias: Floats, context: Floats) -> None:
+    """Map what each head of node attention has summed up.
+
+    Args:
+        summaries: ``[heads, dim]``.
+        values: ``[dim, dim]``, the rows of each head next to each other.
+        bias: ``[dim]``.
+        context: Filled in, ``[dim]``.
+    """
+    width = len(context) // len(summaries)
+    for place in range(len(context)):
+        context[place] = bias[place] + dot(values[place], summaries[place // width])
+
+
+@loop
+def take_values_back(
+    summaries: Floats,
+    values: Floats,
+    grad: Floats,
+    grad_summaries: Floats,
+    grad_values: Floats,
+    grad_bias: Floats,
+) -> None:
+    """Give the gradients of :func:`take_values`.
+
+    Args:
+        summaries: ``[heads, dim]``.
+        values: ``[dim, dim]``, the rows of each head next to each other.
+        grad: Of the context, ``[dim]``.
+        grad_summaries: Filled in, ``[heads, dim]``.
+        grad_values: Added to, ``[dim, dim]``.
+        grad_bias: Added to, ``[dim]``.
+    """
+    width = len(grad) // len(summaries)
+    clear(grad_summaries)
+    for place in range(len(grad)):
+        summary, grad_summary = summaries[place // width], grad_summaries[place // width]
+        value, grad_value, factor = values[place], grad_values[place], grad[place]
+        grad_bias[place] += factor
+        for channel in range(len(grad)):
+            grad_value[channel] += factor * summary[channel]
+            grad_summary[channel] += factor * value[channel]
 
 
 @loop
