@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -105,8 +104,6 @@ class _Call:
     weighing: Weighing
     shares: Shares
     options: StageOptions
-    #: Whether there may be a backward pass.
-    has_gradient: bool
 
     @classmethod
     def of(cls, rows: TableRows, weights: StageWeights, options: StageOptions) -> _Call:
@@ -131,7 +128,6 @@ class _Call:
             ),
             Shares(rows.sizes * (of_node + of_pair * rows.sizes)),
             options,
-            torch.is_grad_enabled(),
         )
 
     def table(self, history: Tensor) -> Table:
@@ -148,7 +144,7 @@ class _ReadGraphs(Function):
 
     @staticmethod
     def forward(call: _Call, history: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        from .compiled.graph_loops import Kept, Maps, Results, read_graphs
+        from .compiled.graph_loops import Kept, Maps, Results, TurnedMaps, read_graphs
 
         stage, table = StageWeights(*weights), call.table(history)
         *copies, heads, _, channels = stage.key.shape
@@ -157,8 +153,6 @@ class _ReadGraphs(Function):
         kept = (
             empty(*copies, nodes, dim),
             empty(*copies, count, heads, table.num_layers),
-            # Of many copies this is more than a processor's cache holds: faster made again.
-            empty(*copies, nodes if call.has_gradient and not copies else 0, heads * channels),
             empty(*copies, nodes, dim),
             empty(*copies, nodes, 2 * dim),
             empty(*copies, count, call.options.node_heads, dim),
@@ -166,10 +160,13 @@ class _ReadGraphs(Function):
         results = (empty(*copies, count, dim), empty(*copies, count, dim))
         asked = count if call.options.with_means else 0
         layer_means = empty(asked, table.num_layers * channels)
-        inputs = (table, Maps(*_arrays(stage, copies)), call.weighing)
+        turned = (value.mT for value in (stage.query, stage.embedding, stage.nodes))
+        maps = (Maps(*_arrays(stage, copies)), TurnedMaps(*_arrays(turned, copies)))
+        inputs = (table, *maps, call.weighing)
         outputs = (Kept(*_arrays(kept, copies)), Results(*_arrays(results, copies)))
         means = layer_means.numpy()
-        call.shares.run(lambda _, first, stop: read_graphs(first, stop, *inputs, *outputs, means))
+        parts = call.shares.parts(math.prod(copies))
+        call.shares.run(parts, lambda: read_graphs(parts, *inputs, *outputs, means))
         return *results, layer_means, *kept
 
     @staticmethod
@@ -209,17 +206,20 @@ class _ReadGraphs(Function):
             stage.query.new_zeros(*copies, len(call.rows.sizes), dim) if grad is None else grad
             for grad in (grad_contexts, grad_means)
         ]
-        # Each part adds to gradients of its own.
-        sums = [value.new_zeros(len(call.shares), *value.shape) for value in stage]
+        # Each part has gradients of its own.
+        parts = call.shares.parts(math.prod(copies))
+        sums = [value.new_empty(len(parts.bounds) - 1, *value.shape) for value in stage]
+        (turned_key,) = _arrays([stage.key.flatten(-3, -2).mT], copies)  # [copies, D, dim]
         inputs = (
             call.table(history),
             Maps(*_arrays(stage, copies)),
+            turned_key,
             call.weighing,
             Kept(*_arrays(kept, copies)),
             Results(*_arrays(grads, copies)),
             Maps(*((value if copies else value.unsqueeze(1)).numpy() for value in sums)),
         )
-        call.shares.run(lambda part, first, stop: read_graphs_back(part, first, stop, *inputs))
+        call.shares.run(parts, lambda: read_graphs_back(parts, *inputs))
         return None, None, *(value.sum(0) for value in sums)
 
 

@@ -384,18 +384,22 @@ def test_a_numba_that_does_not_work_is_done_without(tmp_path: Path, how: str) ->
 
 
 def test_an_error_in_a_thread_is_raised_after_all_have_ended() -> None:
-    shares, done = loops.Shares(np.full(40, 10**9)), []
-
-    def work(part: int, first: int, stop: int) -> None:
-        if part == 1:
-            raise ValueError("part 1")
-        done.append((first, stop))
-
-    threads = torch.get_num_threads()
+    shares, threads = loops.Shares(np.full(40, 10**9)), torch.get_num_threads()
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            with pytest.raises(ValueError, match="part 1"):
-                shares.run(work)
+            started, ended, parts = [], [], shares.parts(1)
+
+            def work(started: list[int] = started, ended: list[int] = ended) -> None:
+                started.append(len(started))
+                try:
+                    if started[-1] == 0:
+                        raise ValueError("the first of them")
+                finally:
+                    ended.append(0)
+
+            with pytest.raises(ValueError, match="the first of them"):
+                shares.run(parts, work)
+            assert 1 <= len(started) == len(ended) <= count
     finally:
         torch.set_num_threads(threads)

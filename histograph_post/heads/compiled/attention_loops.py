@@ -3,22 +3,16 @@
 With softmax attention ``A`` of the nodes to each other, a mean readout needs for every head only
 the mean over queries, ``r_j = mean_i A_ij``, and the sum ``sum_j r_j x_j``. A few rows of ``A`` are
 made at a time, and once more for the gradient: memory is linear in the nodes.
-
-Rows of ``A`` are a little longer than there are keys, so that a processor's vectors fill them; what
-is past the last key is zero.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .exponential import exponential
-from .loops import ONE, ZERO, Floats, loop
-from .products import add_product, add_row_products, dot
-from .row_loops import clear, clear_row, copy_row, scale
-
-#: Values of the longest vector of a processor.
-VECTOR = 16
+from .attention_rows import give_attention, give_attention_back, row_length
+from .loops import ONE, Floats, loop
+from .products import add_dots, add_product
+from .row_loops import add_rows, clear, copy_row, scale
 
 #: Rows of attention that are made at a time.
 BLOCK = 32
@@ -35,21 +29,17 @@ def attend(nodes: Floats, query_key: Floats, factor: np.float32, summaries: Floa
         summaries: Filled in, ``[heads, dim]``.
     """
     (count, dim), heads = nodes.shape, len(summaries)
-    width, length = dim // heads, vectors_of(count)
-    keys = np.empty((width, length), np.float32)
+    width, length = dim // heads, row_length(count)
+    keys = np.zeros((width, length), np.float32)
     rows = np.empty((BLOCK, length), np.float32)
     received = np.zeros((heads, length), np.float32)
     for head in range(heads):
         take_keys(query_key, head, factor, keys)
         for first in range(0, count, BLOCK):
             stop = min(first + BLOCK, count)
-            block = rows[: stop - first]
-            queries = query_key[first:stop, head * width : (head + 1) * width]
-            attention_rows(queries, keys, count, block)
-            for row in range(len(block)):
-                given, got = block[row], received[head]
-                for key in range(length):
-                    got[key] += given[key]
+            scores = rows[: stop - first]
+            score_nodes(query_key[first:stop, head * width : (head + 1) * width], keys, scores)
+            give_all(scores, count, received[head])
     clear(summaries)
     add_product(received[:, :count], nodes, 0, summaries, 0, dim)
     scale(summaries, ONE / np.float32(count))
@@ -75,34 +65,30 @@ def attend_back(
         grad_query_key: Filled in, ``[n, 2 * dim]``.
     """
     (count, dim), heads = nodes.shape, len(grad_summaries)
-    width, length = dim // heads, vectors_of(count)
-    keys = np.empty((width, length), np.float32)
-    grad_keys = np.empty((width, length), np.float32)
+    width, length = dim // heads, row_length(count)
+    keys = np.zeros((width, length), np.float32)
     rows = np.empty((BLOCK, length), np.float32)
     received = np.zeros((heads, length), np.float32)
     grad_received = np.zeros((heads, length), np.float32)
-    grad_shared = np.zeros((heads, dim), np.float32)  # of every query
+    grad_shared = np.empty((heads, dim), np.float32)  # of every query
     for head in range(heads):
         copy_row(grad_summaries[head], grad_shared[head])
     scale(grad_shared, ONE / np.float32(count))
-    add_row_products(grad_shared, 0, nodes, grad_received, dim)
+    add_dots(grad_shared.reshape(1, -1), nodes.reshape(1, -1), dim, grad_received)
     clear(grad_query_key)
     for head in range(heads):
+        place = head * width
         take_keys(query_key, head, factor, keys)
-        clear(grad_keys)
         for first in range(0, count, BLOCK):
             stop = min(first + BLOCK, count)
-            block = rows[: stop - first]
-            queries = query_key[first:stop, head * width : (head + 1) * width]
-            attention_rows(queries, keys, count, block)
-            for row in range(len(block)):
-                softmax_back(block[row], received[head], grad_received[head])
-            grad_queries = grad_query_key[first:stop, head * width : (head + 1) * width]
-            add_row_products(block, 0, keys, grad_queries, length)
-            add_product(queries.T, block, 0, grad_keys, 0, length)
-        for channel in range(width):
-            for key in range(count):
-                grad_query_key[key, dim + head * width + channel] = grad_keys[channel, key] * factor
+            scores = rows[: stop - first]  # [m, length]
+            asking = query_key[first:stop]  # [m, 2 * dim]
+            score_nodes(asking[:, place : place + width], keys, scores)
+            give_all_back(scores, count, factor, grad_received[head], received[head])
+            grad_scores = scores[:, :count]  # as they are now
+            own = grad_query_key[first:stop]
+            add_product(grad_scores, query_key, dim + place, own, place, width)
+            add_product(grad_scores.T, asking, place, grad_query_key, dim + place, width)
     add_product(received[:, :count].T, grad_shared, 0, grad_nodes, 0, dim)
 
 
@@ -112,13 +98,16 @@ def take_values(summaries: Floats, values: Floats, bias: Floats, context: Floats
 
     Args:
         summaries: ``[heads, dim]``.
-        values: ``[dim, dim]``, the rows of each head next to each other.
+        values: The last ``dim`` columns of ``[dim, 3 * dim]``, those of each head together.
         bias: ``[dim]``.
-        context: Filled in, ``[dim]``.
+        context: Filled in, ``[1, dim]``.
     """
-    width = len(context) // len(summaries)
-    for place in range(len(context)):
-        context[place] = bias[place] + dot(values[place], summaries[place // width])
+    heads, dim = summaries.shape
+    width = dim // heads
+    copy_row(bias, context[0])
+    for head in range(heads):
+        own, place = summaries[head : head + 1], head * width  # [1, dim]
+        add_product(own, values, 2 * dim + place, context, place, width)
 
 
 @loop
@@ -135,26 +124,20 @@ def take_values_back(
     Args:
         summaries: ``[heads, dim]``.
         values: ``[dim, dim]``, the rows of each head next to each other.
-        grad: Of the context, ``[dim]``.
+        grad: Of the context, ``[1, dim]``.
         grad_summaries: Filled in, ``[heads, dim]``.
         grad_values: Added to, ``[dim, dim]``.
         grad_bias: Added to, ``[dim]``.
     """
-    width = len(grad) // len(summaries)
+    heads, dim = summaries.shape
+    width = dim // heads
+    add_rows(grad, grad_bias)
     clear(grad_summaries)
-    for place in range(len(grad)):
-        summary, grad_summary = summaries[place // width], grad_summaries[place // width]
-        value, grad_value, factor = values[place], grad_values[place], grad[place]
-        grad_bias[place] += factor
-        for channel in range(len(grad)):
-            grad_value[channel] += factor * summary[channel]
-            grad_summary[channel] += factor * value[channel]
-
-
-@loop
-def vectors_of(count: int) -> int:
-    """Return the values of as many vectors as hold ``count``."""
-    return (count + VECTOR - 1) // VECTOR * VECTOR
+    for head in range(heads):
+        first, stop = head * width, (head + 1) * width
+        own = grad[:, first:stop]  # [1, d]
+        add_product(own, values[first:stop], 0, grad_summaries[head : head + 1], 0, dim)
+        add_product(own.T, summaries[head : head + 1], 0, grad_values[first:stop], 0, dim)
 
 
 @loop
@@ -165,48 +148,36 @@ def take_keys(query_key: Floats, head: int, factor: np.float32, keys: Floats) ->
         row = keys[channel]
         for node in range(len(query_key)):
             row[node] = query_key[node, dim + head * width + channel] * factor
-        clear_row(row[len(query_key) :])
 
 
 @loop
-def attention_rows(queries: Floats, keys: Floats, count: int, rows: Floats) -> None:
-    """Write the attention that nodes give.
-
-    Args:
-        queries: ``[m, d]``.
-        keys: Scaled, ``[d, length]``.
-        count: How many keys there are.
-        rows: Filled in, ``[m, length]``.
-    """
-    clear(rows)
-    add_product(queries, keys, 0, rows, 0, keys.shape[1])
-    for index in range(len(rows)):
-        row = rows[index]
-        largest, total = row[0], ZERO
-        for key in range(count):
-            largest = max(largest, row[key])
-        for key in range(len(row)):
-            row[key] = exponential(row[key] - largest)
-        clear_row(row[count:])
-        for key in range(len(row)):
-            total += row[key]
-        inverse = ONE / total
-        for key in range(len(row)):
-            row[key] *= inverse
+def score_nodes(queries: Floats, keys: Floats, scores: Floats) -> None:
+    """Write ``queries [m, d] @ keys [d, length]``: ``[m, length]``."""
+    clear(scores)
+    add_product(queries, keys, 0, scores, 0, keys.shape[1])
 
 
 @loop
-def softmax_back(row: Floats, received: Floats, grad: Floats) -> None:
-    """Turn the attention a node gives into the gradient of its scores, all ``[length]``.
+def give_all(scores: Floats, count: int, received: Floats) -> None:
+    """Do :func:`.attention_rows.give_attention` for all rows of scores."""
+    row, rows = 0, len(scores)
+    while row + 4 <= rows:
+        give_attention(4, scores, row, count, received)
+        row += 4
+    while row < rows:
+        give_attention(1, scores, row, count, received)
+        row += 1
 
-    Args:
-        row: Attention, and then the gradient.
-        received: The attention is added to it.
-        grad: Of the attention.
-    """
-    mean = ZERO
-    for key in range(len(row)):
-        mean += row[key] * grad[key]
-    for key in range(len(row)):
-        received[key] += row[key]
-        row[key] *= grad[key] - mean
+
+@loop
+def give_all_back(
+    scores: Floats, count: int, factor: np.float32, grad: Floats, received: Floats
+) -> None:
+    """Do :func:`.attention_rows.give_attention_back` for all rows of scores."""
+    row, rows = 0, len(scores)
+    while row + 4 <= rows:
+        give_attention_back(4, scores, row, count, factor, grad, received)
+        row += 4
+    while row < rows:
+        give_attention_back(1, scores, row, count, factor, grad, received)
+        row += 1

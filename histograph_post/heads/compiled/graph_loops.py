@@ -14,18 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from .attention_loops import attend, attend_back, take_values, take_values_back
-from .layer_loops import (
-    add_scores,
-    embed,
-    embed_back,
-    score_layers,
-    score_layers_back,
-    sum_layers,
-)
-from .loops import ONE, Floats, Integers, loop
-from .products import add_product, add_row_products
-from .row_loops import add_rows, clear, clear_row, copy_row, repeat_row, scale, take_mean
-from .weight_loops import normalize, normalize_back
+from .layer_loops import embed, embed_back, score_layers, score_layers_back
+from .loops import ONE, Floats, Integers, Parts, loop, take_number
+from .products import add_dots, add_product, fetch_rows, sum_pieces
+from .row_loops import add_rows, clear_row, copy_row, repeat_row, scale, take_mean
+from .weight_loops import normalize_all, normalize_all_back
 
 
 class Table(NamedTuple):
@@ -67,6 +60,17 @@ class Maps(NamedTuple):
     nodes_bias: Floats
 
 
+class TurnedMaps(NamedTuple):
+    """Some of the maps with inputs as rows, as they are multiplied from the right."""
+
+    #: ``[copies, D, dim]``.
+    query: Floats
+    #: ``[copies, D, dim]``.
+    embedding: Floats
+    #: ``[copies, dim, 3 * dim]``.
+    nodes: Floats
+
+
 class Weighing(NamedTuple):
     """How scores become weights, of layers and of nodes."""
 
@@ -87,8 +91,6 @@ class Kept(NamedTuple):
     queries: Floats
     #: Of layers, ``[copies, num_graphs, heads, L]``.
     scores: Floats
-    #: Sums of the layers, ``[copies, num_nodes, heads * D]``; or of no node, to be made again.
-    combined: Floats
     #: Node embeddings, ``[copies, num_nodes, dim]``.
     nodes: Floats
     #: Queries and keys of node attention, ``[copies, num_nodes, 2 * dim]``.
@@ -109,192 +111,265 @@ class Results(NamedTuple):
 
 @loop
 def read_graphs(
-    first: int,
-    stop: int,
+    parts: Parts,
     table: Table,
     maps: Maps,
+    turned: TurnedMaps,
     weighing: Weighing,
     kept: Kept,
     results: Results,
     layer_means: Floats,
 ) -> None:
-    """Run copies of a head on the graphs from ``first`` to ``stop``.
+    """Run copies of a head on graphs, as long as there are parts of the batch to be taken.
 
     Args:
-        first: The first graph.
-        stop: The graph after the last one.
+        parts: The parts.
         table: The history.
         maps: The weights.
+        turned: The same.
         weighing: How scores become weights.
         kept: Filled in.
         results: Filled in.
         layer_means: Filled in: means over the nodes of every layer, ``[num_graphs, L * D]``; empty
             if they are not asked for.
     """
-    copies, heads, width, channels = maps.key.shape
-    dim = heads * width
-    for graph in range(first, stop):
-        begin, end = table.ptr[graph], table.ptr[graph + 1]
-        count, row_size = end - begin, table.num_layers * channels
-        history = graph_history(table, graph, row_size)  # [n, L * D]
-        if len(layer_means):
-            take_mean(history, layer_means[graph])
-        last = row_size - channels  # where the last layer starts
-        filters = np.empty((count, heads * channels), np.float32)
-        weights = np.empty((heads, table.num_layers), np.float32)
-        for copy in range(copies):
-            if count == 0:
-                clear_row(results.contexts[copy, graph])
-                clear_row(results.means[copy, graph])
-                continue
-            queries = kept.queries[copy, begin:end]  # [n, dim]
-            repeat_row(maps.query_bias[copy], ONE, queries)
-            add_row_products(history, last, maps.query[copy], queries, channels)
-            clear(filters)
-            for head in range(heads):
-                own = queries[:, head * width : (head + 1) * width]  # [n, dim / heads]
-                add_product(own, maps.key[copy, head], 0, filters, head * channels, channels)
-            scores = kept.scores[copy, graph]  # [heads, L]
-            score_layers(history, filters, queries, maps.fixed_keys[copy], weighing.scale, scores)
-            for head in range(heads):
-                normalize(scores[head], weighing.kind, weighing.bound, weights[head])
-            combined = filters  # which are not needed any more
-            if kept.combined.shape[1]:
-                combined = kept.combined[copy, begin:end]  # [n, heads * D]
-            sum_layers(history, weights, combined)
-            nodes = kept.nodes[copy, begin:end]  # [n, dim]
-            embed(combined, weights, maps.embedding[copy], maps.offset[copy], nodes)
-            query_key = kept.query_key[copy, begin:end]  # [n, 2 * dim]
-            repeat_row(maps.nodes_bias[copy, : 2 * dim], ONE, query_key)
-            add_row_products(nodes, 0, maps.nodes[copy, : 2 * dim], query_key, dim)
-            summaries = kept.summaries[copy, graph]  # [attention heads, dim]
-            attend(nodes, query_key, weighing.node_scale, summaries)
-            values, bias = maps.nodes[copy, 2 * dim :], maps.nodes_bias[copy, 2 * dim :]
-            take_values(summaries, values, bias, results.contexts[copy, graph])
-            take_mean(nodes, results.means[copy, graph])
+    while True:
+        part = take_number(parts.next)
+        if part + 1 >= len(parts.bounds):
+            return
+        for graph in range(parts.bounds[part], parts.bounds[part + 1]):
+            history = graph_history(table, graph, maps.query.shape[2])  # [n, L * D]
+            if len(layer_means):
+                take_mean(history, layer_means[graph])
+            else:
+                fetch_rows(history)
+            begin = table.ptr[graph]
+            for copy in range(len(maps.query)):
+                if len(history):
+                    read_graph(history, graph, begin, copy, maps, turned, weighing, kept, results)
+                else:
+                    clear_row(results.contexts[copy, graph])
+                    clear_row(results.means[copy, graph])
+
+
+@loop
+def read_graph(
+    history: Floats,
+    graph: int,
+    begin: int,
+    copy: int,
+    maps: Maps,
+    turned: TurnedMaps,
+    weighing: Weighing,
+    kept: Kept,
+    results: Results,
+) -> None:
+    """Run one copy of a head on one graph.
+
+    Args:
+        history: ``[n, L * D]``, of one node at least.
+        graph: Which graph of the batch it is.
+        begin: Its first row of the batch.
+        copy: Which copy of the head.
+        maps: The weights.
+        turned: The same.
+        weighing: How scores become weights.
+        kept: Filled in.
+        results: Filled in.
+    """
+    _, heads, width, channels = maps.key.shape
+    dim, end = heads * width, begin + len(history)
+    queries = kept.queries[copy, begin:end]  # [n, dim]
+    repeat_row(maps.query_bias[copy], ONE, queries)
+    add_product(history[:, -channels:], turned.query[copy], 0, queries, 0, dim)
+    filters = np.zeros((len(history), heads * channels), np.float32)
+    for head in range(heads):
+        own = queries[:, head * width : (head + 1) * width]  # [n, dim / heads]
+        add_product(own, maps.key[copy, head], 0, filters, head * channels, channels)
+    scores = kept.scores[copy, graph]  # [heads, L]
+    score_layers(history, filters, queries, maps.fixed_keys[copy], weighing.scale, scores)
+    weights = np.empty(scores.shape, np.float32)
+    normalize_all(scores, weighing.kind, weighing.bound, weights)
+    combined = filters  # which are not needed any more
+    sum_pieces(weights, history, combined)
+    nodes = kept.nodes[copy, begin:end]  # [n, dim]
+    embed(combined, weights, turned.embedding[copy], maps.offset[copy], nodes)
+    query_key = kept.query_key[copy, begin:end]  # [n, 2 * dim]
+    repeat_row(maps.nodes_bias[copy, : 2 * dim], ONE, query_key)
+    add_product(nodes, turned.nodes[copy], 0, query_key, 0, 2 * dim)
+    summaries = kept.summaries[copy, graph]  # [attention heads, dim]
+    attend(nodes, query_key, weighing.node_scale, summaries)
+    values, bias = turned.nodes[copy], maps.nodes_bias[copy, 2 * dim :]
+    take_values(summaries, values, bias, results.contexts[copy, graph : graph + 1])
+    take_mean(nodes, results.means[copy, graph])
 
 
 @loop
 def read_graphs_back(
-    part: int,
-    first: int,
-    stop: int,
+    parts: Parts,
     table: Table,
     maps: Maps,
+    turned_key: Floats,
     weighing: Weighing,
     kept: Kept,
     grad_results: Results,
     grad_maps: Maps,
 ) -> None:
-    """Add what these graphs give to the gradients of :func:`read_graphs`.
+    """Give the gradients of :func:`read_graphs`, one of every part of the batch.
 
     Args:
-        part: Which of several gradients to add to.
-        first: The first graph.
-        stop: The graph after the last one.
+        parts: The parts.
         table: The history.
         maps: The weights.
+        turned_key: ``maps.key`` with inputs as rows, ``[copies, D, dim]``.
         weighing: How scores became weights.
         kept: What :func:`read_graphs` has left.
         grad_results: Of what it has found.
-        grad_maps: Added to; there is a dimension of parts in front of that of copies.
+        grad_maps: Filled in; there is a dimension of parts in front of that of copies.
     """
-    copies, heads, width, channels = maps.key.shape
-    dim = heads * width
-    for graph in range(first, stop):
-        begin, end = table.ptr[graph], table.ptr[graph + 1]
-        count, row_size = end - begin, table.num_layers * channels
-        if count == 0:
-            continue
-        history = graph_history(table, graph, row_size)  # [n, L * D]
-        last = row_size - channels  # where the last layer starts
-        grad_rows = np.empty((count, heads * channels), np.float32)
-        made_again = np.empty((count, heads * channels), np.float32)
-        weights = np.empty((heads, table.num_layers), np.float32)
-        grad_weights = np.empty((heads, table.num_layers), np.float32)
-        grad_scores = np.empty((heads, table.num_layers), np.float32)
-        grad_summaries = np.empty(kept.summaries.shape[2:], np.float32)
-        grad_nodes = np.empty((count, dim), np.float32)
-        grad_queries = np.empty((count, dim), np.float32)
-        grad_query_key = np.empty((count, 2 * dim), np.float32)
-        share = ONE / np.float32(count)
-        for copy in range(copies):
-            nodes, scores = kept.nodes[copy, begin:end], kept.scores[copy, graph]
-            grad_map = grad_maps.nodes[part, copy]  # [3 * dim, dim]
-            grad_bias = grad_maps.nodes_bias[part, copy]  # [3 * dim]
-            take_values_back(
-                kept.summaries[copy, graph],
-                maps.nodes[copy, 2 * dim :],
-                grad_results.contexts[copy, graph],
-                grad_summaries,
-                grad_map[2 * dim :],
-                grad_bias[2 * dim :],
-            )
-            repeat_row(grad_results.means[copy, graph], share, grad_nodes)
-            attend_back(
-                nodes,
-                kept.query_key[copy, begin:end],
-                weighing.node_scale,
-                grad_summaries,
-                grad_nodes,
-                grad_query_key,
-            )
-            add_product(grad_query_key, maps.nodes[copy], 0, grad_nodes, 0, dim)
-            add_product(grad_query_key.T, nodes, 0, grad_map, 0, dim)
-            add_rows(grad_query_key, grad_bias)
-
-            for head in range(heads):
-                normalize(scores[head], weighing.kind, weighing.bound, weights[head])
-            if kept.combined.shape[1]:
-                combined = kept.combined[copy, begin:end]  # [n, heads * D]
-            else:
-                combined = made_again
-                sum_layers(history, weights, combined)
-            embed_back(
-                weights, maps.offset[copy], grad_nodes, grad_weights, grad_maps.offset[part, copy]
-            )
-            clear(grad_rows)  # of the sums of layers
-            for head in range(heads):
-                own = grad_nodes[:, head * width : (head + 1) * width]  # [n, dim / heads]
-                grad = grad_maps.embedding[part, copy, head * width : (head + 1) * width]
-                add_product(own.T, combined, head * channels, grad, 0, channels)
-                embedding = maps.embedding[copy, head * width : (head + 1) * width]
-                add_product(own, embedding, 0, grad_rows, head * channels, channels)
-            add_scores(history, grad_rows, grad_weights)
-            for head in range(heads):
-                normalize_back(
-                    scores[head],
-                    grad_weights[head],
-                    weighing.kind,
-                    weighing.bound,
-                    grad_scores[head],
-                )
-            scale(grad_scores, weighing.scale * share)
-
-            sum_layers(history, grad_scores, grad_rows)  # of the filters
-            queries = kept.queries[copy, begin:end]  # [n, dim]
-            clear(grad_queries)
-            for head in range(heads):
-                own = queries[:, head * width : (head + 1) * width]  # [n, dim / heads]
-                grad_own = grad_queries[:, head * width : (head + 1) * width]
-                place, key = head * channels, maps.key[copy, head]
-                add_product(own.T, grad_rows, place, grad_maps.key[part, copy, head], 0, channels)
-                add_row_products(grad_rows, place, key, grad_own, channels)
-            score_layers_back(
-                queries,
-                maps.fixed_keys[copy],
-                grad_scores,
-                grad_queries,
-                grad_maps.fixed_keys[part, copy],
-            )
-            grad = grad_maps.query[part, copy]  # [dim, D]
-            add_product(grad_queries.T, history, last, grad, 0, channels)
-            add_rows(grad_queries, grad_maps.query_bias[part, copy])
+    while True:
+        part = take_number(parts.next)
+        if part + 1 >= len(parts.bounds):
+            return
+        own = Maps(
+            grad_maps.query[part],
+            grad_maps.query_bias[part],
+            grad_maps.key[part],
+            grad_maps.fixed_keys[part],
+            grad_maps.embedding[part],
+            grad_maps.offset[part],
+            grad_maps.nodes[part],
+            grad_maps.nodes_bias[part],
+        )
+        clear_maps(own)
+        for graph in range(parts.bounds[part], parts.bounds[part + 1]):
+            history = graph_history(table, graph, maps.query.shape[2])  # [n, L * D]
+            fetch_rows(history)
+            begin = table.ptr[graph]
+            if len(history):
+                for copy in range(len(maps.query)):
+                    read_graph_back(
+                        history,
+                        graph,
+                        begin,
+                        copy,
+                        maps,
+                        turned_key,
+                        weighing,
+                        kept,
+                        grad_results,
+                        own,
+                    )
 
 
 @loop
-def graph_history(table: Table, graph: int, row_size: int) -> Floats:
+def read_graph_back(
+    history: Floats,
+    graph: int,
+    begin: int,
+    copy: int,
+    maps: Maps,
+    turned_key: Floats,
+    weighing: Weighing,
+    kept: Kept,
+    grad_results: Results,
+    grad_maps: Maps,
+) -> None:
+    """Add the gradients of :func:`read_graph`.
+
+    Args:
+        history: ``[n, L * D]``, of one node at least.
+        graph: Which graph of the batch it is.
+        begin: Its first row of the batch.
+        copy: Which copy of the head.
+        maps: The weights.
+        turned_key: ``maps.key`` with inputs as rows, ``[copies, D, dim]``.
+        weighing: How scores became weights.
+        kept: What :func:`read_graph` has left.
+        grad_results: Of what it has found.
+        grad_maps: Added to.
+    """
+    _, heads, width, channels = maps.key.shape
+    dim, end, share = heads * width, begin + len(history), ONE / np.float32(len(history))
+    nodes = kept.nodes[copy, begin:end]  # [n, dim]
+    grad_map, grad_bias = grad_maps.nodes[copy], grad_maps.nodes_bias[copy]  # [3 * dim, ...]
+    grad_summaries = np.empty(kept.summaries.shape[2:], np.float32)
+    take_values_back(
+        kept.summaries[copy, graph],
+        maps.nodes[copy, 2 * dim :],
+        grad_results.contexts[copy, graph : graph + 1],
+        grad_summaries,
+        grad_map[2 * dim :],
+        grad_bias[2 * dim :],
+    )
+    grad_nodes = np.empty((len(history), dim), np.float32)
+    repeat_row(grad_results.means[copy, graph], share, grad_nodes)
+    grad_query_key = np.empty((len(history), 2 * dim), np.float32)
+    attend_back(
+        nodes,
+        kept.query_key[copy, begin:end],
+        weighing.node_scale,
+        grad_summaries,
+        grad_nodes,
+        grad_query_key,
+    )
+    add_product(grad_query_key, maps.nodes[copy, : 2 * dim], 0, grad_nodes, 0, dim)
+    add_product(grad_query_key.T, nodes, 0, grad_map, 0, dim)
+    add_rows(grad_query_key, grad_bias)
+
+    scores = kept.scores[copy, graph]  # [heads, L]
+    weights = np.empty(scores.shape, np.float32)
+    normalize_all(scores, weighing.kind, weighing.bound, weights)
+    combined = np.empty((len(history), heads * channels), np.float32)
+    sum_pieces(weights, history, combined)  # faster made again than kept
+    grad_weights = np.empty(scores.shape, np.float32)
+    embed_back(weights, maps.offset[copy], grad_nodes, grad_weights, grad_maps.offset[copy])
+    grad_rows = np.zeros((len(history), heads * channels), np.float32)  # of the sums of layers
+    for head in range(heads):
+        first, stop, place = head * width, (head + 1) * width, head * channels
+        own = grad_nodes[:, first:stop]  # [n, dim / heads]
+        grad = grad_maps.embedding[copy, first:stop]  # [dim / heads, D]
+        add_product(own.T, combined, place, grad, 0, channels)
+        add_product(own, maps.embedding[copy, first:stop], 0, grad_rows, place, channels)
+    add_dots(grad_rows, history, channels, grad_weights)
+    grad_scores = np.empty(scores.shape, np.float32)
+    normalize_all_back(scores, grad_weights, weighing.kind, weighing.bound, grad_scores)
+    scale(grad_scores, weighing.scale * share)
+
+    sum_pieces(grad_scores, history, grad_rows)  # of the filters
+    queries = kept.queries[copy, begin:end]  # [n, dim]
+    grad_queries = np.zeros((len(history), dim), np.float32)
+    for head in range(heads):
+        first, stop, place = head * width, (head + 1) * width, head * channels
+        grad = grad_maps.key[copy, head]  # [dim / heads, D]
+        add_product(queries[:, first:stop].T, grad_rows, place, grad, 0, channels)
+        grad_filters = grad_rows[:, place : place + channels]  # [n, D]
+        add_product(grad_filters, turned_key[copy], first, grad_queries, first, width)
+    score_layers_back(
+        queries, maps.fixed_keys[copy], grad_scores, grad_queries, grad_maps.fixed_keys[copy]
+    )
+    last = history.shape[1] - channels  # where the last layer starts
+    add_product(grad_queries.T, history, last, grad_maps.query[copy], 0, channels)
+    add_rows(grad_queries, grad_maps.query_bias[copy])
+
+
+@loop
+def clear_maps(maps: Maps) -> None:
+    """Make gradients zero."""
+    clear_row(maps.query.reshape(-1))
+    clear_row(maps.query_bias.reshape(-1))
+    clear_row(maps.key.reshape(-1))
+    clear_row(maps.fixed_keys.reshape(-1))
+    clear_row(maps.embedding.reshape(-1))
+    clear_row(maps.offset.reshape(-1))
+    clear_row(maps.nodes.reshape(-1))
+    clear_row(maps.nodes_bias.reshape(-1))
+
+
+@loop
+def graph_history(table: Table, graph: int, channels: int) -> Floats:
     """Return the history of a graph: ``[n, L * D]``, a copy if the table has more in a row."""
+    row_size = table.num_layers * channels
     count = table.ptr[graph + 1] - table.ptr[graph]
     place = table.starts[graph] * table.stride
     if table.stride == row_size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .loops import ONE, ZERO, Floats, loop
-from .products import add_product, add_row_products, dot
+from .products import add_dots, add_product, dot
 from .row_loops import add_rows, clear, repeat_row, scale
 
 
@@ -37,7 +37,7 @@ def score_layers(
             query = total[head * width + channel]
             for layer in range(num_layers):
                 scores[head, layer] += query * fixed_keys[head, channel, layer]
-    add_scores(history, filters, scores)
+    add_dots(filters, history, history.shape[1] // num_layers, scores)
     scale(scores, factor / np.float32(len(history)))
 
 
@@ -73,27 +73,6 @@ def score_layers_back(
 
 
 @loop
-def add_scores(history: Floats, filters: Floats, scores: Floats) -> None:
-    """Add ``filters [n, heads * D] . history [n, L * D]`` of all nodes to ``scores [heads, L]``."""
-    heads, num_layers = scores.shape
-    channels = history.shape[1] // num_layers
-    for node in range(len(history)):
-        own, layers = filters[node].reshape(heads, -1), history[node].reshape(num_layers, -1)
-        add_row_products(own, 0, layers, scores, channels)
-
-
-@loop
-def sum_layers(history: Floats, weights: Floats, combined: Floats) -> None:
-    """Write ``weights [heads, L] @ history [n, L * D]`` of each node: ``[n, heads * D]``."""
-    heads, num_layers = weights.shape
-    channels = history.shape[1] // num_layers
-    for node in range(len(history)):
-        own, layers = combined[node].reshape(heads, -1), history[node].reshape(num_layers, -1)
-        clear(own)
-        add_product(weights, layers, 0, own, 0, channels)
-
-
-@loop
 def embed(
     combined: Floats, weights: Floats, embedding: Floats, offset: Floats, nodes: Floats
 ) -> None:
@@ -102,12 +81,12 @@ def embed(
     Args:
         combined: Sums of the layers of each node, ``[n, heads * D]``.
         weights: Layer weights, ``[heads, L]``.
-        embedding: ``[dim, D]``.
+        embedding: ``[D, dim]``.
         offset: What every layer has in all nodes, ``[L, dim]``.
         nodes: Filled in, ``[n, dim]``.
     """
     heads, num_layers = weights.shape
-    width = nodes.shape[1] // heads
+    channels, width = len(embedding), nodes.shape[1] // heads
     constant = np.zeros(nodes.shape[1], np.float32)
     for head in range(heads):
         for layer in range(num_layers):
@@ -115,9 +94,8 @@ def embed(
                 constant[place] += weights[head, layer] * offset[layer, place]
     repeat_row(constant, ONE, nodes)
     for head in range(heads):
-        own = embedding[head * width : (head + 1) * width]  # [dim / heads, D]
-        result = nodes[:, head * width : (head + 1) * width]  # [n, dim / heads]
-        add_row_products(combined, head * own.shape[1], own, result, own.shape[1])
+        own, place = combined[:, head * channels : (head + 1) * channels], head * width
+        add_product(own, embedding, place, nodes, place, width)
 
 
 @loop

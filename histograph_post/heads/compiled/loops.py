@@ -8,15 +8,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
-from threading import Lock
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
 import numpy.typing as npt
 import torch
+from numba.extending import intrinsic
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -41,6 +40,9 @@ SMALL_WORK = 2_000_000
 #: Where parts end, in shares of all work: large ones first, because each has gradients of its own
 #: that are added up in the end; then small ones, because threads wait for the last of them.
 PART_ENDS = np.array([4, 8, 12, 16, 18, 20, 21, 22, 23]) / 24
+
+#: Copies of a head that have half as many parts.
+MANY_COPIES = 4
 
 
 def loop(function: _Loop) -> _Loop:
@@ -90,6 +92,33 @@ def forget_old_code(folder: Path) -> None:
         mark.write_text(digest)
 
 
+class Parts(NamedTuple):
+    """Parts of a batch that threads take one after the other."""
+
+    #: The first graph of each part, and the number of graphs, ``[parts + 1]``.
+    bounds: Integers
+    #: The next part to be taken, ``[1]``.
+    next: Integers
+
+
+@intrinsic
+def take_number(typing, next_number):  # type: ignore[no-untyped-def]  # numba looks at its names
+    """Return a number and go on to the next, in one step that no other thread can come between.
+
+    Args:
+        typing: numba's.
+        next_number: ``[1]``.
+    """
+    signature = numba.int64(next_number)
+
+    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        one = context.get_constant(numba.int64, 1)
+        return builder.atomic_rmw("add", array.data, one, "monotonic")
+
+    return signature, write
+
+
 class Shares:
     """How the graphs of a batch are shared out among threads.
 
@@ -103,37 +132,36 @@ class Shares:
     def __init__(self, costs: Integers) -> None:
         total = np.cumsum(costs)  # [num_graphs]
         goals = total[-1] * PART_ENDS if total[-1] > SMALL_WORK else []
-        bounds = np.unique([0, *(np.searchsorted(total, goals) + 1), len(costs)]).tolist()
-        self._parts = [(part, *own) for part, own in enumerate(pairwise(bounds))]
+        self._bounds = np.unique([0, *(np.searchsorted(total, goals) + 1), len(costs)])
 
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def run(self, work: Callable[[int, int, int], None]) -> None:
-        """Call ``work(part, first, stop)`` for the graphs of every part, in several threads.
-
-        As many threads take part as PyTorch uses.
+    def parts(self, copies: int) -> Parts:
+        """Return the parts, the first of them to be taken next.
 
         Args:
-            work: Does what is to be done without the interpreter's lock.
+            copies: Of the head; many have large gradients, and half as many parts of them.
         """
-        waiting, lock = iter(self._parts), Lock()
+        bounds = self._bounds
+        if copies >= MANY_COPIES:
+            bounds = np.append(bounds[:-1:2], bounds[-1])
+        return Parts(bounds, np.zeros(1, np.int64))
 
-        def take() -> None:
-            while True:
-                with lock:
-                    part = next(waiting, None)
-                if part is None:
-                    return
-                work(*part)
+    @staticmethod
+    def run(parts: Parts, work: Callable[[], None]) -> None:
+        """Call something in several threads, as many as PyTorch uses.
 
-        helpers = min(torch.get_num_threads(), len(self)) - 1
-        coming = [_pool().submit(take) for _ in range(helpers)]
+        Args:
+            parts: What there is to do.
+            work: Takes parts and does them as long as there are any, without the interpreter's
+                lock.
+        """
+        helpers = min(torch.get_num_threads(), len(parts.bounds) - 1) - 1
+        coming = [_pool().submit(work) for _ in range(helpers)]
         try:
-            take()
+            work()
         finally:
-            wait(coming)  # they write into the same tensors
-        for helper in coming:
+            late = [helper for helper in coming if not helper.cancel()]
+            wait(late)  # they write into the same tensors
+        for helper in late:
             helper.result()
 
 

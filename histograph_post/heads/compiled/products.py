@@ -1,8 +1,7 @@
 """Products of small matrices whose rows are next to each other in memory.
 
-A library of matrix products is made for large ones, and costs a call each; these are inlined into
-the loop over graphs, and as fast for the few dozen rows of a graph. Several rows are handled with
-several others at a time, so that every value that is loaded is used as often.
+A library of matrix products is made for large ones, and costs a call each; these are part of the
+loop over graphs, and faster for the few dozen rows of a graph.
 """
 
 from __future__ import annotations
@@ -10,6 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from .loops import NUMBER, ROWS, VIEW, ZERO, Floats, loop, loop_on
+from .tiles import add_rows_of_product, add_tile_of_dots, fetch, write_sums_of_pieces
+
+#: Values of rows that are handled at a time: half of a processor's second cache.
+BLOCK = 1 << 17
 
 
 @loop
@@ -35,94 +38,69 @@ def add_product(
         to_column: Where it starts.
         width: ``n``.
     """
-    rows, inner = left.shape
-    row = 0
-    while row + 2 <= rows:
-        a = result[row, to_column : to_column + width]
-        b = result[row + 1, to_column : to_column + width]
-        k = 0
-        while k + 4 <= inner:
-            w = right[k, from_column : from_column + width]
-            x = right[k + 1, from_column : from_column + width]
-            y = right[k + 2, from_column : from_column + width]
-            z = right[k + 3, from_column : from_column + width]
-            aw, ax, ay, az = left[row, k], left[row, k + 1], left[row, k + 2], left[row, k + 3]
-            bw, bx = left[row + 1, k], left[row + 1, k + 1]
-            by, bz = left[row + 1, k + 2], left[row + 1, k + 3]
-            for column in range(width):
-                p, q, r, s = w[column], x[column], y[column], z[column]
-                a[column] += aw * p + ax * q + ay * r + az * s
-                b[column] += bw * p + bx * q + by * r + bz * s
-            k += 4
-        while k < inner:
-            w = right[k, from_column : from_column + width]
-            aw, bw = left[row, k], left[row + 1, k]
-            for column in range(width):
-                a[column] += aw * w[column]
-                b[column] += bw * w[column]
-            k += 1
+    row, rows = 0, len(left)
+    while row + 4 <= rows:
+        add_rows_of_product(4, left, row, right, from_column, result, to_column, width)
+        row += 4
+    if row + 2 <= rows:
+        add_rows_of_product(2, left, row, right, from_column, result, to_column, width)
         row += 2
     if row < rows:
-        a = result[row, to_column : to_column + width]
-        for k in range(inner):
-            w, aw = right[k, from_column : from_column + width], left[row, k]
-            for column in range(width):
-                a[column] += aw * w[column]
+        add_rows_of_product(1, left, row, right, from_column, result, to_column, width)
 
 
-@loop_on(ROWS, NUMBER, ROWS, VIEW, NUMBER)
-def add_row_products(
-    left: Floats, from_column: int, right: Floats, result: Floats, width: int
-) -> None:
-    """Add the products of all rows of two matrices to a third one.
+@loop_on(ROWS, ROWS, NUMBER, ROWS)
+def add_dots(left: Floats, right: Floats, width: int, result: Floats) -> None:
+    """Add the products of pieces of rows, summed over the rows, to a matrix.
 
     Args:
-        left: ``[m, k]`` from ``from_column`` on.
-        from_column: Where it starts.
-        right: ``[n, k]``.
-        result: ``[m, n]``, any view.
-        width: ``k``.
+        left: ``[n, m * width]``, ``m`` pieces.
+        right: ``[n, k * width]``, ``k`` pieces.
+        width: Values of a piece.
+        result: Of each piece of the left with each of the right, ``[m, k]`` or larger.
     """
-    rows, columns = len(left), len(right)
-    row = 0
-    while row + 2 <= rows:
-        a = left[row, from_column : from_column + width]
-        b = left[row + 1, from_column : from_column + width]
-        column = 0
-        while column + 4 <= columns:
-            w, x = right[column], right[column + 1]
-            y, z = right[column + 2], right[column + 3]
-            aw, ax, ay, az = ZERO, ZERO, ZERO, ZERO
-            bw, bx, by, bz = ZERO, ZERO, ZERO, ZERO
-            for k in range(width):
-                p, q = a[k], b[k]
-                aw += p * w[k]
-                ax += p * x[k]
-                ay += p * y[k]
-                az += p * z[k]
-                bw += q * w[k]
-                bx += q * x[k]
-                by += q * y[k]
-                bz += q * z[k]
-            result[row, column] += aw
-            result[row, column + 1] += ax
-            result[row, column + 2] += ay
-            result[row, column + 3] += az
-            result[row + 1, column] += bw
-            result[row + 1, column + 1] += bx
-            result[row + 1, column + 2] += by
-            result[row + 1, column + 3] += bz
-            column += 4
-        while column < columns:
-            w, aw, bw = right[column], ZERO, ZERO
-            for k in range(width):
-                aw += a[k] * w[k]
-                bw += b[k] * w[k]
-            result[row, column] += aw
-            result[row + 1, column] += bw
-            column += 1
-        row += 2
-    if row < rows:
-        a = left[row, from_column : from_column + width]
-        for column in range(columns):
-            result[row, column] += dot(a, right[column])
+    rows, others = left.shape[1] // width, right.shape[1] // width
+    block = max(BLOCK // right.shape[1], 4)
+    for first in range(0, len(left), block):
+        some, of_others = left[first : first + block], right[first : first + block]
+        if len(left) > block:
+            fetch(of_others)
+        row = 0
+        while row + 4 <= rows:
+            other = 0
+            while other + 4 <= others:
+                add_tile_of_dots(4, 4, some, row, of_others, other, width, result)
+                other += 4
+            while other < others:
+                add_tile_of_dots(4, 1, some, row, of_others, other, width, result)
+                other += 1
+            row += 4
+        while row < rows:
+            for other in range(others):
+                add_tile_of_dots(1, 1, some, row, of_others, other, width, result)
+            row += 1
+
+
+@loop_on(ROWS)
+def fetch_rows(rows: Floats) -> None:
+    """Bring rows into the processor's cache, if they fit: tiles do not read in memory's order."""
+    if rows.size <= BLOCK:
+        fetch(rows)
+
+
+@loop_on(VIEW, ROWS, ROWS)
+def sum_pieces(weights: Floats, values: Floats, result: Floats) -> None:
+    """Write weighted sums of the pieces of every row.
+
+    Args:
+        weights: Of every piece in every sum, ``[m, k]``.
+        values: ``[n, k * width]``, ``k`` pieces.
+        result: Filled in, ``[n, m * width]``.
+    """
+    row, rows = 0, len(weights)
+    while row + 4 <= rows:
+        write_sums_of_pieces(4, weights, row, values, result)
+        row += 4
+    while row < rows:
+        write_sums_of_pieces(1, weights, row, values, result)
+        row += 1

@@ -18,6 +18,22 @@ BOUNDED, SIGNED, SOFTMAX = (NORMALIZATIONS.index(name) for name in ("bounded", "
 
 
 @loop
+def normalize_all(scores: Floats, kind: int, bound: np.float32, weights: Floats) -> None:
+    """Do :func:`normalize` for every set of weights, ``[heads, L]``."""
+    for head in range(len(scores)):
+        normalize(scores[head], kind, bound, weights[head])
+
+
+@loop
+def normalize_all_back(
+    scores: Floats, grad: Floats, kind: int, bound: np.float32, result: Floats
+) -> None:
+    """Do :func:`normalize_back` for every set of weights, ``[heads, L]``."""
+    for head in range(len(scores)):
+        normalize_back(scores[head], grad[head], kind, bound, result[head])
+
+
+@loop
 def normalize(scores: Floats, kind: int, bound: np.float32, weights: Floats) -> None:
     """Turn scores into weights.
 

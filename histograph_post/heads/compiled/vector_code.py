@@ -1,0 +1,239 @@
+"""Code with the vectors of the processor, in the compiler's own language.
+
+What a compiler makes of a loop over the few dozen values of a row spends most of its time before
+and after its vectors, and loads and stores what could stay in registers. numba has no vectors of
+its own; it lets a function write the code it stands for, which is what is done with this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import binding, ir
+from numba.core import cgutils, config
+
+
+def vectors_of(features: str) -> tuple[int, int]:
+    """Return the values of a vector, and how many of them a tile is wide, by a processor's names.
+
+    Args:
+        features: What it has, as LLVM names it.
+    """
+    if "+avx512f" in features:
+        return 16, 4
+    return (8, 2) if "+avx" in features else (4, 2)
+
+
+_features = config.CPU_FEATURES
+if _features is None:
+    _features = binding.get_host_cpu_features().flatten()
+
+#: Values of a vector, and vectors of a row of a tile: with four rows, most of the registers.
+LANES, VECTORS = vectors_of(_features)
+
+#: Bytes of a value.
+SIZE = 4
+
+INT, WORD, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+VECTOR, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
+_MASK = ir.VectorType(ir.IntType(1), LANES)
+_FUSED = ("contract",)
+
+
+class Matrix(NamedTuple):
+    """A matrix in the code that is being written."""
+
+    builder: ir.IRBuilder
+    #: Address of the first value.
+    start: ir.Value
+    rows: ir.Value
+    columns: ir.Value
+    #: Bytes to the next row.
+    row_step: ir.Value
+    #: Bytes to the next column.
+    column_step: ir.Value
+
+    def at(self, row: ir.Value, column: ir.Value) -> ir.Value:
+        """Return the address of a place."""
+        add, mul = self.builder.add, self.builder.mul
+        return add(add(self.start, mul(row, self.row_step)), mul(column, self.column_step))
+
+    def pieces(self, row: ir.Value, count: ir.Value, width: ir.Value) -> Matrix:
+        """View a row as a matrix of pieces."""
+        step, zero = self.builder.mul(width, self.column_step), ir.Constant(WORD, 0)
+        return Matrix(self.builder, self.at(row, zero), count, width, step, self.column_step)
+
+
+class Code:
+    """Writes code.
+
+    Args:
+        context: numba's, of what is being compiled.
+        builder: Where the code is written.
+    """
+
+    def __init__(self, context: Any, builder: ir.IRBuilder) -> None:
+        self._context, self.builder = context, builder
+
+    def number(self, value: int) -> ir.Constant:
+        """Return a whole number."""
+        return ir.Constant(WORD, value)
+
+    def constant(self, value: float | np.float32) -> ir.Constant:
+        """Return a vector of one value."""
+        return ir.Constant(VECTOR, [ir.Constant(FLOAT, float(value))] * LANES)
+
+    def integers(self, value: int | np.int32) -> ir.Constant:
+        """Return a vector of one whole number."""
+        return ir.Constant(INTS, [ir.Constant(INT, int(value))] * LANES)
+
+    def count_from(self, first: ir.Value, count: int) -> list[ir.Value]:
+        """Return whole numbers that follow each other."""
+        return [self.builder.add(first, self.number(step)) for step in range(count)]
+
+    def matrix(self, kind: Any, value: ir.Value) -> Matrix:
+        """Look into numba's description of a matrix, or of a row; ``kind`` is its type."""
+        builder = self.builder
+        array = self._context.make_array(kind)(self._context, builder, value)
+        shape = cgutils.unpack_tuple(builder, array.shape, kind.ndim)
+        steps = cgutils.unpack_tuple(builder, array.strides, kind.ndim)
+        if kind.ndim == 1:
+            shape, steps = [self.number(1), *shape], [self.number(0), *steps]
+        if kind.layout == "C":
+            steps[1] = self.number(SIZE)
+        return Matrix(builder, builder.ptrtoint(array.data, WORD), *shape, *steps)
+
+    def keep(self, value: ir.Value) -> ir.Value:
+        """Give a value that changes a place of its own, which becomes a register."""
+        return cgutils.alloca_once_value(self.builder, value)
+
+    def value(self, address: ir.Value) -> ir.Value:
+        """Load one value."""
+        return self.builder.load(self.builder.inttoptr(address, FLOAT.as_pointer()))
+
+    def add_value(self, value: ir.Value, address: ir.Value) -> None:
+        """Add to one value."""
+        total = self.builder.fadd(self.value(address), value)
+        self.builder.store(total, self.builder.inttoptr(address, FLOAT.as_pointer()))
+
+    def use(self, vector: ir.Value) -> None:
+        """Make the compiler believe that a vector is used for something."""
+        first = self.builder.extract_element(vector, ir.Constant(INT, 0))
+        bits = self.builder.bitcast(first, INT)
+        kind = ir.FunctionType(ir.VoidType(), [INT])
+        self.builder.asm(kind, "", "r", [bits], side_effect=True)
+
+    def spread(self, value: ir.Value) -> ir.Value:
+        """Return a vector of one value, a float or a whole number."""
+        kind = VECTOR if value.type == FLOAT else INTS
+        empty = ir.Constant(kind, ir.Undefined)
+        first = self.builder.insert_element(empty, value, ir.Constant(INT, 0))
+        return self.builder.shuffle_vector(first, empty, ir.Constant(INTS, None))
+
+    def multiply_add(self, left: ir.Value, right: ir.Value, more: ir.Value) -> ir.Value:
+        """Return ``left * right + more``."""
+        product = self.builder.fmul(left, right, flags=_FUSED)
+        return self.builder.fadd(product, more, flags=_FUSED)
+
+    def add_product(self, total: ir.Value, left: ir.Value, right: ir.Value) -> None:
+        """Add the product of two vectors to a kept one."""
+        builder = self.builder
+        builder.store(self.multiply_add(left, right, builder.load(total)), total)
+
+    def total(self, vector: ir.Value) -> ir.Value:
+        """Return the sum of the values of a vector."""
+        zero = ir.Constant(FLOAT, 0)
+        return self.call("vector.reduce.fadd", FLOAT, [zero, vector], fastmath=("reassoc",))
+
+    def largest(self, vector: ir.Value) -> ir.Value:
+        """Return the largest value of a vector; NaN if there is one."""
+        return self.call("vector.reduce.fmaximum", FLOAT, [vector])
+
+    def mask(self, count: ir.Value) -> ir.Value:
+        """Return what lets the first values of a vector through."""
+        lanes = ir.Constant(INTS, [ir.Constant(INT, lane) for lane in range(LANES)])
+        count = self.spread(self.builder.trunc(count, INT))
+        return self.builder.icmp_signed("<", lanes, count)
+
+    def let(self, mask: ir.Value | None, value: ir.Value, otherwise: ir.Value) -> ir.Value:
+        """Return what a mask lets through, and something else in other places."""
+        return value if mask is None else self.builder.select(mask, value, otherwise)
+
+    def load(self, address: ir.Value, mask: ir.Value | None = None) -> ir.Value:
+        """Load a vector, zero where a mask does not let it through."""
+        place = self.builder.inttoptr(address, VECTOR.as_pointer())
+        if mask is None:
+            return self.builder.load(place, align=SIZE)
+        args = [place, ir.Constant(INT, SIZE), mask, ir.Constant(VECTOR, None)]
+        return self.call("masked.load", VECTOR, args, suffix=".p0")
+
+    def store(self, value: ir.Value, address: ir.Value, mask: ir.Value | None = None) -> None:
+        """Store a vector where a mask lets it through."""
+        place = self.builder.inttoptr(address, VECTOR.as_pointer())
+        if mask is None:
+            self.builder.store(value, place, align=SIZE)
+        else:
+            args = [value, place, ir.Constant(INT, SIZE), mask]
+            self.call("masked.store", ir.VoidType(), args, suffix=".p0")
+
+    def load_all(self, address: ir.Value, vectors: int, mask: ir.Value | None) -> list[ir.Value]:
+        """Load vectors that are next to each other, the last of them through a mask."""
+        return [self.load(*place) for place in self._vectors(address, vectors, mask)]
+
+    def store_all(
+        self, values: Sequence[ir.Value], address: ir.Value, mask: ir.Value | None
+    ) -> None:
+        """Store vectors next to each other, the last of them through a mask."""
+        places = self._vectors(address, len(values), mask)
+        for value, place in zip(values, places, strict=True):
+            self.store(value, *place)
+
+    def over_vectors(
+        self, count: ir.Value, write: Callable[[ir.Value, ir.Value | None], None]
+    ) -> None:
+        """Write a loop over the vectors of a row, the last of which may be masked.
+
+        Args:
+            count: Values of the row.
+            write: Writes what is to be done from a column on, through a mask if there is one.
+        """
+        builder, lanes = self.builder, self.number(LANES)
+        whole = builder.udiv(count, lanes)
+        with cgutils.for_range(builder, whole) as loop:
+            write(builder.mul(loop.index, lanes), None)
+        done = builder.mul(whole, lanes)
+        rest = builder.sub(count, done)
+        with builder.if_then(builder.icmp_signed(">", rest, self.number(0))):
+            write(done, self.mask(rest))
+
+    def call(
+        self,
+        name: str,
+        result: ir.Type,
+        args: Sequence[ir.Value],
+        *,
+        suffix: str = "",
+        fastmath: Sequence[str] = (),
+    ) -> ir.Value:
+        """Call one of LLVM's own functions of vectors of floats."""
+        kind = ir.FunctionType(result, [arg.type for arg in args])
+        full = f"llvm.{name}.v{LANES}f32{suffix}"
+        function = cgutils.get_or_insert_function(self.builder.module, kind, full)
+        return self.builder.call(function, args, fastmath=fastmath)
+
+    def nothing(self) -> ir.Value:
+        """Return what a function without a result returns."""
+        return self._context.get_dummy_value()
+
+    def _vectors(
+        self, address: ir.Value, count: int, mask: ir.Value | None
+    ) -> list[tuple[ir.Value, ir.Value | None]]:
+        """Place the vectors from an address on, and mask the last."""
+        places = []
+        for index in range(count):
+            place = self.builder.add(address, self.number(index * LANES * SIZE))
+            own = mask if index == count - 1 else None
+            places.append((place, own))
+        return places

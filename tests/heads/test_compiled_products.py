@@ -1,0 +1,117 @@
+"""Products of small matrices and attention in vectors: against numpy, for any shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numba")
+
+from histograph_post.heads.compiled.attention_loops import give_all, give_all_back
+from histograph_post.heads.compiled.attention_rows import row_length
+from histograph_post.heads.compiled.products import add_dots, add_product, fetch_rows, sum_pieces
+from histograph_post.heads.compiled.vector_code import vectors_of
+
+Floats = npt.NDArray[np.float32]
+
+#: Around the ends of vectors and of tiles.
+LENGTHS = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 47, 63, 64, 65, 130])
+
+
+def draw_values(*shape: int, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def assert_near(found: Floats, expected: npt.NDArray[np.float64]) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
+
+
+@settings(max_examples=80, deadline=None)
+@given(rows=LENGTHS, inner=LENGTHS | st.just(0), width=LENGTHS, turned=st.booleans())
+def test_products_are_added_and_nothing_else_is_touched(
+    rows: int, inner: int, width: int, turned: bool
+) -> None:
+    left = draw_values(inner, rows).T if turned else draw_values(rows, inner)
+    right, result = draw_values(inner, width + 5, seed=1), draw_values(rows, width + 3, seed=2)
+    expected = result.astype(np.float64)
+    expected[:, 2 : 2 + width] += left.astype(np.float64) @ right[:, 4 : 4 + width]
+    add_product(left, right, 4, result, 2, width)
+    assert_near(result, expected)
+    before_and_after = [0, 1, width + 2]
+    assert (result[:, before_and_after] == expected[:, before_and_after]).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(count=LENGTHS, lefts=LENGTHS, rights=LENGTHS, width=LENGTHS)
+@example(count=130, lefts=4, rights=33, width=64)  # more than is handled at a time
+def test_products_of_pieces(count: int, lefts: int, rights: int, width: int) -> None:
+    left, right = draw_values(count, lefts * width), draw_values(count, rights * width, seed=1)
+    result = draw_values(lefts, rights, seed=2)
+    pieces = left.reshape(count, lefts, width), right.reshape(count, rights, width)
+    expected = result + np.einsum("nid,njd->ij", *pieces, dtype=np.float64)
+    fetch_rows(right)
+    add_dots(left, right, width, result)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=80, deadline=None)
+@given(count=LENGTHS, sums=LENGTHS, pieces=LENGTHS, width=LENGTHS)
+def test_sums_of_pieces(count: int, sums: int, pieces: int, width: int) -> None:
+    weights, values = draw_values(sums, pieces), draw_values(count, pieces * width, seed=1)
+    result = np.full((count, sums * width), np.nan, np.float32)
+    sum_pieces(weights, values, result)
+    expected = np.einsum(
+        "il,nld->nid", weights, values.reshape(count, pieces, width), dtype=np.float64
+    )
+    assert_near(result, expected.reshape(count, -1))
+
+
+def softmax(scores: Floats) -> npt.NDArray[np.float64]:
+    raised = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    attention: npt.NDArray[np.float64] = raised / raised.sum(axis=1, keepdims=True)
+    return attention
+
+
+def padded(values: Floats) -> Floats:
+    """Make rows as long as the loops have them; what is past their end is not looked at."""
+    result = np.full((*values.shape[:-1], row_length(values.shape[-1])), 1e30, np.float32)
+    result[..., : values.shape[-1]] = values
+    return result
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=LENGTHS, count=LENGTHS, size=st.sampled_from([1.0, 30.0, 1e4]))
+def test_attention_and_its_gradient_are_those_of_a_softmax(
+    rows: int, count: int, size: float
+) -> None:
+    scores, grad = draw_values(rows, count) * np.float32(size), draw_values(count, seed=1)
+    attention = softmax(scores)
+    received = padded(np.zeros(count, np.float32))
+    give_all(padded(scores), count, received)
+    np.testing.assert_allclose(received[:count], attention.sum(0), rtol=1e-5, atol=1e-6)
+    factor, received = np.float32(0.25), padded(np.zeros(count, np.float32))
+    turned = padded(scores)
+    give_all_back(turned, count, factor, padded(grad), received)
+    np.testing.assert_allclose(received[:count], attention.sum(0), rtol=1e-5, atol=1e-6)
+    expected = 0.25 * attention * (grad - (attention * grad).sum(1, keepdims=True))
+    np.testing.assert_allclose(turned[:, :count], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [3, 16, 20])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_row_with_a_broken_score_is_broken(rows: int, count: int) -> None:
+    for place in (0, count - 1):
+        scores = draw_values(rows, count)
+        scores[-1, place] = np.nan
+        received = padded(np.zeros(count, np.float32))
+        give_all(padded(scores), count, received)
+        assert np.isnan(received[:count]).all()
+
+
+def test_processors_have_vectors_of_their_own() -> None:
+    assert vectors_of("+avx2,+avx512f,+fma") == (16, 4)
+    assert vectors_of("+avx2,+fma,-avx512f") == (8, 2)
+    assert vectors_of("+neon") == (4, 2)
