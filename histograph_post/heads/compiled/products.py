@@ -71,9 +71,11 @@ def add_dots(left: Floats, right: Floats, width: int, result: Floats) -> None:
             while other + 4 <= others:
                 add_tile_of_dots(4, 4, some, row, of_others, other, width, result)
                 other += 4
-            while other < others:
+            if other + 2 <= others:
+                add_tile_of_dots(4, 2, some, row, of_others, other, width, result)
+                other += 2
+            if other < others:
                 add_tile_of_dots(4, 1, some, row, of_others, other, width, result)
-                other += 1
             row += 4
         while row < rows:
             for other in range(others):
