@@ -17,6 +17,7 @@ from ..errors import CacheError
 from ..splits import Splits
 from .cached_graph import CachedBatch, CachedGraph, History, as_tensor, read_graph
 from .format import Manifest
+from .joining import join_rows
 from .opening import read_manifest, read_splits
 from .precision import TORCH_TYPES
 from .shard import Shard
@@ -235,17 +236,14 @@ class Cache:
 
     def _gather_mapped(self, runs: list[Run], shards: dict[int, Shard]) -> list[Tensor]:
         """Copy the rows of runs, in their order, from plain shards that are all mapped."""
-        batch = []
-        for index in range(len(self.manifest.layout.activations(0))):
+        layout, batch = self.manifest.layout, []
+        for index in range(len(layout.activations(0))):
             stored = {
-                number: as_tensor(
-                    shard.activations[index].read(0, int(shard.arrays["ptr"][-1])),
-                    self.manifest.layout,
-                )
+                number: shard.activations[index].read(0, int(shard.arrays["ptr"][-1]))
                 for number, shard in shards.items()
             }
             parts = [stored[run.shard][run.first_row : run.last_row] for run in runs]
-            batch.append(torch.cat(parts))  # several threads copy
+            batch.append(as_tensor(join_rows(parts), layout))
         return batch
 
     def _stretches(self, runs: list[Run], ptr: np.ndarray) -> Iterator[tuple[Shard, slice, int]]:

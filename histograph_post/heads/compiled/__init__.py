@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 #: The oldest numba that the extra takes.
-OLDEST = (0, 61)
+OLDEST = (0, 62)
 
 #: The loops are used where they can be; set it to False to do without them.
 enabled = True
