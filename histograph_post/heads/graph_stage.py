@@ -208,7 +208,8 @@ class _ReadGraphs(Function):
         ]
         # Each part has gradients of its own.
         parts = call.shares.parts(math.prod(copies))
-        sums = [value.new_empty(len(parts.bounds) - 1, *value.shape) for value in stage]
+        sizes = [value.numel() for value in stage]
+        gradients = stage.query.new_empty(len(parts.bounds) - 1, sum(sizes))
         (turned_key,) = _arrays([stage.key.flatten(-3, -2).mT], copies)  # [copies, D, dim]
         inputs = (
             call.table(history),
@@ -217,10 +218,12 @@ class _ReadGraphs(Function):
             call.weighing,
             Kept(*_arrays(kept, copies)),
             Results(*_arrays(grads, copies)),
-            Maps(*((value if copies else value.unsqueeze(1)).numpy() for value in sums)),
+            gradients.numpy(),
         )
         call.shares.run(parts, lambda: read_graphs_back(parts, *inputs))
-        return None, None, *(value.sum(0) for value in sums)
+        sums = gradients.sum(0).split(sizes)
+        own = (sum_.view(value.shape) for sum_, value in zip(sums, stage, strict=True))
+        return None, None, *own
 
 
 def _arrays(values: Iterable[Tensor], copies: Sequence[int]) -> Iterator[np.ndarray]:

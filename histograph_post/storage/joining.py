@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ def join_rows(parts: Sequence[np.ndarray]) -> np.ndarray:
     def copy(first: int, stop: int) -> None:
         np.concatenate(parts[first:stop], out=joined[rows[first] : rows[stop]])
 
-    own, *others = zip(bounds[:-1], bounds[1:], strict=True)
+    own, *others = pairwise(bounds)
     coming = [_pool().submit(copy, *other) for other in others]
     copy(*own)
     for helper in coming:

@@ -213,7 +213,7 @@ def read_graphs_back(
     weighing: Weighing,
     kept: Kept,
     grad_results: Results,
-    grad_maps: Maps,
+    gradients: Floats,
 ) -> None:
     """Give the gradients of :func:`read_graphs`, one of every part of the batch.
 
@@ -225,23 +225,14 @@ def read_graphs_back(
         weighing: How scores became weights.
         kept: What :func:`read_graphs` has left.
         grad_results: Of what it has found.
-        grad_maps: Filled in; there is a dimension of parts in front of that of copies.
+        gradients: Filled in: all that ``maps`` has, one after the other, ``[parts, numel]``.
     """
     while True:
         part = take_number(parts.next)
         if part + 1 >= len(parts.bounds):
             return
-        own = Maps(
-            grad_maps.query[part],
-            grad_maps.query_bias[part],
-            grad_maps.key[part],
-            grad_maps.fixed_keys[part],
-            grad_maps.embedding[part],
-            grad_maps.offset[part],
-            grad_maps.nodes[part],
-            grad_maps.nodes_bias[part],
-        )
-        clear_maps(own)
+        clear_row(gradients[part])
+        grad_maps = view_as_maps(gradients[part], maps)
         for graph in range(parts.bounds[part], parts.bounds[part + 1]):
             history = graph_history(table, graph, maps.query.shape[2])  # [n, L * D]
             fetch_rows(history)
@@ -258,7 +249,7 @@ def read_graphs_back(
                         weighing,
                         kept,
                         grad_results,
-                        own,
+                        grad_maps,
                     )
 
 
@@ -354,16 +345,32 @@ def read_graph_back(
 
 
 @loop
-def clear_maps(maps: Maps) -> None:
-    """Make gradients zero."""
-    clear_row(maps.query.reshape(-1))
-    clear_row(maps.query_bias.reshape(-1))
-    clear_row(maps.key.reshape(-1))
-    clear_row(maps.fixed_keys.reshape(-1))
-    clear_row(maps.embedding.reshape(-1))
-    clear_row(maps.offset.reshape(-1))
-    clear_row(maps.nodes.reshape(-1))
-    clear_row(maps.nodes_bias.reshape(-1))
+def view_as_maps(values: Floats, maps: Maps) -> Maps:
+    """View values that stand one after the other as maps of these shapes."""
+    query, values = take_first(values, maps.query.size)
+    query_bias, values = take_first(values, maps.query_bias.size)
+    key, values = take_first(values, maps.key.size)
+    fixed_keys, values = take_first(values, maps.fixed_keys.size)
+    embedding, values = take_first(values, maps.embedding.size)
+    offset, values = take_first(values, maps.offset.size)
+    nodes, values = take_first(values, maps.nodes.size)
+    nodes_bias, values = take_first(values, maps.nodes_bias.size)
+    return Maps(
+        query.reshape(maps.query.shape),
+        query_bias.reshape(maps.query_bias.shape),
+        key.reshape(maps.key.shape),
+        fixed_keys.reshape(maps.fixed_keys.shape),
+        embedding.reshape(maps.embedding.shape),
+        offset.reshape(maps.offset.shape),
+        nodes.reshape(maps.nodes.shape),
+        nodes_bias.reshape(maps.nodes_bias.shape),
+    )
+
+
+@loop
+def take_first(values: Floats, count: int) -> tuple[Floats, Floats]:
+    """Return the first values and the rest."""
+    return values[:count], values[count:]
 
 
 @loop
