@@ -22,6 +22,7 @@ from histograph_post.run import EVENTS_NAME
 
 from .configuration import load_config, resolved_options
 from .formatting import duration, printable
+from .memory import keep_memory
 from .terminal import Terminal
 
 #: The heading of the shared options in a command's help.
@@ -35,13 +36,20 @@ class OptionGroup:
     """
 
 
-def register(app: typer.Typer, function: Callable[..., None], *, trains: bool = False) -> None:
+def register(
+    app: typer.Typer,
+    function: Callable[..., None],
+    *,
+    trains: bool = False,
+    runs_models: bool = False,
+) -> None:
     """Add ``function(terminal, ...)`` to the app as a command with the shared options.
 
     Args:
         app: The command line.
         function: What the command does; its parameters are the command's own options.
         trains: Whether it trains something, and so can write event files.
+        runs_models: Whether it runs a model of the user's, whose batches may be large.
     """
 
     @functools.wraps(function)
@@ -73,6 +81,8 @@ def register(app: typer.Typer, function: Callable[..., None], *, trains: bool = 
             terminal.detail(f"histograph-post {__version__}, Python {platform.python_version()}")
             for name, value in options.items():
                 terminal.detail(f"  {name.replace('_', '-')} = {value}")
+            if runs_models:
+                keep_memory()
             # What a user's model or data file prints must not mix with the result.
             with contextlib.redirect_stdout(sys.stderr):
                 function(terminal, **_grouped(own, groups))

@@ -55,18 +55,18 @@ def _root(
     pass
 
 
-register(app, pretrain.pretrain, trains=True)
-register(app, cache.cache)
+register(app, pretrain.pretrain, trains=True, runs_models=True)
+register(app, cache.cache, runs_models=True)
 register(app, train_head.train_head, trains=True)
 register(app, compare.compare, trains=True)
-register(app, finetune.finetune, trains=True)
-register(app, predict.predict)
+register(app, finetune.finetune, trains=True, runs_models=True)
+register(app, predict.predict, runs_models=True)
 register(app, report.report)
 register(app, export.export)
 register(app, inspect.inspect)
 register(app, verify.verify)
-register(app, bench.bench)
-register(app, demo.demo)
+register(app, bench.bench, runs_models=True)
+register(app, demo.demo, runs_models=True)
 
 
 def main() -> None:

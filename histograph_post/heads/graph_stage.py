@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -221,7 +222,7 @@ class _ReadGraphs(Function):
             gradients.numpy(),
         )
         call.shares.run(parts, lambda: read_graphs_back(parts, *inputs))
-        sums = gradients.sum(0).split(sizes)
+        sums = torch.split_with_sizes_copy(gradients.sum(0), sizes)
         own = (sum_.view(value.shape) for sum_, value in zip(sums, stage, strict=True))
         return None, None, *own
 

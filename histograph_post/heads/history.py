@@ -39,8 +39,8 @@ class TableRows:
 
     def __post_init__(self) -> None:
         for name in ("starts", "sizes"):
-            values = np.ascontiguousarray(getattr(self, name), dtype=np.int64)
-            object.__setattr__(self, name, values)
+            # A copy: they are checked here, and must not change before they are used.
+            object.__setattr__(self, name, np.array(getattr(self, name), dtype=np.int64))
         starts, sizes = self.starts, self.sizes
         if starts.ndim != 1 or starts.shape != sizes.shape:
             raise DataError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 
@@ -38,11 +38,22 @@ def join_rows(parts: Sequence[np.ndarray]) -> np.ndarray:
         np.concatenate(parts[first:stop], out=joined[rows[first] : rows[stop]])
 
     own, *others = pairwise(bounds)
-    coming = [_pool().submit(copy, *other) for other in others]
+    coming = [_started(copy, *other) for other in others]
     copy(*own)
     for helper in coming:
         helper.result()
     return joined
+
+
+def _started(work: Callable[[int, int], None], *bounds: int) -> Future[None]:
+    """Start something in a thread; do it here at the end of a process, which has no new ones."""
+    try:
+        return _pool().submit(work, *bounds)
+    except RuntimeError:
+        work(*bounds)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
 
 @cache

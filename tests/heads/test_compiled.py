@@ -232,8 +232,12 @@ def test_huge_activations_have_finite_results(normalization: str) -> None:
     assert all(bool(value.isfinite().all()) for value in found.values())
 
 
-def test_copies_run_as_one_are_what_they_are_alone() -> None:
-    heads = [make_head() for _ in range(3)]
+@pytest.mark.parametrize("count", [3, loops.MANY_COPIES + 1])
+def test_copies_run_as_one_are_what_they_are_alone(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "SMALL_WORK", 0)  # several parts
+    heads = [make_head() for _ in range(count)]
     with torch.no_grad():
         for seed, head in enumerate(heads):
             for parameter in head.parameters():
@@ -383,12 +387,50 @@ def test_a_numba_that_does_not_work_is_done_without(tmp_path: Path, how: str) ->
     assert result.stdout.split() == ["torch.Size([1,", "1])", "False"]
 
 
+AT_EXIT = """
+import atexit, torch
+from histograph_post.heads.compiled import loops
+from histograph_post.heads.histograph import HistoGraphHead
+loops.SMALL_WORK = 0
+torch.set_num_threads(3)
+head = HistoGraphHead([6] * 4, 1, dim=8, heads=2)
+history, batch = torch.randn(40, 4, 6), torch.arange(4).repeat_interleave(10)
+before = head(history, batch)
+atexit.register(lambda: print(torch.equal(head(history, batch), before)))
+"""
+
+
+def test_a_head_still_runs_when_a_process_ends() -> None:
+    command = [sys.executable, "-c", AT_EXIT]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["True"]
+
+
+def test_gradients_have_memory_of_their_own() -> None:
+    head = make_head()
+    head(make_history(), batch_of(SIZES), num_graphs=len(SIZES)).sum().backward()
+    for name, parameter in head.named_parameters():
+        assert parameter.grad is not None, name
+        size = parameter.grad.untyped_storage().nbytes()
+        assert size == parameter.numel() * parameter.element_size(), name
+
+
+def test_where_rows_lie_cannot_be_changed_from_outside() -> None:
+    starts, sizes = np.array([0, 3]), np.array([3, 2])
+    rows = TableRows(torch.randn(5, 4, 6), starts, sizes)
+    starts[1], sizes[1] = 10**6, 10**6
+    assert rows.starts.tolist() == [0, 3]
+    assert rows.sizes.tolist() == [3, 2]
+
+
 def test_an_error_in_a_thread_is_raised_after_all_have_ended() -> None:
     shares, threads = loops.Shares(np.full(40, 10**9)), torch.get_num_threads()
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            started, ended, parts = [], [], shares.parts(1)
+            started: list[int] = []
+            ended: list[int] = []
+            parts = shares.parts(1)
 
             def work(started: list[int] = started, ended: list[int] = ended) -> None:
                 started.append(len(started))

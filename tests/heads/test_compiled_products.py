@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -115,3 +121,54 @@ def test_processors_have_vectors_of_their_own() -> None:
     assert vectors_of("+avx2,+avx512f,+fma") == (16, 4)
     assert vectors_of("+avx2,+fma,-avx512f") == (8, 2)
     assert vectors_of("+neon") == (4, 2)
+
+
+OTHER_VECTORS = """
+import numpy as np
+from histograph_post.heads.compiled.attention_loops import give_all
+from histograph_post.heads.compiled.attention_rows import row_length
+from histograph_post.heads.compiled.products import add_dots, add_product, sum_pieces
+from histograph_post.heads.compiled.vector_code import LANES
+
+def draw(*shape):
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+for n, m, k, width in [(1, 1, 1, 1), (5, 3, 7, 6), (9, 4, 6, 33), (30, 5, 9, 8), (7, 2, 3, 70)]:
+    left, right, result = draw(n, k), draw(k, width), np.zeros((n, width), np.float32)
+    add_product(left, right, 0, result, 0, width)
+    np.testing.assert_allclose(result, left @ right, rtol=1e-4, atol=1e-4)
+    left, right, result = draw(n, m * width), draw(n, k * width), np.zeros((m, k), np.float32)
+    add_dots(left, right, width, result)
+    expected = np.einsum("nid,njd->ij", left.reshape(n, m, -1), right.reshape(n, k, -1))
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+    weights, result = draw(m, k), np.empty((n, m * width), np.float32)
+    sum_pieces(weights, right, result)
+    expected = np.einsum("il,nld->nid", weights, right.reshape(n, k, -1)).reshape(n, -1)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+    scores, received = np.zeros((n, row_length(k)), np.float32), np.zeros(row_length(k), np.float32)
+    scores[:, :k] = draw(n, k)
+    expected = np.exp(scores[:, :k])
+    give_all(scores, k, received)
+    expected = (expected / expected.sum(1, keepdims=True)).sum(0)
+    np.testing.assert_allclose(received[:k], expected, rtol=1e-4, atol=1e-5)
+print(LANES)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of this kind")
+@pytest.mark.parametrize(
+    ("name", "features", "lanes"),
+    [("haswell", "+avx,+avx2,+fma,+sse4.2", 8), ("x86-64", "+sse2", 4)],
+)
+def test_processors_with_shorter_vectors(
+    tmp_path: Path, name: str, features: str, lanes: int
+) -> None:
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": name,
+        "NUMBA_CPU_FEATURES": features,
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    command = [sys.executable, "-c", OTHER_VECTORS]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.stdout.split() == [str(lanes)], result.stderr

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from .attention_rows import give_attention, give_attention_back, row_length
-from .loops import ONE, Floats, loop
+from .loops import ONE, Floats, loop, part_of_loop
 from .products import add_dots, add_product
 from .row_loops import add_rows, clear, copy_row, scale
 
@@ -92,13 +92,13 @@ def attend_back(
     add_product(received[:, :count].T, grad_shared, 0, grad_nodes, 0, dim)
 
 
-@loop
+@part_of_loop
 def take_values(summaries: Floats, values: Floats, bias: Floats, context: Floats) -> None:
     """Map what each head of node attention has summed up.
 
     Args:
         summaries: ``[heads, dim]``.
-        values: The last ``dim`` columns of ``[dim, 3 * dim]``, those of each head together.
+        values: ``[dim, 3 * dim]``, of which the last ``dim`` columns count.
         bias: ``[dim]``.
         context: Filled in, ``[1, dim]``.
     """
@@ -110,7 +110,7 @@ def take_values(summaries: Floats, values: Floats, bias: Floats, context: Floats
         add_product(own, values, 2 * dim + place, context, place, width)
 
 
-@loop
+@part_of_loop
 def take_values_back(
     summaries: Floats,
     values: Floats,
@@ -140,7 +140,7 @@ def take_values_back(
         add_product(own.T, summaries[head : head + 1], 0, grad_values[first:stop], 0, dim)
 
 
-@loop
+@part_of_loop
 def take_keys(query_key: Floats, head: int, factor: np.float32, keys: Floats) -> None:
     """Write the keys of a head, scaled, a row per channel: ``[d, length]``."""
     dim, width = query_key.shape[1] // 2, len(keys)
@@ -150,14 +150,14 @@ def take_keys(query_key: Floats, head: int, factor: np.float32, keys: Floats) ->
             row[node] = query_key[node, dim + head * width + channel] * factor
 
 
-@loop
+@part_of_loop
 def score_nodes(queries: Floats, keys: Floats, scores: Floats) -> None:
     """Write ``queries [m, d] @ keys [d, length]``: ``[m, length]``."""
     clear(scores)
     add_product(queries, keys, 0, scores, 0, keys.shape[1])
 
 
-@loop
+@part_of_loop
 def give_all(scores: Floats, count: int, received: Floats) -> None:
     """Do :func:`.attention_rows.give_attention` for all rows of scores."""
     row, rows = 0, len(scores)
@@ -169,7 +169,7 @@ def give_all(scores: Floats, count: int, received: Floats) -> None:
         row += 1
 
 
-@loop
+@part_of_loop
 def give_all_back(
     scores: Floats, count: int, factor: np.float32, grad: Floats, received: Floats
 ) -> None:

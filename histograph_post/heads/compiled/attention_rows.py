@@ -1,7 +1,7 @@
 """The attention that some nodes give, from their scores, and the gradient of it.
 
-Rows are as long as whole vectors of the processor: see :func:`row_length`. What is past their last
-value is not looked at, and becomes zero.
+Rows are as long as whole vectors of the processor: see :func:`row_length`. What is past the last
+value of a row of scores is not looked at, and becomes zero.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def give_attention_back(typing, rows, scores, row, count, factor, grad, received
         row: The first of them.
         count: Values of a row.
         factor: The factor.
-        grad: Of the attention, ``[length]``.
+        grad: Of the attention, ``[length]``, zero past its last value.
         received: Added to, ``[length]``.
     """
     number = types.int64
@@ -125,7 +125,7 @@ def _write_softmax(
         for place, known in zip(places, largest, strict=True):
             value = code.let(mask, code.load(scores.at(place, column)), lowest)
             found = builder.load(known)
-            more = builder.fcmp_unordered(">", value, found)  # NaN goes through
+            more = builder.fcmp_ordered(">", value, found)  # a NaN comes back with its exponential
             builder.store(builder.select(more, value, found), known)
 
     code.over_vectors(count, compare)
@@ -157,6 +157,8 @@ def _exponential(code: Code, value: ir.Value) -> ir.Value:
         polynomial = code.multiply_add(polynomial, rest, code.constant(factor))
     fraction = code.multiply_add(builder.fmul(polynomial, rest), rest, rest)
     fraction = builder.fadd(fraction, code.constant(1))
-    exponent = builder.add(builder.fptosi(power, INTS), code.integers(known.EXPONENT_BIAS))
+    is_number = builder.fcmp_ordered("ord", power, power)  # there is no integer for NaN
+    whole = builder.fptosi(builder.select(is_number, power, code.constant(0)), INTS)
+    exponent = builder.add(whole, code.integers(known.EXPONENT_BIAS))
     bits = builder.shl(exponent, code.integers(known.EXPONENT_SHIFT))
     return builder.fmul(fraction, builder.bitcast(bits, value.type))

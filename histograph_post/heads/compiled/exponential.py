@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .loops import ONE, loop
+from .loops import ONE, ZERO, loop
 
 #: exp(x) = 2^k exp(r) with x = k ln 2 + r; ln 2 in two parts, the first exact times any k.
 LOG2_E = np.float32(1.4426950408889634)
@@ -35,5 +35,6 @@ def exponential(value: np.float32) -> np.float32:
     rest = value - power * LN2_HIGH - power * LN2_LOW
     polynomial = ((((P0 * rest + P1) * rest + P2) * rest + P3) * rest + P4) * rest + P5
     fraction = polynomial * rest * rest + rest + ONE
-    bits = np.int32((np.int32(power) + EXPONENT_BIAS) << EXPONENT_SHIFT)
+    whole = np.int32(power if power == power else ZERO)  # there is no integer for NaN
+    bits = np.int32((whole + EXPONENT_BIAS) << EXPONENT_SHIFT)
     return fraction * bits.view(np.float32)

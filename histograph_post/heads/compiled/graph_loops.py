@@ -15,7 +15,7 @@ import numpy as np
 
 from .attention_loops import attend, attend_back, take_values, take_values_back
 from .layer_loops import embed, embed_back, score_layers, score_layers_back
-from .loops import ONE, Floats, Integers, Parts, loop, take_number
+from .loops import ONE, Floats, Integers, Parts, loop, part_of_loop, take_number
 from .products import add_dots, add_product, fetch_rows, sum_pieces
 from .row_loops import add_rows, clear_row, copy_row, repeat_row, scale, take_mean
 from .weight_loops import normalize_all, normalize_all_back
@@ -152,7 +152,7 @@ def read_graphs(
                     clear_row(results.means[copy, graph])
 
 
-@loop
+@part_of_loop
 def read_graph(
     history: Floats,
     graph: int,
@@ -253,7 +253,7 @@ def read_graphs_back(
                     )
 
 
-@loop
+@part_of_loop
 def read_graph_back(
     history: Floats,
     graph: int,
@@ -344,7 +344,7 @@ def read_graph_back(
     add_rows(grad_queries, grad_maps.query_bias[copy])
 
 
-@loop
+@part_of_loop
 def view_as_maps(values: Floats, maps: Maps) -> Maps:
     """View values that stand one after the other as maps of these shapes."""
     query, values = take_first(values, maps.query.size)
@@ -367,7 +367,7 @@ def view_as_maps(values: Floats, maps: Maps) -> Maps:
     )
 
 
-@loop
+@part_of_loop
 def take_first(values: Floats, count: int) -> tuple[Floats, Floats]:
     """Return the first values and the rest."""
     return values[:count], values[count:]

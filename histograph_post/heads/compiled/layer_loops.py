@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from .loops import ONE, ZERO, Floats, loop
+from .loops import ONE, ZERO, Floats, part_of_loop
 from .products import add_dots, add_product, dot
 from .row_loops import add_rows, clear, repeat_row, scale
 
 
-@loop
+@part_of_loop
 def score_layers(
     history: Floats,
     filters: Floats,
@@ -41,7 +41,7 @@ def score_layers(
     scale(scores, factor / np.float32(len(history)))
 
 
-@loop
+@part_of_loop
 def score_layers_back(
     queries: Floats,
     fixed_keys: Floats,
@@ -72,7 +72,7 @@ def score_layers_back(
                 grad_fixed_keys[head, channel, layer] += total[place] * grad[layer]
 
 
-@loop
+@part_of_loop
 def embed(
     combined: Floats, weights: Floats, embedding: Floats, offset: Floats, nodes: Floats
 ) -> None:
@@ -98,7 +98,7 @@ def embed(
         add_product(own, embedding, place, nodes, place, width)
 
 
-@loop
+@part_of_loop
 def embed_back(
     weights: Floats, offset: Floats, grad_nodes: Floats, grad_weights: Floats, grad_offset: Floats
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from numba.extending import intrinsic
+
+from ..layer_weights import NORMALIZATIONS
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -50,13 +52,18 @@ def loop(function: _Loop) -> _Loop:
     return _compiled(function, None)
 
 
+def part_of_loop(function: _Loop) -> _Loop:
+    """Make a function a part of the one that calls it, compiled with it and not once more."""
+    return _compiled(function, None, inline="always")
+
+
 def loop_on(*types: Any) -> Callable[[_Loop], _Loop]:
     """Compile a function for these types of arguments alone: once, whatever views it is given."""
     return lambda function: _compiled(function, numba.void(*types))
 
 
-def _compiled(function: _Loop, signature: Any) -> _Loop:
-    options = {"nogil": True, "fastmath": REASSOCIATED, "error_model": "numpy"}
+def _compiled(function: _Loop, signature: Any, inline: str = "never") -> _Loop:
+    options = {"nogil": True, "fastmath": REASSOCIATED, "error_model": "numpy", "inline": inline}
     keep = code_folder() is not None
     return cast(_Loop, numba.njit(signature, cache=keep, **options)(function))
 
@@ -79,7 +86,8 @@ def _nothing() -> None:
 def forget_old_code(folder: Path) -> None:
     """Drop code of other loops than these: numba looks at the file of a function, not of others."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    texts = [source.read_bytes() for source in sources]
+    digest = hashlib.sha256(b"".join([repr(NORMALIZATIONS).encode(), *texts])).hexdigest()
     mark = folder / "loops.sha256"
     with suppress(OSError):
         if mark.read_text() == digest:
@@ -155,7 +163,9 @@ class Shares:
                 lock.
         """
         helpers = min(torch.get_num_threads(), len(parts.bounds) - 1) - 1
-        coming = [_pool().submit(work) for _ in range(helpers)]
+        coming: list[Future[None]] = []
+        with suppress(RuntimeError):  # there are no new threads at the end of a process
+            coming += (_pool().submit(work) for _ in range(helpers))
         try:
             work()
         finally:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba.core import cgutils, config
+from numba.core.codegen import get_host_cpu_features
 
 
 def vectors_of(features: str) -> tuple[int, int]:
@@ -26,12 +27,11 @@ def vectors_of(features: str) -> tuple[int, int]:
     return (8, 2) if "+avx" in features else (4, 2)
 
 
-_features = config.CPU_FEATURES
-if _features is None:
-    _features = binding.get_host_cpu_features().flatten()
-
-#: Values of a vector, and vectors of a row of a tile: with four rows, most of the registers.
-LANES, VECTORS = vectors_of(_features)
+#: Values of a vector, and vectors of a row of a tile: with four rows, most of the registers. What
+#: numba compiles for is what counts, which is less than the processor has if it is told so.
+LANES, VECTORS = vectors_of(
+    get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+)
 
 #: Bytes of a value.
 SIZE = 4
@@ -39,6 +39,9 @@ SIZE = 4
 INT, WORD, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 VECTOR, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
 _MASK = ir.VectorType(ir.IntType(1), LANES)
+
+#: Flags of a product and the sum it is part of. numba adds its own to what has none, among them
+#: that terms may change places, which is not meant here: an exponential depends on their order.
 _FUSED = ("contract",)
 
 
@@ -119,9 +122,8 @@ class Code:
         self.builder.store(total, self.builder.inttoptr(address, FLOAT.as_pointer()))
 
     def use(self, vector: ir.Value) -> None:
-        """Make the compiler believe that a vector is used for something."""
-        first = self.builder.extract_element(vector, ir.Constant(INT, 0))
-        bits = self.builder.bitcast(first, INT)
+        """Make the compiler believe that all of a vector is used for something."""
+        bits = self.builder.bitcast(self.total(vector), INT)
         kind = ir.FunctionType(ir.VoidType(), [INT])
         self.builder.asm(kind, "", "r", [bits], side_effect=True)
 

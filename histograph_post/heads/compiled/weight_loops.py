@@ -9,7 +9,7 @@ import numpy as np
 
 from ..layer_weights import NORMALIZATIONS
 from .exponential import exponential
-from .loops import ONE, ZERO, Floats, loop
+from .loops import ONE, ZERO, Floats, loop, part_of_loop
 from .products import dot
 from .row_loops import copy_row
 
@@ -17,14 +17,14 @@ from .row_loops import copy_row
 BOUNDED, SIGNED, SOFTMAX = (NORMALIZATIONS.index(name) for name in ("bounded", "signed", "softmax"))
 
 
-@loop
+@part_of_loop
 def normalize_all(scores: Floats, kind: int, bound: np.float32, weights: Floats) -> None:
     """Do :func:`normalize` for every set of weights, ``[heads, L]``."""
     for head in range(len(scores)):
         normalize(scores[head], kind, bound, weights[head])
 
 
-@loop
+@part_of_loop
 def normalize_all_back(
     scores: Floats, grad: Floats, kind: int, bound: np.float32, result: Floats
 ) -> None:
