@@ -18,11 +18,11 @@ import typer
 
 from histograph_post import __version__
 from histograph_post.errors import HistographError
+from histograph_post.kept_memory import keep_memory
 from histograph_post.run import EVENTS_NAME
 
 from .configuration import load_config, resolved_options
 from .formatting import duration, printable
-from .memory import keep_memory
 from .terminal import Terminal
 
 #: The heading of the shared options in a command's help.

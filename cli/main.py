@@ -65,7 +65,7 @@ register(app, report.report)
 register(app, export.export)
 register(app, inspect.inspect)
 register(app, verify.verify)
-register(app, bench.bench, runs_models=True)
+register(app, bench.bench)
 register(app, demo.demo, runs_models=True)
 
 

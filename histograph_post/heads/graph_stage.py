@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -222,8 +221,9 @@ class _ReadGraphs(Function):
             gradients.numpy(),
         )
         call.shares.run(parts, lambda: read_graphs_back(parts, *inputs))
-        sums = torch.split_with_sizes_copy(gradients.sum(0), sizes)
-        own = (sum_.view(value.shape) for sum_, value in zip(sums, stage, strict=True))
+        sums = gradients.sum(0).split(sizes)
+        # A parameter keeps its gradient, and must not keep those of the others with it.
+        own = (sum_.view(value.shape).clone() for sum_, value in zip(sums, stage, strict=True))
         return None, None, *own
 
 
