@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LARGEST_GRAPH = 1024
 
 #: A map with more weights than this is left to a library of matrix products, which is made for it.
-LARGEST_MAP = 1 << 18
+LARGEST_MAP = 3 << 16
 
 
 class StageWeights(NamedTuple):

@@ -271,7 +271,7 @@ def test_copies_run_as_one_are_what_they_are_alone(
         {"layer_norm": True},
         {"zero_token": True},
         {"key_dropout": 0.5},
-        {"dim": 1024},
+        {"dim": 512},
     ],
 )
 def test_other_heads_take_the_other_path(options: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ def usable(history: Tensor) -> bool:
 def note() -> str | None:
     """Say what a user may want to know before a head is trained on a CPU, if anything."""
     if not available():
-        return "pip install 'histograph-post[fast]' makes this head train about twice as fast"
+        return "pip install 'histograph-post[fast]' makes this head train more than twice as fast"
     from .loops import code_folder
 
     folder, version = code_folder(), f"py{sys.version_info.major}{sys.version_info.minor}"
