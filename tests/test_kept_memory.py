@@ -31,5 +31,4 @@ def test_a_block_that_was_freed_comes_back_without_page_faults() -> None:
     command = [sys.executable, "-c", FAULTS]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     kept, given_back = map(int, result.stdout.split())
-    assert kept < 100
-    assert given_back > 1000 or given_back < 100  # huge pages have few
+    assert kept < 20 < given_back  # huge pages have 32, small ones thousands

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 import torch
+
+from ..helper_threads import start_helper
 
 #: Bytes that are worth a thread.
 THREAD_BYTES = 1 << 20
@@ -38,29 +37,8 @@ def join_rows(parts: Sequence[np.ndarray]) -> np.ndarray:
         np.concatenate(parts[first:stop], out=joined[rows[first] : rows[stop]])
 
     own, *others = pairwise(bounds)
-    coming = [_started(copy, *other) for other in others]
+    coming = [start_helper(copy, *other) for other in others]
     copy(*own)
     for helper in coming:
         helper.result()
     return joined
-
-
-def _started(work: Callable[[int, int], None], *bounds: int) -> Future[None]:
-    """Start something in a thread; do it here at the end of a process, which has no new ones."""
-    try:
-        return _pool().submit(work, *bounds)
-    except RuntimeError:
-        work(*bounds)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="join")
-
-
-# A process that is forked has the pool, but not its threads.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -164,8 +164,9 @@ class Cache:
         With ``edges``, ``edge_index`` is there too, its nodes numbered through the batch.
         """
         graphs, ptr = self._checked(indices)
-        history = self._gather_history(graphs, ptr)
-        edge_index = self._gather_edges(self._runs(graphs), ptr) if edges else None
+        runs = self._runs(graphs)
+        history = self._gather_history(runs, ptr)
+        edge_index = self._gather_edges(runs, ptr) if edges else None
         return CachedBatch(history, torch.from_numpy(ptr), edge_index)
 
     def pieces(self, indices: Sequence[int] | np.ndarray) -> Iterator[tuple[slice, list[Tensor]]]:
@@ -217,9 +218,8 @@ class Cache:
         )
         return [Run(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 
-    def _gather_history(self, graphs: np.ndarray, ptr: np.ndarray) -> History:
+    def _gather_history(self, runs: list[Run], ptr: np.ndarray) -> History:
         layout = self.manifest.layout
-        runs = self._runs(graphs)
         numbers = {run.shard for run in runs}
         if layout.compression is None and 0 < len(numbers) <= MAX_OPEN_SHARDS:
             batch = self._gather_mapped(runs, {number: self._shard(number) for number in numbers})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import torch
 from numba.extending import intrinsic
 
+from ...helper_threads import start_helper
 from ..layer_weights import NORMALIZATIONS
 
 Floats = npt.NDArray[np.float32]
@@ -163,9 +163,7 @@ class Shares:
                 lock.
         """
         helpers = min(torch.get_num_threads(), len(parts.bounds) - 1) - 1
-        coming: list[Future[None]] = []
-        with suppress(RuntimeError):  # there are no new threads at the end of a process
-            coming += (_pool().submit(work) for _ in range(helpers))
+        coming = [start_helper(work) for _ in range(helpers)]
         try:
             work()
         finally:
@@ -173,13 +171,3 @@ class Shares:
             wait(late)  # they write into the same tensors
         for helper in late:
             helper.result()
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(len(PART_ENDS), thread_name_prefix="graphs")
-
-
-# A process that is forked has the pool, but not its threads.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)
