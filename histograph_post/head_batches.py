@@ -15,7 +15,6 @@ from .data.non_edges import NonEdges
 from .errors import CacheError
 from .heads.base import History, last_layer
 from .heads.history import TableRows
-from .heads.ragged import ranges
 from .heads.standardize import Standardizer
 from .history_rows import (
     HistoryRows,
@@ -26,6 +25,7 @@ from .history_rows import (
     working_ahead,
 )
 from .link_negatives import LinkNegatives, Negatives
+from .ranges import ranges
 from .row_batches import RowBatch, count_batches, row_batches
 from .storage import Cache
 from .tasks import Task

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from .heads.history import History, TableRows
-from .heads.ragged import ranges
 from .heads.standardize import Standardizer
+from .ranges import ranges
 from .storage import Cache
 
 #: Share of the machine's memory that training may take, unless told otherwise.

@@ -19,6 +19,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from ..errors import DataError
+from ..ranges import ranges
 
 
 @dataclass(frozen=True)
@@ -246,13 +247,6 @@ def bucket_layout(
         torch.from_numpy(slots).to(device),
         torch.from_numpy(filled).to(device),
     )
-
-
-def ranges(starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return all numbers from ``starts[i]`` to ``stops[i] - 1``, for each i in turn."""
-    sizes = stops - starts
-    ends = np.cumsum(sizes)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)
 
 
 class _MoveRows(Function):

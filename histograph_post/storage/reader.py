@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,9 +16,10 @@ from ..errors import CacheError
 from ..splits import Splits
 from .cached_graph import CachedBatch, CachedGraph, History, as_tensor, read_graph
 from .format import Manifest
-from .joining import join_rows
+from .joining import JoinedRows
 from .opening import read_manifest, read_splits
 from .precision import TORCH_TYPES
+from .runs import Runs
 from .shard import Shard
 from .shard_info import shard_name
 
@@ -44,7 +44,7 @@ class Cache:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
-        self._first_graphs = [shard.start for shard in manifest.shards]
+        self._first_graphs = np.array([shard.start for shard in manifest.shards])  # [shards]
         self._open_shards: OrderedDict[int, Shard] = OrderedDict()
 
     @classmethod
@@ -105,6 +105,12 @@ class Cache:
         return np.concatenate([[0], np.cumsum(self.num_nodes)])
 
     @cached_property
+    def _shard_of_graph(self) -> np.ndarray:
+        """Number of the shard of each graph, ``[num_graphs]``."""
+        sizes = [shard.stop - shard.start for shard in self.manifest.shards]
+        return np.repeat(np.arange(len(sizes)), sizes)
+
+    @cached_property
     def label_ptr(self) -> np.ndarray:
         """First label row of each graph, and the number of rows: ``[num_graphs + 1]``."""
         level = self.manifest.layout.level
@@ -153,10 +159,9 @@ class Cache:
         if not -self.num_graphs <= index < self.num_graphs:
             raise IndexError(f"graph {index} of {self.num_graphs}")
         index %= self.num_graphs
-        number = bisect_right(self._first_graphs, index) - 1
-        return read_graph(
-            self._shard(number), index - self._first_graphs[number], self.manifest.layout
-        )
+        number = int(self._shard_of_graph[index])
+        place = index - int(self._first_graphs[number])
+        return read_graph(self._shard(number), place, self.manifest.layout)
 
     def gather(self, indices: Sequence[int] | np.ndarray, *, edges: bool = False) -> CachedBatch:
         """Return a copy of several graphs as one flat batch, in the order asked for.
@@ -198,31 +203,15 @@ class Cache:
             raise IndexError(f"graphs {graphs.min()} to {graphs.max()} of {self.num_graphs}")
         return graphs, np.concatenate([[0], np.cumsum(self.num_nodes[graphs])])
 
-    def _runs(self, graphs: np.ndarray) -> list[Run]:
+    def _runs(self, graphs: np.ndarray) -> Runs:
         """Return the stretches of ``graphs`` that are neighbours in one shard."""
-        first_graphs = np.asarray(self._first_graphs)
-        shards = np.searchsorted(first_graphs, graphs, side="right") - 1  # [batch]
-        breaks = np.flatnonzero((np.diff(graphs) != 1) | (np.diff(shards) != 0)) + 1
-        starts = np.concatenate([[0], breaks]) if len(graphs) else breaks  # [runs]
-        stops = np.append(starts[1:], len(graphs)) if len(graphs) else breaks  # [runs]
-        shards, firsts = shards[starts], graphs[starts]  # [runs] each
-        lasts, before = firsts + stops - starts, first_graphs[shards]
-        rows_before = self.node_ptr[before]  # of the shard of each run, [runs]
-        columns = (
-            shards,
-            firsts - before,
-            lasts - before,
-            starts,
-            self.node_ptr[firsts] - rows_before,
-            self.node_ptr[lasts] - rows_before,
-        )
-        return [Run(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
+        return Runs.of(graphs, self._shard_of_graph[graphs], self._first_graphs, self.node_ptr)
 
-    def _gather_history(self, runs: list[Run], ptr: np.ndarray) -> History:
+    def _gather_history(self, runs: Runs, ptr: np.ndarray) -> History:
         layout = self.manifest.layout
-        numbers = {run.shard for run in runs}
-        if layout.compression is None and 0 < len(numbers) <= MAX_OPEN_SHARDS:
-            batch = self._gather_mapped(runs, {number: self._shard(number) for number in numbers})
+        if self._joined_rows is not None:
+            copied = [rows.take(*runs.rows) for rows in self._joined_rows]
+            batch = [as_tensor(values, layout) for values in copied]
         else:
             batch = [
                 torch.empty(dataset.shape, dtype=self.dtype)
@@ -234,32 +223,31 @@ class Cache:
                     target[place : place + len(part)] = part
         return batch[0] if layout.is_uniform else batch
 
-    def _gather_mapped(self, runs: list[Run], shards: dict[int, Shard]) -> list[Tensor]:
-        """Copy the rows of runs, in their order, from plain shards that are all mapped."""
-        layout, batch = self.manifest.layout, []
-        for index in range(len(layout.activations(0))):
-            stored = {
-                number: shard.activations[index].read(0, int(shard.arrays["ptr"][-1]))
-                for number, shard in shards.items()
-            }
-            parts = [stored[run.shard][run.first_row : run.last_row] for run in runs]
-            batch.append(as_tensor(join_rows(parts), layout))
-        return batch
+    @cached_property
+    def _joined_rows(self) -> list[JoinedRows] | None:
+        """The activations of all shards, one entry or one per layer, where all can stay mapped."""
+        if self.manifest.layout.compression or len(self.manifest.shards) > MAX_OPEN_SHARDS:
+            return None
+        stored = [
+            [rows.read(0, shard.info.num_nodes) for rows in shard.activations]
+            for shard in self._all_shards()
+        ]
+        return [JoinedRows(arrays) for arrays in zip(*stored, strict=True)]
 
-    def _stretches(self, runs: list[Run], ptr: np.ndarray) -> Iterator[tuple[Shard, slice, int]]:
+    def _stretches(self, runs: Runs, ptr: np.ndarray) -> Iterator[tuple[Shard, slice, int]]:
         """Yield the rows of every run: their shard, where they are in it and in the batch.
 
         In the order of the file, whatever the order of the batch: the disk likes it, and a
         compressed chunk is expanded once.
         """
-        for run in sorted(runs):
+        for run in runs.in_file_order():
             yield self._shard(run.shard), slice(run.first_row, run.last_row), int(ptr[run.position])
 
-    def _gather_edges(self, runs: list[Run], ptr: np.ndarray) -> Tensor:
+    def _gather_edges(self, runs: Runs, ptr: np.ndarray) -> Tensor:
         if not self.manifest.layout.has_edges:
             raise CacheError(f"{self.path}: found no edge_index, expected a cache made with edges")
         pairs, counts = [np.empty((2, 0), np.int64)], [np.empty(0, np.int64)]
-        for run in runs:
+        for run in runs.each():
             arrays = self._shard(run.shard).arrays
             bounds = arrays["edge_ptr"][run.first : run.last + 1]
             pairs.append(arrays["edge_index"][:, bounds[0] : bounds[-1]])
@@ -282,17 +270,3 @@ class Cache:
             self._open_shards[number] = shard
         self._open_shards.move_to_end(number)
         return shard
-
-
-class Run(NamedTuple):
-    """Neighbouring graphs ``first`` to ``last`` of a shard, at ``position`` of a batch.
-
-    Their rows in the shard are ``first_row`` to ``last_row``.
-    """
-
-    shard: int
-    first: int
-    last: int
-    position: int
-    first_row: int
-    last_row: int
