@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch_geometric.data import Batch
 
 from histograph_post.backbone import call_model
 from histograph_post.cache_plan import plan_cache
@@ -46,7 +47,8 @@ def _caching(work: Workloads, subject: Subject, name: str, ceiling: float) -> li
     def forward(prepare: Callable[[], None]) -> None:
         prepare()
         for graphs in plan.batches(0, len(subject.dataset)):
-            call_model(subject.model, plan.load(graphs))
+            members = subject.dataset.graphs[graphs.start : graphs.stop]
+            call_model(subject.model, Batch.from_data_list(members))
 
     medians = race(
         {

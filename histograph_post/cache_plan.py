@@ -21,6 +21,7 @@ from .backbone import call_model, prediction
 from .backbone.output_form import OutputForm
 from .capture import Capture, CapturePlan, Parity, check_parity, plan_capture
 from .data import GraphDataset
+from .data.batching import make_batch
 from .devices import resolve_device
 from .errors import CacheError, CaptureError, ConfigError
 from .node_budget import budget_batches
@@ -157,7 +158,7 @@ class CachePlan:
 
     def load(self, graphs: range) -> Batch:
         """Return these graphs as one batch on the model's device."""
-        batch = Batch.from_data_list(self.dataset.graphs[graphs.start : graphs.stop])
+        batch = make_batch(self.dataset.graphs[graphs.start : graphs.stop])
         if self.device.type == "cuda":
             batch = batch.pin_memory()
         return batch.to(self.device, non_blocking=True)

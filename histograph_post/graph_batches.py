@@ -13,6 +13,7 @@ from torch_geometric.data import Batch, Data
 
 from .backbone import call_model, prediction
 from .data import GraphDataset
+from .data.batching import make_batch
 from .data.non_edges import NonEdges
 from .errors import ModelError
 from .link_negatives import LinkNegatives
@@ -66,7 +67,7 @@ class GraphBatches:
         for members in row_batches(
             rows, dataset.level, dataset.label_ptr, batch_size=batch_size, seed=seed
         ):
-            batch = Batch.from_data_list([dataset.graphs[graph] for graph in members.graphs])
+            batch = make_batch([dataset.graphs[graph] for graph in members.graphs])
             targets = self._targets[members.rows]  # [rows] or [rows, targets]
             positions = pairs = None
             if dataset.level == "node":

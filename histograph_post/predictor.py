@@ -12,6 +12,7 @@ from torch_geometric.data import Batch, Data
 
 from .capture import check_parity
 from .data import GraphDataset, Level, from_graphs
+from .data.batching import make_batch
 from .errors import ConfigError, DataError
 from .graph_batches import GraphInputs, probe_graphs
 from .head_results import row_names
@@ -123,7 +124,7 @@ class Predictor(nn.Module):
         with self.network.capture:
             for members in budget_batches(dataset.num_nodes, node_budget):
                 graphs = dataset.graphs[members.start : members.stop]
-                batch = Batch.from_data_list(graphs).to(self.device)
+                batch = make_batch(graphs).to(self.device)
                 found.append(self(batch).cpu().numpy())  # [rows, out_dim]
                 done += int(batch.num_nodes)
                 if on_progress is not None:
