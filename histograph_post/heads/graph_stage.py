@@ -8,7 +8,7 @@ it does not grow with the layers. Graphs are shared out among threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from . import compiled
+from .folded_maps import Maps, as_maps
 from .history import TableRows
 
 if TYPE_CHECKING:
@@ -29,19 +30,6 @@ LARGEST_GRAPH = 1024
 
 #: A map with more weights than this is left to a library of matrix products, which is made for it.
 LARGEST_MAP = 3 << 16
-
-
-class StageWeights(NamedTuple):
-    """The weights of the stage, folded; see :class:`.compiled.graph_loops.Maps`."""
-
-    query: Tensor
-    query_bias: Tensor
-    key: Tensor
-    fixed_keys: Tensor
-    embedding: Tensor
-    offset: Tensor
-    nodes: Tensor
-    nodes_bias: Tensor
 
 
 class StageOptions(NamedTuple):
@@ -84,7 +72,7 @@ def can_read(rows: TableRows, dim: int) -> bool:
     )
 
 
-def read_graphs(rows: TableRows, weights: StageWeights, options: StageOptions) -> ReadGraphs:
+def read_graphs(rows: TableRows, weights: Maps[Tensor], options: StageOptions) -> ReadGraphs:
     """Weigh and sum the layers of every node, and attend to the nodes of every graph.
 
     Args:
@@ -92,7 +80,7 @@ def read_graphs(rows: TableRows, weights: StageWeights, options: StageOptions) -
         weights: The weights of the head.
         options: How scores become weights.
     """
-    found = _ReadGraphs.apply(_Call.of(rows, weights, options), rows.table, *weights)
+    found = _ReadGraphs.apply(_Call.of(rows, weights, options), rows.table, *weights.values)
     return ReadGraphs(*found[:3])
 
 
@@ -106,14 +94,14 @@ class _Call:
     options: StageOptions
 
     @classmethod
-    def of(cls, rows: TableRows, weights: StageWeights, options: StageOptions) -> _Call:
+    def of(cls, rows: TableRows, weights: Maps[Tensor], options: StageOptions) -> _Call:
         """Lay out a call of the loops."""
         from .compiled.graph_loops import Weighing
         from .compiled.loops import Shares
         from .layer_weights import NORMALIZATIONS
 
         _, layers, channels = rows.table.shape
-        heads, width, _ = weights.key.shape[-3:]
+        heads, width, _ = weights.layers.key.shape[-3:]
         dim = heads * width
         # The multiplications of a forward pass for each graph, about.
         of_node = 2 * heads * layers * channels + (3 * channels + 2 * dim) * dim
@@ -144,12 +132,12 @@ class _ReadGraphs(Function):
 
     @staticmethod
     def forward(call: _Call, history: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        from .compiled.graph_loops import Kept, Maps, Results, TurnedMaps, read_graphs
+        from .compiled.graph_loops import Kept, Results, TurnedMaps, read_graphs
 
-        stage, table = StageWeights(*weights), call.table(history)
-        *copies, heads, _, channels = stage.key.shape
-        nodes, count, dim = int(table.ptr[-1]), len(table.starts), stage.query.size(-2)
-        empty = stage.query.new_empty
+        maps, table = as_maps(weights), call.table(history)
+        *copies, heads, width, channels = maps.layers.key.shape
+        nodes, count, dim = int(table.ptr[-1]), len(table.starts), heads * width
+        empty = maps.nodes.new_empty
         kept = (
             empty(*copies, nodes, dim),
             empty(*copies, count, heads, table.num_layers),
@@ -160,9 +148,13 @@ class _ReadGraphs(Function):
         results = (empty(*copies, count, dim), empty(*copies, count, dim))
         asked = count if call.options.with_means else 0
         layer_means = empty(asked, table.num_layers * channels)
-        turned = (value.mT for value in (stage.query, stage.embedding, stage.nodes))
-        maps = (Maps(*_arrays(stage, copies)), TurnedMaps(*_arrays(turned, copies)))
-        inputs = (table, *maps, call.weighing)
+        turned = [value.mT for value in (maps.layers.query, maps.layers.embedding, maps.nodes)]
+        inputs = (
+            table,
+            as_maps(_arrays(weights, copies)),
+            TurnedMaps(*_arrays(turned, copies)),
+            call.weighing,
+        )
         outputs = (Kept(*_arrays(kept, copies)), Results(*_arrays(results, copies)))
         means = layer_means.numpy()
         parts = call.shares.parts(math.prod(copies))
@@ -185,7 +177,7 @@ class _ReadGraphs(Function):
             value.expand(info.batch_size, *value.shape) if axis is None else value.movedim(axis, 0)
             for value, axis in zip(weights, in_dims[2:], strict=True)
         ]
-        copies = StageWeights(*stacked).query.shape[:-2]  # of this and of other levels of vmap
+        copies = as_maps(stacked).layers.query.shape[:-2]  # of this and of other levels of vmap
         flat = [value.flatten(0, len(copies) - 1) for value in stacked]
         contexts, means, layer_means, *kept = _ReadGraphs.apply(call, history, *flat)
         unfolded = [value.unflatten(0, copies) for value in (contexts, means, *kept)]
@@ -197,23 +189,24 @@ class _ReadGraphs(Function):
     def backward(
         ctx: Any, grad_contexts: Tensor | None, grad_means: Tensor | None, *none: None
     ) -> tuple[Tensor | None, ...]:
-        from .compiled.graph_loops import Kept, Maps, Results, read_graphs_back
+        from .compiled.graph_loops import Kept, Results, read_graphs_back
 
         call, (history, *saved) = ctx.call, ctx.saved_tensors
-        stage, kept = StageWeights(*saved[:8]), saved[8:]
-        *copies, dim, _ = stage.query.shape
+        weights, kept = saved[: -len(Kept._fields)], saved[-len(Kept._fields) :]
+        maps = as_maps(weights)
+        *copies, dim, _ = maps.layers.query.shape
         grads = [
-            stage.query.new_zeros(*copies, len(call.rows.sizes), dim) if grad is None else grad
+            maps.nodes.new_zeros(*copies, len(call.rows.sizes), dim) if grad is None else grad
             for grad in (grad_contexts, grad_means)
         ]
         # Each part has gradients of its own.
         parts = call.shares.parts(math.prod(copies))
-        sizes = [value.numel() for value in stage]
-        gradients = stage.query.new_empty(len(parts.bounds) - 1, sum(sizes))
-        (turned_key,) = _arrays([stage.key.flatten(-3, -2).mT], copies)  # [copies, D, dim]
+        sizes = [value.numel() for value in weights]
+        gradients = maps.nodes.new_empty(len(parts.bounds) - 1, sum(sizes))
+        (turned_key,) = _arrays([maps.layers.key.flatten(-3, -2).mT], copies)  # [copies, D, dim]
         inputs = (
             call.table(history),
-            Maps(*_arrays(stage, copies)),
+            as_maps(_arrays(weights, copies)),
             turned_key,
             call.weighing,
             Kept(*_arrays(kept, copies)),
@@ -223,12 +216,11 @@ class _ReadGraphs(Function):
         call.shares.run(parts, lambda: read_graphs_back(parts, *inputs))
         sums = gradients.sum(0).split(sizes)
         # A parameter keeps its gradient, and must not keep those of the others with it.
-        own = (sum_.view(value.shape).clone() for sum_, value in zip(sums, stage, strict=True))
+        own = (sum_.view(value.shape).clone() for sum_, value in zip(sums, weights, strict=True))
         return None, None, *own
 
 
-def _arrays(values: Iterable[Tensor], copies: Sequence[int]) -> Iterator[np.ndarray]:
+def _arrays(values: Iterable[Tensor], copies: Sequence[int]) -> list[np.ndarray]:
     """View values with a dimension of copies in front, also where there is one without it."""
-    for value in values:
-        array = value.detach().contiguous().numpy()
-        yield array if copies else array[None]
+    arrays = [value.detach().contiguous().numpy() for value in values]
+    return arrays if copies else [array[None] for array in arrays]

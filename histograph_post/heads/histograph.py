@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
-from .graph_stage import StageOptions, StageWeights, can_read, read_graphs
+from .folded_maps import Maps
+from .graph_stage import StageOptions, can_read, read_graphs
 from .histograph_config import HistoGraphConfig
 from .history import History, HistoryBatch, TableRows, check_layers
 from .layer_kernels import layer_means, layer_project
@@ -296,11 +297,7 @@ class HistoGraphHead(nn.Module):
         assert attention is not None  # it compiles
         stage = read_graphs(
             rows,
-            StageWeights(
-                **layers.folded()._asdict(),
-                nodes=attention.in_projection.weight,
-                nodes_bias=attention.in_projection.bias,
-            ),
+            Maps(layers.folded(), attention.in_projection.weight, attention.in_projection.bias),
             StageOptions(
                 layers.normalization,
                 bound=layers.radius if layers.normalization == "bounded" else layers.eps,

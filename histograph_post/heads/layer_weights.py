@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from .folded_maps import LayerMaps
 from .history import LayerStack
 from .layer_kernels import layer_scores
 from .mapped_kernels import map_heads, mapped_combine, mapped_scores
@@ -79,23 +80,6 @@ def sinusoidal_encoding(num_layers: int, dim: int) -> Tensor:
     angle = position * torch.exp(pair * (-math.log(10000.0) / dim))  # [num_layers, ceil(dim / 2)]
     encoding = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :dim]
     return encoding.to(torch.get_default_dtype())
-
-
-class FoldedLayers(NamedTuple):
-    """The maps of the layer stage, as they are applied to a history."""
-
-    #: ``Wq^T E``, from the last layer to queries, ``[dim, D]``.
-    query: Tensor
-    #: ``(b + P_last) Wq``, ``[dim]``.
-    query_bias: Tensor
-    #: ``Wk^T E``, from queries to channels of the history, ``[heads, dim / heads, D]``.
-    key: Tensor
-    #: ``(b + P_l) Wk``, ``[heads, dim / heads, L]``.
-    fixed_keys: Tensor
-    #: ``E``, ``[dim, D]``.
-    embedding: Tensor
-    #: ``b + P_l``, ``[L, dim]``.
-    offset: Tensor
 
 
 class LayerWeights(nn.Module):
@@ -233,7 +217,7 @@ class LayerWeights(nn.Module):
             scores = scores[..., sorted(range(len(order)), key=order.__getitem__)]
         return scores / math.sqrt(self.dim // self.heads)
 
-    def folded(self) -> FoldedLayers:
+    def folded(self) -> LayerMaps[Tensor]:
         """Return the maps of learned weights over layers that all have one width."""
         ((_, embedding),) = zip(self.groups, self.embeddings, strict=True)
         linear = cast(nn.Linear, embedding)
@@ -241,7 +225,7 @@ class LayerWeights(nn.Module):
         both = torch.cat([self.query, self.key], dim=1)  # [dim, 2 * dim]: half as many products
         query, key = (both.t() @ linear.weight).split(self.dim)  # [dim, D] each
         fixed_queries, fixed_keys = (offset @ both).split(self.dim, dim=1)  # [L, dim] each
-        return FoldedLayers(
+        return LayerMaps(
             query=query,
             query_bias=fixed_queries[-1],  # [dim]
             key=self._split(key, 0),  # [heads, dim / heads, D]

@@ -19,6 +19,7 @@ from histograph_post.errors import DataError
 from histograph_post.heads import compiled, graph_stage
 from histograph_post.heads.compiled import loops
 from histograph_post.heads.compiled.exponential import exponential
+from histograph_post.heads.folded_maps import as_maps
 from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.heads.history import TableRows
 from histograph_post.heads.registry import PAPER_FORM
@@ -179,7 +180,7 @@ def read(history: Tensor, starts: list[int], sizes: list[int]) -> tuple[list[Ten
     ]
     found = graph_stage.read_graphs(
         TableRows(history, np.array(starts), np.array(sizes)),
-        graph_stage.StageWeights(*weights),
+        as_maps(weights),
         graph_stage.StageOptions("bounded", 2.0, node_heads=2, with_means=True),
     )
     total = found.contexts.sin().sum() + found.means.cos().sum()

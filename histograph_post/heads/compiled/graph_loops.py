@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..folded_maps import LayerMaps, Maps
 from .attention_loops import attend, attend_back, take_values, take_values_back
 from .layer_loops import embed, embed_back, score_layers, score_layers_back
 from .loops import ONE, Floats, Integers, Parts, loop, part_of_loop, take_number
@@ -33,31 +34,6 @@ class Table(NamedTuple):
     starts: Integers
     #: Row of the batch where each graph starts, and the number of rows, ``[num_graphs + 1]``.
     ptr: Integers
-
-
-class Maps(NamedTuple):
-    """The weights of a head, or their gradients, for a number of copies.
-
-    The letters are those of :mod:`histograph_post.heads.layer_weights`.
-    """
-
-    #: ``Wq^T E``, from the last layer to queries, ``[copies, dim, D]``.
-    query: Floats
-    #: ``(b + P_last) Wq``, ``[copies, dim]``.
-    query_bias: Floats
-    #: ``Wk^T E``, from queries to channels of the history, ``[copies, heads, dim / heads, D]``.
-    key: Floats
-    #: ``(b + P_l) Wk``, ``[copies, heads, dim / heads, L]``.
-    fixed_keys: Floats
-    #: ``E``, ``[copies, dim, D]``.
-    embedding: Floats
-    #: ``b + P_l``, ``[copies, L, dim]``.
-    offset: Floats
-    #: From node embeddings to queries, keys and values of node attention,
-    #: ``[copies, 3 * dim, dim]``.
-    nodes: Floats
-    #: ``[copies, 3 * dim]``.
-    nodes_bias: Floats
 
 
 class TurnedMaps(NamedTuple):
@@ -113,7 +89,7 @@ class Results(NamedTuple):
 def read_graphs(
     parts: Parts,
     table: Table,
-    maps: Maps,
+    maps: Maps[Floats],
     turned: TurnedMaps,
     weighing: Weighing,
     kept: Kept,
@@ -138,13 +114,13 @@ def read_graphs(
         if part + 1 >= len(parts.bounds):
             return
         for graph in range(parts.bounds[part], parts.bounds[part + 1]):
-            history = graph_history(table, graph, maps.query.shape[2])  # [n, L * D]
+            history = graph_history(table, graph, maps.layers.query.shape[2])  # [n, L * D]
             if len(layer_means):
                 take_mean(history, layer_means[graph])
             else:
                 fetch_rows(history)
             begin = table.ptr[graph]
-            for copy in range(len(maps.query)):
+            for copy in range(len(maps.layers.query)):
                 if len(history):
                     read_graph(history, graph, begin, copy, maps, turned, weighing, kept, results)
                 else:
@@ -158,7 +134,7 @@ def read_graph(
     graph: int,
     begin: int,
     copy: int,
-    maps: Maps,
+    maps: Maps[Floats],
     turned: TurnedMaps,
     weighing: Weighing,
     kept: Kept,
@@ -177,23 +153,24 @@ def read_graph(
         kept: Filled in.
         results: Filled in.
     """
-    _, heads, width, channels = maps.key.shape
+    layers = maps.layers
+    _, heads, width, channels = layers.key.shape
     dim, end = heads * width, begin + len(history)
     queries = kept.queries[copy, begin:end]  # [n, dim]
-    repeat_row(maps.query_bias[copy], ONE, queries)
+    repeat_row(layers.query_bias[copy], ONE, queries)
     add_product(history[:, -channels:], turned.query[copy], 0, queries, 0, dim)
     filters = np.zeros((len(history), heads * channels), np.float32)
     for head in range(heads):
         own = queries[:, head * width : (head + 1) * width]  # [n, dim / heads]
-        add_product(own, maps.key[copy, head], 0, filters, head * channels, channels)
+        add_product(own, layers.key[copy, head], 0, filters, head * channels, channels)
     scores = kept.scores[copy, graph]  # [heads, L]
-    score_layers(history, filters, queries, maps.fixed_keys[copy], weighing.scale, scores)
+    score_layers(history, filters, queries, layers.fixed_keys[copy], weighing.scale, scores)
     weights = np.empty(scores.shape, np.float32)
     normalize_all(scores, weighing.kind, weighing.bound, weights)
     combined = filters  # which are not needed any more
     sum_pieces(weights, history, combined)
     nodes = kept.nodes[copy, begin:end]  # [n, dim]
-    embed(combined, weights, turned.embedding[copy], maps.offset[copy], nodes)
+    embed(combined, weights, turned.embedding[copy], layers.offset[copy], nodes)
     query_key = kept.query_key[copy, begin:end]  # [n, 2 * dim]
     repeat_row(maps.nodes_bias[copy, : 2 * dim], ONE, query_key)
     add_product(nodes, turned.nodes[copy], 0, query_key, 0, 2 * dim)
@@ -208,7 +185,7 @@ def read_graph(
 def read_graphs_back(
     parts: Parts,
     table: Table,
-    maps: Maps,
+    maps: Maps[Floats],
     turned_key: Floats,
     weighing: Weighing,
     kept: Kept,
@@ -221,7 +198,7 @@ def read_graphs_back(
         parts: The parts.
         table: The history.
         maps: The weights.
-        turned_key: ``maps.key`` with inputs as rows, ``[copies, D, dim]``.
+        turned_key: ``maps.layers.key`` with inputs as rows, ``[copies, D, dim]``.
         weighing: How scores became weights.
         kept: What :func:`read_graphs` has left.
         grad_results: Of what it has found.
@@ -234,11 +211,11 @@ def read_graphs_back(
         clear_row(gradients[part])
         grad_maps = view_as_maps(gradients[part], maps)
         for graph in range(parts.bounds[part], parts.bounds[part + 1]):
-            history = graph_history(table, graph, maps.query.shape[2])  # [n, L * D]
+            history = graph_history(table, graph, maps.layers.query.shape[2])  # [n, L * D]
             fetch_rows(history)
             begin = table.ptr[graph]
             if len(history):
-                for copy in range(len(maps.query)):
+                for copy in range(len(maps.layers.query)):
                     read_graph_back(
                         history,
                         graph,
@@ -259,12 +236,12 @@ def read_graph_back(
     graph: int,
     begin: int,
     copy: int,
-    maps: Maps,
+    maps: Maps[Floats],
     turned_key: Floats,
     weighing: Weighing,
     kept: Kept,
     grad_results: Results,
-    grad_maps: Maps,
+    grad_maps: Maps[Floats],
 ) -> None:
     """Add the gradients of :func:`read_graph`.
 
@@ -274,13 +251,14 @@ def read_graph_back(
         begin: Its first row of the batch.
         copy: Which copy of the head.
         maps: The weights.
-        turned_key: ``maps.key`` with inputs as rows, ``[copies, D, dim]``.
+        turned_key: ``maps.layers.key`` with inputs as rows, ``[copies, D, dim]``.
         weighing: How scores became weights.
         kept: What :func:`read_graph` has left.
         grad_results: Of what it has found.
         grad_maps: Added to.
     """
-    _, heads, width, channels = maps.key.shape
+    layers, grad_layers = maps.layers, grad_maps.layers
+    _, heads, width, channels = layers.key.shape
     dim, end, share = heads * width, begin + len(history), ONE / np.float32(len(history))
     nodes = kept.nodes[copy, begin:end]  # [n, dim]
     grad_map, grad_bias = grad_maps.nodes[copy], grad_maps.nodes_bias[copy]  # [3 * dim, ...]
@@ -314,14 +292,14 @@ def read_graph_back(
     combined = np.empty((len(history), heads * channels), np.float32)
     sum_pieces(weights, history, combined)  # faster made again than kept
     grad_weights = np.empty(scores.shape, np.float32)
-    embed_back(weights, maps.offset[copy], grad_nodes, grad_weights, grad_maps.offset[copy])
+    embed_back(weights, layers.offset[copy], grad_nodes, grad_weights, grad_layers.offset[copy])
     grad_rows = np.zeros((len(history), heads * channels), np.float32)  # of the sums of layers
     for head in range(heads):
         first, stop, place = head * width, (head + 1) * width, head * channels
         own = grad_nodes[:, first:stop]  # [n, dim / heads]
-        grad = grad_maps.embedding[copy, first:stop]  # [dim / heads, D]
+        grad = grad_layers.embedding[copy, first:stop]  # [dim / heads, D]
         add_product(own.T, combined, place, grad, 0, channels)
-        add_product(own, maps.embedding[copy, first:stop], 0, grad_rows, place, channels)
+        add_product(own, layers.embedding[copy, first:stop], 0, grad_rows, place, channels)
     add_dots(grad_rows, history, channels, grad_weights)
     grad_scores = np.empty(scores.shape, np.float32)
     normalize_all_back(scores, grad_weights, weighing.kind, weighing.bound, grad_scores)
@@ -332,45 +310,38 @@ def read_graph_back(
     grad_queries = np.zeros((len(history), dim), np.float32)
     for head in range(heads):
         first, stop, place = head * width, (head + 1) * width, head * channels
-        grad = grad_maps.key[copy, head]  # [dim / heads, D]
+        grad = grad_layers.key[copy, head]  # [dim / heads, D]
         add_product(queries[:, first:stop].T, grad_rows, place, grad, 0, channels)
         grad_filters = grad_rows[:, place : place + channels]  # [n, D]
         add_product(grad_filters, turned_key[copy], first, grad_queries, first, width)
     score_layers_back(
-        queries, maps.fixed_keys[copy], grad_scores, grad_queries, grad_maps.fixed_keys[copy]
+        queries, layers.fixed_keys[copy], grad_scores, grad_queries, grad_layers.fixed_keys[copy]
     )
     last = history.shape[1] - channels  # where the last layer starts
-    add_product(grad_queries.T, history, last, grad_maps.query[copy], 0, channels)
-    add_rows(grad_queries, grad_maps.query_bias[copy])
+    add_product(grad_queries.T, history, last, grad_layers.query[copy], 0, channels)
+    add_rows(grad_queries, grad_layers.query_bias[copy])
 
 
 @part_of_loop
-def view_as_maps(values: Floats, maps: Maps) -> Maps:
+def view_as_maps(values: Floats, maps: Maps[Floats]) -> Maps[Floats]:
     """View values that stand one after the other as maps of these shapes."""
-    query, values = take_first(values, maps.query.size)
-    query_bias, values = take_first(values, maps.query_bias.size)
-    key, values = take_first(values, maps.key.size)
-    fixed_keys, values = take_first(values, maps.fixed_keys.size)
-    embedding, values = take_first(values, maps.embedding.size)
-    offset, values = take_first(values, maps.offset.size)
-    nodes, values = take_first(values, maps.nodes.size)
-    nodes_bias, values = take_first(values, maps.nodes_bias.size)
-    return Maps(
-        query.reshape(maps.query.shape),
-        query_bias.reshape(maps.query_bias.shape),
-        key.reshape(maps.key.shape),
-        fixed_keys.reshape(maps.fixed_keys.shape),
-        embedding.reshape(maps.embedding.shape),
-        offset.reshape(maps.offset.shape),
-        nodes.reshape(maps.nodes.shape),
-        nodes_bias.reshape(maps.nodes_bias.shape),
-    )
+    layers = maps.layers
+    query, values = take_first(values, layers.query)
+    query_bias, values = take_first(values, layers.query_bias)
+    key, values = take_first(values, layers.key)
+    fixed_keys, values = take_first(values, layers.fixed_keys)
+    embedding, values = take_first(values, layers.embedding)
+    offset, values = take_first(values, layers.offset)
+    nodes, values = take_first(values, maps.nodes)
+    nodes_bias, values = take_first(values, maps.nodes_bias)
+    found = LayerMaps(query, query_bias, key, fixed_keys, embedding, offset)
+    return Maps(found, nodes, nodes_bias)
 
 
 @part_of_loop
-def take_first(values: Floats, count: int) -> tuple[Floats, Floats]:
-    """Return the first values and the rest."""
-    return values[:count], values[count:]
+def take_first(values: Floats, like: Floats) -> tuple[Floats, Floats]:
+    """Return the first values in the shape of an array, and the rest."""
+    return values[: like.size].reshape(like.shape), values[like.size :]
 
 
 @loop

@@ -85,7 +85,8 @@ def _nothing() -> None:
 
 def forget_old_code(folder: Path) -> None:
     """Drop code of other loops than these: numba looks at the file of a function, not of others."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    here = Path(__file__).parent
+    sources = [*sorted(here.glob("*.py")), here.parent / "folded_maps.py"]
     texts = [source.read_bytes() for source in sources]
     digest = hashlib.sha256(b"".join([repr(NORMALIZATIONS).encode(), *texts])).hexdigest()
     mark = folder / "loops.sha256"
