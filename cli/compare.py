@@ -39,7 +39,7 @@ def compare(
     from histograph_post.folds import open_caches
     from histograph_post.head_training import HeadSpec, plan_experiment
     from histograph_post.heads.registry import head_names
-    from histograph_post.training import suggested_lr
+    from histograph_post.training_options import suggested_lr
 
     first = open_caches(cache)[0]
     level = first.manifest.layout.level

@@ -47,7 +47,7 @@ def train_head(
     from histograph_post.backbone import parse_args
     from histograph_post.folds import open_caches
     from histograph_post.head_training import HeadSpec, plan_experiment, with_baseline
-    from histograph_post.training import suggested_lr
+    from histograph_post.training_options import suggested_lr
 
     options = {"dim": dim, **parse_args(head_args)}
     if heads is not None:

@@ -10,7 +10,7 @@ import typer
 from .command import OptionGroup
 
 if TYPE_CHECKING:
-    from histograph_post.training import TrainingOptions
+    from histograph_post.training_options import TrainingOptions
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,6 @@ class TrainingFlags(OptionGroup):
 
     def options(self, lr: float) -> TrainingOptions:
         """Return what the library takes."""
-        from histograph_post.training import TrainingOptions
+        from histograph_post.training_options import TrainingOptions
 
         return TrainingOptions(lr=lr, **asdict(self))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .predicting import predict as predict
     from .reporting import report as report
     from .storage import Cache as Cache
-    from .training import TrainingOptions as TrainingOptions
+    from .training_options import TrainingOptions as TrainingOptions
 
 #: Public name -> module. Loaded on first use, so that `histograph --help` never waits for torch.
 _PUBLIC = {
@@ -30,7 +30,7 @@ _PUBLIC = {
     "GraphDataset": ".data",
     "HistoGraphHead": ".heads.histograph",
     "HistographError": ".errors",
-    "TrainingOptions": ".training",
+    "TrainingOptions": ".training_options",
     "cache": ".caching",
     "export": ".exporting",
     "finetune": ".finetuning",

@@ -24,7 +24,7 @@ from .graph_batches import probe_graphs
 from .head_training import HeadSpec, plan_experiment, with_baseline
 from .run import Run
 from .storage import Cache
-from .training import TrainingOptions
+from .training_options import TrainingOptions
 from .unfreezing import BackboneOptions, layers_of_parameters
 
 

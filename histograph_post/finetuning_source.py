@@ -24,7 +24,7 @@ from .saved_head import SavedHead
 from .splits import Splits
 from .storage import Cache
 from .trained_folds import fold_checkpoints
-from .training import TrainingOptions
+from .training_options import TrainingOptions
 
 #: What a specification is called when the thing itself was handed over.
 _IN_MEMORY = "memory"

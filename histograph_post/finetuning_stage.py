@@ -14,7 +14,8 @@ from .capture import CapturePlan
 from .experiments import Stage
 from .files import sha256_file
 from .finetuning_source import CachedBackbones, SourceRun
-from .fits import FIT_NAME, HEAD_NAME, Fit, FitSpec, load_fit, make_head
+from .fits import FIT_NAME, HEAD_NAME, Fit, FitSpec, load_fit
+from .head_fits import make_head
 from .head_results import LabelRows, named, versus
 from .head_training import Experiment, HeadSpec
 from .heads.registry import build_head

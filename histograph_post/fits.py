@@ -15,25 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file as save_tensors
 from torch import Tensor, nn
 
 from .files import atomic_path, write_json
-from .head_batches import HeadBatches, HeadInputs, LoadedCache
 from .heads.each_layer_norm import EachLayerNorm
-from .heads.histograph import HistoGraphHead
-from .heads.history import TableRows
-from .heads.registry import build_head, head_config, head_info
+from .heads.registry import head_config
 from .heads.standardize import Standardizer
 from .resuming import STATE_NAME, train_resumably
 from .splits import PARTS, Split
-from .stacking import most_together
-from .tasks import TargetScale, Task
-from .training import Trainer, TrainingOptions
-from .warm_start import own_classifier
+from .training import Trainer
+from .training_options import TrainingOptions
 
 FIT_NAME = "fit.json"
 HEAD_NAME = "head.safetensors"
@@ -96,134 +90,6 @@ class Fit:
             "scores": {part: dict(scores) for part, scores in self.scores.items()},
             **({} if self.backbone is None else {"backbone": dict(self.backbone)}),
         }
-
-
-class HeadNetwork(nn.Module):
-    """A readout as the training loop calls it: on rows that are standardised already."""
-
-    def __init__(self, head: nn.Module) -> None:
-        super().__init__()
-        self.head = head
-        # A head that can standardise for itself must not do it twice.
-        self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
-
-    @property
-    def aux_loss(self) -> Tensor | None:
-        """What the last forward pass adds to the loss, for readouts that have such a term."""
-        return getattr(self.head, "aux_loss", None)
-
-    def forward(self, inputs: HeadInputs) -> Tensor:
-        """Return an output for every row that is asked for: ``[rows, out_dim]``."""
-        history = inputs.history
-        if isinstance(history, TableRows) and not isinstance(self.head, HistoGraphHead):
-            history = history.copy()  # [num_nodes, L, D]
-        outputs: Tensor = self.head(
-            history,
-            inputs.batch,
-            num_graphs=inputs.num_graphs,
-            edge_index=inputs.edge_index,
-            **self._arguments,
-        )
-        if inputs.pairs is not None:
-            scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]
-            return scores.unsqueeze(-1)  # [rows, 1]
-        return outputs if inputs.positions is None else outputs[inputs.positions]
-
-
-@dataclass(frozen=True)
-class FreshHead:
-    """An untrained head, with what its rows go through before it."""
-
-    head: nn.Module
-    standardizer: Standardizer | None
-
-
-def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> FreshHead:
-    """Build the head of a fit: the same for every stage that starts from this cache."""
-    standardizer = loaded.standardizer(split.train) if spec.standardize else None
-    torch.manual_seed(spec.seed)
-    head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
-    if isinstance(head, HistoGraphHead):
-        if standardizer is not None:
-            head.standardizer = standardizer
-        if spec.warm_start:
-            scale = TargetScale.of(task, loaded.labels[split.train])
-            head.warm_start(*own_classifier(loaded, task, scale))
-    return FreshHead(head, standardizer)
-
-
-def fit_heads(
-    specs: Sequence[FitSpec],
-    loaded: LoadedCache,
-    split: Split,
-    task: Task,
-    folder: Path,
-    *,
-    device: torch.device,
-    on_epoch: Callable[[Trainer], None] | None = None,
-) -> list[Fit]:
-    """Train one readout on one fold, or go on with it, or return it where it is done.
-
-    Args:
-        specs: Of different seeds; they are trained as one if the readout can be.
-        loaded: The cache.
-        split: Of the fold.
-        task: What is predicted.
-        folder: The run.
-        device: Where to train.
-        on_epoch: Told of every fit after each of its epochs.
-    """
-    if all((folder / spec.folder / FIT_NAME).exists() for spec in specs):
-        return [load_fit(spec, folder / spec.folder) for spec in specs]
-    first = specs[0]
-    history = loaded.history(split.train if first.standardize else None)
-    needs_edges = head_info(first.head).needs_edge_index
-    source = HeadBatches(loaded, history, task, device, edges=needs_edges)
-
-    def prepare(spec: FitSpec) -> tuple[FreshHead, Trainer]:
-        made = make_head(spec, loaded, split, task)
-        network = HeadNetwork(made.head).to(device)
-        return made, Trainer(network, source, split, task, spec.training, seed=spec.seed)
-
-    together = 1
-    if not history.read_ahead:  # memory is short where a history is read batch by batch
-        head = build_head(
-            first.head, loaded.cache.widths, task.out_dim, task.level, **first.options
-        )
-        largest = np.sort(loaded.cache.num_nodes)[-first.training.batch_size :]
-        together = most_together(head, first.training, num_nodes=int(largest.sum()))
-    fits = []
-    for start in range(0, len(specs), together):
-        chosen = specs[start : start + together]
-        fits += _fit_together(chosen, prepare, folder, on_epoch)
-    return fits
-
-
-def _fit_together(
-    specs: Sequence[FitSpec],
-    prepare: Callable[[FitSpec], tuple[FreshHead, Trainer]],
-    folder: Path,
-    on_epoch: Callable[[Trainer], None] | None,
-) -> list[Fit]:
-    """Train heads as one and save each; their state is in the folder of the first until then."""
-    state_folder = folder / specs[0].folder
-    state_folder.mkdir(parents=True, exist_ok=True)
-    missing = [spec for spec in specs if not (folder / spec.folder / FIT_NAME).exists()]
-    prepared = {spec.seed: prepare(spec) for spec in missing}
-    trainers = [trainer for _, trainer in prepared.values()]
-    seconds = train_resumably(trainers, state_folder, on_epoch=on_epoch)
-    fits: dict[int, Fit] = {}
-    for spec in specs:
-        own = folder / spec.folder
-        if spec.seed not in prepared:
-            fits[spec.seed] = load_fit(spec, own)
-            continue
-        made, trainer = prepared[spec.seed]
-        fits[spec.seed] = save_fit(
-            spec, trainer, own, seconds=seconds, head=made.head, standardizer=made.standardizer
-        )
-    (state_folder / STATE_NAME).unlink(missing_ok=True)
-    return list(fits.values())
 
 
 def train_fit(

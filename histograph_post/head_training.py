@@ -13,8 +13,9 @@ import torch
 from .errors import ConfigError
 from .experiments import FitProgress, Stage
 from .experiments import run_experiment as run_experiment
-from .fits import Fit, FitSpec, fit_heads
+from .fits import Fit, FitSpec
 from .folds import Fold, make_folds, open_caches
+from .head_fits import fit_heads
 from .head_results import LabelRows, row_names
 from .heads.registry import head_info, head_names
 from .run import Run
@@ -22,7 +23,8 @@ from .saved_backbone import describe_backbone
 from .storage import Cache
 from .summaries import Key
 from .tasks import infer_task
-from .training import Trainer, TrainingOptions, suggested_lr
+from .training import Trainer
+from .training_options import TrainingOptions, suggested_lr
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from .capture import Capture, CapturePlan
-from .fits import HeadNetwork
 from .graph_batches import GraphInputs
 from .head_batches import HeadInputs
+from .head_fits import HeadNetwork
 from .training_modes import StatisticsMode, set_training_modes
 
 

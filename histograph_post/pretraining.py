@@ -37,7 +37,8 @@ from .trained_folds import (
     remove_folds,
     save_fold,
 )
-from .training import Trainer, TrainingOptions
+from .training import Trainer
+from .training_options import TrainingOptions
 from .untrained import output_width, untrained_model
 from .weights import save_weights, weights_sha256
 

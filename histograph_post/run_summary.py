@@ -152,14 +152,10 @@ class RunSummary:
             repr(self.name),
             f"head={self.head!r}",
             f"seeds={tuple(self.plan.get('seeds', (0,)))!r}",
-            f"training=TrainingOptions(**{dict(self.plan.get('training', {}))!r})",
+            f"training=hg.TrainingOptions(**{dict(self.plan.get('training', {}))!r})",
             *(f"{name}={value!r}" for name, value in options.items()),
         ]
-        return (
-            "import histograph_post as hg\n"
-            "from histograph_post.training import TrainingOptions\n\n"
-            f"hg.train_head({', '.join(arguments)})"
-        )
+        return f"import histograph_post as hg\n\nhg.train_head({', '.join(arguments)})"
 
 
 def is_run(folder: Path) -> bool:

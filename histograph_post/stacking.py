@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from .training import Trainer, TrainingOptions, make_optimizer, run_epoch
+from .training import Trainer, make_optimizer, run_epoch
+from .training_options import TrainingOptions
 
 #: Networks that are stacked at most: more of them do not get any faster together.
 MOST = 16

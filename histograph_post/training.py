@@ -21,17 +21,10 @@ from .copies import Copies, OneNetwork
 from .errors import ConfigError
 from .splits import Split
 from .tasks import TargetScale, Task
-
-SCHEDULES = ("cosine", "plateau", "none")
-
-#: The lowest learning rate of a schedule, as a fraction of the highest.
-LOWEST_LR = 0.01
+from .training_options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 
 #: Of the order of the batches of every run: what is compared then differs in nothing else.
 ORDER_SEED = 0
-
-#: The plateau schedule halves the learning rate after each so many epochs without a better score.
-PLATEAU_EPOCHS = 10
 
 
 @dataclass(frozen=True)
@@ -59,45 +52,6 @@ class Source(Protocol):
     def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
         """Return how many batches these rows make."""
         ...
-
-
-def suggested_lr(num_graphs: int) -> float:
-    """Return the learning rate for data of so many graphs.
-
-    An epoch on a single graph is a single step, and a hundred steps need to be larger.
-    """
-    return 1e-2 if num_graphs == 1 else 1e-3
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """How to train; the same for every network that is compared."""
-
-    epochs: int = 100
-    batch_size: int = 64
-    lr: float = 1e-3
-    weight_decay: float = 1e-4
-    schedule: str = "cosine"
-    #: Epochs over which the learning rate rises from zero.
-    warmup: float = 2.0
-    #: Gradients are scaled down to this norm; 0 leaves them alone.
-    clip: float = 1.0
-    #: Stop after this many epochs without a better validation score; 0 never stops early.
-    patience: int = 30
-    #: Weigh classes (or positives) by how rare they are in the training part.
-    balance: bool = False
-
-    def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ConfigError(f"schedule: found {self.schedule!r}, expected one of {SCHEDULES}")
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: found {getattr(self, name)}, expected 1 or more")
-        for name in ("weight_decay", "warmup", "clip", "patience"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name}: found {getattr(self, name)}, expected 0 or more")
-        if not self.lr > 0:
-            raise ConfigError(f"lr: found {self.lr}, expected a positive number")
 
 
 @dataclass
@@ -274,15 +228,7 @@ class Trainer:
 
     def _set_lr(self, optimizer: torch.optim.Optimizer, epochs_done: float) -> float:
         """Set the learning rates of a step that ends ``epochs_done`` epochs into the run."""
-        options = self.options
-        factor = self._plateau_factor
-        if options.schedule == "cosine":
-            falling = max(0.0, epochs_done - options.warmup) / max(
-                1e-9, options.epochs - options.warmup
-            )
-            factor = LOWEST_LR + (1 - LOWEST_LR) * (1 + math.cos(math.pi * min(1.0, falling))) / 2
-        if epochs_done < options.warmup:
-            factor *= epochs_done / options.warmup
+        factor = self.options.lr_factor(epochs_done, self._plateau_factor)
         for group, top in zip(optimizer.param_groups, self._top_lrs, strict=True):
             group["lr"] = top * factor
         return self._top_lrs[0] * factor

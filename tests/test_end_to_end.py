@@ -19,7 +19,7 @@ from histograph_post.errors import ConfigError, ModelError
 from histograph_post.head_training import HeadSpec
 from histograph_post.heads.each_layer_norm import EachLayerNorm
 from histograph_post.run import Run
-from histograph_post.training import TrainingOptions
+from histograph_post.training_options import TrainingOptions
 from histograph_post.untrained import untrained_model
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)

@@ -20,7 +20,7 @@ from histograph_post.backbone import build_model
 from histograph_post.data import from_graphs, load_data
 from histograph_post.errors import ModelError, OutputExistsError
 from histograph_post.exporting import read_description
-from histograph_post.training import TrainingOptions
+from histograph_post.training_options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)
 

@@ -18,7 +18,7 @@ from histograph_post.data import from_graphs, load_data
 from histograph_post.errors import CacheError, ConfigError, OutputExistsError
 from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment, train_head
 from histograph_post.heads.registry import head_names
-from histograph_post.training import TrainingOptions
+from histograph_post.training_options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=3, batch_size=16)
 

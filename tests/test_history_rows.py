@@ -32,7 +32,7 @@ from histograph_post.history_rows import (
     working_ahead,
 )
 from histograph_post.storage import Cache
-from histograph_post.training import TrainingOptions
+from histograph_post.training_options import TrainingOptions
 
 
 class Mixed(torch.nn.Module):

@@ -24,7 +24,7 @@ from histograph_post.pretraining import FoldProgress, plan_pretraining, run_pret
 from histograph_post.splits import Splits, resolve_splits
 from histograph_post.tasks import infer_task
 from histograph_post.trained_folds import fold_checkpoints
-from histograph_post.training import TrainingOptions
+from histograph_post.training_options import TrainingOptions
 
 SMALL = {"hidden": 8, "num_layers": 2}
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)
@@ -109,7 +109,7 @@ def test_folds_can_be_trained_one_call_at_a_time(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from histograph_post.pretraining import plan_pretraining, run_pretraining
-from histograph_post.training import TrainingOptions
+from histograph_post.training_options import TrainingOptions
 def epoch_done(progress):
     if (progress.fold, progress.trainer.progress.epoch) == (1, 3):
         os.kill(os.getpid(), signal.SIGKILL)

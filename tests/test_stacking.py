@@ -18,7 +18,7 @@ from histograph_post.data import load_data
 from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment
 from histograph_post.heads.registry import build_head, head_names
 from histograph_post.run import Run
-from histograph_post.training import TrainingOptions
+from histograph_post.training_options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=4, batch_size=16, patience=0)
 

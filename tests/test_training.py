@@ -13,7 +13,8 @@ from torch import nn
 from histograph_post.errors import ConfigError
 from histograph_post.splits import Split
 from histograph_post.tasks import infer_task
-from histograph_post.training import Step, Trainer, TrainingOptions
+from histograph_post.training import Step, Trainer
+from histograph_post.training_options import TrainingOptions
 
 SPLIT = Split(np.arange(40), np.arange(40, 60), np.arange(60, 80))
 

@@ -13,13 +13,14 @@ from histograph_post.backbone import build_model
 from histograph_post.caching import cache
 from histograph_post.data import from_graphs, load_data
 from histograph_post.errors import ConfigError
-from histograph_post.fits import HeadNetwork
 from histograph_post.head_batches import HeadBatches, LoadedCache
+from histograph_post.head_fits import HeadNetwork
 from histograph_post.head_training import train_head
 from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.storage import Cache
 from histograph_post.tasks import TargetScale, infer_task
-from histograph_post.training import Trainer, TrainingOptions
+from histograph_post.training import Trainer
+from histograph_post.training_options import TrainingOptions
 from histograph_post.warm_start import own_classifier
 
 

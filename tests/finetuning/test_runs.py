@@ -31,7 +31,7 @@ from histograph_post.experiments import FitProgress
 from histograph_post.folds import open_caches
 from histograph_post.predictions import Predictions
 from histograph_post.run import Run
-from histograph_post.training import TrainingOptions
+from histograph_post.training_options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2, warmup=0)
 COMMAND = ("--epochs", 2, "--head-lr", "1e-2", "--backbone-lr", "1e-2", "-q")
@@ -136,7 +136,7 @@ KILLED = """
 import os, signal, sys
 import histograph_post as hg
 from histograph_post.resuming import train_resumably
-from histograph_post.training import TrainingOptions
+from histograph_post.training_options import TrainingOptions
 train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
 def epoch_done(progress):
     if (progress.fold, progress.trainer.progress.epoch) == (1, 3):

@@ -20,7 +20,7 @@ from histograph_post.errors import (
     DataError,
 )
 from histograph_post.run import Run
-from histograph_post.training import TrainingOptions
+from histograph_post.training_options import TrainingOptions
 
 SHORT = TrainingOptions(epochs=3, lr=1e-2)
 NUM_GRAPHS = 48

@@ -26,7 +26,7 @@ from histograph_post.errors import (
 from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment
 from histograph_post.predictions import Predictions
 from histograph_post.run import Run
-from histograph_post.training import TrainingOptions
+from histograph_post.training_options import TrainingOptions
 
 SHORT = TrainingOptions(epochs=3, lr=1e-2)
 NUM_GRAPHS = 48

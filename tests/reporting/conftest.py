@@ -14,7 +14,7 @@ import histograph_post as hg
 from histograph_post.backbone import build_model
 from histograph_post.data import GraphDataset, from_graphs, load_data
 from histograph_post.reporting import Report
-from histograph_post.training import TrainingOptions
+from histograph_post.training_options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=3, batch_size=16, lr=1e-2)
 
