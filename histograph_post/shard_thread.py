@@ -62,8 +62,13 @@ class ShardThread:
         self._background.run(self._write, writer, block, outputs)
 
     def _write(self, writer: ShardWriter, block: RowBlock, outputs: Tensor | None) -> None:
-        if block.graphs.start == 0:
-            self._check_space(writer.num_nodes)
+        # A plain shard takes all of its space at once, a compressed one by and by.
+        is_first, compressed = block.graphs.start == 0, self._plan.layout.compression is not None
+        if compressed:
+            self._check_space(block.num_nodes, "batch")
+        elif is_first:
+            self._check_space(writer.num_nodes, "shard")
+        if is_first:
             self._unfinished = writer
             writer.open()
         writer.write(block, outputs)
@@ -73,14 +78,13 @@ class ShardThread:
             self._unfinished = None
             self.infos[writer.info.index] = writer.info
 
-    def _check_space(self, num_nodes: int) -> None:
-        """Stop before a shard that the disk cannot hold: HDF5 does not survive a full one."""
-        layout = self._plan.layout
-        needed = 0 if layout.compression else num_nodes * layout.row_bytes
+    def _check_space(self, num_nodes: int, what: str) -> None:
+        """Stop before a full disk, which HDF5 does not survive."""
+        needed = num_nodes * self._plan.layout.row_bytes
         free = shutil.disk_usage(self._folder).free
         if free < needed * 1.05 + 2**20:
             raise CacheError(
                 f"{self._folder}: found {free / 1e6:.0f} MB of free space, "
-                f"expected {needed / 1e6:.0f} MB for the next shard; "
+                f"expected {needed / 1e6:.0f} MB for the next {what}; "
                 "make room and give the same command again"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,35 @@ def test_compressed_cache_holds_the_same_values(dataset: GraphDataset, tmp_path:
     assert small is not None
     everything = np.arange(len(dataset))
     assert torch.equal(plain.gather(everything).history, small.gather(everything).history)
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_disk_that_fills_up_loses_nothing(
+    dataset: GraphDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compression: str | None,
+) -> None:
+    options = {"compression": compression, "node_budget": 100, "shard_bytes": 20_000}
+    cache(make_model(), dataset, tmp_path / "whole.cache", **options)
+    measure, measured = shutil.disk_usage, []
+
+    def disk_usage(path: Path) -> object:
+        measured.append(path)
+        found = measure(path)
+        return found if len(measured) < 6 else found._replace(free=1_010_000)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", disk_usage)
+        with pytest.raises(CacheError, match="found 1 MB of free space, expected"):
+            cache(make_model(), dataset, tmp_path / "a.cache", **options)
+    kept = contents(tmp_path / "a.cache")
+    assert "shard-00000.h5" in kept
+    assert "manifest.json" not in kept
+    cache(make_model(), dataset, tmp_path / "a.cache", **options)
+    whole = contents(tmp_path / "whole.cache")
+    assert contents(tmp_path / "a.cache") == whole
+    assert kept.items() <= whole.items()
 
 
 class Mixing(nn.Module):

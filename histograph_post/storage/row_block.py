@@ -35,6 +35,7 @@ class RowBlock:
         memory: Tensor,
     ) -> None:
         self.graphs = graphs
+        self.num_nodes = num_nodes
         self.memory = memory
         self._layout = layout
         self._graph_of_row = graph_of_row
