@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 import platform
+import re
 import sys
 import time
 import traceback
@@ -104,7 +105,9 @@ def register(
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(name=function.__name__.replace("_", "-"))(run)
+    name, text = function.__name__.replace("_", "-"), inspect.cleandoc(function.__doc__ or "")
+    # Lines end where the terminal's do, not where those of the source do.
+    app.command(name=name, help=re.sub(r"(?<!\n)\n(?!\n)", " ", text))(run)
 
 
 def _own_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -7,6 +7,7 @@ It is read off the commands themselves, so it cannot say anything else than they
 
 from __future__ import annotations
 
+import textwrap
 from enum import Enum
 from typing import Any
 
@@ -44,7 +45,7 @@ def _command(name: str, command: Any, shared: set[str]) -> str:
         if parameter.param_type_name == "argument"
     ]
     usage = " ".join(["histograph", name, *words, "[OPTIONS]"])
-    text = "\n".join(line.strip() for line in command.help.splitlines())
+    text = "\n\n".join(textwrap.fill(part, 100) for part in command.help.split("\n\n"))
     return f"## `histograph {name}`\n\n{text}\n\n    {usage}\n\n{_table(map(_row, own))}"
 
 
