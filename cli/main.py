@@ -22,6 +22,7 @@ from . import (
     pretrain,
     report,
     train_head,
+    tune,
     verify,
 )
 from .command import register
@@ -59,6 +60,7 @@ register(app, pretrain.pretrain, trains=True, runs_models=True)
 register(app, cache.cache, runs_models=True)
 register(app, train_head.train_head, trains=True)
 register(app, compare.compare, trains=True)
+register(app, tune.tune, trains=True)
 register(app, finetune.finetune, trains=True, runs_models=True)
 register(app, predict.predict, runs_models=True)
 register(app, report.report)

@@ -92,6 +92,10 @@ class FitWatch:
         self._task = None if bar is None else bar.add_task("training", total=None)
         self._started = time.monotonic()
 
+    def restart(self) -> None:
+        """Reckon the time that is left from here on: what follows is other work."""
+        self._started = time.monotonic()
+
     def epoch_done(self, progress: Any) -> None:
         """Move the bar: a fit counts by the share of its epochs that are over."""
         self._tell_epoch(

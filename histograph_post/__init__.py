@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .reporting import report as report
     from .storage import Cache as Cache
     from .training_options import TrainingOptions as TrainingOptions
+    from .tuning import tune as tune
 
 #: Public name -> module. Loaded on first use, so that `histograph --help` never waits for torch.
 _PUBLIC = {
@@ -40,6 +41,7 @@ _PUBLIC = {
     "pretrain": ".from_scratch",
     "report": ".reporting",
     "train_head": ".head_training",
+    "tune": ".tuning",
 }
 __all__ = [
     "Cache",
@@ -56,6 +58,7 @@ __all__ = [
     "pretrain",
     "report",
     "train_head",
+    "tune",
 ]
 
 

@@ -10,6 +10,8 @@ head.safetensors  the chosen head, and head.json, how to build it
 model.safetensors its backbone, where that was trained too, and fold-0/ ..., one of every fold
 fits/             every fit: readout, fold and seed
 tensorboard/      event files, if they were asked for
+study.log         the trials of a search, trials.csv, the same as a table, best.toml, the best
+                  options, and trials/, fits of a trial that is not over
 report.html       the report, once it has been asked for
 """
 
@@ -39,6 +41,10 @@ REPORT_NAME = "report.html"
 MODEL_NAME = "model.safetensors"
 FITS_NAME = "fits"
 EVENTS_NAME = "tensorboard"
+STUDY_NAME = "study.log"
+TRIALS_NAME = "trials.csv"
+BEST_NAME = "best.toml"
+TRIAL_FITS_NAME = "trials"
 
 _FILES = (
     CONFIG_NAME,
@@ -51,6 +57,10 @@ _FILES = (
     HEAD_CONFIG_NAME,
     MODEL_NAME,
     REPORT_NAME,
+    STUDY_NAME,
+    f"{STUDY_NAME}.lock",
+    TRIALS_NAME,
+    BEST_NAME,
 )
 
 
@@ -95,7 +105,7 @@ def _clear(folder: Path) -> None:
     """Remove what a run wrote, and nothing else."""
     for name in _FILES:
         (folder / name).unlink(missing_ok=True)
-    for name in (FITS_NAME, EVENTS_NAME):
+    for name in (FITS_NAME, EVENTS_NAME, TRIAL_FITS_NAME):
         if (folder / name).is_dir():
             shutil.rmtree(folder / name)
 

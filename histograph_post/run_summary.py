@@ -74,7 +74,7 @@ class RunSummary:
     def facts(self) -> list[tuple[str, str]]:
         """Return what was trained, on what, with which hashes, as names and values."""
         stored, backbone = self.stored_head, self.stored_head["backbone"]
-        plan = {**self.plan.get("frozen", {}), **self.plan}  # fine-tuning wraps the head stage's
+        plan = {**self.plan.get("frozen", {}), **self.plan}  # other stages wrap the head stage's
         layers = [point["name"] for point in backbone["capture"]["points"]]
         description = HEADS[stored["head"]].description if stored["head"] in HEADS else MISSING
         return [
@@ -140,7 +140,7 @@ class RunSummary:
     def _command_name(self) -> str:
         stage = self.plan.get("stage")
         if stage is not None:
-            return "finetune" if stage == "finetune" else "pretrain"
+            return str(stage) if stage in ("finetune", "tune") else "pretrain"
         return "train-head" if "head" in (self.config or {}) else "compare"
 
     def _python_call(self) -> str:

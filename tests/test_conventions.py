@@ -23,7 +23,7 @@ from histograph_post.caching import cache
 from histograph_post.data import load_data
 
 COMMANDS = typer.main.get_command(app).commands
-TRAINING = ("pretrain", "train-head", "compare", "finetune")
+TRAINING = ("pretrain", "train-head", "compare", "tune", "finetune")
 
 
 def histograph(*words: object) -> Result:

@@ -31,6 +31,7 @@ COMMANDS = typer.main.get_command(app).commands
 
 #: The pages show commands as one would give them; to test the words, one epoch is enough.
 ONE_EPOCH = dict.fromkeys(("pretrain", "train-head", "compare", "finetune"), ("--epochs", "1"))
+ONE_EPOCH["tune"] = ("--epochs", "1", "--trials", "2")
 
 
 @dataclass(frozen=True)
