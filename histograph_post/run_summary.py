@@ -91,7 +91,7 @@ class RunSummary:
             ("head", f"{stored['head']}: {description}"),
             ("head options", _pairs(stored["config"], leave_out=("in_dims", "out_dim", "level"))),
             ("chosen fit", f"fold {stored['fold']}, seed {stored['seed']}, by validation"),
-            ("training", _pairs(plan.get("training", {}))),
+            ("training", _pairs(self.results.get("tuning", plan).get("training", {}))),
             ("seeds", _some([str(value) for value in plan.get("seeds", [])], 10)),
             ("standardised layers", _value(bool(stored["standardize"]))),
             ("warm start", _value(bool(plan.get("warm_start")))),

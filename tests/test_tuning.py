@@ -298,3 +298,13 @@ def test_the_command_says_what_it_tried_and_what_is_next(demo_cache: Path, tmp_p
     inspected = CliRunner().invoke(app, ["inspect", str(tmp_path / "run")])
     assert inspected.exit_code == 0, inspected.output
     assert "histograph-tuned" in inspected.stdout
+
+
+def test_the_report_shows_the_search(demo_cache: Path, tmp_path: Path) -> None:
+    run = tune(demo_cache, tmp_path / "run", trials=3, prune=False)
+    written = hg.report(run)
+    assert "search" in written.figures
+    page = written.path.read_text()
+    assert "3 choices of options were tried" in page
+    for trial in table(tmp_path / "run"):
+        assert f"{float(trial['valid_accuracy']):.3f}" in page

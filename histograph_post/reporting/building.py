@@ -14,6 +14,7 @@ from .evidence import gather_evidence
 from .figures import Figure, Format, require_matplotlib
 from .page import GENERATOR, Page
 from .record import RunRecord
+from .search import search_section
 from .sections import (
     examples_section,
     facts_sections,
@@ -96,6 +97,7 @@ def build_page(
     ranked = rank_readouts(record)
     sections = [
         scores_section(record, ranked),
+        search_section(record),
         learning_section(record, ranked),
         layers_section(evidence.layer_figures),
         smoothing_section(evidence.smoothing_figures, evidence.profile),

@@ -35,6 +35,7 @@ def headline(record: RunRecord, ranked: Mapping[str, Summary]) -> str:
     said += f" over {record.counted()}"
     for key, other in (
         ("versus_frozen", "on the frozen backbone"),
+        ("versus_default", "with its defaults"),
         ("versus_baseline", "retrained"),
     ):
         versus = record.results.get(key)
