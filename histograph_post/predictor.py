@@ -57,10 +57,7 @@ class Predictor(nn.Module):
             batch = Batch.from_data_list([batch])
         pairs = batch.edge_label_index if self.task.level == "link" else None
         outputs: Tensor = self.network(GraphInputs(batch, pairs=pairs))  # [rows, out_dim]
-        if not self.scale.mean:
-            return outputs
-        mean, deviation = (outputs.new_tensor(v) for v in (self.scale.mean, self.scale.deviation))
-        return outputs * deviation + mean  # [rows, targets]
+        return self.scale.undo(outputs)
 
     def probabilities(self, batch: Batch | Data) -> Tensor:
         """Return probabilities, or the values of a regression: ``[rows, out_dim]``."""

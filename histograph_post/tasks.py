@@ -214,41 +214,6 @@ class Task:
         return {name: found[name] for name in self.metrics if name in found}
 
 
-@dataclass(frozen=True)
-class TargetScale:
-    """Regression targets are learned at mean 0 and deviation 1 of the training part.
-
-    Other tasks pass through unchanged.
-    """
-
-    mean: tuple[float, ...] = ()
-    deviation: tuple[float, ...] = ()
-
-    @classmethod
-    def of(cls, task: Task, labels: np.ndarray) -> TargetScale:
-        """Take the scale of the training labels ``[rows, targets]``."""
-        if task.kind != "regression":
-            return cls()
-        means, deviations = [], []
-        for column in labels.T:
-            present = column[~np.isnan(column)]
-            means.append(float(present.mean()) if len(present) else 0.0)
-            deviation = float(present.std()) if len(present) else 1.0
-            deviations.append(deviation if deviation > 0 else 1.0)
-        return cls(tuple(means), tuple(deviations))
-
-    def apply(self, targets: Tensor) -> Tensor:
-        """Turn labels into what the network learns."""
-        if not self.mean:
-            return targets
-        mean, deviation = targets.new_tensor(self.mean), targets.new_tensor(self.deviation)
-        return (targets - mean) / deviation  # [rows, targets]
-
-    def undo(self, outputs: np.ndarray) -> np.ndarray:
-        """Turn what the network gives into the units of the labels."""
-        return outputs * self.deviation + np.array(self.mean) if self.mean else outputs
-
-
 def has_labels(labels: np.ndarray) -> bool:
     """Whether any of the labels ``[rows, targets]`` is there."""
     return labels.size > 0 and not bool(np.isnan(labels).all())
