@@ -24,11 +24,12 @@ from .data import GraphDataset
 from .data.batching import make_batch
 from .devices import resolve_device
 from .errors import CacheError, CaptureError, ConfigError
+from .levels import Level
 from .node_budget import budget_batches
 from .pretrained import PretrainedSpec
 from .splits import Splits
 from .storage import Layout, plan_hash, plan_shards
-from .tasks import Level, Task, has_labels, infer_task
+from .tasks import Task, has_labels, infer_task
 from .weights import weights_sha256
 
 #: Graphs of the probe batch: enough to tell graph rows from node rows, few enough to be quick.

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from .capture import check_parity
-from .data import GraphDataset, Level, from_graphs
+from .data import GraphDataset, from_graphs
 from .data.batching import make_batch
 from .errors import ConfigError, DataError
 from .graph_batches import GraphInputs, probe_graphs
 from .head_results import row_names
 from .history_network import HistoryNetwork
+from .levels import Level
 from .node_budget import budget_batches
 from .predictions import Predictions
 from .saved_head import SavedHead

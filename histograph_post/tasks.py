@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .errors import DataError
+from .levels import Level
 from .metrics import (
     LINK_METRICS,
     LOWER_IS_BETTER,
@@ -27,7 +28,6 @@ from .metrics import (
     regression_scores,
 )
 
-Level = Literal["graph", "node", "link"]
 Kind = Literal["binary", "multiclass", "multilabel", "regression"]
 
 #: Integer labels with more distinct values than this are taken for a quantity, not for classes.
