@@ -13,18 +13,16 @@ from torch_geometric.data import Batch, Data
 from .capture import check_parity
 from .data import GraphDataset, from_graphs
 from .data.batching import make_batch
+from .data.probing import probe_graphs
 from .errors import ConfigError, DataError
-from .graph_batches import GraphInputs, probe_graphs
+from .graph_batches import GraphInputs
 from .head_results import row_names
 from .history_network import HistoryNetwork
 from .levels import Level
-from .node_budget import budget_batches
+from .node_budget import NODE_BUDGET, budget_batches
 from .predictions import Predictions
 from .saved_head import SavedHead
 from .tasks import has_labels
-
-#: Nodes of a batch at most, unless told otherwise.
-NODE_BUDGET = 8192
 
 
 class Predictor(nn.Module):
