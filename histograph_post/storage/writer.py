@@ -19,7 +19,7 @@ from .format import MANIFEST_NAME, Manifest
 from .hdf5 import create_dataset, create_file, create_group
 from .layout import Layout
 from .row_block import BlockMemory, RowBlock
-from .rows import CompressedRows, PlainRows, RowWriter, cannot_write
+from .row_writers import CompressedWriter, PlainWriter, RowWriter, cannot_write
 from .shard import Shard
 from .shard_graphs import ShardGraphs
 from .shard_info import ShardInfo, shard_name
@@ -68,7 +68,7 @@ class ShardWriter:
         self._graphs = graphs
         self._counts = graphs.counts(layout)
         self._arrays = graphs.arrays(layout, str(self._path))
-        self._outputs: PlainRows | None = None
+        self._outputs: PlainWriter | None = None
         self._activations: list[RowWriter] = []
         self._next_graph = 0
         self._steps = self._writing()
@@ -193,7 +193,7 @@ class ShardWriter:
     def _create_datasets(self, file: h5f.FileID) -> None:
         layout, counts = self._layout, self._counts
         for dataset in layout.descriptors(counts, len(self._arrays["ids"])):
-            plain = PlainRows(create_dataset(file, dataset), self._path)
+            plain = PlainWriter(create_dataset(file, dataset), self._path)
             if dataset.name == "outputs":
                 self._outputs = plain
             else:
@@ -204,9 +204,9 @@ class ShardWriter:
         for dataset in layout.activations(counts.num_nodes):
             if layout.compression and dataset.num_bytes:
                 chunked = create_dataset(file, dataset, gzip_level=GZIP_LEVEL)
-                self._activations.append(CompressedRows(chunked, dataset, self._path))
+                self._activations.append(CompressedWriter(chunked, dataset, self._path))
             else:
-                self._activations.append(PlainRows(create_dataset(file, dataset), self._path))
+                self._activations.append(PlainWriter(create_dataset(file, dataset), self._path))
 
     def _finish(self) -> None:
         if self._next_graph != self.num_graphs:
