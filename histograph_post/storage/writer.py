@@ -138,8 +138,8 @@ class ShardWriter:
                 f"expected at most {self.num_graphs}, and at least one at a time"
             )
         ptr = self._arrays["ptr"]
-        first_row, last_row = ptr[[graphs.start, graphs.stop]].tolist()
-        num_nodes = last_row - first_row
+        first_row, stop_row = ptr[[graphs.start, graphs.stop]].tolist()
+        num_nodes = stop_row - first_row
         return RowBlock(
             self._layout,
             graphs,
@@ -167,12 +167,12 @@ class ShardWriter:
         if found != expected:
             raise CacheError(f"{self._path}: found {what} {found}, expected {expected}")
 
-    def _output_shape(self, first: int, last: int) -> tuple[int, int] | None:
-        """Return the shape of the outputs of graphs ``first`` to ``last``."""
+    def _output_shape(self, start: int, stop: int) -> tuple[int, int] | None:
+        """Return the shape of the outputs of graphs ``start`` to ``stop``."""
         if self._layout.output_width is None:
             return None
         name = {"node": "ptr", "link": "label_ptr"}.get(self._layout.output_level or "")
-        rows = last - first if name is None else int(np.diff(self._arrays[name][[first, last]])[0])
+        rows = stop - start if name is None else int(np.diff(self._arrays[name][[start, stop]])[0])
         return rows, self._layout.output_width
 
     def _writing(self) -> Generator[None]:
