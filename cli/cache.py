@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from histograph_post.node_budget import NODE_BUDGET
+
 from . import options as opt
 from .cache_jobs import find_jobs
 from .terminal import Terminal, duration, metric, size
@@ -49,7 +51,7 @@ def cache(
     ] = False,
     node_budget: Annotated[
         int, typer.Option(min=1, help="A batch takes whole graphs up to this many nodes.")
-    ] = 8192,
+    ] = NODE_BUDGET,
     shard_mb: Annotated[
         int, typer.Option(min=1, help="Megabytes of a shard, the unit of resuming.")
     ] = 64,

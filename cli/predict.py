@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from histograph_post.node_budget import NODE_BUDGET
+
 from . import options as opt
 from .terminal import Terminal
 from .terminal import metric as shown
@@ -32,7 +34,7 @@ def predict(
     data_args: opt.DataArgsOption = [],  # noqa: B006  # typer copies it
     node_budget: Annotated[
         int, typer.Option(min=1, help="A batch takes whole graphs up to this many nodes.")
-    ] = 8192,
+    ] = NODE_BUDGET,
     device: opt.DeviceOption = "auto",
     trust_checkpoint: opt.TrustOption = False,
     overwrite: opt.OverwriteOption = False,

@@ -22,17 +22,16 @@ from .backbone.output_form import OutputForm
 from .capture import Capture, CapturePlan, Parity, check_parity, plan_capture
 from .data import GraphDataset
 from .data.batching import make_batch
+from .data.probing import probe_graphs, probe_numbers
 from .devices import resolve_device
 from .errors import CacheError, CaptureError, ConfigError
-from .node_budget import budget_batches
+from .levels import Level
+from .node_budget import NODE_BUDGET, budget_batches
 from .pretrained import PretrainedSpec
 from .splits import Splits
 from .storage import Layout, plan_hash, plan_shards
-from .tasks import Level, Task, has_labels, infer_task
+from .tasks import Task, has_labels, infer_task
 from .weights import weights_sha256
-
-#: Graphs of the probe batch: enough to tell graph rows from node rows, few enough to be quick.
-PROBE_GRAPHS = 4
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class CacheOptions:
     layers: str | Sequence[str] = "auto"
     dtype: str = "float32"
     #: A batch takes consecutive graphs while it stays within this many nodes.
-    node_budget: int = 8192
+    node_budget: int = NODE_BUDGET
     #: A shard, the unit of resuming and of distribution, takes about this many bytes.
     shard_bytes: int = 64 * 2**20
     compression: str | None = None
@@ -189,14 +188,12 @@ def plan_cache(
     provenance = provenance or Provenance()
     where = resolve_device(device)
     model = model.to(where).eval()
-    # Spread over the data: neighbours in a sorted data set look alike.
-    picked = np.unique(np.linspace(0, len(dataset) - 1, PROBE_GRAPHS).astype(int))
-    probe = [dataset.graphs[index].clone().to(where) for index in picked]
+    probe = [graph.to(where) for graph in probe_graphs(dataset)]
     batch = Batch.from_data_list(probe)
     capture = plan_capture(model, batch, layers=options.layers)
     _refuse_chance(model, capture, batch)
     parity = check_parity(model, capture, probe)
-    _check(parity, [dataset.ids[index] for index in picked], options)
+    _check(parity, [dataset.ids[number] for number in probe_numbers(dataset)], options)
     labels = dataset.labels()
     task = infer_task(labels, dataset.level) if has_labels(labels) else None
     own = _own_output(model, batch, task, dataset.level, options)

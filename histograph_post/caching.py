@@ -123,12 +123,12 @@ def _check_outputs(plan: CachePlan, outputs: Tensor | None, batch: Batch, member
 def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
     dataset = plan.dataset
     graphs = dataset.graphs[start:stop]
-    first_row, last_row = dataset.label_ptr[[start, stop]]
+    first_row, stop_row = dataset.label_ptr[[start, stop]]
     return ShardGraphs(
         start=start,
         ids=dataset.ids[start:stop],
         num_nodes=dataset.num_nodes[start:stop],
-        labels=plan.labels[first_row:last_row],
+        labels=plan.labels[first_row:stop_row],
         edge_index=[graph.edge_index for graph in graphs],
         edge_label_index=(
             [graph.edge_label_index for graph in graphs] if dataset.level == "link" else None

@@ -17,10 +17,11 @@ import torch
 from torch_geometric.data import Batch
 
 from .capture import CapturePlan, plan_capture
+from .data.probing import probe_graphs
 from .errors import ConfigError
 from .experiments import Stage
 from .fits import FIT_NAME, Fit, FitSpec, load_fit, train_fit
-from .graph_batches import BackboneNetwork, GraphBatches, probe_graphs
+from .graph_batches import BackboneNetwork, GraphBatches
 from .head_results import OWN, LabelRows, named, row_names, scores_of
 from .head_training import HeadSpec
 from .heads.each_layer_norm import EachLayerNorm

@@ -91,10 +91,7 @@ class HeadProgram(nn.Module):
         )  # [rows, out_dim]
         if pairs is not None:
             outputs = self.head.score(outputs, pairs).unsqueeze(-1)  # type: ignore[operator]
-        if not self._scale.mean:
-            return outputs
-        mean, deviation = (outputs.new_tensor(v) for v in (self._scale.mean, self._scale.deviation))
-        return outputs * deviation + mean  # [rows, targets]
+        return self._scale.undo(outputs)
 
 
 def export(

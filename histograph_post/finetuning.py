@@ -16,11 +16,11 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 
 from .data import GraphDataset
+from .data.probing import probe_graphs
 from .errors import ConfigError
 from .experiments import FitProgress, run_experiment
 from .finetuning_source import load_backbones, open_source
 from .finetuning_stage import Finetuning
-from .graph_batches import probe_graphs
 from .head_training import HeadSpec, plan_experiment, with_baseline
 from .run import Run
 from .storage import Cache

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch
 
 from .backbone import call_model, prediction
 from .data import GraphDataset
@@ -20,16 +20,6 @@ from .link_negatives import LinkNegatives
 from .row_batches import RowBatch, count_batches, row_batches
 from .tasks import Task
 from .training import Step
-
-#: Graphs on which a model is tried out: enough to tell graph rows from node rows, and quick.
-PROBE_GRAPHS = 4
-
-
-def probe_graphs(dataset: GraphDataset) -> list[Data]:
-    """Return a few graphs to try a model on, copied."""
-    # Spread over the data: neighbours in a sorted data set look alike.
-    picked = np.unique(np.linspace(0, len(dataset) - 1, PROBE_GRAPHS).astype(int))
-    return [dataset.graphs[index].clone() for index in picked]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from .heads.standardize import Standardizer
 from .resuming import STATE_NAME, train_resumably
 from .splits import Split
 from .stacking import most_together
-from .tasks import TargetScale, Task
+from .target_scale import TargetScale
+from .tasks import Task
 from .training import Trainer
 from .warm_start import own_classifier
 

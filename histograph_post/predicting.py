@@ -18,8 +18,9 @@ from .data.arguments import FEATURE_ARGS, LEVEL_ARGS
 from .devices import resolve_device
 from .errors import OutputExistsError
 from .files import write_text
+from .node_budget import NODE_BUDGET
 from .predictions import Predictions
-from .predictor import NODE_BUDGET, Predictor
+from .predictor import Predictor
 from .run import Run
 from .saved_backbone import check_backbone
 from .saved_head import SavedHead

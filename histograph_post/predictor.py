@@ -11,19 +11,18 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from .capture import check_parity
-from .data import GraphDataset, Level, from_graphs
+from .data import GraphDataset, from_graphs
 from .data.batching import make_batch
+from .data.probing import probe_graphs
 from .errors import ConfigError, DataError
-from .graph_batches import GraphInputs, probe_graphs
+from .graph_batches import GraphInputs
 from .head_results import row_names
 from .history_network import HistoryNetwork
-from .node_budget import budget_batches
+from .levels import Level
+from .node_budget import NODE_BUDGET, budget_batches
 from .predictions import Predictions
 from .saved_head import SavedHead
 from .tasks import has_labels
-
-#: Nodes of a batch at most, unless told otherwise.
-NODE_BUDGET = 8192
 
 
 class Predictor(nn.Module):
@@ -57,10 +56,7 @@ class Predictor(nn.Module):
             batch = Batch.from_data_list([batch])
         pairs = batch.edge_label_index if self.task.level == "link" else None
         outputs: Tensor = self.network(GraphInputs(batch, pairs=pairs))  # [rows, out_dim]
-        if not self.scale.mean:
-            return outputs
-        mean, deviation = (outputs.new_tensor(v) for v in (self.scale.mean, self.scale.deviation))
-        return outputs * deviation + mean  # [rows, targets]
+        return self.scale.undo(outputs)
 
     def probabilities(self, batch: Batch | Data) -> Tensor:
         """Return probabilities, or the values of a regression: ``[rows, out_dim]``."""

@@ -27,7 +27,8 @@ from .resuming import SAVE_EVERY, STATE_NAME, train_resumably
 from .run import MODEL_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
 from .splits import PARTS, Splits, resolve_splits
 from .summaries import summarize
-from .tasks import TargetScale, Task, infer_task
+from .target_scale import TargetScale
+from .tasks import Task, infer_task
 from .trained_folds import (
     TrainedFold,
     fold_folders,

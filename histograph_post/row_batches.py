@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .tasks import Level
+from .levels import Level
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from .heads.registry import build_head
 from .heads.standardize import Standardizer
 from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, read_json
 from .saved_backbone import SavedBackbone
-from .tasks import TargetScale, Task
+from .target_scale import TargetScale
+from .tasks import Task
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .training import Trainer, make_optimizer, run_epoch
 from .training_options import TrainingOptions
 
 #: Networks that are stacked at most: more of them do not get any faster together.
-MOST = 16
+MOST_NETWORKS = 16
 
 #: Node embeddings, of all networks together, that a batch may make at a time.
 MOST_ROWS = 1 << 18
@@ -37,7 +37,7 @@ def most_together(head: nn.Module, options: TrainingOptions, *, num_nodes: int) 
     # With this schedule each network would have a learning rate of its own.
     if not getattr(head, "stackable", False) or options.schedule == "plateau":
         return 1
-    return max(1, min(MOST, MOST_ROWS // max(num_nodes, 1)))
+    return max(1, min(MOST_NETWORKS, MOST_ROWS // max(num_nodes, 1)))
 
 
 def run_epoch_together(trainers: Sequence[Trainer]) -> None:

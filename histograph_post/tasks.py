@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .errors import DataError
+from .levels import Level
 from .metrics import (
     LINK_METRICS,
     LOWER_IS_BETTER,
@@ -27,7 +28,6 @@ from .metrics import (
     regression_scores,
 )
 
-Level = Literal["graph", "node", "link"]
 Kind = Literal["binary", "multiclass", "multilabel", "regression"]
 
 #: Integer labels with more distinct values than this are taken for a quantity, not for classes.
@@ -212,41 +212,6 @@ class Task:
 
     def _ordered(self, found: dict[str, float]) -> dict[str, float]:
         return {name: found[name] for name in self.metrics if name in found}
-
-
-@dataclass(frozen=True)
-class TargetScale:
-    """Regression targets are learned at mean 0 and deviation 1 of the training part.
-
-    Other tasks pass through unchanged.
-    """
-
-    mean: tuple[float, ...] = ()
-    deviation: tuple[float, ...] = ()
-
-    @classmethod
-    def of(cls, task: Task, labels: np.ndarray) -> TargetScale:
-        """Take the scale of the training labels ``[rows, targets]``."""
-        if task.kind != "regression":
-            return cls()
-        means, deviations = [], []
-        for column in labels.T:
-            present = column[~np.isnan(column)]
-            means.append(float(present.mean()) if len(present) else 0.0)
-            deviation = float(present.std()) if len(present) else 1.0
-            deviations.append(deviation if deviation > 0 else 1.0)
-        return cls(tuple(means), tuple(deviations))
-
-    def apply(self, targets: Tensor) -> Tensor:
-        """Turn labels into what the network learns."""
-        if not self.mean:
-            return targets
-        mean, deviation = targets.new_tensor(self.mean), targets.new_tensor(self.deviation)
-        return (targets - mean) / deviation  # [rows, targets]
-
-    def undo(self, outputs: np.ndarray) -> np.ndarray:
-        """Turn what the network gives into the units of the labels."""
-        return outputs * self.deviation + np.array(self.mean) if self.mean else outputs
 
 
 def has_labels(labels: np.ndarray) -> bool:

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from .copies import Copies, OneNetwork
 from .errors import ConfigError
 from .splits import Split
-from .tasks import TargetScale, Task
+from .target_scale import TargetScale
+from .tasks import Task
 from .training_options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 
 #: Of the order of the batches of every run: what is compared then differs in nothing else.

@@ -12,7 +12,8 @@ from torch_geometric.data import Batch
 
 from .backbone import BUILT_IN, build_model, call_model
 from .data import GraphDataset
-from .graph_batches import BackboneNetwork, GraphBatches, probe_graphs
+from .data.probing import probe_graphs
+from .graph_batches import BackboneNetwork, GraphBatches
 from .pretrained import PretrainedSpec
 from .tasks import Task
 

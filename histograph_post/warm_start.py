@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .errors import ConfigError
 from .head_batches import LoadedCache
-from .tasks import TargetScale, Task
+from .target_scale import TargetScale
+from .tasks import Task
 
 #: The largest error of the recovered classifier, relative to the spread of the outputs, that
 #: rounding in single precision explains.

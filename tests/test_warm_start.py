@@ -18,7 +18,8 @@ from histograph_post.head_fits import HeadNetwork
 from histograph_post.head_training import train_head
 from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.storage import Cache
-from histograph_post.tasks import TargetScale, infer_task
+from histograph_post.target_scale import TargetScale
+from histograph_post.tasks import infer_task
 from histograph_post.training import Trainer
 from histograph_post.training_options import TrainingOptions
 from histograph_post.warm_start import own_classifier

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from ..levels import Level as Level
 from .dataset import GraphDataset as GraphDataset
 from .dataset import from_graphs as from_graphs
-from .labels import Level as Level
 from .links import LinkOptions as LinkOptions
 
 __all__ = ["GraphDataset", "Level", "LinkOptions", "from_graphs", "load_data"]

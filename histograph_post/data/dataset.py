@@ -14,10 +14,11 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from ..errors import DataError
+from ..levels import LEVELS, Level
 from ..splits import Splits
 from .checks import check_links, detect_level, prepare_graphs
 from .features import add_features
-from .labels import LEVELS, Level, align_labels, count_nodes, gather_labels, label_rows
+from .labels import align_labels, count_nodes, gather_labels, label_rows
 from .links import LinkOptions, split_links
 from .masks import take_masks
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -11,10 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..errors import DataError
-
-#: What carries a label: a whole graph, each node, or each pair of ``edge_label_index``.
-Level = Literal["graph", "node", "link"]
-LEVELS: tuple[Level, ...] = get_args(Level)
+from ..levels import Level
 
 
 def label_name(level: Level) -> str:

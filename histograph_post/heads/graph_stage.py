@@ -22,7 +22,7 @@ from .folded_maps import Maps, as_maps
 from .history import TableRows
 
 if TYPE_CHECKING:
-    from .compiled.graph_loops import Table, Weighing
+    from .compiled.graph_records import Table, Weighing
     from .compiled.loops import Shares
 
 #: Graphs with more nodes than this are left to operations that share the work on one graph.
@@ -96,7 +96,7 @@ class _Call:
     @classmethod
     def of(cls, rows: TableRows, weights: Maps[Tensor], options: StageOptions) -> _Call:
         """Lay out a call of the loops."""
-        from .compiled.graph_loops import Weighing
+        from .compiled.graph_records import Weighing
         from .compiled.loops import Shares
         from .layer_weights import NORMALIZATIONS
 
@@ -120,7 +120,7 @@ class _Call:
 
     def table(self, history: Tensor) -> Table:
         """Say where the graphs are in a history ``[rows, L, D]`` and in the batch."""
-        from .compiled.graph_loops import Table
+        from .compiled.graph_records import Table
 
         (num_rows, layers, channels), stride = history.shape, history.stride(0)
         values = history.detach().as_strided(((num_rows - 1) * stride + layers * channels,), (1,))
@@ -132,7 +132,8 @@ class _ReadGraphs(Function):
 
     @staticmethod
     def forward(call: _Call, history: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        from .compiled.graph_loops import Kept, Results, TurnedMaps, read_graphs
+        from .compiled.graph_loops import read_graphs
+        from .compiled.graph_records import Kept, Results, TurnedMaps
 
         maps, table = as_maps(weights), call.table(history)
         *copies, heads, width, channels = maps.layers.key.shape
@@ -189,7 +190,8 @@ class _ReadGraphs(Function):
     def backward(
         ctx: Any, grad_contexts: Tensor | None, grad_means: Tensor | None, *none: None
     ) -> tuple[Tensor | None, ...]:
-        from .compiled.graph_loops import Kept, Results, read_graphs_back
+        from .compiled.graph_gradients import read_graphs_back
+        from .compiled.graph_records import Kept, Results
 
         call, (history, *saved) = ctx.call, ctx.saved_tensors
         weights, kept = saved[: -len(Kept._fields)], saved[-len(Kept._fields) :]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.models import JumpingKnowledge as JumpingKnowledgeMixture
 
+from ..levels import LEVELS
 from .base import History, Readout, last_layer, pool_nodes
 from .ragged import Graphs
 
@@ -18,7 +19,7 @@ class LastLayer(Readout):
     For nodes and links there is nothing to reduce, and this is an MLP probe of the last layer.
     """
 
-    levels = ("graph", "node", "link")
+    levels = LEVELS
     vectorized = True
 
     def build(self, *, reduce: str = "mean") -> None:
@@ -39,7 +40,7 @@ class LastLayer(Readout):
 class LinearProbe(Readout):
     """The mean of the last layer and one linear map: what the checkpoint's features hold as is."""
 
-    levels = ("graph", "node", "link")
+    levels = LEVELS
     vectorized = True
 
     def build(self) -> None:
@@ -54,7 +55,7 @@ class LinearProbe(Readout):
 class Concat(Readout):
     """All layers side by side and one linear map; for graphs, the concatenated mean pools."""
 
-    levels = ("graph", "node", "link")
+    levels = LEVELS
     vectorized = True
 
     def build(self, *, history_layers: int | None = None) -> None:
@@ -70,7 +71,7 @@ class Concat(Readout):
 class LayerMean(Readout):
     """The mean over all layers, then as :class:`LastLayer` with the mean over nodes."""
 
-    levels = ("graph", "node", "link")
+    levels = LEVELS
     vectorized = True
 
     def build(self, *, history_layers: int | None = None) -> None:
@@ -92,7 +93,7 @@ class JumpingKnowledge(Readout):
     weighted per node by attention scores of a bidirectional LSTM over the layers (``lstm``).
     """
 
-    levels = ("graph", "node", "link")
+    levels = LEVELS
     vectorized = True
 
     def build(self, *, history_layers: int | None = None, mode: str = "cat") -> None:

@@ -14,11 +14,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..levels import LEVELS
 
 if TYPE_CHECKING:
     from torch import nn
-
-LEVELS = ("graph", "node", "link")
 
 #: Arguments of every head's constructor that :func:`build_head` passes itself.
 _FIXED = ("in_dims", "out_dim", "level")

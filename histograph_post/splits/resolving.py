@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import DataError, SplitError
+from ..levels import Level
 from ..tasks import infer_task
 from .files import read_folder, to_positions
 from .making import (
@@ -20,14 +21,14 @@ from .making import (
     stratified_parts,
 )
 from .scaffold import scaffold_parts
-from .types import LINKS, PARTS, Split, Splits, Unit
+from .types import LINKS, PARTS, Split, Splits
 
 
 class Splittable(Protocol):
     """What a split is made of: a data set, or the labels of a cache."""
 
     spec: str
-    level: Unit
+    level: Level
     official: Splits | None
     #: Source row of each graph; None for 0, 1, 2, ...
     rows: np.ndarray | None

@@ -10,17 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import NotFoundError, SplitError
 from ..files import write_json
+from ..levels import LEVELS, Level
 
 if TYPE_CHECKING:
     from .making import Parts
-
-Unit = Literal["graph", "node", "link"]
 
 #: The parts of a fold, in the order every table shows them.
 PARTS = ("train", "valid", "test")
@@ -59,7 +58,7 @@ class Splits:
     """One or more folds over the same rows, with how they came about."""
 
     kind: str
-    unit: Unit
+    unit: Level
     total: int
     seed: int | None
     folds: tuple[Split, ...]
@@ -70,8 +69,8 @@ class Splits:
         Parts are in range and disjoint, nothing is listed twice, and there is something to train
         on. Rows that no part names are allowed, and so are empty validation and test parts.
         """
-        if self.unit not in get_args(Unit):
-            raise SplitError(f"{where}: found unit {self.unit!r}, expected one of {get_args(Unit)}")
+        if self.unit not in LEVELS:
+            raise SplitError(f"{where}: found unit {self.unit!r}, expected one of {LEVELS}")
         if not self.folds:
             raise SplitError(f"{where}: found no folds, expected at least one")
         for number, fold in enumerate(self.folds):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
+    from ..levels import Level as Level
     from .cached_graph import CachedBatch as CachedBatch
     from .cached_graph import CachedGraph as CachedGraph
     from .cached_graph import History as History
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from .format import ModelSource as ModelSource
     from .format import plan_hash as plan_hash
     from .layout import Layout as Layout
-    from .layout import Level as Level
     from .reader import Cache as Cache
     from .row_block import BlockMemory as BlockMemory
     from .row_block import RowBlock as RowBlock
@@ -75,7 +75,7 @@ __getattr__ = lazy_names(
         "DataSource": ".format",
         "History": ".cached_graph",
         "Layout": ".layout",
-        "Level": ".layout",
+        "Level": "..levels",
         "Manifest": ".format",
         "ModelSource": ".format",
         "RowBlock": ".row_block",

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ..errors import CacheError
+from ..levels import LEVELS, Level
 from .strict_json import Fields, is_count
-
-Level = Literal["graph", "node", "link"]
-
-LEVELS = ("graph", "node", "link")
 
 #: How activations are stored. NumPy has no bfloat16, nor has HDF5: its bits are kept as uint16.
 STORED_TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}

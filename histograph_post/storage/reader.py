@@ -241,7 +241,7 @@ class Cache:
         compressed chunk is expanded once.
         """
         for run in runs.in_file_order():
-            yield self._shard(run.shard), slice(run.first_row, run.last_row), int(ptr[run.position])
+            yield self._shard(run.shard), slice(run.first_row, run.stop_row), int(ptr[run.position])
 
     def _gather_edges(self, runs: Runs, ptr: np.ndarray) -> Tensor:
         if not self.manifest.layout.has_edges:
@@ -249,7 +249,7 @@ class Cache:
         pairs, counts = [np.empty((2, 0), np.int64)], [np.empty(0, np.int64)]
         for run in runs.each():
             arrays = self._shard(run.shard).arrays
-            bounds = arrays["edge_ptr"][run.first : run.last + 1]
+            bounds = arrays["edge_ptr"][run.start : run.stop + 1]
             pairs.append(arrays["edge_index"][:, bounds[0] : bounds[-1]])
             counts.append(np.diff(bounds))
         edge_index = np.concatenate(pairs, axis=1)  # [2, num_edges]

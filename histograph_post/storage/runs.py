@@ -12,13 +12,13 @@ Integers = npt.NDArray[np.int64]
 
 
 class Run(NamedTuple):
-    """Graphs ``first`` to ``last`` of a shard, rows ``first_row`` to ``last_row`` of it."""
+    """Graphs ``start`` to ``stop`` of a shard, rows ``first_row`` to ``stop_row`` of it."""
 
     shard: int
-    first: int
-    last: int
+    start: int
+    stop: int
     first_row: int
-    last_row: int
+    stop_row: int
     #: Of the first of these graphs in the batch.
     position: int
 
@@ -27,10 +27,10 @@ class Runs(NamedTuple):
     """The runs of a batch in its order, each ``[runs]``; see :class:`Run`."""
 
     shards: Integers
-    firsts: Integers
-    lasts: Integers
+    starts: Integers
+    stops: Integers
     first_rows: Integers
-    last_rows: Integers
+    stop_rows: Integers
     positions: Integers
 
     @classmethod
@@ -45,24 +45,24 @@ class Runs(NamedTuple):
         """
         breaks = np.flatnonzero((np.diff(graphs) != 1) | (np.diff(shards) != 0)) + 1
         positions = np.concatenate([[0], breaks])[: len(graphs)]  # [runs]
-        stops = np.append(positions[1:], len(graphs))[: len(positions)]  # [runs]
-        own, firsts = shards[positions], graphs[positions]  # [runs] each
-        lasts = firsts + stops - positions
+        next_positions = np.append(positions[1:], len(graphs))[: len(positions)]  # [runs]
+        own, starts = shards[positions], graphs[positions]  # [runs] each
+        stops = starts + next_positions - positions
         first_graphs = before[own]
         rows_before = node_ptr[first_graphs]
         return cls(
             own,
-            firsts - first_graphs,
-            lasts - first_graphs,
-            node_ptr[firsts] - rows_before,
-            node_ptr[lasts] - rows_before,
+            starts - first_graphs,
+            stops - first_graphs,
+            node_ptr[starts] - rows_before,
+            node_ptr[stops] - rows_before,
             positions,
         )
 
     @property
     def rows(self) -> tuple[Integers, Integers, Integers]:
-        """The shard of each run, and its first and last row there: ``[runs]`` each."""
-        return self.shards, self.first_rows, self.last_rows
+        """The shard of each run, its first row there and one past its last: ``[runs]`` each."""
+        return self.shards, self.first_rows, self.stop_rows
 
     def each(self) -> Iterator[Run]:
         """Yield the runs in the order of the batch."""

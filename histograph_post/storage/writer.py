@@ -19,7 +19,7 @@ from .format import MANIFEST_NAME, Manifest
 from .hdf5 import create_dataset, create_file, create_group
 from .layout import Layout
 from .row_block import BlockMemory, RowBlock
-from .rows import CompressedRows, PlainRows, RowWriter, cannot_write
+from .row_writers import CompressedWriter, PlainWriter, RowWriter, cannot_write
 from .shard import Shard
 from .shard_graphs import ShardGraphs
 from .shard_info import ShardInfo, shard_name
@@ -68,7 +68,7 @@ class ShardWriter:
         self._graphs = graphs
         self._counts = graphs.counts(layout)
         self._arrays = graphs.arrays(layout, str(self._path))
-        self._outputs: PlainRows | None = None
+        self._outputs: PlainWriter | None = None
         self._activations: list[RowWriter] = []
         self._next_graph = 0
         self._steps = self._writing()
@@ -138,8 +138,8 @@ class ShardWriter:
                 f"expected at most {self.num_graphs}, and at least one at a time"
             )
         ptr = self._arrays["ptr"]
-        first_row, last_row = ptr[[graphs.start, graphs.stop]].tolist()
-        num_nodes = last_row - first_row
+        first_row, stop_row = ptr[[graphs.start, graphs.stop]].tolist()
+        num_nodes = stop_row - first_row
         return RowBlock(
             self._layout,
             graphs,
@@ -167,12 +167,12 @@ class ShardWriter:
         if found != expected:
             raise CacheError(f"{self._path}: found {what} {found}, expected {expected}")
 
-    def _output_shape(self, first: int, last: int) -> tuple[int, int] | None:
-        """Return the shape of the outputs of graphs ``first`` to ``last``."""
+    def _output_shape(self, start: int, stop: int) -> tuple[int, int] | None:
+        """Return the shape of the outputs of graphs ``start`` to ``stop``."""
         if self._layout.output_width is None:
             return None
         name = {"node": "ptr", "link": "label_ptr"}.get(self._layout.output_level or "")
-        rows = last - first if name is None else int(np.diff(self._arrays[name][[first, last]])[0])
+        rows = stop - start if name is None else int(np.diff(self._arrays[name][[start, stop]])[0])
         return rows, self._layout.output_width
 
     def _writing(self) -> Generator[None]:
@@ -193,7 +193,7 @@ class ShardWriter:
     def _create_datasets(self, file: h5f.FileID) -> None:
         layout, counts = self._layout, self._counts
         for dataset in layout.descriptors(counts, len(self._arrays["ids"])):
-            plain = PlainRows(create_dataset(file, dataset), self._path)
+            plain = PlainWriter(create_dataset(file, dataset), self._path)
             if dataset.name == "outputs":
                 self._outputs = plain
             else:
@@ -204,9 +204,9 @@ class ShardWriter:
         for dataset in layout.activations(counts.num_nodes):
             if layout.compression and dataset.num_bytes:
                 chunked = create_dataset(file, dataset, gzip_level=GZIP_LEVEL)
-                self._activations.append(CompressedRows(chunked, dataset, self._path))
+                self._activations.append(CompressedWriter(chunked, dataset, self._path))
             else:
-                self._activations.append(PlainRows(create_dataset(file, dataset), self._path))
+                self._activations.append(PlainWriter(create_dataset(file, dataset), self._path))
 
     def _finish(self) -> None:
         if self._next_graph != self.num_graphs:

@@ -53,7 +53,7 @@ def note() -> str | None:
     from .loops import code_folder
 
     folder, version = code_folder(), f"py{sys.version_info.major}{sys.version_info.minor}"
-    pattern = f"graph_loops.read_graphs_back-*.{version}.nbi"
+    pattern = f"graph_gradients.read_graphs_back-*.{version}.nbi"
     if folder is not None and any(Path(folder).glob(pattern)):
         return None
     return "compiling the head's loops, which takes about fifteen seconds, once"

@@ -23,8 +23,8 @@ class RowWriter(Protocol):
         """Write what is still held back."""
 
 
-class PlainRows:
-    """Rows stored as they are: one write per block."""
+class PlainWriter:
+    """Stores rows as they are: one write per block."""
 
     def __init__(self, dataset: h5d.DatasetID, path: Path) -> None:
         self._dataset = dataset
@@ -47,8 +47,8 @@ class PlainRows:
         """Write nothing more: no row is ever held back."""
 
 
-class CompressedRows:
-    """Rows stored in compressed chunks; what does not fill a chunk yet is held back."""
+class CompressedWriter:
+    """Stores rows in compressed chunks; what does not fill a chunk yet is held back."""
 
     def __init__(self, dataset: h5d.DatasetID, spec: Dataset, path: Path) -> None:
         self._dataset = dataset
