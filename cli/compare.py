@@ -21,7 +21,7 @@ def compare(
         str, typer.Option("--heads", help="all, or names separated by commas.")
     ] = "all",
     dim: Annotated[int, typer.Option(min=1, help="Width of every head.")] = 64,
-    task: opt_heads.TaskOption = "auto",
+    task: opt_heads.TaskOption = opt.TaskKind.AUTO,
     metric: opt_heads.MetricOption = None,
     folds: opt_heads.FoldsOption = None,
     splits: opt_heads.SplitsOption = None,
@@ -51,7 +51,7 @@ def compare(
         seeds=parse_seeds(seeds),
         split=split_spec(splits, folds),
         split_seed=split_seed,
-        task=task,
+        task=task.value,
         metric=metric,
         standardize=standardize,
         memory_limit=parse_size(memory_limit),

@@ -52,8 +52,8 @@ def finetune(
         ),
     ] = 0,
     bn: Annotated[
-        str, typer.Option("--bn", help="frozen or train: running statistics of what moves.")
-    ] = "frozen",
+        opt.Statistics, typer.Option("--bn", help="What running statistics of what moves do.")
+    ] = opt.Statistics.FROZEN,
     checkpoint_layers: opt_heads.CheckpointLayersOption = False,
     amp: opt_heads.AmpOption = False,
     head: Annotated[
@@ -62,7 +62,7 @@ def finetune(
     dim: Annotated[int | None, typer.Option(min=1, help="Width of a fresh head.")] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Attention heads of it.")] = None,
     head_args: opt_heads.HeadArgsOption = [],  # noqa: B006  # typer copies it
-    task: opt_heads.TaskOption = "auto",
+    task: opt_heads.TaskOption = opt.TaskKind.AUTO,
     metric: opt_heads.MetricOption = None,
     folds: opt_heads.FoldsOption = None,
     splits: opt_heads.SplitsOption = None,
@@ -108,7 +108,7 @@ def finetune(
             unfreeze=None if unfreeze is None else _names(unfreeze),
             unfreeze_last=unfreeze_last,
             unfreeze_every=unfreeze_every,
-            bn=bn,  # type: ignore[arg-type]  # checked there
+            bn=bn.value,
             checkpoint_layers=checkpoint_layers,
             autocast=amp,
         ),
@@ -116,7 +116,7 @@ def finetune(
         seeds=None if seeds is None else parse_seeds(seeds),
         split=split_spec(splits, folds),
         split_seed=split_seed,
-        task=task,
+        task=task.value,
         metric=metric,
         standardize=standardize,
         warm_start=warm_start,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .options import TaskKind
 from .terminal import Terminal
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ SplitsOption = Annotated[
     typer.Option("--splits", metavar="FILE|SPEC", help="Another split than the cache's own."),
 ]
 FoldsOption = Annotated[
-    int | None, typer.Option("--folds", min=2, help="Split into so many folds instead.")
+    int | None, typer.Option("--folds", min=3, help="Split into so many folds instead.")
 ]
 SeedsOption = Annotated[str, typer.Option("--seeds", help="Such as 0-4 or 0,3,7; a fit for each.")]
 TaskOption = Annotated[
-    str, typer.Option("--task", help="auto, binary, multiclass, multilabel or regression.")
+    TaskKind, typer.Option("--task", help="What the labels are, if they do not say so themselves.")
 ]
 MetricOption = Annotated[str | None, typer.Option("--metric", help="The metric to track.")]
 LrOption = Annotated[

@@ -84,6 +84,31 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Schedule(StrEnum):
+    """How the learning rate goes down."""
+
+    COSINE = "cosine"
+    PLATEAU = "plateau"
+    NONE = "none"
+
+
+class Statistics(StrEnum):
+    """What running statistics do while a backbone is trained."""
+
+    FROZEN = "frozen"
+    TRAIN = "train"
+
+
+class TaskKind(StrEnum):
+    """What is predicted."""
+
+    AUTO = "auto"
+    BINARY = "binary"
+    MULTICLASS = "multiclass"
+    MULTILABEL = "multilabel"
+    REGRESSION = "regression"
+
+
 SplitOption = Annotated[
     str | None,
     typer.Option(

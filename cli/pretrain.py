@@ -87,6 +87,8 @@ def pretrain(
         for name, given in (
             *(("--dim", dim), ("--heads", heads), ("--head-args", head_args), ("--seeds", seeds)),
             *(("--checkpoint-layers", checkpoint_layers), ("--amp", amp)),
+            *(("--no-baseline", not baseline), ("--no-normalize", not normalize)),
+            ("--layers", layers != "auto"),
         ):
             if given:
                 raise typer.BadParameter(f"{name}: only with --head")

@@ -25,7 +25,7 @@ def train_head(
         int | None, typer.Option(min=1, help="Attention heads, for heads that have them.")
     ] = None,
     head_args: opt_heads.HeadArgsOption = [],  # noqa: B006  # typer copies it
-    task: opt_heads.TaskOption = "auto",
+    task: opt_heads.TaskOption = opt.TaskKind.AUTO,
     metric: opt_heads.MetricOption = None,
     folds: opt_heads.FoldsOption = None,
     splits: opt_heads.SplitsOption = None,
@@ -61,7 +61,7 @@ def train_head(
         seeds=parse_seeds(seeds),
         split=split_spec(splits, folds),
         split_seed=split_seed,
-        task=task,
+        task=task.value,
         metric=metric,
         standardize=standardize,
         warm_start=warm_start,

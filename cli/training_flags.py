@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .command import OptionGroup
+from .options import Schedule
 
 if TYPE_CHECKING:
     from histograph_post.training_options import TrainingOptions
@@ -20,7 +21,9 @@ class TrainingFlags(OptionGroup):
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs at most.")] = 100
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Graphs per batch.")] = 64
     weight_decay: Annotated[float, typer.Option("--weight-decay", min=0, help="Of AdamW.")] = 1e-4
-    schedule: Annotated[str, typer.Option("--schedule", help="cosine, plateau or none.")] = "cosine"
+    schedule: Annotated[
+        Schedule, typer.Option("--schedule", help="How the learning rate goes down.")
+    ] = Schedule.COSINE
     warmup: Annotated[float, typer.Option("--warmup", min=0, help="Epochs of rising rate.")] = 2.0
     clip: Annotated[float, typer.Option("--clip", min=0, help="Largest gradient norm; 0: any.")] = (
         1.0
@@ -37,4 +40,4 @@ class TrainingFlags(OptionGroup):
         """Return what the library takes."""
         from histograph_post.training_options import TrainingOptions
 
-        return TrainingOptions(lr=lr, **asdict(self))
+        return TrainingOptions(lr=lr, **asdict(self) | {"schedule": self.schedule.value})

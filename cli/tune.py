@@ -42,7 +42,7 @@ def tune(
     space: Annotated[
         Path | None, typer.Option(metavar="FILE", help="TOML: what to search, and between what.")
     ] = None,
-    task: opt_heads.TaskOption = "auto",
+    task: opt_heads.TaskOption = opt.TaskKind.AUTO,
     metric: opt_heads.MetricOption = None,
     folds: opt_heads.FoldsOption = None,
     splits: opt_heads.SplitsOption = None,
@@ -90,7 +90,7 @@ def tune(
         training=training.options(suggested_lr(len(open_caches(cache)[0]))),
         split=split_spec(splits, folds),
         split_seed=split_seed,
-        task=task,
+        task=task.value,
         metric=metric,
         standardize=standardize,
         memory_limit=parse_size(memory_limit),
