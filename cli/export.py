@@ -54,6 +54,7 @@ def export(
         trust=trust_checkpoint,
         in_dim=in_dim,
         overwrite=overwrite,
+        config=terminal.options,
     )
     checked = (
         [] if done.difference is None else [["differs from the head by", f"{done.difference:.1e}"]]

@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,9 @@ from .files import atomic_path, to_json, write_json
 from .heads.histograph import HistoGraphHead
 from .heads.registry import head_info
 from .heads.standardize import Standardizer
+from .outputs import config_beside, require_free, write_config
 from .predicting import load
-from .run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, Run, read_json
+from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, Run, read_json
 from .saved_head import SavedHead
 from .weights import save_weights
 
@@ -105,6 +106,7 @@ def export(
     trust: bool = False,
     in_dim: int | None = None,
     overwrite: bool = False,
+    config: Mapping[str, Any] | None = None,
 ) -> Exported:
     """Export the head of a run as a ``torch.export`` program, or the whole model as a folder.
 
@@ -119,10 +121,11 @@ def export(
         trust: Unpickle a checkpoint that can run code.
         in_dim: Node features.
         overwrite: Replace an older export.
+        config: The options this came from, saved beside the file, or in the folder.
     """
     saved, target = SavedHead.read(run), Path(out)
     if not whole:
-        return _export_head(saved, target, overwrite=overwrite)
+        return _export_head(saved, target, overwrite=overwrite, config=config)
     _require_free_folder(target, overwrite=overwrite)
     predictor = load(
         saved.folder,
@@ -142,15 +145,18 @@ def export(
     if isinstance(model, str):
         backbone["model"] = {**backbone["model"], "spec": model}
     write_json(target / HEAD_CONFIG_NAME, {**stored, "backbone": backbone})
+    if config is not None:
+        write_config(target / CONFIG_NAME, config)
     load(target, model=model, in_dim=in_dim, device="cpu")  # refuses other weights
     return Exported(target, f"hg.load({str(target)!r})(batch)")
 
 
-def _export_head(saved: SavedHead, target: Path, *, overwrite: bool) -> Exported:
-    if target.is_dir():
-        raise OutputExistsError(f"{target}: found a folder, expected a file or nothing")
-    if target.exists() and not overwrite:
-        raise OutputExistsError(f"{target}: found a file; choose another -o, or --overwrite")
+def _export_head(
+    saved: SavedHead, target: Path, *, overwrite: bool, config: Mapping[str, Any] | None
+) -> Exported:
+    require_free(target, overwrite=overwrite)
+    if config is not None:
+        require_free(config_beside(target), overwrite=overwrite)
     if head_info(saved.name).needs_edge_index:
         raise ModelError(_refusal(saved, "it changes the graph as it goes"))
     program = HeadProgram(saved).eval()
@@ -160,6 +166,8 @@ def _export_head(saved: SavedHead, target: Path, *, overwrite: bool) -> Exported
     buffer.seek(0)
     difference = check_program(load_program(buffer), program, saved)
     target.parent.mkdir(parents=True, exist_ok=True)
+    if config is not None:
+        write_config(config_beside(target), config)
     with atomic_path(target) as partial:
         partial.write_bytes(buffer.getvalue())
     inputs = "history, sizes, pairs" if saved.task.level == "link" else "history, sizes"
@@ -271,7 +279,7 @@ def _require_free_folder(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise OutputExistsError(f"{folder}: found a file, expected a folder or nothing")
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    strangers = names - {MODEL_NAME, HEAD_NAME, HEAD_CONFIG_NAME}
+    strangers = names - {CONFIG_NAME, MODEL_NAME, HEAD_NAME, HEAD_CONFIG_NAME}
     if strangers:
         raise OutputExistsError(
             f"{folder}: found {min(strangers)!r}, which is not an export's; choose another -o"

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 from torch import nn
 from torch_geometric.data import Data
 
@@ -16,9 +15,9 @@ from .checkpoint import load_into, read_checkpoint, read_key_map
 from .data import GraphDataset, from_graphs, load_data
 from .data.arguments import FEATURE_ARGS, LEVEL_ARGS
 from .devices import resolve_device
-from .errors import OutputExistsError
 from .files import write_text
 from .node_budget import NODE_BUDGET
+from .outputs import config_beside, require_free, write_config
 from .predictions import Predictions
 from .predictor import Predictor
 from .run import Run
@@ -113,9 +112,9 @@ def predict(
     """
     target = None if out is None else Path(out)
     if target is not None:
-        _require_free(target, overwrite=overwrite)
+        require_free(target, overwrite=overwrite)
         if config is not None:
-            _require_free(_config_path(target), overwrite=overwrite)
+            require_free(config_beside(target), overwrite=overwrite)
     saved = SavedHead.read(run)
     notes: list[str] = []
     if isinstance(data, (str, Path)):
@@ -141,7 +140,7 @@ def predict(
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if config is not None:
-            write_text(_config_path(target), tomli_w.dumps(dict(config)))
+            write_config(config_beside(target), config)
         write_text(target, found.to_csv())
     return found
 
@@ -157,15 +156,3 @@ def _taken_args(saved: SavedHead, spec: str, given: Mapping[str, Any]) -> dict[s
 def _kind(spec: str) -> str:
     prefix, colon, _ = spec.partition(":")
     return prefix if colon else Path(spec).suffix
-
-
-def _config_path(out: Path) -> Path:
-    return out.with_name(f"{out.name}.config.toml")
-
-
-def _require_free(path: Path, *, overwrite: bool) -> None:
-    """Refuse to write where something is, before anything is computed."""
-    if path.is_dir():
-        raise OutputExistsError(f"{path}: found a folder, expected a file or nothing")
-    if path.exists() and not overwrite:
-        raise OutputExistsError(f"{path}: found a file; choose another -o, or --overwrite")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -184,6 +185,11 @@ def test_commands_need_neither_run_nor_cache_afterwards(tmp_path: Path) -> None:
     ):
         done = histograph(*arguments, "-q")
         assert done.exit_code == 0, done.output
+    # What was asked for stands beside it, and gives the same again.
+    options = tomllib.loads((tmp_path / "head.pt2.config.toml").read_text())
+    assert options["out"] == str(tmp_path / "head.pt2")
+    config = ("--config", tmp_path / "model" / "config.toml", "-o", tmp_path / "again")
+    assert histograph("export", *config, "-q").exit_code == 0
     shutil.rmtree(work)
     done = histograph("predict", tmp_path / "model", *data, "-o", tmp_path / "after.csv", "-q")
     assert done.exit_code == 0, done.output
