@@ -23,6 +23,8 @@ class Background:
         self._pool = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Self:
+        # The thread is there before the first job: one that is interrupted as it starts is lost.
+        self._pool.submit(_nothing).result()
         return self
 
     def __exit__(
@@ -32,8 +34,11 @@ class Background:
         traceback: TracebackType | None,
     ) -> None:
         self._failed = self._failed or error is not None
-        self._pool.shutdown()
+        interrupt = self._wait()
+        self._pool.shutdown()  # at once: there is nothing left to do
         if error is None:
+            if interrupt is not None:
+                raise interrupt
             self._collect(0)
 
     def run(self, job: Callable[..., object], *arguments: Any) -> None:
@@ -46,6 +51,20 @@ class Background:
         while len(self._jobs) > left:
             self._jobs.popleft().result()
 
+    def _wait(self) -> KeyboardInterrupt | None:
+        """Wait for the job in hand, which must not be left half done; return what came meanwhile.
+
+        Not by joining the thread: Python takes one for ended whose join was interrupted.
+        """
+        interrupt = None
+        while True:
+            try:
+                self._pool.submit(_nothing).result()  # comes after all others
+            except KeyboardInterrupt as found:
+                self._failed, interrupt = True, found
+            else:
+                return interrupt
+
     def _run(self, job: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         if self._failed:
             return
@@ -54,3 +73,7 @@ class Background:
         except BaseException:
             self._failed = True
             raise
+
+
+def _nothing() -> None:
+    """Do nothing."""

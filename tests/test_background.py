@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
@@ -66,3 +68,24 @@ def test_a_failed_job_is_the_last_and_its_error_reaches_the_caller() -> None:
 
     with pytest.raises(ValueError, match="disk"):
         fail_at_the_end()
+
+
+@pytest.mark.parametrize("waiting", [1, 3])
+def test_an_interrupt_does_not_leave_a_job_half_done(waiting: int) -> None:
+    steps: list[int] = []
+
+    def job() -> None:
+        os.kill(os.getpid(), signal.SIGINT)  # which the main thread takes while this goes on
+        steps.extend(step for step in range(1_000_000) if step % 100_000 == 0)
+
+    def hand_over() -> None:
+        with Background(waiting) as background:
+            for _ in range(3):
+                background.run(job)
+
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        hand_over()
+    assert len(steps) % 10 == 0
+    assert steps
+    assert threading.active_count() == before
