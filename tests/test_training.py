@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from histograph_post.errors import ConfigError
+from histograph_post.resuming import drop_states, train_resumably
 from histograph_post.splits import Split
 from histograph_post.tasks import infer_task
 from histograph_post.training import Step, Trainer
@@ -84,6 +86,26 @@ def test_resumed_run_equals_an_unbroken_one(source: Rows, schedule: str) -> None
         assert broken.progress.best_epoch == whole.progress.best_epoch
         for name, value in whole.network.state_dict().items():
             assert torch.equal(broken.network.state_dict()[name], value)
+
+
+def test_what_was_trained_as_one_ends_as_one(source: Rows, tmp_path: Path) -> None:
+    """A kill while the fits are being saved leaves nothing to be trained again."""
+
+    def trainers() -> list[Trainer]:
+        return [trainer(source, seed=seed, network=nn.Linear(5, 1)) for seed in (0, 1, 2)]
+
+    trained = trainers()
+    train_resumably(trained, tmp_path)
+    again = trainers()[1:]  # the first one has been saved
+    told: list[Trainer] = []
+    train_resumably(again, tmp_path, on_epoch=told.append)
+    assert told == []
+    for found, expected in zip(again, trained[1:], strict=True):
+        assert torch.equal(found.network.weight, expected.network.weight)
+    drop_states(tmp_path, [0, 1])
+    assert list(torch.load(tmp_path / "state.pt", weights_only=True)) == [2]
+    drop_states(tmp_path, [2])
+    assert not tmp_path.exists()
 
 
 def test_keeps_the_best_epoch_and_stops_when_nothing_gets_better(source: Rows) -> None:
