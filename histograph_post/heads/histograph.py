@@ -26,6 +26,7 @@ from .layer_kernels import layer_means, layer_project
 from .layer_weights import LayerWeights
 from .mixing import Mixing
 from .node_attention import NodeAttention
+from .own_precision import in_own_precision
 from .ragged import Graphs
 from .registry import PAPER_FORM
 from .standardize import Standardizer
@@ -131,6 +132,7 @@ class HistoGraphHead(nn.Module):
         """Number of trainable values."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
+    @in_own_precision
     def forward(
         self,
         history: History | TableRows,
@@ -168,6 +170,7 @@ class HistoGraphHead(nn.Module):
             outputs = outputs + self.shortcut(self._unstandardized_last(inputs))
         return outputs
 
+    @in_own_precision
     def score(self, embeddings: Tensor, pairs: Tensor) -> Tensor:
         """Score node pairs at link level; the order within a pair does not matter.
 
@@ -180,11 +183,13 @@ class HistoGraphHead(nn.Module):
         """
         if self.level != "link":
             raise ConfigError(f"score: found a head for level {self.level!r}, expected 'link'")
+        embeddings = embeddings.to(self.output.weight.dtype)
         source, target = embeddings.index_select(0, pairs[0]), embeddings.index_select(0, pairs[1])
         scores: Tensor = self.output(self.mlp(source * target))  # [num_pairs, 1]
         return scores.squeeze(-1)
 
     @torch.no_grad()
+    @in_own_precision
     def explain(
         self,
         history: History | TableRows,

@@ -347,6 +347,14 @@ def test_a_compiled_module_takes_the_other_path() -> None:
     )
 
 
+def test_autocasting_stops_at_the_head() -> None:
+    head, history, batch = make_head(), make_history(), batch_of(SIZES)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = head(history, batch, num_graphs=len(SIZES))
+    assert uses_loops(output)
+    assert torch.equal(output, head(history, batch, num_graphs=len(SIZES)))
+
+
 def test_gradients_have_memory_of_their_own() -> None:
     head = make_head()
     head(make_history(), batch_of(SIZES), num_graphs=len(SIZES)).sum().backward()
