@@ -151,6 +151,31 @@ def test_without_validation_the_last_epoch_is_kept(source: Rows) -> None:
     assert (progress.epoch, progress.best_epoch, progress.best_valid) == (3, 2, {})
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_balance_weighs_classes_by_how_rare_they_are(classes: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(80, 5, generator=generator).double()
+    labels = np.arange(80) % 8 // (5 if classes == 2 else 3)  # 5 and 3 of 8; 3, 3 and 2 of 8
+    torch.manual_seed(0)
+    # In double precision: the weights have to follow the outputs.
+    network = nn.Linear(5, 1 if classes == 2 else classes).double()
+    made = Rows(labels[:, None].astype(float), features)
+    options = TrainingOptions(epochs=1, batch_size=40, balance=True)
+    task = infer_task(made.labels, "graph")
+    run = Trainer(network, made, SPLIT, task, options, seed=0)
+    logits = network(features[SPLIT.train.tolist()]).detach().numpy()  # [rows, out_dim]
+    truth = labels[SPLIT.train]
+    if classes == 2:
+        log_probabilities = np.hstack([-np.logaddexp(0, logits), -np.logaddexp(0, -logits)])
+        weights, divisor = np.array([1, 5 / 3]), len(truth)
+    else:
+        log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        weights = np.array([8 / 3, 8 / 3, 8 / 2]) / 3
+        divisor = weights[truth].sum()
+    losses = -weights[truth] * log_probabilities[np.arange(len(truth)), truth]  # [rows]
+    assert run.run().log[0]["loss"] == pytest.approx(losses.sum() / divisor, rel=1e-6)
+
+
 def test_options_and_frozen_networks_are_refused(source: Rows) -> None:
     for name, value in (("epochs", 0), ("lr", 0.0), ("schedule", "linear"), ("clip", -1.0)):
         with pytest.raises(ConfigError, match=name):
