@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import CacheError
+from ..errors import CacheError, DataError
 from ..splits import Splits
 from .cached_graph import CachedBatch, CachedGraph, History, as_tensor, read_graph
 from .format import Manifest
@@ -198,7 +198,13 @@ class Cache:
 
     def _checked(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return graphs that are there, ``[batch]``, and where each begins, ``[batch + 1]``."""
-        graphs = np.asarray(indices, dtype=np.int64).reshape(-1)
+        found = np.asarray(indices).reshape(-1)
+        if len(found) and found.dtype.kind not in "iu":
+            raise DataError(
+                f"{self.path}: found graphs given as {found.dtype}, expected their numbers; "
+                "those of a mask are np.flatnonzero(mask)"
+            )
+        graphs = found.astype(np.int64)
         if len(graphs) and not 0 <= graphs.min() <= graphs.max() < self.num_graphs:
             raise IndexError(f"graphs {graphs.min()} to {graphs.max()} of {self.num_graphs}")
         return graphs, np.concatenate([[0], np.cumsum(self.num_nodes[graphs])])

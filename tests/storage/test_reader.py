@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
-from histograph_post.errors import CacheError, NotFoundError
+from histograph_post.errors import CacheError, DataError, NotFoundError
 from histograph_post.storage import Cache, reader
 
 
@@ -249,6 +249,29 @@ def test_indices_out_of_range(example, tmp_path):
             cache[index]
         with pytest.raises(IndexError):
             cache.gather([0, index])
+
+
+@pytest.mark.parametrize(
+    "graphs",
+    [np.array([True, False, True, False, False]), [False, True], [1.0, 2.0], torch.ones(3).bool()],
+)
+def test_graphs_that_are_no_numbers_are_refused(example, tmp_path, graphs):
+    example().write(tmp_path)
+    cache = Cache.open(tmp_path)
+    with pytest.raises(DataError, match=r"found graphs given as (bool|float64), expected their"):
+        cache.gather(graphs)
+    with pytest.raises(DataError, match="expected their numbers"):
+        next(cache.pieces(graphs))
+
+
+def test_graphs_may_be_any_integers_or_none(example, tmp_path):
+    example().write(tmp_path)
+    cache = Cache.open(tmp_path)
+    expected = cache.gather([3, 1]).history
+    for graphs in ((3, 1), torch.tensor([3, 1]), np.array([3, 1], np.uint8)):
+        assert torch.equal(cache.gather(graphs).history, expected)
+    for none in ([], np.array([]), range(0)):
+        assert len(cache.gather(none).history) == 0
 
 
 def test_edges_that_were_not_stored(example, tmp_path):
