@@ -226,6 +226,25 @@ def test_many_shards_do_not_exhaust_file_descriptors(example, tmp_path, monkeypa
     assert sum(path.parent == tmp_path.resolve() for path in open_files) == 2
 
 
+def test_few_file_descriptors_are_enough_for_many_shards(example, tmp_path):
+    resource = pytest.importorskip("resource")
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.exists():
+        pytest.skip("needs /proc/self/fd")
+    used = max(int(path.name) for path in descriptors.iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = 2 * (used + 20)
+    made = example([1] * limit)
+    made.write(tmp_path, [(index, index + 1) for index in range(limit)])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        found = Cache.open(tmp_path).gather(range(limit)).history
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    expected = torch.cat([torch.stack(history, dim=1) for history in made.histories])
+    assert torch.equal(found, expected)
+
+
 def test_an_incomplete_cache_says_how_to_resume(example, tmp_path):
     example().write(tmp_path, [(0, 2), (2, 5)])
     (tmp_path / "manifest.json").unlink()
