@@ -257,6 +257,8 @@ def test_quantities_stay_in_the_units_of_the_labels(tmp_path: Path) -> None:
         (["--bn", "train", "--unfreeze", ""], "no running statistics"),
         (["--amp", "--device", "cpu"], "expected 'cuda'"),
         (["--head", "mean"], "brings its own"),
+        (["--no-standardize"], "standardize: found one, but the run"),
+        (["--split-seed", "3"], "split_seed: found one, but the run"),
         (["--seeds", "0-5"], "expected some of the run's"),
         (["--data", "smiles:/nowhere.csv"], "/nowhere.csv"),
         (["--checkpoint", "/nowhere/model.pt"], "expected the weights"),
@@ -273,6 +275,15 @@ def test_refusals_are_one_line(
     assert result.exit_code == 1, result.output
     assert message in result.output
     assert result.output.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_cache_is_not_given_twice(folder: Path, tmp_path: Path) -> None:
+    place = folder / "demo.cache"
+    with pytest.raises(ConfigError, match=r"is no run: give it as the source"):
+        hg.finetune(place, tmp_path / "x", cache=place)
+    with pytest.raises(ConfigError, match=r"is no run"):
+        hg.finetune(hg.Cache.open(place), tmp_path / "x", cache=place)
     assert not (tmp_path / "x").exists()
 
 
