@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
 from .folded_maps import Maps
-from .graph_stage import StageOptions, can_read, read_graphs
+from .graph_stage import StageOptions, can_read, fits_loops, read_graphs
 from .histograph_config import HistoGraphConfig
 from .history import History, HistoryBatch, TableRows, check_layers
 from .layer_kernels import layer_means, layer_project
@@ -126,6 +126,23 @@ class HistoGraphHead(nn.Module):
         own_buffers = options.layer_attention == "random" or options.mixing == "delayed"
         fused = self.node_attention is not None and (self.level != "graph" or options.layer_norm)
         return not (drawn or own_buffers or fused)
+
+    @property
+    def trains_in_loops(self) -> bool:
+        """Whether compiled loops are made for training it on a cache, whatever mode it is in.
+
+        They are used where numba is, and for graphs that are not too large for them.
+        """
+        options = self.options
+        return (
+            self.level == "graph"
+            and len(set(options.in_dims)) == 1
+            and fits_loops(options.dim, options.in_dims[-1])
+            and options.layer_attention == "learned"
+            and options.node_attention
+            and not (options.zero_token or options.attention_dropout or options.key_dropout)
+            and not options.layer_norm
+        )
 
     @property
     def num_parameters(self) -> int:
@@ -286,7 +303,7 @@ class HistoGraphHead(nn.Module):
 
     @property
     def _compiles(self) -> bool:
-        """Whether this is a head that compiled loops are made for."""
+        """Whether this is a head that compiled loops are made for, as it is now."""
         layers, attention = self.layer_weights, self.node_attention
         return (
             layers.attention == "learned"
