@@ -113,15 +113,16 @@ def _loops_note(experiment: Experiment, device: str) -> str | None:
     """Return what there is to say of the compiled loops, if a head of the experiment uses them."""
     from histograph_post.devices import resolve_device
     from histograph_post.heads import compiled
-    from histograph_post.heads.history import kept_dims
+    from histograph_post.heads.registry import build_head
 
-    one_width = len(set(kept_dims(experiment.caches[0].widths, None))) == 1
-    used = (
-        any(head.name.startswith("histograph") for head in experiment.heads)
-        and experiment.task.level == "graph"
-        and one_width
-        and resolve_device(device).type == "cpu"
+    if resolve_device(device).type != "cpu":
+        return None
+    widths, task = experiment.caches[0].widths, experiment.task
+    built = (
+        build_head(head.name, widths, task.out_dim, task.level, **head.options)
+        for head in experiment.heads
     )
+    used = any(getattr(head, "trains_in_loops", False) for head in built)
     return compiled.note() if used else None
 
 

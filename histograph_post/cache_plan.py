@@ -23,7 +23,7 @@ from .capture import Capture, CapturePlan, Parity, check_parity, plan_capture
 from .data import GraphDataset
 from .data.batching import make_batch
 from .data.probing import probe_graphs, probe_numbers
-from .devices import resolve_device
+from .devices import resolve_device, synchronize
 from .errors import CacheError, CaptureError, ConfigError
 from .levels import Level
 from .node_budget import NODE_BUDGET, budget_batches
@@ -293,8 +293,10 @@ def estimate_seconds(plan: CachePlan) -> float:
     graphs = next(plan.batches(0, stop))
     with torch.inference_mode(), Capture(plan.model, plan.capture) as recorder:
         recorder.run(plan.load(graphs))  # the first pass warms up allocators and caches
+        synchronize(plan.device)
         started = time.perf_counter()
         recorder.run(plan.load(graphs))
+        synchronize(plan.device)
         seconds = time.perf_counter() - started
     nodes = int(plan.dataset.num_nodes[graphs.start : graphs.stop].sum())
     return seconds * int(plan.dataset.num_nodes.sum()) / max(nodes, 1)

@@ -26,7 +26,7 @@ class Copies(Protocol):
         ...
 
     def clip(self, norm: float) -> None:
-        """Scale the gradients of each network down to this norm."""
+        """Scale the gradients of each network, by groups of parameters, down to this norm."""
         ...
 
     def settle(self) -> None:

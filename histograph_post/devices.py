@@ -9,6 +9,12 @@ import torch
 from .errors import ConfigError
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done what it was given; a CPU has, when a call returns."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 def resolve_device(name: str = "auto") -> torch.device:
     """Turn ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps`` into a device that is there."""
     if name == "auto":

@@ -91,9 +91,9 @@ class EndToEnd(Stage):
                 stage=stage,
             )
             for fold in self.folds
-            for seed in self.seeds
             for head, stage in ((OWN, ""), (self.head.name, STAGE))
             if stage or self.baseline
+            for seed in self.seeds
         ]
 
     def fit(

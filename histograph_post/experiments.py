@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -78,9 +78,9 @@ class Stage(ABC):
         *,
         device: torch.device,
         on_epoch: Callable[[Trainer], None] | None = None,
-    ) -> list[Fit]:
-        """Do fits that differ in their seed alone."""
-        return [self.fit(spec, folder, device=device, on_epoch=on_epoch) for spec in specs]
+    ) -> Iterable[Fit]:
+        """Do fits that differ in their seed alone; each is handed out as soon as it is done."""
+        return (self.fit(spec, folder, device=device, on_epoch=on_epoch) for spec in specs)
 
     @abstractmethod
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
@@ -164,6 +164,7 @@ def run_experiment(
             list(specs.values()), folder, device=where, on_epoch=epoch_done
         ):
             fits.append(fit)
+            shares[fit.spec.seed] = 1.0  # one that was done before has told of no epoch
             done += 1
             if on_fit is not None:
                 on_fit(fit, done, len(planned))

@@ -61,10 +61,29 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def _umask() -> int:
-    """Return the process's mask for new files, which can only be read by setting it."""
+    """Return the process's mask for new files."""
+    mask = _read_umask()
+    return _FIRST_UMASK if mask is None else mask
+
+
+def _read_umask() -> int | None:
+    """Return the mask where the system tells it (Linux)."""
+    try:
+        found = re.search(r"^Umask:\s*(\d+)$", Path("/proc/self/status").read_text("ascii"), re.M)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if found is None else int(found[1], 8)
+
+
+def _first_umask() -> int:
+    """Return the mask by setting it, which is no business of a process with several threads."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+#: The mask when this module was imported, where the system does not tell a later one.
+_FIRST_UMASK = 0 if _read_umask() is not None else _first_umask()
 
 
 def _sync(path: Path) -> None:

@@ -79,6 +79,7 @@ def plan_finetuning(
         fresh = {
             "head": head, "split": split, "metric": metric,
             "task": None if task == "auto" else task, "warm_start": warm_start or None,
+            "split_seed": split_seed or None, "standardize": None if standardize else False,
         }  # fmt: skip
         given = next((name for name, value in fresh.items() if value is not None), None)
         if given is not None:
@@ -86,6 +87,10 @@ def plan_finetuning(
         frozen = run.experiment(training, seeds=seeds, cache=cache)
         chosen = run.head
     else:
+        if cache is not None:
+            raise ConfigError(
+                f"cache: found {cache}, but {source} is no run: give it as the source"
+            )
         place = source if isinstance(source, (str, Path, Cache)) else source.folder
         chosen = head or HeadSpec("histograph")
         wanted = plan_experiment(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,14 +76,12 @@ class Finetuning(Stage):
     def fits(self) -> list[FitSpec]:
         """Return the frozen heads that no run brings, and the tuned networks, a fold at a time."""
         frozen = () if self.source is not None else self.frozen.heads
+        heads = [*((head, "") for head in frozen), (self.head, STAGE)]
         return [
-            spec
+            replace(self.frozen.fit_spec(head, fold.number, seed), stage=stage)
             for fold in self.frozen.folds
+            for head, stage in heads
             for seed in self.seeds
-            for spec in (
-                *(self.frozen.fit_spec(head, fold.number, seed) for head in frozen),
-                replace(self.frozen.fit_spec(self.head, fold.number, seed), stage=STAGE),
-            )
         ]
 
     def earlier_fits(self) -> list[Fit]:
@@ -126,6 +124,19 @@ class Finetuning(Stage):
             before=before,
             on_epoch=on_epoch,
         )
+
+    def fit_together(
+        self,
+        specs: Sequence[FitSpec],
+        folder: Path,
+        *,
+        device: torch.device,
+        on_epoch: Callable[[Trainer], None] | None = None,
+    ) -> Iterable[Fit]:
+        """Train frozen heads of all seeds as one, and tuned networks one after the other."""
+        if specs[0].stage:
+            return super().fit_together(specs, folder, device=device, on_epoch=on_epoch)
+        return self.frozen.fit_together(specs, folder, device=device, on_epoch=on_epoch)
 
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
         """Return the test score of the checkpoint's own readout, before anything moved."""

@@ -2,8 +2,8 @@
 
 A fit's folder holds ``state.pt`` while it is being trained and, once it is done, ``fit.json``
 (written last), ``head.safetensors``, the outputs for the test rows and, where a backbone was
-trained too, ``model.safetensors``. Fits that are trained together keep their state in the folder
-of the first of them.
+trained too, ``model.safetensors``. Fits that may be trained together keep their states, those of
+all seeds, in a folder of their own.
 """
 
 from __future__ import annotations
@@ -57,7 +57,12 @@ class FitSpec:
     @property
     def folder(self) -> Path:
         """Where the fit is kept inside a run."""
-        return Path("fits") / self.name.replace(" ", "-") / f"fold-{self.fold}-seed-{self.seed}"
+        return self.states_folder.with_name(f"fold-{self.fold}-seed-{self.seed}")
+
+    @property
+    def states_folder(self) -> Path:
+        """Where the states of all seeds are kept while they may be trained together."""
+        return Path("fits") / self.name.replace(" ", "-") / f"fold-{self.fold}"
 
 
 @dataclass(frozen=True)

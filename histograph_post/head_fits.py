@@ -16,7 +16,7 @@ from .heads.histograph import HistoGraphHead
 from .heads.history import TableRows
 from .heads.registry import build_head, head_info
 from .heads.standardize import Standardizer
-from .resuming import STATE_NAME, train_resumably
+from .resuming import drop_states, train_resumably
 from .splits import Split
 from .stacking import most_together
 from .target_scale import TargetScale
@@ -100,9 +100,10 @@ def fit_heads(
         device: Where to train.
         on_epoch: Told of every fit after each of its epochs.
     """
-    if all((folder / spec.folder / FIT_NAME).exists() for spec in specs):
-        return [load_fit(spec, folder / spec.folder) for spec in specs]
     first = specs[0]
+    if all((folder / spec.folder / FIT_NAME).exists() for spec in specs):
+        drop_states(folder / first.states_folder, [spec.seed for spec in specs])
+        return [load_fit(spec, folder / spec.folder) for spec in specs]
     history = loaded.history(split.train if first.standardize else None)
     needs_edges = head_info(first.head).needs_edge_index
     source = HeadBatches(loaded, history, task, device, edges=needs_edges)
@@ -132,13 +133,13 @@ def _fit_together(
     folder: Path,
     on_epoch: Callable[[Trainer], None] | None,
 ) -> list[Fit]:
-    """Train heads as one and save each; their state is in the folder of the first until then."""
-    state_folder = folder / specs[0].folder
-    state_folder.mkdir(parents=True, exist_ok=True)
+    """Train heads as one and save each; until then their states are in a folder of all seeds."""
+    states_folder = folder / specs[0].states_folder
+    states_folder.mkdir(parents=True, exist_ok=True)
     missing = [spec for spec in specs if not (folder / spec.folder / FIT_NAME).exists()]
     prepared = {spec.seed: prepare(spec) for spec in missing}
     trainers = [trainer for _, trainer in prepared.values()]
-    seconds = train_resumably(trainers, state_folder, on_epoch=on_epoch)
+    seconds = train_resumably(trainers, states_folder, on_epoch=on_epoch)
     fits: dict[int, Fit] = {}
     for spec in specs:
         own = folder / spec.folder
@@ -149,5 +150,5 @@ def _fit_together(
         fits[spec.seed] = save_fit(
             spec, trainer, own, seconds=seconds, head=made.head, standardizer=made.standardizer
         )
-    (state_folder / STATE_NAME).unlink(missing_ok=True)
+    drop_states(states_folder, [spec.seed for spec in specs])
     return list(fits.values())

@@ -6,25 +6,46 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from threading import Lock
 
 #: Threads that help at a time, at most.
 MOST_HELPERS = 16
 
 
 def start_helper(work: Callable[..., None], *arguments: object) -> Future[None]:
-    """Start something in a thread; do it at once at the end of a process, which has no new ones.
+    """Start something in a thread; do it at once where there is none and no new one can be had.
 
     Args:
         work: What to do, most of it without the interpreter's lock. It starts no helpers itself.
         arguments: What to call it with.
     """
+    errand = _Errand(work, arguments)
     try:
-        return _pool().submit(work, *arguments)
-    except RuntimeError:
-        work(*arguments)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        _pool().submit(errand.run)
+    except RuntimeError:  # no pool any more; or no thread more, but others have it in their queue
+        errand.run()
+    return errand.done
+
+
+class _Errand:
+    """Something to do, which is done once, whoever comes to it first."""
+
+    def __init__(self, work: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        self.done: Future[None] = Future()
+        self._work = work
+        self._arguments = arguments
+        self._taken = Lock()
+
+    def run(self) -> None:
+        """Do it, unless somebody does it already."""
+        if not self._taken.acquire(blocking=False):
+            return
+        try:
+            self._work(*self._arguments)
+        except BaseException as error:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(None)
 
 
 @cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from .heads.history import History, TableRows
 from .heads.standardize import Standardizer
+from .machine_memory import machine_memory
 from .ranges import ranges
 from .storage import Cache
 
@@ -152,11 +152,6 @@ def batch_note(cache: Cache, batch_size: int, memory_limit: int | None) -> str |
 def allowed_memory(memory_limit: int | None) -> int:
     """Return the bytes that training may take: a share of the machine's, unless told otherwise."""
     return int(MEMORY_SHARE * machine_memory()) if memory_limit is None else memory_limit
-
-
-def machine_memory() -> int:
-    """Return the bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def history_pieces(cache: Cache, graphs: np.ndarray) -> Iterator[History]:

@@ -92,7 +92,14 @@ class Task:
         class_weight: Tensor | None = None,
         positive_weight: Tensor | None = None,
     ) -> Tensor:
-        """Return the mean loss over the labels that are there; zero when none is."""
+        """Return the mean loss over the labels that are there; zero when none is.
+
+        The weights, see :meth:`balancing_weights`, may be on another device than the outputs.
+        """
+        if class_weight is not None:
+            class_weight = class_weight.to(outputs)  # [classes]
+        if positive_weight is not None:
+            positive_weight = positive_weight.to(outputs)  # [T]
         if self.kind == "multiclass":
             if not bool((targets >= 0).any()):
                 return outputs.sum() * 0.0

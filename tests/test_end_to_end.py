@@ -58,6 +58,17 @@ def test_results_pair_the_head_with_the_backbone_alone(run: Run) -> None:
     assert rows["own readout"]["versus_own"] is None
 
 
+def test_fits_are_done_by_fold_then_network_then_seed(run: Run) -> None:
+    found = [(fit["fold"], fit["head"], fit["seed"]) for fit in run.results["fits"]]
+    folds = sorted({fold for fold, _, _ in found})
+    assert found == [
+        (fold, head, seed)
+        for fold in folds
+        for head in ("own readout", "histograph-end-to-end")
+        for seed in (0, 1)
+    ]
+
+
 def test_baseline_is_the_plain_pretraining(run: Run, tmp_path: Path) -> None:
     """The same initial weights and batches: the comparison is of the readouts alone."""
     options = {name: value for name, value in DEMO.items() if name != "head_options"}

@@ -45,6 +45,23 @@ def test_files_are_as_readable_as_any_other(tmp_path: Path) -> None:
     assert path.stat().st_mode == other.stat().st_mode
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the mask is told by Linux")
+def test_the_mask_is_the_one_of_the_moment_and_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def touch(mask: int) -> int:
+        raise AssertionError("another thread's files would have any mask meanwhile")
+
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", touch)
+            write_text(tmp_path / "a.txt", "text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o640
+
+
 def test_json_is_stable_and_refuses_nan(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"b": [1, 2.5], "ä": None})
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == to_json({"b": [1, 2.5], "ä": None})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -136,6 +137,22 @@ def test_a_cache_that_does_not_fit_gives_the_same_results(tmp_path: Path) -> Non
         run = train_head(stored, fits / name, training=training, memory_limit=limit, dim=8, heads=2)
         scores.append(run.results)
     assert scores[0] == scores[1]
+
+
+def test_several_seeds_that_do_not_fit_give_close_results(tmp_path: Path) -> None:
+    stored = make_cache(tmp_path / "a.cache")
+    training = TrainingOptions(epochs=3, batch_size=16)
+    logs = []
+    for name, limit in (("memory", None), ("disk", 0)):  # trained as one, and one after the other
+        out = tmp_path / "fits" / name
+        train_head(stored, out, training=training, seeds=(0, 1), memory_limit=limit, dim=8, heads=2)
+        lines = (out / "metrics.jsonl").read_text().splitlines()
+        logs.append([json.loads(line) for line in lines])
+    assert len(logs[0]) == 2 * 2 * 3  # readouts, seeds, epochs
+    for found, expected in zip(*logs, strict=True):
+        assert (found["head"], found["seed"]) == (expected["head"], expected["seed"])
+        for name in ("epoch", "loss", "valid_loss"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-4)
 
 
 def test_working_ahead_keeps_the_order_and_hands_errors_on() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.func import functional_call, vmap
 from histograph_post.backbone import build_model
 from histograph_post.caching import cache
 from histograph_post.data import load_data
+from histograph_post.experiments import FitProgress
 from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment
 from histograph_post.heads.registry import build_head, head_names
 from histograph_post.run import Run
@@ -134,7 +136,7 @@ def test_what_is_drawn_is_drawn_by_the_seed_alone(demo_cache: Path, tmp_path: Pa
 
 TRAIN = """
 experiment = plan_experiment(
-    cache, [HeadSpec("histograph", {"dim": 8})], seeds=[0, 1, 2],
+    cache, [HeadSpec("histograph", {"dim": 8})], seeds=[0, 1, 2], memory_limit=LIMIT,
     training=TrainingOptions(epochs=6, batch_size=16, patience=2))
 run_experiment(experiment, out, chosen="histograph", on_epoch=epoch_done)
 """
@@ -144,7 +146,7 @@ def test_killed_and_resumed_together_gives_the_same_results(
     demo_cache: Path, tmp_path: Path, killed_training: Callable[[str, Path, Path, int], int]
 ) -> None:
     def run(folder: str, moment: int) -> int:
-        return killed_training(TRAIN, demo_cache, tmp_path / folder, moment)
+        return killed_training("LIMIT = None" + TRAIN, demo_cache, tmp_path / folder, moment)
 
     assert run("whole", 0) == 0
     assert run("broken", 8) == -9  # in the third epoch of three seeds
@@ -152,6 +154,53 @@ def test_killed_and_resumed_together_gives_the_same_results(
     assert run("broken", 0) == 0
     for file in ("results.json", "predictions.csv", "metrics.jsonl"):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "broken" / file).read_bytes()
+    assert not list((tmp_path / "broken").rglob("state.pt"))
+
+
+@pytest.mark.parametrize(
+    ("limits", "moment", "reached"),
+    [
+        # Together, in the third epoch of three seeds; then one after the other.
+        ((None, 0), 8, {0: 3, 1: 3, 2: 3}),
+        # One after the other, in the third epoch of the second seed; then those left together.
+        ((0, None), 9, {1: 3, 2: 0}),
+    ],
+)
+def test_killed_and_resumed_with_another_memory_limit(
+    demo_cache: Path,
+    tmp_path: Path,
+    killed_training: Callable[[str, Path, Path, int], int],
+    limits: tuple[int | None, int | None],
+    moment: int,
+    reached: dict[int, int],
+) -> None:
+    training = TrainingOptions(epochs=6, batch_size=16, patience=2)
+    whole = train(demo_cache, tmp_path / "whole", [0, 1, 2], training=training)
+    words = f"LIMIT = {limits[0]}" + TRAIN
+    assert killed_training(words, demo_cache, tmp_path / "broken", moment) == -9
+    first_epochs: dict[int, int] = {}
+
+    def epoch_done(progress: FitProgress) -> None:
+        first_epochs.setdefault(progress.seed, progress.trainer.progress.epoch)
+
+    spec = HeadSpec("histograph", {"dim": 8})
+    experiment = plan_experiment(
+        demo_cache, [spec], seeds=[0, 1, 2], training=training, memory_limit=limits[1]
+    )
+    broken = run_experiment(
+        experiment, tmp_path / "broken", chosen="histograph", on_epoch=epoch_done
+    )
+    assert first_epochs == {seed: epoch + 1 for seed, epoch in reached.items()}
+    for fit, other in zip(broken.results["fits"], whole.results["fits"], strict=True):
+        assert [fit[key] for key in ("seed", "epochs", "best_epoch")] == [
+            other[key] for key in ("seed", "epochs", "best_epoch")
+        ]
+    lines = [
+        (tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in ("whole", "broken")
+    ]
+    for found, expected in zip(*lines, strict=True):
+        for name in ("seed", "epoch", "loss", "valid_loss"):
+            assert json.loads(found)[name] == pytest.approx(json.loads(expected)[name], rel=1e-4)
     assert not list((tmp_path / "broken").rglob("state.pt"))
 
 

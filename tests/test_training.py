@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from histograph_post.errors import ConfigError
+from histograph_post.resuming import drop_states, train_resumably
 from histograph_post.splits import Split
 from histograph_post.tasks import infer_task
 from histograph_post.training import Step, Trainer
@@ -86,6 +88,26 @@ def test_resumed_run_equals_an_unbroken_one(source: Rows, schedule: str) -> None
             assert torch.equal(broken.network.state_dict()[name], value)
 
 
+def test_what_was_trained_as_one_ends_as_one(source: Rows, tmp_path: Path) -> None:
+    """A kill while the fits are being saved leaves nothing to be trained again."""
+
+    def trainers() -> list[Trainer]:
+        return [trainer(source, seed=seed, network=nn.Linear(5, 1)) for seed in (0, 1, 2)]
+
+    trained = trainers()
+    train_resumably(trained, tmp_path)
+    again = trainers()[1:]  # the first one has been saved
+    told: list[Trainer] = []
+    train_resumably(again, tmp_path, on_epoch=told.append)
+    assert told == []
+    for found, expected in zip(again, trained[1:], strict=True):
+        assert torch.equal(found.network.weight, expected.network.weight)
+    drop_states(tmp_path, [0, 1])
+    assert list(torch.load(tmp_path / "state.pt", weights_only=True)) == [2]
+    drop_states(tmp_path, [2])
+    assert not tmp_path.exists()
+
+
 def test_keeps_the_best_epoch_and_stops_when_nothing_gets_better(source: Rows) -> None:
     run = trainer(source, epochs=200, lr=0.05, patience=6)
     progress = run.run()
@@ -127,6 +149,31 @@ def test_without_validation_the_last_epoch_is_kept(source: Rows) -> None:
     options = TrainingOptions(epochs=3, patience=1)
     progress = Trainer(nn.Linear(5, 1), source, split, task, options, seed=0).run()
     assert (progress.epoch, progress.best_epoch, progress.best_valid) == (3, 2, {})
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_balance_weighs_classes_by_how_rare_they_are(classes: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(80, 5, generator=generator).double()
+    labels = np.arange(80) % 8 // (5 if classes == 2 else 3)  # 5 and 3 of 8; 3, 3 and 2 of 8
+    torch.manual_seed(0)
+    # In double precision: the weights have to follow the outputs.
+    network = nn.Linear(5, 1 if classes == 2 else classes).double()
+    made = Rows(labels[:, None].astype(float), features)
+    options = TrainingOptions(epochs=1, batch_size=40, balance=True)
+    task = infer_task(made.labels, "graph")
+    run = Trainer(network, made, SPLIT, task, options, seed=0)
+    logits = network(features[SPLIT.train.tolist()]).detach().numpy()  # [rows, out_dim]
+    truth = labels[SPLIT.train]
+    if classes == 2:
+        log_probabilities = np.hstack([-np.logaddexp(0, logits), -np.logaddexp(0, -logits)])
+        weights, divisor = np.array([1, 5 / 3]), len(truth)
+    else:
+        log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        weights = np.array([8 / 3, 8 / 3, 8 / 2]) / 3
+        divisor = weights[truth].sum()
+    losses = -weights[truth] * log_probabilities[np.arange(len(truth)), truth]  # [rows]
+    assert run.run().log[0]["loss"] == pytest.approx(losses.sum() / divisor, rel=1e-6)
 
 
 def test_options_and_frozen_networks_are_refused(source: Rows) -> None:

@@ -13,6 +13,7 @@ from histograph_post.backbone import build_model
 from histograph_post.caching import cache
 from histograph_post.data import from_graphs, load_data
 from histograph_post.errors import ConfigError
+from histograph_post.finetuning import finetune
 from histograph_post.head_batches import HeadBatches, LoadedCache
 from histograph_post.head_fits import HeadNetwork
 from histograph_post.head_training import train_head
@@ -81,6 +82,18 @@ def test_other_readouts_are_refused(tmp_path: Path) -> None:
     written = demo_cache(tmp_path / "a.cache", pool="max")
     with pytest.raises(ConfigError, match="no linear map"):
         train_head(written, tmp_path / "run", warm_start=True, dim=8, heads=2)
+
+
+def test_heads_that_cannot_start_warm_are_refused(tmp_path: Path) -> None:
+    written = demo_cache(tmp_path / "a.cache")
+    for head in ("concat", "mean"):
+        with pytest.raises(
+            ConfigError, match=f"found head '{head}', expected .*: histograph, histograph-paper"
+        ):
+            train_head(written, tmp_path / "run", head=head, warm_start=True)
+    with pytest.raises(ConfigError, match="found head 'concat'"):
+        finetune(written, tmp_path / "run", head="concat", warm_start=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_warm_started_run_is_no_worse_at_its_first_epoch(tmp_path: Path) -> None:

@@ -55,6 +55,16 @@ class ReadGraphs(NamedTuple):
     layer_means: Tensor
 
 
+def fits_loops(dim: int, width: int) -> bool:
+    """Say whether the maps of a head are small enough for the loops to gain by it.
+
+    Args:
+        dim: Width of the head.
+        width: Channels of the history.
+    """
+    return dim * max(dim, width) <= LARGEST_MAP
+
+
 def can_read(rows: TableRows, dim: int) -> bool:
     """Say whether :func:`read_graphs` can read this history, and gains by it.
 
@@ -64,7 +74,7 @@ def can_read(rows: TableRows, dim: int) -> bool:
     """
     table = rows.table
     return (
-        dim * max(dim, table.size(2)) <= LARGEST_MAP
+        fits_loops(dim, table.size(2))
         and compiled.usable(table)
         and not table.requires_grad
         and table.stride()[1:] == (table.size(2), 1)

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
 from .folded_maps import Maps
-from .graph_stage import StageOptions, can_read, read_graphs
+from .graph_stage import StageOptions, can_read, fits_loops, read_graphs
 from .histograph_config import HistoGraphConfig
 from .history import History, HistoryBatch, TableRows, check_layers
 from .layer_kernels import layer_means, layer_project
 from .layer_weights import LayerWeights
 from .mixing import Mixing
 from .node_attention import NodeAttention
+from .own_precision import in_own_precision
 from .ragged import Graphs
 from .registry import PAPER_FORM
 from .standardize import Standardizer
@@ -127,10 +128,28 @@ class HistoGraphHead(nn.Module):
         return not (drawn or own_buffers or fused)
 
     @property
+    def trains_in_loops(self) -> bool:
+        """Whether compiled loops are made for training it on a cache, whatever mode it is in.
+
+        They are used where numba is, and for graphs that are not too large for them.
+        """
+        options = self.options
+        return (
+            self.level == "graph"
+            and len(set(options.in_dims)) == 1
+            and fits_loops(options.dim, options.in_dims[-1])
+            and options.layer_attention == "learned"
+            and options.node_attention
+            and not (options.zero_token or options.attention_dropout or options.key_dropout)
+            and not options.layer_norm
+        )
+
+    @property
     def num_parameters(self) -> int:
         """Number of trainable values."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
+    @in_own_precision
     def forward(
         self,
         history: History | TableRows,
@@ -168,6 +187,7 @@ class HistoGraphHead(nn.Module):
             outputs = outputs + self.shortcut(self._unstandardized_last(inputs))
         return outputs
 
+    @in_own_precision
     def score(self, embeddings: Tensor, pairs: Tensor) -> Tensor:
         """Score node pairs at link level; the order within a pair does not matter.
 
@@ -180,11 +200,13 @@ class HistoGraphHead(nn.Module):
         """
         if self.level != "link":
             raise ConfigError(f"score: found a head for level {self.level!r}, expected 'link'")
+        embeddings = embeddings.to(self.output.weight.dtype)
         source, target = embeddings.index_select(0, pairs[0]), embeddings.index_select(0, pairs[1])
         scores: Tensor = self.output(self.mlp(source * target))  # [num_pairs, 1]
         return scores.squeeze(-1)
 
     @torch.no_grad()
+    @in_own_precision
     def explain(
         self,
         history: History | TableRows,
@@ -281,7 +303,7 @@ class HistoGraphHead(nn.Module):
 
     @property
     def _compiles(self) -> bool:
-        """Whether this is a head that compiled loops are made for."""
+        """Whether this is a head that compiled loops are made for, as it is now."""
         layers, attention = self.layer_weights, self.node_attention
         return (
             layers.attention == "learned"

@@ -33,6 +33,7 @@ class HeadInfo:
         location: ``module:Class``, the module relative to this package.
         levels: What it can predict.
         needs_edge_index: Whether it needs the edges of the graphs.
+        warm_starts: Whether it can start at the checkpoint's own predictions.
         preset: Options of the class that this name stands for.
         options_location: Where its options are declared, if not in the class's constructor.
     """
@@ -42,6 +43,7 @@ class HeadInfo:
     location: str
     levels: tuple[str, ...] = ("graph",)
     needs_edge_index: bool = False
+    warm_starts: bool = False
     preset: Mapping[str, Any] = field(default_factory=dict)
     options_location: str | None = None
 
@@ -82,6 +84,7 @@ _HEADS = (
         "attention over the history of layers, then over the nodes",
         ".histograph:HistoGraphHead",
         levels=LEVELS,
+        warm_starts=True,
         options_location=".histograph_config:HistoGraphConfig",
     ),
     HeadInfo(
@@ -89,6 +92,7 @@ _HEADS = (
         "HistoGraph in the paper's own form",
         ".histograph:HistoGraphHead",
         levels=LEVELS,
+        warm_starts=True,
         preset=PAPER_FORM,
         options_location=".histograph_config:HistoGraphConfig",
     ),

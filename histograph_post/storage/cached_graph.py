@@ -17,7 +17,10 @@ History = Tensor | list[Tensor]
 
 @dataclass(frozen=True)
 class CachedGraph:
-    """One graph of a cache; ``history``, ``labels`` and ``outputs`` are views of the file."""
+    """One graph of a cache; ``history``, ``labels`` and ``outputs`` are views of the file.
+
+    The history of a compressed cache is a copy, which has been expanded.
+    """
 
     id: str
     history: History

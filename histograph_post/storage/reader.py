@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import CacheError
+from ..errors import CacheError, DataError
 from ..splits import Splits
 from .cached_graph import CachedBatch, CachedGraph, History, as_tensor, read_graph
 from .format import Manifest
@@ -23,7 +23,7 @@ from .runs import Runs
 from .shard import Shard
 from .shard_info import shard_name
 
-#: Each open shard holds a file descriptor, of which a process commonly has 1024.
+#: Shards that are open at most; each holds a file descriptor.
 MAX_OPEN_SHARDS = 512
 
 #: Activations in a piece of :meth:`Cache.pieces`, at most: one more, and torch wakes threads to
@@ -198,7 +198,13 @@ class Cache:
 
     def _checked(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return graphs that are there, ``[batch]``, and where each begins, ``[batch + 1]``."""
-        graphs = np.asarray(indices, dtype=np.int64).reshape(-1)
+        found = np.asarray(indices).reshape(-1)
+        if len(found) and found.dtype.kind not in "iu":
+            raise DataError(
+                f"{self.path}: found graphs given as {found.dtype}, expected their numbers; "
+                "those of a mask are np.flatnonzero(mask)"
+            )
+        graphs = found.astype(np.int64)
         if len(graphs) and not 0 <= graphs.min() <= graphs.max() < self.num_graphs:
             raise IndexError(f"graphs {graphs.min()} to {graphs.max()} of {self.num_graphs}")
         return graphs, np.concatenate([[0], np.cumsum(self.num_nodes[graphs])])
@@ -226,7 +232,7 @@ class Cache:
     @cached_property
     def _joined_rows(self) -> list[JoinedRows] | None:
         """The activations of all shards, one entry or one per layer, where all can stay mapped."""
-        if self.manifest.layout.compression or len(self.manifest.shards) > MAX_OPEN_SHARDS:
+        if self.manifest.layout.compression or len(self.manifest.shards) > most_open_shards():
             return None
         stored = [
             [rows.read(0, shard.info.num_nodes) for rows in shard.activations]
@@ -265,8 +271,20 @@ class Cache:
             info = self.manifest.shards[number]
             shard = Shard.open(self.path / shard_name(number), info, self.manifest.layout)
             # A view that is still in use keeps its map, whatever is closed here.
-            if len(self._open_shards) >= MAX_OPEN_SHARDS:
+            while len(self._open_shards) >= most_open_shards():
                 self._open_shards.popitem(last=False)
             self._open_shards[number] = shard
         self._open_shards.move_to_end(number)
         return shard
+
+
+def most_open_shards() -> int:
+    """Return how many shards may be open: they leave half of the file descriptors to others."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return MAX_OPEN_SHARDS
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return MAX_OPEN_SHARDS
+    return max(1, min(MAX_OPEN_SHARDS, limit // 2))

@@ -132,6 +132,32 @@ def test_run_is_cached_again_with_a_cache_per_fold(
     assert more.exit_code == 0, more.output
 
 
+def test_frozen_heads_of_all_seeds_are_trained_together(folder: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int, int]] = []
+
+    def epoch_done(progress: FitProgress) -> None:
+        told.append((progress.head, progress.fold, progress.seed, progress.trainer.progress.epoch))
+
+    options = {"training": QUICK, "head_options": {"dim": 8}}
+    cache = folder / "demo.cache"
+    run = hg.finetune(cache, tmp_path / "both", seeds=[0, 1], on_epoch=epoch_done, **options)
+    names = ("mean", "histograph-finetuned")
+    first, second = (
+        [(seed, epoch) for head, fold, seed, epoch in told if (head, fold) == (name, 0)]
+        for name in names
+    )
+    assert first == [(0, 1), (1, 1), (0, 2), (1, 2)]  # as one
+    assert second == [(0, 1), (0, 2), (1, 1), (1, 2)]  # one after the other
+    planned = [(fold, head, seed) for fold in range(3) for head in names for seed in (0, 1)]
+    fits = {(fit["fold"], fit["head"], fit["seed"]): fit for fit in run.results["fits"]}
+    assert list(fits) == planned
+    alone = hg.finetune(cache, tmp_path / "alone", seeds=[1], **options)
+    for fit in alone.results["fits"]:
+        other = fits[fit["fold"], fit["head"], 1]
+        assert other["best_epoch"] == fit["best_epoch"]
+        assert other["scores"]["valid"] == pytest.approx(fit["scores"]["valid"], abs=1e-3)
+
+
 KILLED = """
 import os, signal, sys
 import histograph_post as hg
@@ -257,6 +283,8 @@ def test_quantities_stay_in_the_units_of_the_labels(tmp_path: Path) -> None:
         (["--bn", "train", "--unfreeze", ""], "no running statistics"),
         (["--amp", "--device", "cpu"], "expected 'cuda'"),
         (["--head", "mean"], "brings its own"),
+        (["--no-standardize"], "standardize: found one, but the run"),
+        (["--split-seed", "3"], "split_seed: found one, but the run"),
         (["--seeds", "0-5"], "expected some of the run's"),
         (["--data", "smiles:/nowhere.csv"], "/nowhere.csv"),
         (["--checkpoint", "/nowhere/model.pt"], "expected the weights"),
@@ -273,6 +301,15 @@ def test_refusals_are_one_line(
     assert result.exit_code == 1, result.output
     assert message in result.output
     assert result.output.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_cache_is_not_given_twice(folder: Path, tmp_path: Path) -> None:
+    place = folder / "demo.cache"
+    with pytest.raises(ConfigError, match=r"is no run: give it as the source"):
+        hg.finetune(place, tmp_path / "x", cache=place)
+    with pytest.raises(ConfigError, match=r"is no run"):
+        hg.finetune(hg.Cache.open(place), tmp_path / "x", cache=place)
     assert not (tmp_path / "x").exists()
 
 

@@ -347,6 +347,47 @@ def test_a_compiled_module_takes_the_other_path() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, True),
+        (dict(PAPER_FORM), True),
+        ({"dropout": 0.5}, True),
+        ({"history_layers": 2}, True),
+        ({"attention_dropout": 0.1}, False),
+        ({"key_dropout": 0.1}, False),
+        ({"zero_token": True}, False),
+        ({"layer_norm": True}, False),
+        ({"node_attention": False}, False),
+        ({"layer_attention": "mean"}, False),
+        ({"level": "node"}, False),
+        ({"dim": 512}, False),
+    ],
+    ids=str,
+)
+def test_a_head_tells_whether_it_trains_in_loops(options: dict[str, Any], expected: bool) -> None:
+    head = make_head(**options).train()
+    assert uses_loops(head(make_history((5, 7)), batch_of((5, 7)))) == expected
+    assert head.trains_in_loops == expected
+    assert head.eval().trains_in_loops == expected
+
+
+def test_a_history_of_several_widths_is_not_read_in_loops() -> None:
+    # The raw input is left out, but the layers come one by one.
+    head, sizes = HistoGraphHead([60, 6, 6], 3, dim=8, heads=2), (5, 7)
+    history = [torch.randn(sum(sizes), width) for width in (60, 6, 6)]
+    assert not uses_loops(head(history, batch_of(sizes)))
+    assert not head.trains_in_loops
+
+
+def test_autocasting_stops_at_the_head() -> None:
+    head, history, batch = make_head(), make_history(), batch_of(SIZES)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = head(history, batch, num_graphs=len(SIZES))
+    assert uses_loops(output)
+    assert torch.equal(output, head(history, batch, num_graphs=len(SIZES)))
+
+
 def test_gradients_have_memory_of_their_own() -> None:
     head = make_head()
     head(make_history(), batch_of(SIZES), num_graphs=len(SIZES)).sum().backward()

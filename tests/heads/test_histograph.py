@@ -205,6 +205,30 @@ class TestInputs:
         assert output.dtype == torch.float32
         torch.testing.assert_close(output, head(history.float(), toy.batch(SIZES)))
 
+    @pytest.mark.parametrize("level", ["graph", "node", "link"])
+    @pytest.mark.parametrize("widths", [[6] * 4, [6, 4, 6]])
+    def test_autocasting_stops_at_the_head(self, toy: Any, level: str, widths: list[int]) -> None:
+        head = toy.head(widths, 1, level=level, mix="all", layer_heads=2).float()
+        history, batch = [layer.float() for layer in toy.history(widths, SIZES)], toy.batch(SIZES)
+        pairs = torch.tensor([[0, 3], [2, 1]])
+        expected = head(history, batch)
+        expected.sum().backward()
+        own = {name: grad.clone() for name, grad in gradients(head).items()}
+        head.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            output = head(history, batch)
+            rounded = head([layer.bfloat16() for layer in history], batch)
+            explained = head.explain(history, batch)
+            scores = head.score(output.bfloat16(), pairs) if level == "link" else None
+            assert torch.is_autocast_enabled("cpu")
+        output.sum().backward()
+        assert torch.equal(output, expected)
+        assert all(torch.equal(grad, own[name]) for name, grad in gradients(head).items())
+        assert torch.equal(rounded, head([layer.bfloat16().float() for layer in history], batch))
+        assert torch.equal(explained.layer_weights, head.explain(history, batch).layer_weights)
+        if scores is not None:
+            assert torch.equal(scores, head.score(expected.bfloat16().float(), pairs))
+
     def test_rows_standardised_while_loading(self, toy: Any) -> None:
         head = toy.head([6] * 4, shortcut=True, mix="all")
         history = torch.stack(toy.history([6] * 4, SIZES), 1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
-from histograph_post.errors import CacheError, NotFoundError
+from histograph_post.errors import CacheError, DataError, NotFoundError
 from histograph_post.storage import Cache, reader
 
 
@@ -226,6 +226,25 @@ def test_many_shards_do_not_exhaust_file_descriptors(example, tmp_path, monkeypa
     assert sum(path.parent == tmp_path.resolve() for path in open_files) == 2
 
 
+def test_few_file_descriptors_are_enough_for_many_shards(example, tmp_path):
+    resource = pytest.importorskip("resource")
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.exists():
+        pytest.skip("needs /proc/self/fd")
+    used = max(int(path.name) for path in descriptors.iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = 2 * (used + 20)
+    made = example([1] * limit)
+    made.write(tmp_path, [(index, index + 1) for index in range(limit)])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        found = Cache.open(tmp_path).gather(range(limit)).history
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    expected = torch.cat([torch.stack(history, dim=1) for history in made.histories])
+    assert torch.equal(found, expected)
+
+
 def test_an_incomplete_cache_says_how_to_resume(example, tmp_path):
     example().write(tmp_path, [(0, 2), (2, 5)])
     (tmp_path / "manifest.json").unlink()
@@ -249,6 +268,29 @@ def test_indices_out_of_range(example, tmp_path):
             cache[index]
         with pytest.raises(IndexError):
             cache.gather([0, index])
+
+
+@pytest.mark.parametrize(
+    "graphs",
+    [np.array([True, False, True, False, False]), [False, True], [1.0, 2.0], torch.ones(3).bool()],
+)
+def test_graphs_that_are_no_numbers_are_refused(example, tmp_path, graphs):
+    example().write(tmp_path)
+    cache = Cache.open(tmp_path)
+    with pytest.raises(DataError, match=r"found graphs given as (bool|float64), expected their"):
+        cache.gather(graphs)
+    with pytest.raises(DataError, match="expected their numbers"):
+        next(cache.pieces(graphs))
+
+
+def test_graphs_may_be_any_integers_or_none(example, tmp_path):
+    example().write(tmp_path)
+    cache = Cache.open(tmp_path)
+    expected = cache.gather([3, 1]).history
+    for graphs in ((3, 1), torch.tensor([3, 1]), np.array([3, 1], np.uint8)):
+        assert torch.equal(cache.gather(graphs).history, expected)
+    for none in ([], np.array([]), range(0)):
+        assert len(cache.gather(none).history) == 0
 
 
 def test_edges_that_were_not_stored(example, tmp_path):
