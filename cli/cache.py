@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from histograph_post.node_budget import NODE_BUDGET
+from histograph_post.words import plural
 
 from . import options as opt
 from .cache_jobs import find_jobs
@@ -159,7 +160,7 @@ def _write(
 
     terminal.say(
         f"{out}: {len(plan.dataset)} graphs, {plan.layout.num_layers} layers, "
-        f"{size(plan.num_bytes)} in {len(plan.shards)} shards"
+        f"{size(plan.num_bytes)} in {plural(len(plan.shards), 'shard')}"
     )
     with terminal.progress("caching nodes") as update:
         return write_cache(

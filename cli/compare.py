@@ -44,6 +44,7 @@ def compare(
     first = open_caches(cache)[0]
     level = first.manifest.layout.level
     names = head_names(level) if heads == "all" else [name.strip() for name in heads.split(",")]
+    names = list(dict.fromkeys(names))
     experiment = plan_experiment(
         cache,
         [HeadSpec(name, {"dim": dim}) for name in names],

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from histograph_post.words import plural
+
 from .options import TaskKind
 from .terminal import Terminal
 
@@ -75,7 +77,10 @@ def parse_size(text: str | None) -> int | None:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?\s*", text.lower())
     if found is None:
         raise typer.BadParameter(f"--memory-limit {text}: expected a size such as 4GB or 500MB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    size = int(float(found[1]) * _UNITS[found[2]])
+    if size < _UNITS["m"]:
+        raise typer.BadParameter(f"--memory-limit {text}: expected a megabyte or more, as in 500MB")
+    return size
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -190,22 +195,31 @@ def show_results(
             [
                 *([place] if ranked else []),
                 name,
-                "-" if test is None else f"{test['mean']:.4f} ± {test['deviation']:.4f}",
+                _spread(test),
                 "-" if difference is None else gain(difference),
                 row["num_parameters"] or "-",
                 *([f"{seconds[name]:.3f}" if name in seconds else "-"] if seconds else []),
             ]
         )
-    columns = ["readout", "mean ± deviation", f"gain over {against or 'own'}", "parameters"]
+    columns = ["readout", "mean ± deviation", f"against {against or 'own'}", "parameters"]
     columns += ["s/epoch"] if seconds else []
+    lower = "" if results["higher_is_better"] else "; lower is better"
     terminal.table(
-        f"Test {results['metric']} over {_count(results)}",
+        f"Test {results['metric']} over {_count(results)}{lower}",
         ["rank", *columns] if ranked else columns,
         rows,
     )
     chosen = results["versus_baseline"]
     if chosen is not None:
-        terminal.say(f"{results['head']} against {chosen['baseline']}, retrained: {gain(chosen)}")
+        words = f"{results['head']} against {chosen['baseline']}, retrained"
+        terminal.say(f"{words}: {gain(chosen)}{lower}")
+
+
+def _spread(test: Any) -> str:
+    """Return a mean with its deviation; of a single score there is none."""
+    if test is None:
+        return "-"
+    return f"{test['mean']:.4f}" + (f" ± {test['deviation']:.4f}" if test["count"] > 1 else "")
 
 
 def gain(versus: Any) -> str:
@@ -217,8 +231,4 @@ def gain(versus: Any) -> str:
 def _count(results: Any) -> str:
     folds = {fit["fold"] for fit in results["fits"]}
     seeds = {fit["seed"] for fit in results["fits"]}
-    return f"{_plural(len(folds), 'fold')} and {_plural(len(seeds), 'seed')}"
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{plural(len(folds), 'fold')} and {plural(len(seeds), 'seed')}"

@@ -45,6 +45,7 @@ def predict(
     """
     from histograph_post.backbone import parse_args
     from histograph_post.predicting import predict as predict_graphs
+    from histograph_post.run import HEAD_CONFIG_NAME, read_json
 
     with terminal.progress("predicting nodes") as update:
         found = predict_graphs(
@@ -65,6 +66,9 @@ def predict(
         )
     for note in found.notes:
         terminal.say(f"note: {note}")
+    stored = read_json(run, HEAD_CONFIG_NAME)
+    fit = f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"
+    terminal.say(f"predicted with {fit}, the best by validation")
     show_predictions(terminal, found)
     terminal.result(
         {
@@ -73,6 +77,7 @@ def predict(
             "task": found.task.to_json(),
             "targets": list(found.target_names),
             "scores": dict(found.scores),
+            **{name: stored[name] for name in ("head", "fold", "seed")},
             "notes": list(found.notes),
         },
         next_command=f"head {out}",

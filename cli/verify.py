@@ -12,23 +12,33 @@ from .terminal import Terminal
 
 def verify(
     terminal: Terminal,
-    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="Folder of a cache.")],
+    cache: Annotated[
+        Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of per-fold caches.")
+    ],
 ) -> None:
     """Check a cache: every checksum, its structure, its values and its splits."""
     from histograph_post.errors import CacheError
+    from histograph_post.folds import cache_folders
     from histograph_post.storage import verify_cache
+    from histograph_post.storage.opening import is_begun, read_manifest
 
-    with terminal.progress("verifying bytes") as update:
-        report = verify_cache(cache, progress=update)
-    terminal.table(
-        f"{cache}",
-        ["file", "checked", "found"],
-        [[row.file, row.checked, row.problem or "ok"] for row in report.rows],
-    )
-    if not report.ok:
+    folders = cache_folders(cache)
+    reports = []
+    for folder in folders:
+        if not is_begun(folder):
+            read_manifest(folder)  # says what it is instead
+        with terminal.progress("verifying bytes") as update:
+            report = verify_cache(folder, progress=update)
+        reports.append(report)
+        terminal.table(
+            f"{folder}",
+            ["file", "checked", "found"],
+            [[row.file, row.checked, row.problem or "ok"] for row in report.rows],
+        )
+    problems = [problem for report in reports for problem in report.problems]
+    files = sum(len(report.rows) for report in reports)
+    if problems:
         if terminal.json:
-            terminal.result({"ok": False, "problems": list(report.problems)})
-        raise CacheError(f"{cache}: {len(report.problems)} of {len(report.rows)} files are damaged")
-    terminal.result(
-        {"ok": True, "files": len(report.rows)}, next_command=f"histograph inspect {cache}"
-    )
+            terminal.result({"ok": False, "problems": problems})
+        raise CacheError(f"{cache}: {len(problems)} of {files} files are damaged")
+    terminal.result({"ok": True, "files": files}, next_command=f"histograph inspect {cache}")

@@ -12,6 +12,7 @@ from .errors import CacheError, NotFoundError
 from .head_batches import LoadedCache
 from .splits import Split, Splits, resolve_splits
 from .storage import Cache
+from .storage.format import MANIFEST_NAME
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,7 @@ def open_caches(path: str | Path | Cache) -> list[Cache]:
     """
     if isinstance(path, Cache):
         return [path]
-    folder = Path(path)
-    if not folder.is_dir():
-        raise NotFoundError(f"{path}: found no folder, expected a cache or a folder of caches")
-    members = sorted(folder.glob("*.cache"), key=lambda member: _natural(member.stem))
-    if (folder / "manifest.json").exists() or not members:
-        return [Cache.open(folder)]
-    caches = [Cache.open(member) for member in members]
+    caches = [Cache.open(folder) for folder in cache_folders(path)]
     for cache in caches[1:]:
         for what, first, other in (
             ("data", caches[0].manifest.data.fingerprint, cache.manifest.data.fingerprint),
@@ -66,6 +61,15 @@ def open_caches(path: str | Path | Cache) -> list[Cache]:
                     f"{caches[0].path.name}, {first}"
                 )
     return caches
+
+
+def cache_folders(path: str | Path) -> list[Path]:
+    """Return the folder of a cache, or those of a folder of caches, in order."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise NotFoundError(f"{path}: found no folder, expected a cache or a folder of caches")
+    members = sorted(folder.glob("*.cache"), key=lambda member: _natural(member.stem))
+    return members if members and not (folder / MANIFEST_NAME).exists() else [folder]
 
 
 def _natural(name: str) -> tuple[str, int]:

@@ -17,14 +17,16 @@ from .fits import Fit, FitSpec
 from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_heads
 from .head_results import LabelRows, row_names
-from .heads.registry import head_info, head_names
+from .heads.registry import build_head, head_info, head_names
 from .run import Run
 from .saved_backbone import describe_backbone
 from .storage import Cache
 from .summaries import Key
+from .target_scale import TargetScale
 from .tasks import infer_task
 from .training import Trainer
 from .training_options import TrainingOptions, suggested_lr
+from .warm_start import own_classifier
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,12 @@ def plan_experiment(
             f"warm_start: found head {heads[-1].name!r}, expected one that can start at the "
             f"checkpoint's own predictions: {', '.join(able)}"
         )
+    with torch.random.fork_rng(devices=[]):
+        for head in heads:  # options that do not fit are refused before anything is trained
+            build_head(head.name, caches[0].widths, found.out_dim, found.level, **head.options)
+    if warm_start:
+        scale = TargetScale.of(found, folds[0].loaded.labels[folds[0].split.train])
+        own_classifier(folds[0].loaded, found, scale)
     return Experiment(
         caches=caches,
         folds=tuple(folds),
@@ -260,4 +268,5 @@ def train_head(
 def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:
     """Return the readout to beat, the last layer retrained, and the one that is asked for."""
     baseline = "mean" if level == "graph" else "mlp"
-    return [head] if head.name == baseline else [HeadSpec(baseline), head]
+    width = {name: value for name, value in head.options.items() if name == "dim"}
+    return [head] if head.name == baseline else [HeadSpec(baseline, width), head]

@@ -64,6 +64,10 @@ _FILES = (
 )
 
 
+#: Characters of a value that an error shows.
+_SHORT = 40
+
+
 def open_run_folder(
     folder: Path,
     plan: Mapping[str, Any],
@@ -91,9 +95,10 @@ def open_run_folder(
         if overwrite:
             _clear(folder)
         elif marker.read_text(encoding="utf-8") != text:
-            changed = _first_difference(json.loads(marker.read_text(encoding="utf-8")), dict(plan))
+            found = json.loads(marker.read_text(encoding="utf-8"))
+            changed = _first_difference(found, json.loads(text))
             raise OutputExistsError(
-                f"{folder}: found a run with another {changed}; choose another -o, or --overwrite"
+                f"{folder}: found a run with {changed}; choose another -o, or --overwrite"
             )
     folder.mkdir(parents=True, exist_ok=True)
     write_text(marker, text)
@@ -110,9 +115,19 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(folder / name)
 
 
-def _first_difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    names = sorted({*found, *expected})
-    return next((name for name in names if found.get(name) != expected.get(name)), "plan")
+def _first_difference(found: Any, expected: Any, name: str = "") -> str:
+    """Say where two plans differ first, and in what."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        keys = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
+        place = f"{name} {keys[0]}" if name else keys[0]
+        return _first_difference(found.get(keys[0]), expected.get(keys[0]), place)
+    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        pairs = zip(found, expected, strict=True)
+        return next(_first_difference(*pair, name) for pair in pairs if pair[0] != pair[1])
+    texts = [json.dumps(value) for value in (found, expected)]
+    if any(len(text) > _SHORT for text in texts):
+        return f"another {name}"
+    return f"{name} {texts[0]}, expected {texts[1]}"
 
 
 @dataclass(frozen=True)
@@ -135,7 +150,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{folder}: found no {name}, expected a finished run") from None
+        hint = "; give the same command again to finish it" if (folder / RUN_NAME).is_file() else ""
+        raise ConfigError(f"{folder}: found no {name}, expected a finished run{hint}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a JSON file ({error})") from None
     return value

@@ -191,8 +191,9 @@ def test_commands_need_neither_run_nor_cache_afterwards(tmp_path: Path) -> None:
     config = ("--config", tmp_path / "model" / "config.toml", "-o", tmp_path / "again")
     assert histograph("export", *config, "-q").exit_code == 0
     shutil.rmtree(work)
-    done = histograph("predict", tmp_path / "model", *data, "-o", tmp_path / "after.csv", "-q")
+    done = histograph("predict", tmp_path / "model", *data, "-o", tmp_path / "after.csv")
     assert done.exit_code == 0, done.output
+    assert "predicted with mean of fold 0, seed 0" in done.stderr
     assert (tmp_path / "after.csv").read_bytes() == (tmp_path / "before.csv").read_bytes()
     assert torch.export.load(str(tmp_path / "head.pt2"))
     done = histograph("export", tmp_path / "model", "-o", tmp_path / "model", "--whole")

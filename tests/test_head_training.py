@@ -72,7 +72,7 @@ def test_finished_run_is_not_trained_again_and_another_is_refused(
     epochs = []
     train_head(demo_cache, tmp_path / "run", training=QUICK, dim=8, heads=2, on_epoch=epochs.append)
     assert epochs == []
-    with pytest.raises(OutputExistsError, match="another heads"):
+    with pytest.raises(OutputExistsError, match="heads options dim 8, expected 16"):
         train_head(demo_cache, tmp_path / "run", training=QUICK, dim=16, heads=2)
     train_head(demo_cache, tmp_path / "run", training=QUICK, dim=16, heads=2, overwrite=True)
 

@@ -216,7 +216,7 @@ def test_another_search_is_not_mixed_with_the_one_that_is_there(
     demo_cache: Path, tmp_path: Path
 ) -> None:
     tune(demo_cache, tmp_path / "run", trials=1)
-    with pytest.raises(OutputExistsError, match="found a run with another search_seed"):
+    with pytest.raises(OutputExistsError, match="found a run with search_seed 0, expected 1"):
         tune(demo_cache, tmp_path / "run", trials=1, search_seed=1)
     tune(demo_cache, tmp_path / "run", trials=1, search_seed=1, overwrite=True)
 

@@ -80,7 +80,10 @@ class Standardizer(nn.Module):
         if count == 0:
             raise DataError("standardisation: found no training rows, expected at least one")
         if not bool(torch.isfinite(mean).all() and torch.isfinite(squares).all()):
-            raise DataError("standardisation: found NaN or infinity, expected finite activations")
+            raise DataError(
+                "standardisation: found NaN or infinity, expected finite activations; "
+                "`histograph verify` checks a cache"
+            )
         self.mean.copy_(mean)
         self.scale.copy_(self._floored(mean, squares / count, precision))
         self.num_rows.fill_(count)

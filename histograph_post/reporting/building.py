@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import OutputExistsError
 from ..files import write_text
+from ..outputs import require_free
 from ..run import REPORT_NAME, Run
 from .caches import find_caches
 from .evidence import gather_evidence
@@ -64,13 +65,13 @@ def report(
         cache: The cache, or folder of per-fold caches, if it was moved.
         figures: A folder that gets every figure as a file of its own.
         form: ``png`` or ``svg``, for those files.
-        overwrite: Replace a file that is not an older report, and figures.
+        overwrite: Replace a file that is not the run's own older report, and figures.
         on_progress: Called with the steps done and the steps in all.
     """
     require_matplotlib()
     record = RunRecord.open(run.folder if isinstance(run, Run) else Path(run))
     target = record.folder / REPORT_NAME if out is None else Path(out)
-    _require_free(target, overwrite=overwrite)
+    _require_free(target, overwrite=overwrite, own=out is None)
     page = build_page(record, None if cache is None else Path(cache), on_progress=on_progress)
     files: list[Path] = []
     if figures is not None:
@@ -114,17 +115,13 @@ def build_page(
     )
 
 
-def _require_free(path: Path, *, overwrite: bool) -> None:
-    """Refuse to write over anything but an older report, before anything is computed."""
-    if path.is_dir():
-        raise OutputExistsError(f"{path}: found a folder, expected a file or nothing")
-    if not path.exists() or overwrite:
-        return
-    with path.open("rb") as file:
-        if GENERATOR.encode() not in file.read(_HEADER_BYTES):
-            raise OutputExistsError(
-                f"{path}: found a file that is not a report; choose another -o, or --overwrite"
-            )
+def _require_free(path: Path, *, overwrite: bool, own: bool) -> None:
+    """Refuse to write over anything but a run's own older report, before anything is computed."""
+    if own and path.is_file() and not overwrite:
+        with path.open("rb") as file:
+            if GENERATOR.encode() in file.read(_HEADER_BYTES):
+                return
+    require_free(path, overwrite=overwrite)
 
 
 def _write_figures(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import CacheError, NotFoundError, SplitError
 from ..splits import Splits
+from ..words import plural
 from .format import MANIFEST_LIMIT, MANIFEST_NAME, SPLITS_LIMIT, SPLITS_NAME, Manifest
 from .regular_file import read_limited
 from .strict_json import parse_json
@@ -20,12 +21,31 @@ def read_manifest(path: str | Path) -> tuple[Path, Manifest]:
     manifest = folder / MANIFEST_NAME
     if not manifest.exists() and not manifest.is_symlink():
         shards = len(list(folder.glob("shard-*.h5")))
+        if not is_begun(folder):
+            raise CacheError(f"{path}: found {_describe(folder)}, expected a cache")
         raise CacheError(
-            f"{path}: found {shards} shards but no {MANIFEST_NAME}, expected a complete cache; "
-            "run the same `histograph cache` command again to resume it"
+            f"{path}: found {plural(shards, 'shard')} but no {MANIFEST_NAME}, expected a complete "
+            "cache; run the same `histograph cache` command again to resume it"
         )
     text = read_limited(manifest, MANIFEST_LIMIT)
     return folder, Manifest.from_text(text, str(manifest))
+
+
+def is_begun(folder: Path) -> bool:
+    """Say whether a folder holds a cache, finished or not, damaged or not."""
+    manifest = folder / MANIFEST_NAME
+    return manifest.exists() or manifest.is_symlink() or any(folder.glob("shard-*.h5"))
+
+
+def _describe(folder: Path) -> str:
+    """Say what a folder without a manifest and shards is."""
+    if (folder / "run.json").is_file():
+        return "a run"
+    if (folder / "head.json").is_file():
+        return "an exported model"
+    if any(folder.glob("*.cache")):
+        return "a folder of caches"
+    return f"no {MANIFEST_NAME}"
 
 
 def read_splits(folder: Path, manifest: Manifest) -> Splits:

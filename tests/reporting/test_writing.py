@@ -29,7 +29,7 @@ def test_report_stands_in_the_run_and_replaces_itself_only(
     assert hg.report(run).path == run / "report.html"
     hg.report(run)  # an older report may go
     (run / "report.html").write_text("my notes")
-    with pytest.raises(OutputExistsError, match="not a report"):
+    with pytest.raises(OutputExistsError, match="found a file"):
         hg.report(run)
     hg.report(run, overwrite=True)
     assert "histograph-post report" in (run / "report.html").read_text()
@@ -91,7 +91,10 @@ def test_command(binary_run: Path, tmp_path: Path) -> None:
         assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
         assert b"var(--" not in path.read_bytes()  # a file has no page to take colours from
     with pytest.raises(OutputExistsError, match="--figures"):
-        hg.report(binary_run, tmp_path / "r.html", figures=tmp_path / "figures", form="svg")
+        hg.report(binary_run, tmp_path / "s.html", figures=tmp_path / "figures", form="svg")
+    # Not even a report: it may be that of another run.
+    with pytest.raises(OutputExistsError, match=r"r\.html: found a file; choose another -o"):
+        hg.report(binary_run, tmp_path / "r.html")
 
 
 def test_unfinished_run_is_refused_in_one_line(tmp_path: Path) -> None:
