@@ -37,8 +37,10 @@ class _Errand:
         self._taken = Lock()
 
     def run(self) -> None:
-        """Do it, unless somebody does it already."""
+        """Do it, unless somebody does it already or nobody wants it any more."""
         if not self._taken.acquire(blocking=False):
+            return
+        if not self.done.set_running_or_notify_cancel():  # from here on it cannot be cancelled
             return
         try:
             self._work(*self._arguments)

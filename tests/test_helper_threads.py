@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from threading import Event, Semaphore
 
 import pytest
 
-from histograph_post.helper_threads import start_helper
+from histograph_post.helper_threads import MOST_HELPERS, start_helper
 
 
 def run(code: str) -> list[str]:
@@ -30,6 +31,29 @@ def test_a_helper_hands_results_and_errors_on() -> None:
 
     with pytest.raises(ValueError, match="too large"):
         start_helper(fail).result()
+
+
+def test_what_waits_can_be_cancelled_and_what_runs_cannot() -> None:
+    started, going, done = Semaphore(0), Event(), []
+
+    def work() -> None:
+        started.release()
+        going.wait()
+        done.append("busy")
+
+    busy = [start_helper(work) for _ in range(MOST_HELPERS)]
+    for _ in busy:
+        started.acquire()
+    waiting = start_helper(done.append, "waiting")
+    try:
+        assert not any(helper.cancel() for helper in busy)
+        assert waiting.cancel()
+    finally:
+        going.set()
+    for helper in busy:
+        helper.result()
+    start_helper(done.append, "next").result()  # after what has been waiting
+    assert done == ["busy"] * MOST_HELPERS + ["next"]
 
 
 NO_MORE_THREADS = """
