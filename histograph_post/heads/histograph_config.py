@@ -87,8 +87,6 @@ class HistoGraphConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "in_dims", tuple(int(width) for width in self.in_dims))
-        if self.normalization is None:  # as the command line reads `normalization=none`
-            object.__setattr__(self, "normalization", "none")
         if not self.in_dims or min(self.in_dims) < 1:
             raise ConfigError(f"in_dims: found {self.in_dims}, expected one width per layer")
         for name in ("out_dim", "dim", "heads", "layer_heads"):

@@ -263,7 +263,13 @@ def build_head(
         raise ConfigError(
             f"head {name!r}: found option {unknown[0]!r}, expected one of {', '.join(valid)}"
         )
-    return info.load()(in_dims, out_dim, level=level, **info.preset, **options)
+    # The command line reads `none` as nothing, where an option may have it as a word.
+    words = {
+        name: "none"
+        for name, value in options.items()
+        if value is None and isinstance(valid[name], str)
+    }
+    return info.load()(in_dims, out_dim, level=level, **info.preset, **options | words)
 
 
 def head_config(name: str, head: nn.Module) -> dict[str, Any]:
