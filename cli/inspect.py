@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import options as opt
 from .cache import show_cache, show_plan, summary
 from .heads import show_results
+from .pretrain import show_folds
 from .terminal import Terminal, size
 
 #: A run has the own readout, the one to beat and its head; with more it is a comparison.
@@ -113,13 +115,21 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
 
 
 def _inspect_folder(terminal: Terminal, path: Path) -> None:
-    """Show a run, a cache, or the caches in a folder; none of that needs torch."""
+    """Show what a command has left in a folder; none of that needs torch."""
+    from histograph_post.run import HEAD_CONFIG_NAME, RESULTS_NAME, read_json
     from histograph_post.run_summary import is_run
     from histograph_post.storage.format import MANIFEST_NAME
 
     members = sorted(path.glob("*.cache"))
-    if is_run(path):
+    if (path / RESULTS_NAME).is_file() and "folds" in (results := read_json(path, RESULTS_NAME)):
+        show_folds(terminal, results)
+        terminal.result(
+            {"folder": str(path), **results}, next_command=f"histograph cache {path} -o CACHES"
+        )
+    elif is_run(path):
         _inspect_run(terminal, path)
+    elif (path / HEAD_CONFIG_NAME).is_file():
+        _inspect_export(terminal, path, read_json(path, HEAD_CONFIG_NAME))
     elif members and not (path / MANIFEST_NAME).exists():
         _inspect_caches(terminal, path, members)
     else:
@@ -142,6 +152,26 @@ def _inspect_run(terminal: Terminal, path: Path) -> None:
             **found.results,
         },
         next_command=f"histograph report {path}",
+    )
+
+
+def _inspect_export(terminal: Terminal, path: Path, stored: Mapping[str, Any]) -> None:
+    """Show a backbone and head that were exported together."""
+    backbone = stored["backbone"]
+    layers = [point["name"] for point in backbone["capture"]["points"]]
+    facts = [
+        ("task", f"{stored['task']['kind']}, {stored['task']['level']} level"),
+        ("targets", ", ".join(stored["target_names"])),
+        ("head", f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"),
+        ("model", backbone["model"]["spec"]),
+        ("layers", f"{len(layers)}: {', '.join(layers)}"),
+        ("weights sha256", backbone["weights_sha256"]),
+        ("trained on", backbone["data"]["spec"]),
+    ]
+    terminal.table(f"{path}: backbone and head", ["", ""], facts)
+    terminal.result(
+        {"export": str(path), **stored},
+        next_command=f"histograph predict {path} --data SPEC -o predictions.csv",
     )
 
 

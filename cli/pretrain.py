@@ -179,13 +179,13 @@ def _pretrain(
             on_epoch=epoch_done,
             on_fold=fold_done,
         )
-    _show(terminal, run.results)
+    show_folds(terminal, run.results)
     terminal.result(
         {"folder": str(out), **run.results}, next_command=f"histograph cache {out} -o CACHES"
     )
 
 
-def _show(terminal: Terminal, results: Any) -> None:
+def show_folds(terminal: Terminal, results: Any) -> None:
     """Print the score of every fold, and their mean and deviation."""
     parts = ("valid", "test")
     rows = [

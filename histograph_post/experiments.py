@@ -26,6 +26,7 @@ from .summaries import Key
 from .tasks import Task, label_summary
 from .trained_folds import remove_folds
 from .training import Trainer
+from .words import plural
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,17 @@ class Stage(ABC):
         return []
 
     def notes(self) -> list[str]:
-        """Return what the user should know: target columns that cannot be scored."""
+        """Return what the user should know: targets and parts of splits that cannot be scored."""
         rows = self.label_rows()
-        return label_summary(self.task, rows.labels, rows.target_names)
+        said = label_summary(self.task, rows.labels, rows.target_names)
+        for part, meaning in (
+            ("valid", "the last epoch of a fit is its best"),
+            ("test", "nothing is known of new rows"),
+        ):
+            empty = sum(not len(getattr(fold, part)) for fold in self.splits.folds)
+            if empty:
+                said.append(f"{plural(empty, 'fold')} without a {part} part: {meaning}")
+        return said
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Write what else the stage leaves behind; return what it adds to the results."""

@@ -193,3 +193,11 @@ def test_every_normalization_can_be_asked_for(demo_cache: Path, tmp_path: Path) 
     assert done.exit_code == 0, done.output
     stored = json.loads((tmp_path / "run" / "head.json").read_text())
     assert stored["config"]["normalization"] == "none"
+
+
+def test_parts_that_are_missing_are_said_to_be(demo_cache: Path, tmp_path: Path) -> None:
+    given = ("-o", tmp_path / "run", "--epochs", 1, "--dim", 8, "--splits", "random:0.8,0,0.2")
+    done = histograph("train-head", demo_cache, *given)
+    assert done.exit_code == 0, done.output
+    assert "1 fold without a valid part" in done.stderr
+    assert "without a test part" not in done.stderr

@@ -118,3 +118,25 @@ def test_folders_are_shown_without_torch(folder: Path, what: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_what_pretrain_and_export_leave_is_shown(folder: Path, tmp_path: Path) -> None:
+    given = ("--model", "gin", "--model-args", "hidden=8", "--data", "demo:", "--epochs", 1, "-q")
+    args = ("--data-args", "num_graphs=30")
+    assert histograph("pretrain", *given, *args, "--folds", 3, "-o", tmp_path / "b").exit_code == 0
+    done = histograph("inspect", tmp_path / "b")
+    assert done.exit_code == 0, done.output
+    assert "fold 2" in done.stdout
+    assert f"next: histograph cache {tmp_path / 'b'}" in done.stdout
+    for words in (
+        ("cache", tmp_path / "b", "-o", tmp_path / "caches"),
+        ("train-head", tmp_path / "caches", "--epochs", 1, "--dim", 8, "-o", tmp_path / "run"),
+        ("export", tmp_path / "run", "--whole", "-o", tmp_path / "whole"),
+    ):
+        done = histograph(*words, "-q")
+        assert done.exit_code == 0, done.output
+    stored = json.loads((tmp_path / "whole" / "head.json").read_text())
+    done = histograph("inspect", tmp_path / "whole")
+    assert done.exit_code == 0, done.output
+    assert stored["backbone"]["weights_sha256"] in done.stdout
+    assert f"histograph of fold {stored['fold']}, seed 0" in done.stdout
