@@ -11,7 +11,7 @@ import io
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -72,9 +72,12 @@ def run_trials(
     study, where = _open_study(search, folder, storage), resolve_device(device)
     distributions = {name: choice.distribution() for name, choice in search.space.items()}
     over = _trials_over(study)
+    _write_table(over.values(), search, folder)
     while len(over) < trials:
-        # Seeded by what is known: a search that was killed chooses what it would have chosen.
-        seed = int(np.random.SeedSequence([search.seed, len(over)]).generate_state(1)[0])
+        # Seeded by what is known: a search that was killed chooses what it would have chosen, and
+        # those that share a storage choose differently.
+        known = len(over) if storage is None else len(study.get_trials(deepcopy=False))
+        seed = int(np.random.SeedSequence([search.seed, known]).generate_state(1)[0])
         study.sampler = import_optuna().samplers.TPESampler(seed=seed)
         asked = study.ask(distributions)
 
@@ -87,11 +90,12 @@ def run_trials(
 
         _TrialRun(search, study, asked, folder, where, epoch_done).run()
         over = _trials_over(study)
-        write_text(folder / TRIALS_NAME, _table(over, search))
+        _write_table(over.values(), search, folder)
         if on_trial is not None:
-            on_trial(over[-1], best_trial(search, over), len(over), trials)
+            found = list(over.values())
+            on_trial(over[asked.number], best_trial(search, found), len(found), trials)
     shutil.rmtree(folder / TRIAL_FITS_NAME, ignore_errors=True)
-    return over
+    return list(over.values())
 
 
 def _open_study(search: Search, folder: Path, storage: str | None) -> Any:
@@ -122,17 +126,17 @@ def _open_study(search: Search, folder: Path, storage: str | None) -> Any:
             study.tell(killed.number, state=optuna.trial.TrialState.FAIL)
             study.enqueue_trial(killed.params, user_attrs={_REPLACES: killed.number})
     if not study.trials:
-        study.enqueue_trial(search.defaults())
+        study.enqueue_trial(search.defaults(), skip_if_exists=True)
     return study
 
 
-def _trials_over(study: optuna.Study) -> list[Trial]:
-    """Return the trials that are over, without those that were killed, numbered from 0."""
+def _trials_over(study: optuna.Study) -> dict[int, Trial]:
+    """Return the trials that are over, without those that were killed, by optuna's number."""
     known = study.get_trials(deepcopy=False)
     killed = {trial.user_attrs.get(_REPLACES) for trial in known}
     over = [trial for trial in known if trial.state.is_finished() and trial.number not in killed]
-    return [
-        Trial(
+    return {
+        trial.number: Trial(
             number,
             trial.params,
             trial.state.name.lower(),
@@ -140,7 +144,7 @@ def _trials_over(study: optuna.Study) -> list[Trial]:
             trial.user_attrs.get(_REASON),
         )
         for number, trial in enumerate(over)
-    ]
+    }
 
 
 class _TrialRun:
@@ -238,12 +242,12 @@ class _TrialRun:
             raise import_optuna().TrialPruned
 
 
-def _table(trials: Sequence[Trial], search: Search) -> str:
-    """Return trials as a table of comma-separated values."""
+def _write_table(trials: Iterable[Trial], search: Search, folder: Path) -> None:
+    """Write trials as a table of comma-separated values."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["trial", "state", f"valid_{search.experiment.task.metric}", *search.space])
     for trial in trials:
         values = [trial.values[name] for name in search.space]
         writer.writerow([trial.number, trial.state, trial.score, *values])
-    return text.getvalue()
+    write_text(folder / TRIALS_NAME, text.getvalue())
