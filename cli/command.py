@@ -12,8 +12,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -103,11 +104,33 @@ def register(
         *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
         *_shared_parameters(trains=trains),
     ]
+    for parameter in parameters:
+        _shorten_help(parameter.annotation)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     name, text = function.__name__.replace("_", "-"), inspect.cleandoc(function.__doc__ or "")
     # Lines end where the terminal's do, not where those of the source do.
     app.command(name=name, help=re.sub(r"(?<!\n)\n(?!\n)", " ", text))(run)
+
+
+def _shorten_help(annotation: Any) -> None:
+    """Let help show a letter for what an option takes, nothing for a flag: the words need the room.
+
+    What can be chosen is named in the words.
+    """
+    if get_origin(annotation) is not Annotated:
+        return
+    (kind, option), union = get_args(annotation), get_origin(get_args(annotation)[0])
+    if union is not None and union is not list:
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    if option.metavar is not None:
+        return
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        *others, last = (choice.value for choice in kind)
+        option.metavar = "NAME"
+        option.help = f"{option.help.removesuffix('.')}: {', '.join(others)} or {last}."
+    else:
+        option.metavar = {bool: "", int: "N", float: "X", str: "TEXT", Path: "FILE"}.get(kind)
 
 
 def _own_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

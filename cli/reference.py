@@ -72,10 +72,7 @@ def _default(parameter: Any) -> str:
         return ""
     if default is True:
         return " On unless told otherwise."
-    if isinstance(default, Enum):
-        choices = ", ".join(f"`{choice.value}`" for choice in type(default))
-        return f" One of {choices}; default `{default.value}`."
-    return f" Default: `{default}`."
+    return f" Default: `{default.value if isinstance(default, Enum) else default}`."
 
 
 def _escaped(text: str) -> str:
