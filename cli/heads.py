@@ -78,8 +78,8 @@ def parse_size(text: str | None) -> int | None:
     if found is None:
         raise typer.BadParameter(f"--memory-limit {text}: expected a size such as 4GB or 500MB")
     size = int(float(found[1]) * _UNITS[found[2]])
-    if size < _UNITS["m"]:
-        raise typer.BadParameter(f"--memory-limit {text}: expected a megabyte or more, as in 500MB")
+    if size < _UNITS["k"]:  # a unit was forgotten
+        raise typer.BadParameter(f"--memory-limit {text}: found {size} bytes, expected 4GB or so")
     return size
 
 

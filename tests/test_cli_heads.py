@@ -164,7 +164,7 @@ def test_errors_where_less_is_better_are_said_to_be(tmp_path: Path) -> None:
 def test_a_memory_limit_without_a_unit_is_refused(demo_cache: Path, tmp_path: Path) -> None:
     done = histograph("train-head", demo_cache, "-o", tmp_path / "run", "--memory-limit", "4")
     assert done.exit_code == 2
-    assert "as in 500MB" in " ".join(done.stderr.split())
+    assert "found 4 bytes, expected 4GB or so" in " ".join(done.stderr.split())
 
 
 def test_folders_of_caches_are_verified_and_others_named(demo_cache: Path, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_other_options_are_refused_unless_to_overwrite(tmp_path: Path) -> None:
     before = contents(folder)
     run_pretraining(plan(), folder)
     assert contents(folder) == before
-    with pytest.raises(OutputExistsError, match="another seed"):
+    with pytest.raises(OutputExistsError, match="found a run with seed 0, expected 1"):
         run_pretraining(plan(seed=1), folder)
     run_pretraining(plan(split="stratified"), folder, overwrite=True)
     assert [fold.folder.name for fold in fold_checkpoints(folder)] == ["fold-0"]
