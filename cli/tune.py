@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from histograph_post.words import setting
+
 from . import heads as opt_heads
 from . import options as opt
 from .formatting import duration
@@ -157,9 +159,9 @@ class _TrialLines:
 
 def _show_trials(terminal: Terminal, results: Any) -> None:
     """Print the best trials and what they had chosen."""
-    tuning, sign = results["tuning"], 1 if results["higher_is_better"] else -1
-    scored = [trial for trial in tuning["trials"] if trial["score"] is not None]
-    scored.sort(key=lambda trial: -sign * trial["score"])
+    from histograph_post.run_summary import ranked_trials
+
+    tuning = results["tuning"]
     names = list(tuning["values"])
     terminal.table(
         f"The best of {len(tuning['trials'])} trials, by validation; trial 0 has the defaults",
@@ -168,12 +170,8 @@ def _show_trials(terminal: Terminal, results: Any) -> None:
             [
                 trial["number"],
                 score_text(trial["score"]),
-                *(_value(trial["values"][name]) for name in names),
+                *(setting(trial["values"][name]) for name in names),
             ]
-            for trial in scored[:_SHOWN]
+            for trial in ranked_trials(results)[:_SHOWN]
         ],
     )
-
-
-def _value(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

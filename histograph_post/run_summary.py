@@ -158,6 +158,12 @@ class RunSummary:
         return f"import histograph_post as hg\n\nhg.train_head({', '.join(arguments)})"
 
 
+def ranked_trials(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the trials of a search that have a score, as ``results.json`` has them, best first."""
+    scored = [trial for trial in results["tuning"]["trials"] if trial["score"] is not None]
+    return sorted(scored, key=lambda trial: trial["score"], reverse=results["higher_is_better"])
+
+
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a run, finished or not."""
     return (folder / RUN_NAME).is_file() or (folder / RESULTS_NAME).is_file()

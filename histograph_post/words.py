@@ -61,6 +61,11 @@ def difference(found: Mapping[str, Any] | None) -> str:
     return f"{signed(found['mean'])} [{signed(found['low'])}, {signed(found['high'])}]"
 
 
+def setting(value: Any) -> str:
+    """Return what was chosen for an option."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def plural(count: int, what: str) -> str:
     """Return a count with its noun."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

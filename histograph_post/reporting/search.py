@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ..words import MISSING, metric_name, number
+from ..run_summary import ranked_trials
+from ..words import metric_name, number, setting
 from .figures import Chart, Figure
 from .page import Section, Table
 from .record import RunRecord
@@ -36,31 +37,23 @@ def search_section(record: RunRecord) -> Section:
         "search",
         "Search",
         text=text,
-        tables=[_trials_table(record, scored, list(tuning["values"]))],
+        tables=[_trials_table(record, list(tuning["values"]))],
         figures=[_trials_figure(record, trials, scored)],
     )
 
 
-def _trials_table(record: RunRecord, scored: list[Any], names: list[str]) -> Table:
-    sign = -1 if record.results["higher_is_better"] else 1
-    best = sorted(scored, key=lambda trial: sign * trial["score"])[:_MAX_TRIALS]
+def _trials_table(record: RunRecord, names: list[str]) -> Table:
     rows = [
         [
             str(trial["number"]),
             number(trial["score"]),
-            *(_value(trial["values"].get(name)) for name in names),
+            *(setting(trial["values"][name]) for name in names),
         ]
-        for trial in best
+        for trial in ranked_trials(record.results)[:_MAX_TRIALS]
     ]
     metric = metric_name(record.results["metric"])
     columns = ["trial", f"validation {metric}", *(name.replace("_", " ") for name in names)]
     return Table(columns, rows, caption="The best trials.", chosen=0)
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return MISSING
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _trials_figure(record: RunRecord, trials: list[Any], scored: list[Any]) -> Figure:
