@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from histograph_post.errors import DataError
+from histograph_post.metrics import class_scores
 from histograph_post.tasks import Task, infer_task, label_summary
 
 NAN = float("nan")
@@ -69,6 +70,20 @@ def test_binary_scores_agree_for_logits_probabilities_and_two_columns() -> None:
     keep = ~np.isnan(labels[:, 0])
     assert as_logits["roc_auc"] == sk.roc_auc_score(labels[keep, 0], logits[keep, 0])
     assert as_logits["accuracy"] == sk.accuracy_score(labels[keep, 0], logits[keep, 0] > 0)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+@pytest.mark.parametrize("rows", [1, 2, 5, 200])
+def test_scores_of_classes_are_sklearns(classes: int, rows: int) -> None:
+    random = np.random.default_rng(rows)
+    for _ in range(20):
+        truth, chosen = random.integers(0, classes, (2, rows))
+        found = class_scores(truth, chosen)
+        seen = np.unique(truth)
+        macro = {"labels": seen, "average": "macro", "zero_division": 0.0}
+        assert found["accuracy"] == pytest.approx(sk.accuracy_score(truth, chosen))
+        assert found["balanced_accuracy"] == pytest.approx(sk.recall_score(truth, chosen, **macro))
+        assert found["f1"] == pytest.approx(sk.f1_score(truth, chosen, **macro))
 
 
 def test_small_logits_are_not_taken_for_probabilities() -> None:
