@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from histograph_post.history_rows import RowsInMemory
+from histograph_post.history_rows import history_rows
 from histograph_post.ranges import ranges
 
 from .measuring import Ratio, race, speedup
@@ -39,7 +39,7 @@ def reading(work: Workloads) -> list[Ratio]:
     medians = race(
         {
             FILE: partial(epoch, cache.gather),
-            MEMORY: partial(epoch, RowsInMemory(cache, None).select),
+            MEMORY: partial(epoch, history_rows(cache, None).select),
             PLAIN: partial(epoch, plain),
         },
         rounds=work.sizes.rounds,

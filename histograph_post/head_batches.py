@@ -22,6 +22,7 @@ from .history_rows import (
     fits_ahead,
     history_pieces,
     history_rows,
+    mean_rows,
     working_ahead,
 )
 from .link_negatives import LinkNegatives, Negatives
@@ -65,6 +66,7 @@ class LoadedCache:
         self._memory_limit = memory_limit
         self._standardizer: tuple[np.ndarray, Standardizer] | None = None
         self._history: tuple[np.ndarray | None, HistoryRows] | None = None
+        self._means: tuple[np.ndarray | None, HistoryRows | None] | None = None
         #: Labelled pairs of all graphs, nodes numbered through the cache: ``[2, rows]``.
         self.pairs = cache.label_pairs() if self.level == "link" else None
 
@@ -126,7 +128,7 @@ class LoadedCache:
 
     def forget(self) -> None:
         """Give the memory of the activations back, until they are asked for again."""
-        self._history = None
+        self._history = self._means = None
 
     def history(self, rows: np.ndarray | None) -> HistoryRows:
         """Return the activations, standardised by the graphs that own these label rows.
@@ -135,11 +137,23 @@ class LoadedCache:
             rows: None for the activations as they are stored.
         """
         if self._history is None or not _same(self._history[0], rows):
-            self.forget()  # before the next copy is made: one is large enough
+            self._history = None  # before the next copy is made: one is large enough
             standardizer = None if rows is None else self.standardizer(rows)
             found = history_rows(self.cache, standardizer, memory_limit=self._memory_limit)
             self._history = (rows, found)
         return self._history[1]
+
+    def means(self, rows: np.ndarray | None) -> HistoryRows | None:
+        """Return the means of graphs, one row each; None if they take too much memory.
+
+        Args:
+            rows: As :meth:`history` takes them.
+        """
+        if self._means is None or not _same(self._means[0], rows):
+            standardizer = None if rows is None else self.standardizer(rows)
+            found = mean_rows(self.cache, standardizer, memory_limit=self._memory_limit)
+            self._means = (rows, found)
+        return self._means[1]
 
     def fits_ahead(self, batches: Sequence[RowBatch]) -> bool:
         """Say whether one of these batches can be read while another is in use."""
@@ -159,7 +173,8 @@ class HeadBatches:
 
     Args:
         loaded: The cache.
-        history: Its activations, standardised or not, from :meth:`LoadedCache.history`.
+        history: Its activations, standardised or not, from :meth:`LoadedCache.history`, or the
+            means of graphs, where they are all that the readout needs.
         task: Gives the targets.
         device: Where batches go.
         edges: Whether the readout needs ``edge_index``.
@@ -209,7 +224,8 @@ class HeadBatches:
 
     def _inputs(self, members: RowBatch, negatives: Negatives | None) -> HeadInputs:
         loaded, graphs = self._loaded, members.graphs
-        starts, stops = loaded.ptr[graphs], loaded.ptr[graphs + 1]
+        ptr = self._history.ptr  # [num_graphs + 1]
+        starts, stops = ptr[graphs], ptr[graphs + 1]
         sizes = stops - starts  # [num_graphs]
         first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # of each graph in the batch
         batch = np.repeat(np.arange(len(graphs)), sizes)  # [num_nodes]

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from .fits import FIT_NAME, Fit, FitSpec, load_fit, save_fit
 from .head_batches import HeadBatches, HeadInputs, LoadedCache
+from .heads.base import Readout
 from .heads.histograph import HistoGraphHead
 from .heads.history import TableRows
 from .heads.registry import build_head, head_info
 from .heads.standardize import Standardizer
+from .history_rows import HistoryRows
 from .resuming import drop_states, train_resumably
 from .splits import Split
 from .stacking import most_together
@@ -104,7 +106,8 @@ def fit_heads(
     if all((folder / spec.folder / FIT_NAME).exists() for spec in specs):
         drop_states(folder / first.states_folder, [spec.seed for spec in specs])
         return [load_fit(spec, folder / spec.folder) for spec in specs]
-    history = loaded.history(split.train if first.standardize else None)
+    head = build_head(first.head, loaded.cache.widths, task.out_dim, task.level, **first.options)
+    history = _history(head, loaded, split.train if first.standardize else None)
     needs_edges = head_info(first.head).needs_edge_index
     source = HeadBatches(loaded, history, task, device, edges=needs_edges)
 
@@ -115,16 +118,22 @@ def fit_heads(
 
     together = 1
     if not history.read_ahead:  # memory is short where a history is read batch by batch
-        head = build_head(
-            first.head, loaded.cache.widths, task.out_dim, task.level, **first.options
-        )
-        largest = np.sort(loaded.cache.num_nodes)[-first.training.batch_size :]
+        largest = np.sort(np.diff(history.ptr))[-first.training.batch_size :]
         together = most_together(head, first.training, num_nodes=int(largest.sum()))
     fits = []
     for start in range(0, len(specs), together):
         chosen = specs[start : start + together]
         fits += _fit_together(chosen, prepare, folder, on_epoch)
     return fits
+
+
+def _history(head: nn.Module, loaded: LoadedCache, rows: np.ndarray | None) -> HistoryRows:
+    """Return what a head has to read: all nodes, or of each graph just their mean."""
+    if loaded.level == "graph" and isinstance(head, Readout) and head.reads_means:
+        means = loaded.means(rows)
+        if means is not None:
+            return means
+    return loaded.history(rows)
 
 
 def _fit_together(

@@ -1,6 +1,7 @@
 """The activations of a cache as training reads them: from memory, or from the file batch by batch.
 
 A history that fits is copied once, standardised on the way, and every batch is rows of it.
+A readout that takes the mean of a graph's nodes before anything else needs no more than that mean.
 One that does not fit stays in the file: a batch is read and standardised when its turn comes, in a
 thread that works ahead where there is room for it, and what was read is handed back to the system.
 """
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .heads.base import pool_nodes
 from .heads.history import History, TableRows
 from .heads.standardize import Standardizer
 from .machine_memory import machine_memory
@@ -30,6 +32,9 @@ MEMORY_SHARE = 2 / 3
 
 #: Share of that for a history that is kept; the rest is for batches.
 KEPT_SHARE = 3 / 4
+
+#: Share of it for the means of graphs, which are kept beside that.
+MEANS_SHARE = 1 / 16
 
 #: Batches that there is room for where one is in use: itself, the one before it, which is held
 #: while validating until this one is there, and as much again for what a head makes of it.
@@ -44,6 +49,8 @@ _Item = TypeVar("_Item")
 class HistoryRows(Protocol):
     """The rows of a history, graph by graph."""
 
+    #: First row of each graph, and the number of rows: ``[num_graphs + 1]``.
+    ptr: np.ndarray
     #: Whether it pays to fetch the next batch while this one is used, if there is room for it.
     read_ahead: bool
 
@@ -53,32 +60,28 @@ class HistoryRows(Protocol):
 
 
 class RowsInMemory:
-    """All rows of a cache, in single precision, standardised once.
+    """All rows of a history, in memory.
 
     Args:
-        cache: Where they come from.
-        standardizer: Applied to every row.
+        history: ``[rows, L, D]``, or one ``[rows, D_l]`` per layer.
+        ptr: First row of each graph, and the number of rows: ``[num_graphs + 1]``.
     """
 
     read_ahead = False
 
-    def __init__(self, cache: Cache, standardizer: Standardizer | None) -> None:
-        self._ptr = cache.node_ptr  # [num_graphs + 1]
-        self._uniform = cache.manifest.layout.is_uniform
-        # One [num_nodes, L, D], or one [num_nodes, D_l] per layer.
-        self._layers = read_rows(cache, np.arange(len(cache)), torch.float32)
-        if standardizer is not None:
-            standardizer.apply_(self._layers[0] if self._uniform else self._layers)
+    def __init__(self, history: History, ptr: np.ndarray) -> None:
+        self.ptr = ptr
+        self._history = history
 
     def select(self, graphs: np.ndarray) -> History | TableRows:
         """Return the rows of some graphs: where they lie, or copies of layers of many widths."""
-        if np.array_equal(graphs, np.arange(len(self._ptr) - 1)):
-            return self._layers[0] if self._uniform else self._layers
-        starts, stops = self._ptr[graphs], self._ptr[graphs + 1]  # [graphs] each
-        if self._uniform:
-            return TableRows(self._layers[0], starts, stops - starts)
-        nodes = torch.from_numpy(ranges(starts, stops))  # [num_nodes]
-        return [layer.index_select(0, nodes) for layer in self._layers]
+        if np.array_equal(graphs, np.arange(len(self.ptr) - 1)):
+            return self._history
+        starts, stops = self.ptr[graphs], self.ptr[graphs + 1]  # [graphs] each
+        if isinstance(self._history, Tensor):
+            return TableRows(self._history, starts, stops - starts)
+        rows = torch.from_numpy(ranges(starts, stops))  # [rows]
+        return [layer.index_select(0, rows) for layer in self._history]
 
 
 class RowsOnDisk:
@@ -92,14 +95,14 @@ class RowsOnDisk:
     read_ahead = True
 
     def __init__(self, cache: Cache, standardizer: Standardizer | None) -> None:
+        self.ptr = cache.node_ptr
         self._cache = cache
         self._standardizer = standardizer
         self._memory = RowMemory()
 
     def select(self, graphs: np.ndarray) -> History:
         """Read the rows of some graphs."""
-        layers = read_rows(self._cache, graphs, torch.float32, self._memory)
-        history = layers[0] if self._cache.manifest.layout.is_uniform else layers
+        history = read_history(self._cache, graphs, torch.float32, self._memory)
         if self._standardizer is not None:
             self._standardizer.apply_(history)
         return history
@@ -116,8 +119,41 @@ def history_rows(
         memory_limit: Bytes that training may take: the rows or, if they need more than their share,
             the batches that are read of them. By default a share of the machine's memory.
     """
-    fits = row_bytes(cache) <= KEPT_SHARE * allowed_memory(memory_limit)
-    return (RowsInMemory if fits else RowsOnDisk)(cache, standardizer)
+    if row_bytes(cache) > KEPT_SHARE * allowed_memory(memory_limit):
+        return RowsOnDisk(cache, standardizer)
+    history = read_history(cache, np.arange(len(cache)), torch.float32)
+    if standardizer is not None:
+        standardizer.apply_(history)
+    return RowsInMemory(history, cache.node_ptr)
+
+
+def mean_rows(
+    cache: Cache, standardizer: Standardizer | None, *, memory_limit: int | None = None
+) -> RowsInMemory | None:
+    """Return the mean of the rows of each graph, as the one row of a graph; None if they are many.
+
+    Args:
+        cache: Where the rows come from.
+        standardizer: Applied to the means, which is the same as to every row.
+        memory_limit: Bytes that training may take.
+    """
+    kept = np.minimum(cache.num_nodes, 1)  # rows of each graph: [num_graphs]
+    num_bytes = int(kept.sum()) * sum(cache.widths) * torch.float32.itemsize
+    if num_bytes > MEANS_SHARE * allowed_memory(memory_limit):
+        return None
+    pieces = []
+    for graphs in graph_pieces(cache, np.flatnonzero(kept)):
+        history = read_history(cache, graphs, torch.float32)
+        sizes = cache.num_nodes[graphs]
+        owners = torch.from_numpy(np.repeat(np.arange(len(graphs)), sizes))  # [num_nodes]
+        layers = [history] if isinstance(history, Tensor) else history
+        # [graphs, L, D], or one [graphs, D_l] per layer
+        pieces.append([pool_nodes(layer, owners, len(graphs), "mean") for layer in layers])
+    layers = [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+    means = layers[0] if cache.manifest.layout.is_uniform else layers
+    if standardizer is not None:
+        standardizer.apply_(means)
+    return RowsInMemory(means, np.concatenate([[0], np.cumsum(kept)]))
 
 
 def row_bytes(cache: Cache, graphs: np.ndarray | None = None) -> int:
@@ -156,19 +192,23 @@ def allowed_memory(memory_limit: int | None) -> int:
 
 def history_pieces(cache: Cache, graphs: np.ndarray) -> Iterator[History]:
     """Yield the stored rows of some graphs, a moderate piece at a time."""
+    memory = RowMemory()
+    for piece in graph_pieces(cache, graphs):
+        yield read_history(cache, piece, cache.dtype, memory)
+
+
+def graph_pieces(cache: Cache, graphs: np.ndarray) -> Iterator[np.ndarray]:
+    """Cut some graphs into pieces whose rows take a moderate number of bytes."""
     stored_bytes = sum(cache.widths) * cache.dtype.itemsize  # of a node
     bytes_before = np.cumsum(cache.num_nodes[graphs]) * stored_bytes  # [graphs], inclusive
-    pieces = np.split(graphs, np.flatnonzero(np.diff(bytes_before // PIECE_BYTES)) + 1)
-    memory = RowMemory()
-    for piece in pieces:
+    for piece in np.split(graphs, np.flatnonzero(np.diff(bytes_before // PIECE_BYTES)) + 1):
         if len(piece):
-            rows = read_rows(cache, piece, cache.dtype, memory)
-            yield rows[0] if cache.manifest.layout.is_uniform else rows
+            yield piece
 
 
-def read_rows(
+def read_history(
     cache: Cache, graphs: np.ndarray, dtype: torch.dtype, memory: RowMemory | None = None
-) -> list[Tensor]:
+) -> History:
     """Return a copy of the rows of some graphs: ``[num_nodes, L, D]``, or one per layer.
 
     At no time is there more than the copy and a small piece of the file.
@@ -188,7 +228,7 @@ def read_rows(
     for place, parts in cache.pieces(graphs):
         for layer, part in zip(layers, parts, strict=True):
             layer[place].copy_(part)  # converts on the way
-    return layers
+    return layers[0] if cache.manifest.layout.is_uniform else layers
 
 
 class RowMemory:

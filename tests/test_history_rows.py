@@ -111,6 +111,26 @@ def test_rows_as_they_are_stored(tmp_path: Path, options: dict[str, Any], mixed:
             assert torch.equal(layer, other.float())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_means_of_graphs_are_means_of_their_rows(tmp_path: Path, dtype: str, mixed: bool) -> None:
+    stored = make_cache(tmp_path / "a.cache", model=Mixed() if mixed else None, dtype=dtype)
+    train, graphs = stored.splits.folds[0].train, np.array([7, 3, 4, 59, 0])
+    loaded = LoadedCache(stored)
+    means, rows = loaded.means(train), loaded.history(train)
+    assert means is not None
+    assert means.ptr.tolist() == list(range(61))
+    found, expected = (
+        chosen.copy() if isinstance(chosen, TableRows) else chosen
+        for chosen in (means.select(graphs), rows.select(graphs))
+    )
+    layers = zip(found, expected, strict=True) if mixed else [(found, expected)]
+    for layer, other in layers:
+        by_hand = [part.mean(0) for part in other.split(stored.num_nodes[graphs].tolist())]
+        torch.testing.assert_close(layer, torch.stack(by_hand), rtol=1e-4, atol=1e-5)
+    assert LoadedCache(stored, memory_limit=1000).means(train) is None
+
+
 def test_memory_of_rows_is_used_again_when_they_are_gone_and_not_before() -> None:
     memory = RowMemory()
     first = memory.empty((1000, 2, 5), torch.float32).fill_(1.0)

@@ -26,6 +26,7 @@ class LastLayer(Readout):
         """Make the modules."""
         self.reduce = reduce
         self.require("reduce", reduce in ("mean", "sum", "max"), "mean, sum or max")
+        self.reads_means = reduce == "mean"
         self.finish(self.in_dims[-1])
 
     def node_rows(self, history: History) -> Tensor:
@@ -42,6 +43,7 @@ class LinearProbe(Readout):
 
     levels = LEVELS
     vectorized = True
+    reads_means = True
 
     def build(self) -> None:
         """Make the modules."""
@@ -57,6 +59,7 @@ class Concat(Readout):
 
     levels = LEVELS
     vectorized = True
+    reads_means = True
 
     def build(self, *, history_layers: int | None = None) -> None:
         """Make the modules."""
@@ -73,6 +76,7 @@ class LayerMean(Readout):
 
     levels = LEVELS
     vectorized = True
+    reads_means = True
 
     def build(self, *, history_layers: int | None = None) -> None:
         """Make the modules."""
@@ -101,6 +105,7 @@ class JumpingKnowledge(Readout):
         self.keep_layers(history_layers)
         self.mode = mode
         self.require("mode", mode in ("cat", "max", "lstm"), "cat, max or lstm")
+        self.reads_means = mode == "cat"
         if mode == "cat":
             self.finish(sum(self.kept_dims))
             return

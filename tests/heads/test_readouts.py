@@ -64,6 +64,17 @@ def test_concat_is_a_linear_map_of_all_mean_pools(history):
     assert head.num_parameters == 4 * 8 * 2 + 2
 
 
+@pytest.mark.parametrize("in_dims", [(8, 8, 8, 8), (5, 8, 8, 3)], ids=["one width", "mixed"])
+@pytest.mark.parametrize("name", ["mean", "sum", "max", "linear", "concat", "layer-mean", "jk-cat"])
+def test_a_readout_of_means_needs_no_more_than_them(history, name, in_dims):
+    head = make_head(name, in_dims)
+    layers = [layer[:, :width] for layer, width in zip(history.unbind(1), in_dims, strict=True)]
+    means = [global_mean_pool(layer, BATCH) for layer in layers]
+    found, expected = head(means, torch.arange(len(SIZES))), head(layers, BATCH)
+    assert head.reads_means == torch.allclose(found, expected, atol=1e-5)
+    assert head.reads_means == (name not in ("sum", "max"))
+
+
 @pytest.mark.parametrize("mode", ["cat", "max", "lstm"])
 def test_jumping_knowledge(history, mode):
     head = make_head(f"jk-{mode}")
