@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from .errors import OutputExistsError
+from .errors import ConfigError, OutputExistsError
 from .files import write_text
 
 
@@ -18,6 +19,28 @@ def require_free(path: Path, *, overwrite: bool) -> None:
         raise OutputExistsError(f"{path}: found a folder, expected a file or nothing")
     if path.exists() and not overwrite:
         raise OutputExistsError(f"{path}: found a file; choose another -o, or --overwrite")
+    _require_place(path.parent)
+
+
+def require_free_folder(folder: Path) -> None:
+    """Refuse to write into what is no folder, and no place for one, before anything is computed."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputExistsError(f"{folder}: found a file, expected a folder or nothing")
+    _require_place(folder)
+
+
+def _require_place(folder: Path) -> None:
+    """Refuse a folder that takes no files; it need not be there yet."""
+    place = folder.absolute()
+    there = next(parent for parent in (place, *place.parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: found no place for files ({there}: {error.strerror}), "
+            "expected a folder that can be written to"
+        ) from None
 
 
 def config_beside(path: Path) -> Path:

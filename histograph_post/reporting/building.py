@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import OutputExistsError
 from ..files import write_text
-from ..outputs import require_free
+from ..outputs import require_free, require_free_folder
 from ..run import REPORT_NAME, Run
 from .caches import find_caches
 from .evidence import gather_evidence
@@ -72,6 +72,8 @@ def report(
     record = RunRecord.open(run.folder if isinstance(run, Run) else Path(run))
     target = record.folder / REPORT_NAME if out is None else Path(out)
     _require_free(target, overwrite=overwrite, own=out is None)
+    if figures is not None:
+        require_free_folder(Path(figures))
     page = build_page(record, None if cache is None else Path(cache), on_progress=on_progress)
     files: list[Path] = []
     if figures is not None:
@@ -127,8 +129,6 @@ def _require_free(path: Path, *, overwrite: bool, own: bool) -> None:
 def _write_figures(
     figures: list[Figure], folder: Path, form: Format, *, overwrite: bool
 ) -> list[Path]:
-    if folder.exists() and not folder.is_dir():
-        raise OutputExistsError(f"{folder}: found a file, expected a folder or nothing")
     taken = [
         f"{figure.name}.{form}" for figure in figures if (folder / f"{figure.name}.{form}").exists()
     ]
