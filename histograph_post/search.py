@@ -121,7 +121,7 @@ def plan_search(
     heads = with_baseline(HeadSpec(head, fixed), level)
     experiment = plan_experiment(cache, heads, seeds=seeds, **settings)
     if space is None:
-        every = default_space(head, experiment.training.lr)
+        every = default_space(head, experiment.training)
         space = {name: choice for name, choice in every.items() if name not in fixed}
     known = (*TRAINING_NAMES, *head_info(head).options())
     for name in space:

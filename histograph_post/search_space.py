@@ -85,17 +85,18 @@ _HEAD_SPACE: Space = {
 }
 
 
-def default_space(head: str, lr: float) -> dict[str, Range | Values]:
+def default_space(head: str, training: TrainingOptions) -> dict[str, Range | Values]:
     """Return what is searched unless told otherwise.
 
     Args:
         head: Name of the readout.
-        lr: The learning rate that would be used without a search.
+        training: What would be used without a search. Learning rate and weight decay are searched
+            around it; no weight decay stays none.
     """
-    options = head_info(head).options()
+    options, decay = head_info(head).options(), training.weight_decay
     return {
-        "lr": Range(lr / 10, lr * 10, log=True),
-        "weight_decay": Range(1e-6, 1e-2, log=True),
+        "lr": Range(training.lr / 10, training.lr * 10, log=True),
+        **({"weight_decay": Range(decay / 100, decay * 100, log=True)} if decay else {}),
         **{name: choice for name, choice in _HEAD_SPACE.items() if name in options},
     }
 

@@ -26,7 +26,7 @@ def test_folders_on_the_way_need_not_be_there_and_are_not_made(
 @pytest.mark.parametrize("check", [FILE, FOLDER])
 def test_a_file_on_the_way_is_named(check: Callable[[Path], None], tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(ConfigError, match="taken: Not a directory.*expected a folder that can be"):
+    with pytest.raises(ConfigError, match=r"taken: Not a directory.*expected a folder that can be"):
         check(tmp_path / "taken" / "folder" / "output")
     assert (tmp_path / "taken").read_text() == "mine"
 

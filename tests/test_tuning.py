@@ -231,13 +231,23 @@ def test_optuna_is_asked_for_by_the_name_of_the_extra(
 
 
 def test_every_readout_has_a_space() -> None:
+    usual = TrainingOptions()
     assert {"lr", "weight_decay", "dim", "heads", "normalization"} <= set(
-        default_space("histograph", 1e-3)
+        default_space("histograph", usual)
     )
     # The paper's form stays what it is.
-    assert "normalization" not in default_space("histograph-paper", 1e-3)
-    assert set(default_space("concat", 1e-3)) <= {"lr", "weight_decay", "dim", "dropout"}
-    assert 1e-3 in default_space("mean", 1e-3)["lr"]
+    assert "normalization" not in default_space("histograph-paper", usual)
+    assert set(default_space("concat", usual)) <= {"lr", "weight_decay", "dim", "dropout"}
+
+
+def test_training_is_searched_around_what_was_asked_for() -> None:
+    asked = TrainingOptions(lr=0.3, weight_decay=0.5)
+    space = default_space("mean", asked)
+    assert asked.lr in space["lr"]
+    assert 1e-3 not in space["lr"]
+    assert asked.weight_decay in space["weight_decay"]
+    assert TrainingOptions().weight_decay not in space["weight_decay"]
+    assert "weight_decay" not in default_space("mean", TrainingOptions(weight_decay=0))
 
 
 def test_a_space_is_read_from_a_file(tmp_path: Path) -> None:
