@@ -55,6 +55,7 @@ def results(
     if own:
         rows[OWN] = {"test": _summary(own), "versus_own": None, "num_parameters": None}
     names = list(dict.fromkeys(fit.spec.name for fit in fits))
+    names.sort(key=lambda name: name not in BASELINES)  # what there is to beat comes first
     baseline = next((name for name in BASELINES if name in names), None)
     for name in names:
         members = named(fits, name)

@@ -266,7 +266,10 @@ def train_head(
 
 
 def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:
-    """Return the readout to beat, the last layer retrained, and the one that is asked for."""
+    """Return the readout that is asked for, and the one to beat, the last layer retrained.
+
+    In this order: what takes longest says best how long the rest may take.
+    """
     baseline = "mean" if level == "graph" else "mlp"
     width = {name: value for name, value in head.options.items() if name == "dim"}
-    return [head] if head.name == baseline else [HeadSpec(baseline, width), head]
+    return [head] if head.name == baseline else [head, HeadSpec(baseline, width)]
