@@ -90,14 +90,19 @@ class FitWatch:
         self._tell_epoch = epoch_done
         self._bar = bar
         self._task = None if bar is None else bar.add_task("training", total=None)
-        self._started = time.monotonic()
+        self.restart()
 
     def restart(self) -> None:
         """Reckon the time that is left from here on: what follows is other work."""
         self._started = time.monotonic()
+        self._trained: set[tuple[str, int, int]] = set()
+        self._reached = 0.0
+        self._found = 0
 
     def epoch_done(self, progress: Any) -> None:
         """Move the bar: a fit counts by the share of its epochs that are over."""
+        self._trained.add((progress.head, progress.fold, progress.seed))
+        self._reached = progress.done
         self._tell_epoch(
             f"{progress.head}/fold-{progress.fold}-seed-{progress.seed}", progress.trainer
         )
@@ -114,10 +119,14 @@ class FitWatch:
 
     def fit_done(self, fit: Any, done: int, total: int) -> None:
         """Print the fit's line."""
-        left = (time.monotonic() - self._started) / done * (total - done)
+        if (fit.spec.name, fit.spec.fold, fit.spec.seed) not in self._trained:
+            self._found += 1  # from a run before this one: it took no time
+        reached = max(self._reached, done)  # seeds that are trained as one are done at once
+        trained = reached - self._found
+        left = (time.monotonic() - self._started) / trained * (total - reached) if trained else 0.0
         valid = fit.scores.get("valid", {}).get(self._metric)
         self._say(
             f"[{done}/{total}] {fit.spec.name}, fold {fit.spec.fold}, seed {fit.spec.seed}: "
             f"valid {self._metric} {metric(valid)} at epoch {fit.best_epoch}"
-            + (f", {duration(left)} left" if done < total else "")
+            + (f", {duration(left)} left" if left else "")
         )
