@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -227,10 +227,14 @@ def _hash_value(digest: Any, key: str, value: object) -> None:
     if not isinstance(value, Tensor):
         digest.update(_text(key) + _text(repr(value)))
         return
+    digest.update(_form(key, value.dtype, value.shape))
     try:
-        values = value.numpy(force=True)
-    except TypeError:
-        # Bytes, not numbers: numpy has no bfloat16.
-        values = value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
-    digest.update(_text(key) + _text(f"{value.dtype} {[*value.shape]}"))
-    digest.update(values.ravel())
+        digest.update(value.numpy().ravel())
+    except (TypeError, RuntimeError):  # on a device, with gradients, or of a type numpy has not
+        values = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
+        digest.update(values.view(torch.uint8).numpy())
+
+
+@lru_cache(1 << 12)
+def _form(key: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
+    return _text(key) + _text(f"{dtype} {[*shape]}")
