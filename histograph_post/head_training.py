@@ -179,11 +179,11 @@ def plan_experiment(
             )
     if not seeds:
         raise ConfigError("seeds: found none, expected at least one")
-    # The one that is asked for comes last; the readout to beat beside it starts as it always does.
-    if warm_start and not head_info(heads[-1].name).warm_starts:
+    # The one that is asked for comes first; the readout to beat beside it starts as it always does.
+    if warm_start and not head_info(heads[0].name).warm_starts:
         able = [name for name in head_names(found.level) if head_info(name).warm_starts]
         raise ConfigError(
-            f"warm_start: found head {heads[-1].name!r}, expected one that can start at the "
+            f"warm_start: found head {heads[0].name!r}, expected one that can start at the "
             f"checkpoint's own predictions: {', '.join(able)}"
         )
     with torch.random.fork_rng(devices=[]):
