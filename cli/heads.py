@@ -107,28 +107,24 @@ def say_beforehand(terminal: Terminal, experiment: Experiment, device: str) -> N
     Its batches may not stay within `--memory-limit`; and the first epoch may have to wait for a
     compiler, or would be faster with one.
     """
-    note = experiment.folds[0].loaded.batch_note(experiment.training.batch_size)
-    if note is not None:
-        terminal.say(f"note: {note}")
-    if (note := _loops_note(experiment, device)) is not None:
-        terminal.say(f"note: {note}")
-
-
-def _loops_note(experiment: Experiment, device: str) -> str | None:
-    """Return what there is to say of the compiled loops, if a head of the experiment uses them."""
     from histograph_post.devices import resolve_device
     from histograph_post.heads import compiled
     from histograph_post.heads.registry import build_head
 
-    if resolve_device(device).type != "cpu":
-        return None
     widths, task = experiment.caches[0].widths, experiment.task
-    built = (
+    built = [
         build_head(head.name, widths, task.out_dim, task.level, **head.options)
         for head in experiment.heads
-    )
-    used = any(getattr(head, "trains_in_loops", False) for head in built)
-    return compiled.note() if used else None
+    ]
+    notes = []
+    if task.level != "graph" or not all(getattr(head, "reads_means", False) for head in built):
+        notes.append(experiment.folds[0].loaded.batch_note(experiment.training.batch_size))
+    on_cpu = resolve_device(device).type == "cpu"
+    if on_cpu and any(getattr(head, "trains_in_loops", False) for head in built):
+        notes.append(compiled.note())
+    for note in notes:
+        if note is not None:
+            terminal.say(f"note: {note}")
 
 
 def run_and_show(

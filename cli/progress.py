@@ -95,14 +95,14 @@ class FitWatch:
     def restart(self) -> None:
         """Reckon the time that is left from here on: what follows is other work."""
         self._started = time.monotonic()
-        self._trained: set[tuple[str, int, int]] = set()
-        self._reached = 0.0
+        #: The share of its epochs that are over, of every fit that is trained.
+        self._trained: dict[tuple[str, int, int], float] = {}
         self._found = 0
 
     def epoch_done(self, progress: Any) -> None:
         """Move the bar: a fit counts by the share of its epochs that are over."""
-        self._trained.add((progress.head, progress.fold, progress.seed))
-        self._reached = progress.done
+        fit = (progress.head, progress.fold, progress.seed)
+        self._trained[fit] = progress.trainer.share_done
         self._tell_epoch(
             f"{progress.head}/fold-{progress.fold}-seed-{progress.seed}", progress.trainer
         )
@@ -121,9 +121,9 @@ class FitWatch:
         """Print the fit's line."""
         if (fit.spec.name, fit.spec.fold, fit.spec.seed) not in self._trained:
             self._found += 1  # from a run before this one: it took no time
-        reached = max(self._reached, done)  # seeds that are trained as one are done at once
-        trained = reached - self._found
-        left = (time.monotonic() - self._started) / trained * (total - reached) if trained else 0.0
+        trained = sum(self._trained.values())  # seeds that are trained as one are done at once
+        rest = total - self._found - trained
+        left = (time.monotonic() - self._started) / trained * rest if trained else 0.0
         valid = fit.scores.get("valid", {}).get(self._metric)
         self._say(
             f"[{done}/{total}] {fit.spec.name}, fold {fit.spec.fold}, seed {fit.spec.seed}: "

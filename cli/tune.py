@@ -56,6 +56,7 @@ def tune(
         str, typer.Option("--trial-seeds", help="Of the fits of a trial, whose mean counts.")
     ] = "0",
     search_seed: Annotated[int, typer.Option(min=0, help="Of the choices.")] = 0,
+    lr: opt_heads.LrOption = None,
     prune: Annotated[
         bool, typer.Option("--prune/--no-prune", help="Give up trials below the median early.")
     ] = True,
@@ -68,10 +69,10 @@ def tune(
 ) -> None:
     """Search the options of a readout by validation, and compare the best with the defaults.
 
-    Learning rate, weight decay and what the readout is made of are searched, unless --space says
-    otherwise; what --head-args gives stays. The best options and the defaults are then trained with
-    every seed and scored on the test part, which the search does not look at. The same command with
-    more --trials goes on.
+    Learning rate and weight decay, around --lr and --weight-decay, and what the readout is made of
+    are searched, unless --space says otherwise; what --head-args gives stays. The best options and
+    the defaults are then trained with every seed and scored on the test part, which the search does
+    not look at. The same command with more --trials goes on.
     """
     from histograph_post.backbone import parse_args
     from histograph_post.folds import open_caches
@@ -89,7 +90,7 @@ def tune(
         trial_seeds=parse_seeds(trial_seeds),
         search_seed=search_seed,
         prune=prune,
-        training=training.options(suggested_lr(len(open_caches(cache)[0]))),
+        training=training.options(suggested_lr(len(open_caches(cache)[0])) if lr is None else lr),
         split=split_spec(splits, folds),
         split_seed=split_seed,
         task=task.value,

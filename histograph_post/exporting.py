@@ -29,7 +29,7 @@ from .files import atomic_path, to_json, write_json
 from .heads.histograph import HistoGraphHead
 from .heads.registry import head_info
 from .heads.standardize import Standardizer
-from .outputs import config_beside, require_free, require_free_folder, write_config
+from .outputs import config_beside, require_folder, require_free, write_config
 from .predicting import load
 from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, Run, read_json
 from .saved_head import SavedHead
@@ -276,7 +276,7 @@ def _refusal(saved: SavedHead, reason: str) -> str:
 
 
 def _require_free_folder(folder: Path, *, overwrite: bool) -> None:
-    require_free_folder(folder)
+    require_folder(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     strangers = names - {CONFIG_NAME, MODEL_NAME, HEAD_NAME, HEAD_CONFIG_NAME}
     if strangers:

@@ -16,7 +16,7 @@ from .experiments import run_experiment as run_experiment
 from .fits import Fit, FitSpec
 from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_heads
-from .head_results import LabelRows, row_names
+from .head_results import BASELINES, LabelRows, row_names
 from .heads.registry import build_head, head_info, head_names
 from .run import Run
 from .saved_backbone import describe_backbone
@@ -65,11 +65,15 @@ class Experiment(Stage):
         }
 
     def fits(self) -> list[FitSpec]:
-        """Return every fit, a fold at a time: what is known early is known of all readouts."""
+        """Return every fit, a fold at a time: what is known early is known of all readouts.
+
+        The readout to beat comes last: it is fast, and says little of the time that is left.
+        """
+        heads = sorted(self.heads, key=lambda head: head.name in BASELINES)
         return [
             self.fit_spec(head, fold.number, seed)
             for fold in self.folds
-            for head in self.heads
+            for head in heads
             for seed in self.seeds
         ]
 
@@ -179,11 +183,11 @@ def plan_experiment(
             )
     if not seeds:
         raise ConfigError("seeds: found none, expected at least one")
-    # The one that is asked for comes first; the readout to beat beside it starts as it always does.
-    if warm_start and not head_info(heads[0].name).warm_starts:
+    # The one that is asked for comes last; the readout to beat beside it starts as it always does.
+    if warm_start and not head_info(heads[-1].name).warm_starts:
         able = [name for name in head_names(found.level) if head_info(name).warm_starts]
         raise ConfigError(
-            f"warm_start: found head {heads[0].name!r}, expected one that can start at the "
+            f"warm_start: found head {heads[-1].name!r}, expected one that can start at the "
             f"checkpoint's own predictions: {', '.join(able)}"
         )
     with torch.random.fork_rng(devices=[]):
@@ -266,10 +270,7 @@ def train_head(
 
 
 def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:
-    """Return the readout that is asked for, and the one to beat, the last layer retrained.
-
-    In this order: what takes longest says best how long the rest may take.
-    """
+    """Return the readout to beat, the last layer retrained, and the one that is asked for."""
     baseline = "mean" if level == "graph" else "mlp"
     width = {name: value for name, value in head.options.items() if name == "dim"}
-    return [head] if head.name == baseline else [head, HeadSpec(baseline, width)]
+    return [head] if head.name == baseline else [HeadSpec(baseline, width), head]

@@ -1,9 +1,9 @@
 """The activations of a cache as training reads them: from memory, or from the file batch by batch.
 
 A history that fits is copied once, standardised on the way, and every batch is rows of it.
-A readout that takes the mean of a graph's nodes before anything else needs no more than that mean.
 One that does not fit stays in the file: a batch is read and standardised when its turn comes, in a
 thread that works ahead where there is room for it, and what was read is handed back to the system.
+A readout that takes the mean of a graph's nodes before anything else needs no more than that mean.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MEMORY_SHARE = 2 / 3
 #: Share of that for a history that is kept; the rest is for batches.
 KEPT_SHARE = 3 / 4
 
-#: Share of it for the means of graphs, which are kept beside that.
+#: Share of what training may take for the means of graphs, which may be kept beside a history.
 MEANS_SHARE = 1 / 16
 
 #: Batches that there is room for where one is in use: itself, the one before it, which is held
@@ -130,20 +130,23 @@ def history_rows(
 def mean_rows(
     cache: Cache, standardizer: Standardizer | None, *, memory_limit: int | None = None
 ) -> RowsInMemory | None:
-    """Return the mean of the rows of each graph, as the one row of a graph; None if they are many.
+    """Return the mean of the rows of each graph as its one row; None if that takes too much memory.
 
     Args:
         cache: Where the rows come from.
-        standardizer: Applied to the means, which is the same as to every row.
+        standardizer: Applied to every row.
         memory_limit: Bytes that training may take.
     """
     kept = np.minimum(cache.num_nodes, 1)  # rows of each graph: [num_graphs]
     num_bytes = int(kept.sum()) * sum(cache.widths) * torch.float32.itemsize
     if num_bytes > MEANS_SHARE * allowed_memory(memory_limit):
         return None
-    pieces = []
+    pieces, memory = [], RowMemory()
     for graphs in graph_pieces(cache, np.flatnonzero(kept)):
-        history = read_history(cache, graphs, torch.float32)
+        history = read_history(cache, graphs, torch.float32, memory)
+        if standardizer is not None:
+            # Before the mean: a sum of values that hardly differ would round their difference away.
+            standardizer.apply_(history)
         sizes = cache.num_nodes[graphs]
         owners = torch.from_numpy(np.repeat(np.arange(len(graphs)), sizes))  # [num_nodes]
         layers = [history] if isinstance(history, Tensor) else history
@@ -151,8 +154,6 @@ def mean_rows(
         pieces.append([pool_nodes(layer, owners, len(graphs), "mean") for layer in layers])
     layers = [torch.cat(parts) for parts in zip(*pieces, strict=True)]
     means = layers[0] if cache.manifest.layout.is_uniform else layers
-    if standardizer is not None:
-        standardizer.apply_(means)
     return RowsInMemory(means, np.concatenate([[0], np.cumsum(kept)]))
 
 

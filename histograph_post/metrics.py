@@ -31,14 +31,14 @@ LOWER_IS_BETTER = frozenset({"rmse", "mae", "loss"})
 def class_scores(truth: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
     """Score the chosen class numbers ``[rows]``, as scikit-learn does.
 
-    It is asked after every epoch: what scikit-learn checks first takes far longer than counting.
+    This is called after every epoch: what scikit-learn checks first takes far longer than counting.
     """
     size = 1 + int(max(truth.max(), chosen.max()))
-    pairs = np.bincount(truth * size + chosen, minlength=size * size).reshape(size, size)
+    counted = (truth, chosen, truth[truth == chosen])
+    there, taken, right = (np.bincount(numbers, minlength=size) for numbers in counted)  # [classes]
     # Over the classes that occur: a class that a small split lacks must not lower the mean.
-    occurring = pairs.any(axis=1)  # [classes]
-    right = pairs.diagonal()[occurring]  # [occurring classes]
-    there, taken = pairs.sum(axis=1)[occurring], pairs.sum(axis=0)[occurring]
+    occurring = there > 0
+    there, taken, right = there[occurring], taken[occurring], right[occurring]
     return {
         "accuracy": float(right.sum() / len(truth)),
         "balanced_accuracy": float(np.mean(right / there)),

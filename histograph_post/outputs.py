@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,17 +15,18 @@ from .files import write_text
 
 
 def require_free(path: Path, *, overwrite: bool) -> None:
-    """Refuse to write where something is, before anything is computed."""
-    if path.is_dir():
+    """Refuse to write where something is, or nothing can be, before anything is computed."""
+    # Unlike those of a Path, these never raise.
+    if os.path.isdir(path):
         raise OutputExistsError(f"{path}: found a folder, expected a file or nothing")
-    if path.exists() and not overwrite:
+    if os.path.exists(path) and not overwrite:
         raise OutputExistsError(f"{path}: found a file; choose another -o, or --overwrite")
     _require_place(path.parent)
 
 
-def require_free_folder(folder: Path) -> None:
-    """Refuse to write into what is no folder, and no place for one, before anything is computed."""
-    if folder.exists() and not folder.is_dir():
+def require_folder(folder: Path) -> None:
+    """Refuse what is no folder, and no place for one, before anything is computed."""
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise OutputExistsError(f"{folder}: found a file, expected a folder or nothing")
     _require_place(folder)
 
@@ -32,7 +34,7 @@ def require_free_folder(folder: Path) -> None:
 def _require_place(folder: Path) -> None:
     """Refuse a folder that takes no files; it need not be there yet."""
     place = folder.absolute()
-    there = next(parent for parent in (place, *place.parents) if parent.exists())
+    there = next(parent for parent in (place, *place.parents) if os.path.exists(parent))
     try:
         with tempfile.TemporaryFile(dir=there):
             pass

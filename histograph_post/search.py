@@ -47,7 +47,7 @@ class Search:
     @property
     def head(self) -> HeadSpec:
         """The readout that is tuned, with the options that stay as they are."""
-        return self.experiment.heads[0]
+        return self.experiment.heads[-1]
 
     def plan(self) -> dict[str, Any]:
         """Return all that the trials depend on, as plain values; not how many there are."""

@@ -54,7 +54,7 @@ class Tuned(Experiment):
     @property
     def chosen(self) -> str:
         """What the tuned readout is called in tables and results."""
-        return f"{self.heads[0].name}-{STAGE}"
+        return f"{self.heads[-1].name}-{STAGE}"
 
     def plan(self) -> dict[str, Any]:
         """Return what the search depends on, as plain values: the rest follows from it."""
@@ -82,7 +82,7 @@ class Tuned(Experiment):
                 "training": asdict(training),
                 "trials": [asdict(trial) for trial in self.trials],
             },
-            "versus_default": versus(fits, chosen, self.heads[0].name, self.task.metric),
+            "versus_default": versus(fits, chosen, self.heads[-1].name, self.task.metric),
         }
 
 
@@ -200,7 +200,8 @@ def tune(
         metric: Overrides the tracked metric.
         standardize: Standardise every layer with the statistics of the training graphs.
         memory_limit: Bytes that training may take beyond its libraries.
-        training: What is not searched of it.
+        training: The learning rate and the weight decay that are searched around, and the rest,
+            which stays; no weight decay stays none.
         device: Where to train.
         overwrite: Replace another run in that folder.
         on_trial: Told of every trial that is over.

@@ -131,6 +131,23 @@ def test_means_of_graphs_are_means_of_their_rows(tmp_path: Path, dtype: str, mix
     assert LoadedCache(stored, memory_limit=1000).means(train) is None
 
 
+def test_means_of_values_that_hardly_differ_keep_their_difference(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    with torch.no_grad():  # every channel is 1000, and moves by thousandths of it
+        for name, value in model.named_parameters():
+            value.mul_(1e-3 if name.endswith("weight") else 0).add_(1e3 * name.endswith("bias"))
+    stored = make_cache(tmp_path / "a.cache", model=model)
+    train, graphs = stored.splits.folds[0].train, np.arange(60)
+    loaded = LoadedCache(stored)
+    means, rows = loaded.means(train), loaded.history(train)
+    assert means is not None
+    sizes = torch.from_numpy(stored.num_nodes)
+    expected = torch.segment_reduce(rows.select(graphs).double(), "mean", lengths=sizes, axis=0)
+    assert expected[:, -1].std() > 0.01
+    torch.testing.assert_close(means.select(graphs).double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_memory_of_rows_is_used_again_when_they_are_gone_and_not_before() -> None:
     memory = RowMemory()
     first = memory.empty((1000, 2, 5), torch.float32).fill_(1.0)

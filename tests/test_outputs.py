@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from histograph_post.errors import ConfigError, OutputExistsError
-from histograph_post.outputs import require_free, require_free_folder
+from histograph_post.outputs import require_folder, require_free
 
-FILE, FOLDER = partial(require_free, overwrite=False), require_free_folder
+FILE, FOLDER = partial(require_free, overwrite=False), require_folder
 
 
 @pytest.mark.parametrize("check", [FILE, FOLDER])
@@ -39,6 +39,6 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     with pytest.raises(OutputExistsError, match="file: found a file; choose another -o"):
         require_free(tmp_path / "file", overwrite=False)
     with pytest.raises(OutputExistsError, match="file: found a file, expected a folder"):
-        require_free_folder(tmp_path / "file")
+        require_folder(tmp_path / "file")
     require_free(tmp_path / "file", overwrite=True)
-    require_free_folder(tmp_path / "folder")
+    require_folder(tmp_path / "folder")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,10 +21,9 @@ class Story:
     def train(self, seconds: float, *seeds: int, head: str = "mean") -> None:
         """Train seeds as one."""
         self.now += seconds
-        for count, seed in enumerate(seeds, start=1):
-            done = self._done + count
-            place: dict[str, Any] = {"head": head, "fold": 0, "seed": seed, "done": done}
-            self._watch.epoch_done(SimpleNamespace(**place, trainer=None))
+        for seed in seeds:
+            trainer = SimpleNamespace(share_done=1.0)
+            self._watch.epoch_done(SimpleNamespace(head=head, fold=0, seed=seed, trainer=trainer))
 
     def finish(self, seed: int, head: str = "mean") -> str | None:
         """Return what is said of the time that is left."""
@@ -61,3 +59,12 @@ def test_fits_of_a_run_before_take_no_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert story.finish(1) is None
     story.train(30.0, 2)
     assert story.finish(2) == "30.0 s"
+    story.train(10.0, 3)
+    assert story.finish(3) is None
+
+
+def test_some_seeds_are_from_a_run_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(monkeypatch, total=8)
+    story.train(20.0, 2, 3)
+    found = [story.finish(seed) for seed in range(4)]
+    assert found == ["50.0 s", "40.0 s", "40.0 s", "40.0 s"]

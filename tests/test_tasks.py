@@ -72,6 +72,13 @@ def test_binary_scores_agree_for_logits_probabilities_and_two_columns() -> None:
     assert as_logits["accuracy"] == sk.accuracy_score(labels[keep, 0], logits[keep, 0] > 0)
 
 
+def test_classes_may_have_any_numbers() -> None:
+    truth, chosen = np.array([0, 10**6, 7]), np.array([0, 10**6, 10**6])
+    assert class_scores(truth, chosen) == pytest.approx(
+        {"accuracy": 2 / 3, "balanced_accuracy": 2 / 3, "f1": (1 + 2 / 3 + 0) / 3}
+    )
+
+
 @pytest.mark.parametrize("classes", [2, 3, 7])
 @pytest.mark.parametrize("rows", [1, 2, 5, 200])
 def test_scores_of_classes_are_sklearns(classes: int, rows: int) -> None:

@@ -310,6 +310,16 @@ def test_the_command_says_what_it_tried_and_what_is_next(demo_cache: Path, tmp_p
     assert "histograph-tuned" in inspected.stdout
 
 
+def test_the_command_searches_around_its_options(demo_cache: Path, tmp_path: Path) -> None:
+    words = ["tune", demo_cache, "-o", tmp_path / "run", "--trials", 1, "--epochs", 1, "--seeds", 0]
+    words += ["--lr", 0.02, "--weight-decay", 0, "--head", "concat", "--json", "-q"]
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    (trial,) = json.loads(done.stdout)["tuning"]["trials"]
+    assert trial["values"]["lr"] == 0.02
+    assert "weight_decay" not in trial["values"]
+
+
 def test_the_report_shows_the_search(demo_cache: Path, tmp_path: Path) -> None:
     run = tune(demo_cache, tmp_path / "run", trials=3, prune=False)
     written = hg.report(run)

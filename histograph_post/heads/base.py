@@ -50,7 +50,8 @@ class Readout(nn.Module):
     needs_edge_index: ClassVar[bool] = False
     #: Whether ``torch.func.vmap`` can run copies with other weights as one.
     vectorized: ClassVar[bool] = False
-    #: Whether it makes the same of a graph as of one node that is the mean of the graph's.
+    #: Whether a graph whose nodes are replaced by one, their mean, has the same output. To be reset
+    #: by a subclass that makes something else of a node.
     reads_means: bool = False
 
     #: What the constructor takes, the options of :meth:`build` included.

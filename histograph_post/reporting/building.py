@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import OutputExistsError
 from ..files import write_text
-from ..outputs import require_free, require_free_folder
+from ..outputs import require_folder, require_free
 from ..run import REPORT_NAME, Run
 from .caches import find_caches
 from .evidence import gather_evidence
@@ -73,7 +73,7 @@ def report(
     target = record.folder / REPORT_NAME if out is None else Path(out)
     _require_free(target, overwrite=overwrite, own=out is None)
     if figures is not None:
-        require_free_folder(Path(figures))
+        require_folder(Path(figures))
     page = build_page(record, None if cache is None else Path(cache), on_progress=on_progress)
     files: list[Path] = []
     if figures is not None:
