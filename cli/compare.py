@@ -39,7 +39,6 @@ def compare(
     from histograph_post.folds import open_caches
     from histograph_post.head_training import HeadSpec, plan_experiment
     from histograph_post.heads.registry import head_names
-    from histograph_post.training_options import suggested_lr
 
     first = open_caches(cache)[0]
     level = first.manifest.layout.level
@@ -48,7 +47,7 @@ def compare(
     experiment = plan_experiment(
         cache,
         [HeadSpec(name, {"dim": dim}) for name in names],
-        training=training.options(suggested_lr(len(first)) if lr is None else lr),
+        training=training.options_on(first, lr),
         seeds=parse_seeds(seeds),
         split=split_spec(splits, folds),
         split_seed=split_seed,

@@ -47,7 +47,6 @@ def train_head(
     from histograph_post.backbone import parse_args
     from histograph_post.folds import open_caches
     from histograph_post.head_training import HeadSpec, plan_experiment, with_baseline
-    from histograph_post.training_options import suggested_lr
 
     options = {"dim": dim, **parse_args(head_args)}
     if heads is not None:
@@ -57,7 +56,7 @@ def train_head(
     experiment = plan_experiment(
         cache,
         with_baseline(HeadSpec(head, options), level),
-        training=training.options(suggested_lr(len(first)) if lr is None else lr),
+        training=training.options_on(first, lr),
         seeds=parse_seeds(seeds),
         split=split_spec(splits, folds),
         split_seed=split_seed,

@@ -11,6 +11,7 @@ from .command import OptionGroup
 from .options import Schedule
 
 if TYPE_CHECKING:
+    from histograph_post.storage import Cache
     from histograph_post.training_options import TrainingOptions
 
 
@@ -41,3 +42,9 @@ class TrainingFlags(OptionGroup):
         from histograph_post.training_options import TrainingOptions
 
         return TrainingOptions(lr=lr, **asdict(self) | {"schedule": self.schedule.value})
+
+    def options_on(self, cache: Cache, lr: float | None) -> TrainingOptions:
+        """Return what the library takes; a learning rate for the cache, unless one is given."""
+        from histograph_post.training_options import suggested_lr
+
+        return self.options(suggested_lr(len(cache)) if lr is None else lr)

@@ -78,7 +78,6 @@ def tune(
     from histograph_post.folds import open_caches
     from histograph_post.search import plan_search
     from histograph_post.search_space import read_space
-    from histograph_post.training_options import suggested_lr
     from histograph_post.tuning import run_search
 
     search = plan_search(
@@ -90,7 +89,7 @@ def tune(
         trial_seeds=parse_seeds(trial_seeds),
         search_seed=search_seed,
         prune=prune,
-        training=training.options(suggested_lr(len(open_caches(cache)[0])) if lr is None else lr),
+        training=training.options_on(open_caches(cache)[0], lr),
         split=split_spec(splits, folds),
         split_seed=split_seed,
         task=task.value,

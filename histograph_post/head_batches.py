@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ from .row_batches import RowBatch, count_batches, row_batches
 from .storage import Cache
 from .tasks import Task
 from .training import Step
+
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,10 @@ class LoadedCache:
         self.label_ptr = cache.label_ptr
         self.ptr = cache.node_ptr  # [num_graphs + 1]
         self._memory_limit = memory_limit
-        self._standardizer: tuple[np.ndarray, Standardizer] | None = None
-        self._history: tuple[np.ndarray | None, HistoryRows] | None = None
-        self._means: tuple[np.ndarray | None, HistoryRows | None] | None = None
+        # The readouts and seeds of one fold all ask for the same.
+        self._standardizer = _Kept[Standardizer]()
+        self._history = _Kept[HistoryRows]()
+        self._means = _Kept[HistoryRows | None]()
         #: Labelled pairs of all graphs, nodes numbered through the cache: ``[2, rows]``.
         self.pairs = cache.label_pairs() if self.level == "link" else None
 
@@ -116,19 +120,18 @@ class LoadedCache:
         return torch.cat([last_layer(piece).to(torch.float32, copy=True) for piece in pieces])
 
     def standardizer(self, rows: np.ndarray) -> Standardizer:
-        """Return the standardisation by the graphs that own these label rows.
+        """Return the standardisation by the graphs that own these label rows."""
 
-        The last one is kept: the readouts and seeds of one fold all ask for the same.
-        """
-        if self._standardizer is None or not np.array_equal(self._standardizer[0], rows):
+        def fit() -> Standardizer:
             graphs = np.unique(np.searchsorted(self.label_ptr, rows, side="right") - 1)
-            fitted = Standardizer(self.cache.widths).fit(history_pieces(self.cache, graphs))
-            self._standardizer = (rows, fitted)
-        return copy.deepcopy(self._standardizer[1])
+            return Standardizer(self.cache.widths).fit(history_pieces(self.cache, graphs))
+
+        return copy.deepcopy(self._standardizer.of(rows, fit))
 
     def forget(self) -> None:
         """Give the memory of the activations back, until they are asked for again."""
-        self._history = self._means = None
+        self._history.forget()
+        self._means.forget()
 
     def history(self, rows: np.ndarray | None) -> HistoryRows:
         """Return the activations, standardised by the graphs that own these label rows.
@@ -136,12 +139,7 @@ class LoadedCache:
         Args:
             rows: None for the activations as they are stored.
         """
-        if self._history is None or not _same(self._history[0], rows):
-            self._history = None  # before the next copy is made: one is large enough
-            standardizer = None if rows is None else self.standardizer(rows)
-            found = history_rows(self.cache, standardizer, memory_limit=self._memory_limit)
-            self._history = (rows, found)
-        return self._history[1]
+        return self._history.of(rows, lambda: self._read(history_rows, rows))
 
     def means(self, rows: np.ndarray | None) -> HistoryRows | None:
         """Return the means of graphs, one row each; None if they take too much memory.
@@ -149,11 +147,11 @@ class LoadedCache:
         Args:
             rows: As :meth:`history` takes them.
         """
-        if self._means is None or not _same(self._means[0], rows):
-            standardizer = None if rows is None else self.standardizer(rows)
-            found = mean_rows(self.cache, standardizer, memory_limit=self._memory_limit)
-            self._means = (rows, found)
-        return self._means[1]
+        return self._means.of(rows, lambda: self._read(mean_rows, rows))
+
+    def _read(self, read: Callable[..., _Made], rows: np.ndarray | None) -> _Made:
+        standardizer = None if rows is None else self.standardizer(rows)
+        return read(self.cache, standardizer, memory_limit=self._memory_limit)
 
     def fits_ahead(self, batches: Sequence[RowBatch]) -> bool:
         """Say whether one of these batches can be read while another is in use."""
@@ -255,6 +253,24 @@ class HeadBatches:
         assert self._loaded.edge_index is not None  # edge_ptr has checked it
         edges = self._loaded.edge_index[:, ranges(starts, stops)]  # [2, num_edges]
         return edges + torch.from_numpy(np.repeat(shifts, stops - starts))
+
+
+class _Kept(Generic[_Made]):
+    """What was made last, for some rows, until other rows are asked for."""
+
+    def __init__(self) -> None:
+        self._found: tuple[np.ndarray | None, _Made] | None = None
+
+    def of(self, rows: np.ndarray | None, make: Callable[[], _Made]) -> _Made:
+        """Return what there is for these rows, made now if it is for others."""
+        if self._found is None or not _same(self._found[0], rows):
+            self.forget()  # before the next is made: one is large enough
+            self._found = (rows, make())
+        return self._found[1]
+
+    def forget(self) -> None:
+        """Give its memory back."""
+        self._found = None
 
 
 def _same(rows: np.ndarray | None, others: np.ndarray | None) -> bool:

@@ -102,10 +102,7 @@ class RowsOnDisk:
 
     def select(self, graphs: np.ndarray) -> History:
         """Read the rows of some graphs."""
-        history = read_history(self._cache, graphs, torch.float32, self._memory)
-        if self._standardizer is not None:
-            self._standardizer.apply_(history)
-        return history
+        return _read_standardized(self._cache, graphs, self._standardizer, self._memory)
 
 
 def history_rows(
@@ -121,9 +118,7 @@ def history_rows(
     """
     if row_bytes(cache) > KEPT_SHARE * allowed_memory(memory_limit):
         return RowsOnDisk(cache, standardizer)
-    history = read_history(cache, np.arange(len(cache)), torch.float32)
-    if standardizer is not None:
-        standardizer.apply_(history)
+    history = _read_standardized(cache, np.arange(len(cache)), standardizer)
     return RowsInMemory(history, cache.node_ptr)
 
 
@@ -143,10 +138,8 @@ def mean_rows(
         return None
     pieces, memory = [], RowMemory()
     for graphs in graph_pieces(cache, np.flatnonzero(kept)):
-        history = read_history(cache, graphs, torch.float32, memory)
-        if standardizer is not None:
-            # Before the mean: a sum of values that hardly differ would round their difference away.
-            standardizer.apply_(history)
+        # Standardised first: a sum of values that hardly differ would round their difference away.
+        history = _read_standardized(cache, graphs, standardizer, memory)
         sizes = cache.num_nodes[graphs]
         owners = torch.from_numpy(np.repeat(np.arange(len(graphs)), sizes))  # [num_nodes]
         layers = [history] if isinstance(history, Tensor) else history
@@ -230,6 +223,19 @@ def read_history(
         for layer, part in zip(layers, parts, strict=True):
             layer[place].copy_(part)  # converts on the way
     return layers[0] if cache.manifest.layout.is_uniform else layers
+
+
+def _read_standardized(
+    cache: Cache,
+    graphs: np.ndarray,
+    standardizer: Standardizer | None,
+    memory: RowMemory | None = None,
+) -> History:
+    """Return a copy of the rows of some graphs in single precision, standardised if asked for."""
+    history = read_history(cache, graphs, torch.float32, memory)
+    if standardizer is not None:
+        standardizer.apply_(history)
+    return history
 
 
 class RowMemory:

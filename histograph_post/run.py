@@ -24,10 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from .errors import ConfigError, OutputExistsError
 from .files import to_json, write_json, write_text
+from .outputs import require_folder, write_config
 
 CONFIG_NAME = "config.toml"
 RUN_NAME = "run.json"
@@ -84,8 +83,7 @@ def open_run_folder(
         overwrite: Replace another run in that folder.
     """
     text = to_json(dict(plan))
-    if folder.exists() and not folder.is_dir():
-        raise OutputExistsError(f"{folder}: found a file, expected a folder or nothing")
+    require_folder(folder)
     marker = folder / RUN_NAME
     if folder.is_dir() and any(folder.iterdir()):
         if not marker.is_file():
@@ -103,7 +101,7 @@ def open_run_folder(
     folder.mkdir(parents=True, exist_ok=True)
     write_text(marker, text)
     if config is not None:
-        write_text(folder / CONFIG_NAME, tomli_w.dumps(dict(config)))
+        write_config(folder / CONFIG_NAME, config)
 
 
 def _clear(folder: Path) -> None:
