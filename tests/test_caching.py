@@ -1,17 +1,13 @@
-"""The cache stage as a whole: what is stored, what is refused, and what survives a kill."""
+"""The cache stage as a whole: what is stored, what is refused, and what an error leaves."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_mean_pool
@@ -350,74 +346,3 @@ def test_model_that_changes_its_buffers_is_refused(dataset: GraphDataset, tmp_pa
     with pytest.raises(CaptureError, match="changed its own"):
         cache(Outputs(counts=True), dataset, tmp_path / "a")
     assert not (tmp_path / "a" / "manifest.json").exists()
-
-
-KILLED = """
-import os, signal, sys
-from histograph_post.pretrained import PretrainedSpec, load_pretrained
-from histograph_post.cache_plan import plan_cache
-from histograph_post.caching import cache, write_cache
-from pathlib import Path
-checkpoint, data, root, out, moment, shard_bytes, budget = sys.argv[1:]
-source = load_pretrained(PretrainedSpec("gin", Path(checkpoint), data, data_root=Path(root)))
-calls = 0
-def progress(done, total):
-    global calls
-    calls += 1
-    if calls == int(moment):
-        os.kill(os.getpid(), signal.SIGKILL)
-cache(source.model, source.dataset, out, shard_bytes=int(shard_bytes), node_budget=int(budget),
-      on_progress=progress)
-"""
-
-
-def run_until_killed(
-    checkpoint: Path,
-    data: str,
-    root: Path,
-    out: Path,
-    moment: int,
-    *,
-    shard_bytes: int,
-    budget: int,
-) -> int:
-    arguments = (checkpoint, data, root, out, moment, shard_bytes, budget)
-    command = [sys.executable, "-W", "ignore", "-c", KILLED, *map(str, arguments)]
-    return subprocess.run(command, check=False, env=os.environ).returncode
-
-
-def assert_kills_leave_no_trace(
-    checkpoint: Path, data: str, root: Path, tmp_path: Path, moments: list[int], **sizes: int
-) -> None:
-    whole, broken = tmp_path / "whole.cache", tmp_path / "broken.cache"
-    assert run_until_killed(checkpoint, data, root, whole, 0, **sizes) == 0
-    for moment in moments:
-        assert run_until_killed(checkpoint, data, root, broken, moment, **sizes) == -9
-        assert not (broken / "manifest.json").exists()
-    assert run_until_killed(checkpoint, data, root, broken, 0, **sizes) == 0
-    assert contents(whole) == contents(broken)
-
-
-def test_killed_twice_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "model.safetensors"
-    save_file(make_model().state_dict(), checkpoint)
-    assert_kills_leave_no_trace(
-        checkpoint, "demo:", tmp_path, tmp_path, [7, 12], shard_bytes=100_000, budget=300
-    )
-
-
-def test_killed_on_nci1_and_resumed_gives_the_same_bytes(shared_data: Path, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = build_model("gin", {}, in_dim=37, out_dim=1)
-    checkpoint = tmp_path / "model.safetensors"
-    save_file(model.state_dict(), checkpoint)
-    moment = int(np.random.default_rng().integers(1, 15))
-    assert_kills_leave_no_trace(
-        checkpoint,
-        "tu:NCI1",
-        shared_data,
-        tmp_path,
-        [moment],
-        shard_bytes=32 * 2**20,
-        budget=8192,
-    )
