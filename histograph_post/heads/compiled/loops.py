@@ -17,6 +17,7 @@ import torch
 from numba.extending import intrinsic
 
 from ...helper_threads import start_helper
+from ...openmp import run_in_team
 from ..layer_weights import NORMALIZATIONS
 
 Floats = npt.NDArray[np.float32]
@@ -163,8 +164,13 @@ class Shares:
             work: Takes parts and does them as long as there are any, without the interpreter's
                 lock.
         """
-        helpers = min(torch.get_num_threads(), len(parts.bounds) - 1) - 1
-        coming = [start_helper(work) for _ in range(helpers)]
+        most = len(parts.bounds) - 1
+        threads = min(torch.get_num_threads(), most)
+        if threads > 1 and run_in_team(work, torch.get_num_threads()):
+            if parts.next[0] >= most:
+                return
+            threads = 1  # a signal came before the only thread of the team began
+        coming = [start_helper(work) for _ in range(threads - 1)]
         try:
             work()
         finally:
