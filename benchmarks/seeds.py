@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from histograph_post.stacking import run_epoch_together
-from histograph_post.training import Trainer
+from histograph_post.training import Trainer, run_epoch
 
 from .head_trainings import HeadTraining
 from .measuring import Ratio, cost, race
@@ -28,7 +27,7 @@ def _seeds(work: Workloads, subject: Subject, name: str) -> Ratio:
     training = HeadTraining.of(work, work.cache(subject))
     together, (alone,) = training.trainers(range(SEEDS)), training.trainers([SEEDS - 1])
     medians = race(
-        {TOGETHER: lambda: run_epoch_together(together), ALONE: alone.run_epoch},
+        {TOGETHER: lambda: run_epoch(together), ALONE: alone.run_epoch},
         rounds=work.sizes.rounds,
     )
     difference = _difference(*training.trainers(range(SEEDS)))
@@ -48,7 +47,7 @@ def _difference(*trainers: Trainer) -> float:
     last = trainers[-1]
     state = last.state()
     start = {name: value.clone() for name, value in state["network"].items()}
-    run_epoch_together(trainers)
+    run_epoch(trainers)
     found = last.predict(last.split.valid)  # [rows, out_dim]
     alone = Trainer(last.network, last.source, last.split, last.task, last.options, seed=last.seed)
     last.network.load_state_dict(start)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from .training_options import TrainingOptions
 
 
 class Copies(Protocol):
@@ -66,3 +69,11 @@ class OneNetwork:
 
     def settle(self) -> None:
         """Do nothing: the network is the one that was trained."""
+
+
+def make_optimizer(
+    parameters: Sequence[Mapping[str, Any]] | Sequence[Tensor], options: TrainingOptions
+) -> torch.optim.AdamW:
+    """Return the one optimizer there is, in its fastest form."""
+    groups: Any = list(parameters)
+    return torch.optim.AdamW(groups, lr=options.lr, weight_decay=options.weight_decay, fused=True)

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from .fits import FIT_NAME, Fit, FitSpec, load_fit, save_fit
 from .head_batches import HeadBatches, HeadInputs, LoadedCache
+from .heads import compiled
 from .heads.base import Readout
 from .heads.histograph import HistoGraphHead
 from .heads.history import TableRows
 from .heads.registry import build_head, head_info
 from .heads.standardize import Standardizer
+from .heads.whole_head import WholeHead
 from .history_rows import HistoryRows
 from .resuming import drop_states, train_resumably
 from .splits import Split
@@ -35,11 +37,35 @@ class HeadNetwork(nn.Module):
         self.head = head
         # A head that can standardise for itself must not do it twice.
         self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
+        self._whole: WholeHead | None = None
+        if isinstance(head, HistoGraphHead) and head.runs_whole and compiled.available():
+            self._whole = WholeHead(head)
+
+    @property
+    def runs_whole(self) -> bool:
+        """Whether :meth:`run_copies` is quicker than a forward pass, also of a single network."""
+        weight = next(self.parameters())
+        in_loops = weight.device.type == "cpu" and weight.dtype == torch.float32
+        return in_loops and self._whole is not None
 
     @property
     def aux_loss(self) -> Tensor | None:
         """What the last forward pass adds to the loss, for readouts that have such a term."""
         return getattr(self.head, "aux_loss", None)
+
+    def run_copies(self, weights: Tensor, inputs: HeadInputs) -> Tensor | None:
+        """Return what copies with other weights make of every row, where that is done in one step.
+
+        Args:
+            weights: All parameters of each copy, one after the other, ``[copies, numel]``.
+            inputs: A batch.
+
+        Returns:
+            ``[copies, rows, out_dim]``, or None.
+        """
+        if self._whole is None or not self.runs_whole:
+            return None
+        return self._whole(weights, inputs.history, inputs.batch, num_graphs=inputs.num_graphs)
 
     def forward(self, inputs: HeadInputs) -> Tensor:
         """Return an output for every row that is asked for: ``[rows, out_dim]``."""

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from .files import PARTIAL_SUFFIX, atomic_path
-from .stacking import run_epoch_together
-from .training import Trainer
+from .training import Trainer, run_epoch
 
 #: The states of fits that are being trained, by seed; gone once they are done.
 STATE_NAME = "state.pt"
@@ -60,10 +59,7 @@ def train_resumably(
         epoch = min(trainer.progress.epoch for trainer in waiting)
         going = [trainer for trainer in waiting if trainer.progress.epoch == epoch]
         started = time.perf_counter()
-        if len(going) == 1:
-            going[0].run_epoch()
-        else:
-            run_epoch_together(going)
+        run_epoch(going)
         now = time.perf_counter()
         seconds.append((now - started) / len(going))
         if now - saved >= save_every * len(trainers):

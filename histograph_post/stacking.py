@@ -9,14 +9,14 @@ alone, up to rounding.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from .training import Trainer, make_optimizer, run_epoch
+from .copies import make_optimizer
 from .training_options import TrainingOptions
 
 #: Networks that are stacked at most: more of them do not get any faster together.
@@ -24,6 +24,10 @@ MOST_NETWORKS = 16
 
 #: Node embeddings, of all networks together, that a batch may make at a time.
 MOST_ROWS = 1 << 18
+
+
+#: What the optimizer keeps of every parameter besides the number of its steps.
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def most_together(head: nn.Module, options: TrainingOptions, *, num_nodes: int) -> int:
@@ -40,39 +44,43 @@ def most_together(head: nn.Module, options: TrainingOptions, *, num_nodes: int) 
     return max(1, min(MOST_NETWORKS, MOST_ROWS // max(num_nodes, 1)))
 
 
-def run_epoch_together(trainers: Sequence[Trainer]) -> None:
-    """Train for an epoch and validate, all networks as one.
-
-    Args:
-        trainers: As many as :func:`most_together` allows, at the same epoch.
-    """
-    run_epoch(trainers, StackedNetworks(trainers))
-
-
 class StackedNetworks:
-    """The networks of some trainers, see :class:`~histograph_post.copies.Copies`.
+    """Networks that are equal but for their weights, see :class:`~histograph_post.copies.Copies`.
+
+    The weights of each are one vector while they are trained: gradients are clipped and an
+    optimizer goes on in one operation.
 
     Args:
-        trainers: All at the same epoch.
+        networks: One or more. Where they have a ``run_copies``, it is given these vectors.
+        optimizers: One of each, with one group of all parameters.
+        options: How they are trained.
     """
 
-    def __init__(self, trainers: Sequence[Trainer]) -> None:
-        self._trainers = trainers
-        self._network = trainers[0].network  # its weights are replaced when it is called
-        self._own = [dict(trainer.network.named_parameters()) for trainer in trainers]
-        self._parameters = {
-            name: torch.stack([own[name].detach() for own in self._own]).requires_grad_()
-            for name in self._own[0]
-        }  # [copies, ...] each
-        self.optimizer: torch.optim.Optimizer = make_optimizer(
-            list(self._parameters.values()), trainers[0].options
-        )
-        for name, parameter in self._parameters.items():
-            states = [trainer.optimizer.state[own[name]] for trainer, own in self._pairs()]
-            if all(states):
-                self.optimizer.state[parameter] = {
-                    key: _stacked(key, [state[key] for state in states]) for key in states[0]
-                }
+    def __init__(
+        self,
+        networks: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        options: TrainingOptions,
+    ) -> None:
+        self._network = networks[0]  # its weights are replaced when it is called
+        self._optimizers = optimizers
+        self._own = [dict(network.named_parameters()) for network in networks]
+        self._layout = _Layout(self._network)
+        self._run_copies = getattr(self._network, "run_copies", lambda *_: None)
+        #: ``[copies, numel]``.
+        self._weights = torch.stack([self._layout.join(own) for own in self._own]).requires_grad_()
+        self.optimizer: torch.optim.Optimizer = make_optimizer([self._weights], options)
+        states = [
+            {name: optimizer.state[value] for name, value in own.items()}
+            for optimizer, own in zip(optimizers, self._own, strict=True)
+        ]
+        if all(state for own in states for state in own.values()):
+            first = next(iter(states[0].values()))
+            self.optimizer.state[self._weights] = {"step": first["step"].clone()}  # that of all
+            for key in MOMENTS:
+                moments = [{name: state[key] for name, state in own.items()} for own in states]
+                stacked = torch.stack([self._layout.join(own) for own in moments])
+                self.optimizer.state[self._weights][key] = stacked
 
     def train(self, mode: bool) -> None:
         """Prepare for training, or for anything else."""
@@ -80,15 +88,21 @@ class StackedNetworks:
 
     def __call__(self, inputs: Any) -> Tensor:
         """Return the outputs of every network: ``[copies, rows, out_dim]``."""
+        outputs: Tensor | None = self._run_copies(self._weights, inputs)
+        if outputs is not None:
+            return outputs
 
         def run(parameters: dict[str, Tensor]) -> Tensor:
-            outputs: Tensor = functional_call(self._network, parameters, (inputs,))
-            return outputs  # [rows, out_dim]
+            found: Tensor = functional_call(self._network, parameters, (inputs,))
+            return found  # [rows, out_dim]
 
+        parameters = self._layout.split(self._weights)
+        if len(self._weights) == 1:
+            return run({name: value[0] for name, value in parameters.items()}).unsqueeze(0)
         with warnings.catch_warnings():
             # The attention of a large graph is fused, and has to be run for one after the other.
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-            stacked: Tensor = vmap(run)(self._parameters)
+            stacked: Tensor = vmap(run)(parameters)
         return stacked
 
     def aux_loss(self) -> None:
@@ -97,32 +111,45 @@ class StackedNetworks:
 
     def clip(self, norm: float) -> None:
         """Scale the gradients of each network down to this norm."""
-        gradients = [value.grad for value in self._parameters.values() if value.grad is not None]
-        norms = torch.stack([_rows(grad).norm(dim=1) for grad in gradients])  # [parameters, copies]
-        factors = (norm / (norms.norm(dim=0) + 1e-6)).clamp(max=1.0)  # [copies]
-        for grad in gradients:
-            grad.mul_(factors.view(-1, *(1,) * (grad.dim() - 1)))
+        gradient = self._weights.grad
+        assert gradient is not None  # of the loss
+        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)  # [copies, 1]
+        gradient.mul_((norm / (norms + 1e-6)).clamp_(max=1.0))
 
     @torch.no_grad()
     def settle(self) -> None:
         """Give each network and its optimizer what is theirs."""
-        for place, (trainer, own) in enumerate(self._pairs()):
-            for name, stacked in self._parameters.items():
-                own[name].copy_(stacked[place])
-                trainer.optimizer.state[own[name]] = {
-                    key: value.clone() if key == "step" else value[place].clone()
-                    for key, value in self.optimizer.state[stacked].items()
+        state = self.optimizer.state[self._weights]
+        weights = self._layout.split(self._weights)
+        moments = {key: self._layout.split(state[key]) for key in MOMENTS}
+        for place, (optimizer, own) in enumerate(zip(self._optimizers, self._own, strict=True)):
+            for name, value in own.items():
+                value.copy_(weights[name][place])
+                optimizer.state[value] = {
+                    "step": state["step"].clone(),
+                    **{key: named[name][place].clone() for key, named in moments.items()},
                 }
 
-    def _pairs(self) -> list[tuple[Trainer, dict[str, nn.Parameter]]]:
-        return list(zip(self._trainers, self._own, strict=True))
 
+class _Layout:
+    """Where each parameter of a network is in a vector of all of them.
 
-def _stacked(key: str, values: list[Tensor]) -> Tensor:
-    """Stack one entry of the optimizers' states; the number of steps is the same in all."""
-    return values[0].clone() if key == "step" else torch.stack(values)
+    Args:
+        network: Of its parameters only names and shapes count.
+    """
 
+    def __init__(self, network: nn.Module) -> None:
+        self._shapes = {name: value.shape for name, value in network.named_parameters()}
+        self._sizes = [shape.numel() for shape in self._shapes.values()]
 
-def _rows(values: Tensor) -> Tensor:
-    """View what each copy has as a row: ``[copies, numel]``."""
-    return values.reshape(len(values), -1)
+    def join(self, named: Mapping[str, Tensor]) -> Tensor:
+        """Return values by name as one vector."""
+        return torch.cat([named[name].detach().flatten() for name in self._shapes])
+
+    def split(self, values: Tensor) -> dict[str, Tensor]:
+        """View vectors ``[copies, numel]`` as what they are: ``[copies, ...]`` by name."""
+        pieces = values.split(self._sizes, dim=1)
+        return {
+            name: piece.view(len(values), *shape)
+            for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
+        }

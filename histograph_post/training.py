@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .copies import Copies, OneNetwork
+from .copies import Copies, OneNetwork, make_optimizer
 from .errors import ConfigError
 from .splits import Split
+from .stacking import StackedNetworks
 from .target_scale import TargetScale
 from .tasks import Task
 from .training_options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
@@ -167,7 +168,7 @@ class Trainer:
 
     def run_epoch(self) -> None:
         """Train for an epoch, validate, and keep the weights if they are the best so far."""
-        run_epoch([self], OneNetwork(self.network, self.optimizer))
+        run_epoch([self])
 
     def finish(self) -> Progress:
         """Leave the network with the weights of the best epoch."""
@@ -283,14 +284,21 @@ class Trainer:
         return list(zip(found, (total / max(seen, 1)).tolist(), strict=True))
 
 
-def run_epoch(trainers: Sequence[Trainer], copies: Copies) -> None:
-    """Train for an epoch and validate.
+def run_epoch(trainers: Sequence[Trainer]) -> None:
+    """Train for an epoch and validate, all networks as one.
 
     Args:
-        trainers: Of equal networks on the same part of the same data, at the same epoch.
-        copies: Their networks.
+        trainers: Of equal networks on the same part of the same data, at the same epoch: as many
+            as :func:`~histograph_post.stacking.most_together` allows.
     """
     first = trainers[0]
+    networks = [trainer.network for trainer in trainers]
+    optimizers = [trainer.optimizer for trainer in trainers]
+    copies: Copies
+    if len(trainers) == 1 and not getattr(first.network, "runs_whole", False):
+        copies = OneNetwork(first.network, first.optimizer)
+    else:
+        copies = StackedNetworks(networks, optimizers, first.options)
     first.begin_epoch()
     losses, lr = first.train_epoch(copies)
     copies.settle()
@@ -299,14 +307,6 @@ def run_epoch(trainers: Sequence[Trainer], copies: Copies) -> None:
         validated = first.evaluate(first.split.valid, copies)
     for trainer, loss, validation in zip(trainers, losses, validated, strict=True):
         trainer.end_epoch({"loss": loss, "lr": lr}, validation)
-
-
-def make_optimizer(
-    parameters: Sequence[Mapping[str, Any]] | Sequence[Tensor], options: TrainingOptions
-) -> torch.optim.AdamW:
-    """Return the one optimizer there is, in its fastest form."""
-    groups: Any = list(parameters)
-    return torch.optim.AdamW(groups, lr=options.lr, weight_decay=options.weight_decay, fused=True)
 
 
 def _mixed(seed: int, epoch: int) -> int:

@@ -8,11 +8,11 @@ it does not grow with the layers. Graphs are shared out among threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -22,8 +22,7 @@ from .folded_maps import Maps, as_maps
 from .history import TableRows
 
 if TYPE_CHECKING:
-    from .compiled.graph_records import Table, Weighing
-    from .compiled.loops import Shares
+    from .compiled.graph_records import Kept, Results, Table, TurnedMaps
 
 #: Graphs with more nodes than this are left to operations that share the work on one graph.
 LARGEST_GRAPH = 1024
@@ -90,99 +89,141 @@ def read_graphs(rows: TableRows, weights: Maps[Tensor], options: StageOptions) -
         weights: The weights of the head.
         options: How scores become weights.
     """
-    found = _ReadGraphs.apply(_Call.of(rows, weights, options), rows.table, *weights.values)
+    heads, width = weights.layers.key.shape[-3:-1]
+    stage = GraphStage(rows, options, layer_heads=heads, dim=heads * width)
+    found = _ReadGraphs.apply(stage, rows.table, *weights.values)
     return ReadGraphs(*found[:3])
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What forward and backward pass give to the loops alike, besides the history itself."""
+class GraphStage:
+    """The graphs of a batch, as copies of a head read them in the loops, forward and back.
 
-    rows: TableRows
-    weighing: Weighing
-    shares: Shares
-    options: StageOptions
+    Args:
+        rows: A history that :func:`can_read` allows.
+        options: How scores become weights.
+        layer_heads: Sets of layer weights.
+        dim: Width of the head.
+    """
 
-    @classmethod
-    def of(cls, rows: TableRows, weights: Maps[Tensor], options: StageOptions) -> _Call:
-        """Lay out a call of the loops."""
+    def __init__(
+        self, rows: TableRows, options: StageOptions, *, layer_heads: int, dim: int
+    ) -> None:
         from .compiled.graph_records import Weighing
         from .compiled.loops import Shares
         from .layer_weights import NORMALIZATIONS
 
+        self.rows, self.options = rows, options
+        self.layer_heads, self.dim = layer_heads, dim
         _, layers, channels = rows.table.shape
-        heads, width, _ = weights.layers.key.shape[-3:]
-        dim = heads * width
         # The multiplications of a forward pass for each graph, about.
-        of_node = 2 * heads * layers * channels + (3 * channels + 2 * dim) * dim
+        of_node = 2 * layer_heads * layers * channels + (3 * channels + 2 * dim) * dim
         of_pair = 2 * dim  # and as much for its exponential
-        return cls(
-            rows,
-            Weighing(
-                NORMALIZATIONS.index(options.normalization),
-                np.float32(options.bound),
-                np.float32(1 / math.sqrt(width)),
-                np.float32(1 / math.sqrt(dim // options.node_heads)),
-            ),
-            Shares(rows.sizes * (of_node + of_pair * rows.sizes)),
-            options,
+        self._shares = Shares(rows.sizes * (of_node + of_pair * rows.sizes))
+        self._weighing = Weighing(
+            NORMALIZATIONS.index(options.normalization),
+            np.float32(options.bound),
+            np.float32(1 / math.sqrt(dim // layer_heads)),
+            np.float32(1 / math.sqrt(dim // options.node_heads)),
         )
 
-    def table(self, history: Tensor) -> Table:
-        """Say where the graphs are in a history ``[rows, L, D]`` and in the batch."""
+    def read(self, maps: Maps[np.ndarray], turned: TurnedMaps) -> tuple[Results, np.ndarray, Kept]:
+        """Run copies of a head on the graphs.
+
+        Args:
+            maps: The weights, ``[copies, ...]`` each.
+            turned: The same.
+
+        Returns:
+            What they make of the graphs; the mean of the nodes of every layer, ``[num_graphs,
+            L * D]``, of no graph if not asked for; and what :meth:`read_back` needs.
+        """
+        from .compiled.graph_loops import read_graphs
+        from .compiled.graph_records import Kept, Results
+
+        table, (copies, dim, channels) = self._table(), maps.layers.query.shape
+        nodes, count = int(table.ptr[-1]), len(table.starts)
+        kept = Kept(
+            empty(copies, nodes, dim),
+            empty(copies, count, self.layer_heads, table.num_layers),
+            empty(copies, nodes, dim),
+            empty(copies, nodes, 2 * dim),
+            empty(copies, count, self.options.node_heads, dim),
+        )
+        results = Results(empty(copies, count, dim), empty(copies, count, dim))
+        asked = count if self.options.with_means else 0
+        means = empty(asked, table.num_layers * channels)
+        parts, weighing = self._shares.parts(copies), self._weighing
+        self._shares.run(
+            parts, lambda: read_graphs(parts, table, maps, turned, weighing, kept, results, means)
+        )
+        return results, means, kept
+
+    def read_back(
+        self, maps: Maps[np.ndarray], turned_key: np.ndarray, kept: Kept, grad: Results
+    ) -> Maps[np.ndarray]:
+        """Return the gradients of the weights.
+
+        Args:
+            maps: The weights, ``[copies, ...]`` each.
+            turned_key: ``maps.layers.key`` with inputs as rows, ``[copies, D, dim]``.
+            kept: What :meth:`read` has left.
+            grad: Of what it has found.
+        """
+        from .compiled.graph_gradients import read_graphs_back
+
+        table, weighing = self._table(), self._weighing
+        parts = self._shares.parts(len(maps.nodes))
+        # Each part has gradients of its own.
+        sizes = [value.size for value in maps.values]
+        gradients = torch.empty(len(parts.bounds) - 1, sum(sizes))
+        own = gradients.numpy()
+        self._shares.run(
+            parts,
+            lambda: read_graphs_back(parts, table, maps, turned_key, weighing, kept, grad, own),
+        )
+        sums = np.split(gradients.sum(0).numpy(), np.cumsum(sizes[:-1]))
+        return as_maps(
+            [sum_.reshape(value.shape) for sum_, value in zip(sums, maps.values, strict=True)]
+        )
+
+    def _table(self) -> Table:
+        """Say where the graphs are in the history ``[rows, L, D]`` and in the batch."""
         from .compiled.graph_records import Table
 
+        history = self.rows.table
         (num_rows, layers, channels), stride = history.shape, history.stride(0)
         values = history.detach().as_strided(((num_rows - 1) * stride + layers * channels,), (1,))
         return Table(values.numpy(), stride, layers, self.rows.starts, self.rows.ptr)
 
 
 class _ReadGraphs(Function):
-    """See :func:`read_graphs`; everything may have a dimension of copies of the head in front."""
+    """See :func:`read_graphs`; weights may have a dimension of copies of the head in front."""
 
     @staticmethod
-    def forward(call: _Call, history: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        from .compiled.graph_loops import read_graphs
-        from .compiled.graph_records import Kept, Results, TurnedMaps
+    def forward(stage: GraphStage, history: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        from .compiled.graph_records import TurnedMaps
 
-        maps, table = as_maps(weights), call.table(history)
-        *copies, heads, width, channels = maps.layers.key.shape
-        nodes, count, dim = int(table.ptr[-1]), len(table.starts), heads * width
-        empty = maps.nodes.new_empty
-        kept = (
-            empty(*copies, nodes, dim),
-            empty(*copies, count, heads, table.num_layers),
-            empty(*copies, nodes, dim),
-            empty(*copies, nodes, 2 * dim),
-            empty(*copies, count, call.options.node_heads, dim),
-        )
-        results = (empty(*copies, count, dim), empty(*copies, count, dim))
-        asked = count if call.options.with_means else 0
-        layer_means = empty(asked, table.num_layers * channels)
+        maps = as_maps(weights)
         turned = [value.mT for value in (maps.layers.query, maps.layers.embedding, maps.nodes)]
-        inputs = (
-            table,
-            as_maps(_arrays(weights, copies)),
-            TurnedMaps(*_arrays(turned, copies)),
-            call.weighing,
+        alone = weights[-1].dim() == 1
+        results, layer_means, kept = stage.read(
+            as_maps(_arrays(weights, alone)), TurnedMaps(*_arrays(turned, alone))
         )
-        outputs = (Kept(*_arrays(kept, copies)), Results(*_arrays(results, copies)))
-        means = layer_means.numpy()
-        parts = call.shares.parts(math.prod(copies))
-        call.shares.run(parts, lambda: read_graphs(parts, *inputs, *outputs, means))
-        return *results, layer_means, *kept
+        contexts, means, *others = _tensors([*results, *kept], alone)
+        return contexts, means, torch.from_numpy(layer_means), *others
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.call, history, *weights = inputs
+        ctx.stage, history, *weights = inputs
         _, _, *others = output
         ctx.mark_non_differentiable(*others)
         ctx.set_materialize_grads(False)
+        ctx.num_weights = len(weights)
         ctx.save_for_backward(history, *weights, *others[1:])
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], call: _Call, history: Tensor, *weights: Tensor
+        info: Any, in_dims: tuple[Any, ...], stage: GraphStage, history: Tensor, *weights: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
         stacked = [
             value.expand(info.batch_size, *value.shape) if axis is None else value.movedim(axis, 0)
@@ -190,7 +231,7 @@ class _ReadGraphs(Function):
         ]
         copies = as_maps(stacked).layers.query.shape[:-2]  # of this and of other levels of vmap
         flat = [value.flatten(0, len(copies) - 1) for value in stacked]
-        contexts, means, layer_means, *kept = _ReadGraphs.apply(call, history, *flat)
+        contexts, means, layer_means, *kept = _ReadGraphs.apply(stage, history, *flat)
         unfolded = [value.unflatten(0, copies) for value in (contexts, means, *kept)]
         found = (*unfolded[:2], layer_means, *unfolded[2:])
         return found, (0, 0, None, *(0,) * len(kept))
@@ -200,39 +241,38 @@ class _ReadGraphs(Function):
     def backward(
         ctx: Any, grad_contexts: Tensor | None, grad_means: Tensor | None, *none: None
     ) -> tuple[Tensor | None, ...]:
-        from .compiled.graph_gradients import read_graphs_back
         from .compiled.graph_records import Kept, Results
 
-        call, (history, *saved) = ctx.call, ctx.saved_tensors
-        weights, kept = saved[: -len(Kept._fields)], saved[-len(Kept._fields) :]
-        maps = as_maps(weights)
-        *copies, dim, _ = maps.layers.query.shape
-        grads = [
-            maps.nodes.new_zeros(*copies, len(call.rows.sizes), dim) if grad is None else grad
+        _, *saved = ctx.saved_tensors  # the history, which must be what it was
+        weights, kept = saved[: ctx.num_weights], saved[ctx.num_weights :]
+        alone = weights[-1].dim() == 1
+        shape = (*weights[-1].shape[:-1], len(ctx.stage.rows.sizes), ctx.stage.dim)
+        grads = (
+            weights[0].new_zeros(shape) if grad is None else grad
             for grad in (grad_contexts, grad_means)
-        ]
-        # Each part has gradients of its own.
-        parts = call.shares.parts(math.prod(copies))
-        sizes = [value.numel() for value in weights]
-        gradients = maps.nodes.new_empty(len(parts.bounds) - 1, sum(sizes))
-        (turned_key,) = _arrays([maps.layers.key.flatten(-3, -2).mT], copies)  # [copies, D, dim]
-        inputs = (
-            call.table(history),
-            as_maps(_arrays(weights, copies)),
-            turned_key,
-            call.weighing,
-            Kept(*_arrays(kept, copies)),
-            Results(*_arrays(grads, copies)),
-            gradients.numpy(),
         )
-        call.shares.run(parts, lambda: read_graphs_back(parts, *inputs))
-        sums = gradients.sum(0).split(sizes)
+        (turned_key,) = _arrays([as_maps(weights).layers.key.flatten(-3, -2).mT], alone)
+        found = ctx.stage.read_back(
+            as_maps(_arrays(weights, alone)),
+            turned_key,
+            Kept(*_arrays(kept, alone)),
+            Results(*_arrays(grads, alone)),
+        )
         # A parameter keeps its gradient, and must not keep those of the others with it.
-        own = (sum_.view(value.shape).clone() for sum_, value in zip(sums, weights, strict=True))
-        return None, None, *own
+        return None, None, *(value.clone() for value in _tensors(found.values, alone))
 
 
-def _arrays(values: Iterable[Tensor], copies: Sequence[int]) -> list[np.ndarray]:
+def empty(*shape: int) -> np.ndarray:
+    """Return an array of any values in single precision."""
+    return np.empty(shape, np.float32)
+
+
+def _arrays(values: Iterable[Tensor], alone: bool) -> list[np.ndarray]:
     """View values with a dimension of copies in front, also where there is one without it."""
     arrays = [value.detach().contiguous().numpy() for value in values]
-    return arrays if copies else [array[None] for array in arrays]
+    return [array[None] for array in arrays] if alone else arrays
+
+
+def _tensors(arrays: Iterable[np.ndarray], alone: bool) -> list[Tensor]:
+    """Do the opposite of :func:`_arrays`."""
+    return [torch.from_numpy(array[0] if alone else array) for array in arrays]

@@ -1,0 +1,214 @@
+"""HistoGraph heads whose graphs are read in compiled loops, from all their weights to the outputs.
+
+Reading a graph takes such a head tens of microseconds. What stands around it, a tree of modules and
+a hundred small operations with a gradient each, would take as long again. Here it is written out
+for training: some copies of a head at once, one vector of weights for each, and one gradient of it.
+:class:`~.histograph.HistoGraphHead` says what is computed, and gives the same up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from .folded_maps import LayerMaps, Maps
+from .graph_stage import GraphStage, StageOptions, can_read, empty
+from .history import History, TableRows
+
+if TYPE_CHECKING:
+    from .compiled.graph_records import TurnedMaps
+    from .compiled.head_weights import Form
+    from .compiled.loops import Parts
+    from .histograph import HistoGraphHead
+
+
+class WholeHead:
+    """How to run copies of a head on graphs; their weights come with every call.
+
+    Args:
+        head: One that :attr:`~.histograph.HistoGraphHead.runs_whole` allows; of its weights only
+            the shapes count.
+    """
+
+    def __init__(self, head: HistoGraphHead) -> None:
+        from .compiled.head_weights import Form
+
+        options, layers = head.options, head.layer_weights
+        self.form = Form(
+            dim=options.dim,
+            channels=options.in_dims[-1],
+            num_layers=len(options.kept_dims),
+            layer_heads=options.layer_heads,
+            hidden=options.mlp_layers,
+            out_dim=options.out_dim,
+            mixes_all=options.mix == "all",
+            residual=options.residual,
+            normed=options.output_norm,
+            share=np.float32(options.mixing_init if options.mixing == "fixed" else -1),
+        )
+        #: ``[L, dim]``.
+        self.encoding = layers.encoding.numpy()
+        self.stage_options = StageOptions(
+            layers.normalization,
+            bound=layers.radius if layers.normalization == "bounded" else layers.eps,
+            node_heads=options.heads,
+            with_means=True,
+        )
+
+    def __call__(
+        self, weights: Tensor, history: History | TableRows, batch: Tensor, *, num_graphs: int
+    ) -> Tensor | None:
+        """Return the outputs of every copy; None if loops are not made for these graphs.
+
+        Args:
+            weights: All parameters of each copy, one after the other, ``[copies, numel]``.
+            history: As the head takes it, standardised.
+            batch: Graph of each node, sorted, ``[num_nodes]``.
+            num_graphs: Graphs in the batch.
+
+        Returns:
+            ``[copies, num_graphs, out_dim]``.
+        """
+        if isinstance(history, Tensor):
+            sizes = torch.bincount(batch, minlength=num_graphs).cpu().numpy()
+            history = TableRows(history, np.cumsum(sizes) - sizes, sizes)
+        if not isinstance(history, TableRows) or not history.sizes.all():
+            return None
+        kept = self.form.num_layers
+        if history.table.size(1) != kept:
+            history = replace(history, table=history.table[:, -kept:])
+        if not can_read(history, self.form.dim):
+            return None
+        outputs: Tensor = _WholeHead.apply(self, history, weights)
+        return outputs
+
+
+class _WholeHead(Function):
+    """See :class:`WholeHead`."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: WholeHead, rows: TableRows, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, rows.table)  # which must not change until then
+        ctx.step = _Step(whole, rows)
+        return torch.from_numpy(ctx.step.run(weights.numpy()))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_outputs: Tensor) -> tuple[None, None, Tensor]:
+        weights, _ = ctx.saved_tensors
+        gradients = ctx.step.run_back(weights.numpy(), grad_outputs.contiguous().numpy())
+        return None, None, torch.from_numpy(gradients)
+
+
+class _Step:
+    """One batch of graphs, forward and back.
+
+    Args:
+        whole: The head.
+        rows: The graphs.
+    """
+
+    def __init__(self, whole: WholeHead, rows: TableRows) -> None:
+        self._form, self._encoding = whole.form, whole.encoding
+        form = self._form
+        self._stage = GraphStage(
+            rows, whole.stage_options, layer_heads=form.layer_heads, dim=form.dim
+        )
+
+    def run(self, weights: np.ndarray) -> np.ndarray:
+        """Return the outputs, ``[copies, num_graphs, out_dim]``.
+
+        Args:
+            weights: ``[copies, numel]``.
+        """
+        from .compiled.fold_loops import fold_all
+        from .compiled.tail_loops import KeptRows, run_tails
+
+        form, copies, count = self._form, len(weights), len(self._stage.rows.sizes)
+        dim = form.dim
+        maps, turned = _empty_maps(form, copies)
+        self._maps, self._turned_key = maps, empty(copies, form.channels, dim)
+        folded = (maps, turned, self._turned_key)
+        _for_copies(copies, lambda parts: fold_all(parts, weights, self._encoding, form, *folded))
+        self._found, self._layer_means, self._kept = self._stage.read(maps, turned)
+        found, layer_means = self._found, self._layer_means
+        self._kept_rows = kept = KeptRows(
+            empty(copies, count, dim),
+            empty(copies, count, dim),
+            empty(copies, count),
+            empty(copies, form.hidden + 1, count, dim),
+        )
+        outputs = empty(copies, count, form.out_dim)
+        _for_copies(
+            copies,
+            lambda parts: run_tails(parts, weights, form, found, layer_means, kept, outputs),
+        )
+        return outputs
+
+    def run_back(self, weights: np.ndarray, grad_outputs: np.ndarray) -> np.ndarray:
+        """Return the gradients of the weights, ``[copies, numel]``.
+
+        Args:
+            weights: ``[copies, numel]``.
+            grad_outputs: ``[copies, num_graphs, out_dim]``.
+        """
+        from .compiled.fold_loops import fold_all_back
+        from .compiled.graph_records import Results
+        from .compiled.tail_loops import run_tails_back
+
+        form, copies, maps = self._form, len(weights), self._maps
+        gradients = np.zeros_like(weights)
+        found, means, kept = self._found, self._layer_means, self._kept_rows
+        grad = Results(*(np.empty_like(value) for value in found))
+        _for_copies(
+            copies,
+            lambda parts: run_tails_back(
+                parts, weights, form, found, means, kept, grad_outputs, grad, gradients
+            ),
+        )
+        grad_maps = self._stage.read_back(maps, self._turned_key, self._kept, grad)
+        _for_copies(
+            copies, lambda parts: fold_all_back(parts, weights, form, maps, grad_maps, gradients)
+        )
+        return gradients
+
+
+def _for_copies(copies: int, work: Callable[[Parts], None]) -> None:
+    """Do something for every copy of a head, in several threads if there are several copies."""
+    from .compiled.loops import Parts, Shares
+
+    parts = Parts(np.arange(copies + 1), np.zeros(1, np.int64))
+    Shares.run(parts, lambda: work(parts))
+
+
+def _empty_maps(form: Form, copies: int) -> tuple[Maps[np.ndarray], TurnedMaps]:
+    """Return maps of any values."""
+    from .compiled.graph_records import TurnedMaps
+
+    dim, channels, layers, heads = form.dim, form.channels, form.num_layers, form.layer_heads
+    width = dim // heads
+    maps = Maps(
+        LayerMaps(
+            query=empty(copies, dim, channels),
+            query_bias=empty(copies, dim),
+            key=empty(copies, heads, width, channels),
+            fixed_keys=empty(copies, heads, width, layers),
+            embedding=empty(copies, dim, channels),
+            offset=empty(copies, layers, dim),
+        ),
+        nodes=empty(copies, 3 * dim, dim),
+        nodes_bias=empty(copies, 3 * dim),
+    )
+    turned = TurnedMaps(
+        query=empty(copies, channels, dim),
+        embedding=empty(copies, channels, dim),
+        nodes=empty(copies, dim, 3 * dim),
+    )
+    return maps, turned
