@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from .fits import FIT_NAME, Fit, FitSpec, load_fit, save_fit
 from .head_batches import HeadBatches, HeadInputs, LoadedCache
-from .heads import compiled
 from .heads.base import Readout
 from .heads.histograph import HistoGraphHead
 from .heads.history import TableRows
@@ -37,9 +36,7 @@ class HeadNetwork(nn.Module):
         self.head = head
         # A head that can standardise for itself must not do it twice.
         self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
-        self._whole: WholeHead | None = None
-        if isinstance(head, HistoGraphHead) and head.runs_whole and compiled.available():
-            self._whole = WholeHead(head)
+        self._whole = WholeHead.of(head) if isinstance(head, HistoGraphHead) else None
 
     @property
     def runs_whole(self) -> bool:

@@ -145,16 +145,6 @@ class HistoGraphHead(nn.Module):
         )
 
     @property
-    def runs_whole(self) -> bool:
-        """Whether :class:`~.whole_head.WholeHead` does what this one does."""
-        options = self.options
-        return (
-            self.trains_in_loops
-            and options.mixing != "delayed"
-            and not (options.dropout or options.shortcut)
-        )
-
-    @property
     def num_parameters(self) -> int:
         """Number of trainable values."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from . import compiled
 from .folded_maps import LayerMaps, Maps
 from .graph_stage import GraphStage, StageOptions, can_read, empty
 from .history import History, TableRows
@@ -33,8 +34,7 @@ class WholeHead:
     """How to run copies of a head on graphs; their weights come with every call.
 
     Args:
-        head: One that :attr:`~.histograph.HistoGraphHead.runs_whole` allows; of its weights only
-            the shapes count.
+        head: One that :meth:`of` allows; of its weights only the shapes count.
     """
 
     def __init__(self, head: HistoGraphHead) -> None:
@@ -61,6 +61,15 @@ class WholeHead:
             node_heads=options.heads,
             with_means=True,
         )
+
+    @classmethod
+    def of(cls, head: HistoGraphHead) -> WholeHead | None:
+        """Return how to run copies of a head; None if it is not written out, or not compiled."""
+        options = head.options
+        drawn_or_counted = options.dropout or options.mixing == "delayed"
+        if not head.trains_in_loops or drawn_or_counted or options.shortcut:
+            return None
+        return cls(head) if compiled.available() else None
 
     def __call__(
         self, weights: Tensor, history: History | TableRows, batch: Tensor, *, num_graphs: int
