@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .loops import NUMBER, ROWS, VIEW, ZERO, Floats, loop, loop_on
-from .tiles import add_rows_of_product, add_tile_of_dots, fetch, write_sums_of_pieces
+from .tiles import add_tile_of_dots, fetch, multiply, write_sums_of_pieces
 
 #: Values of rows that are handled at a time: half of a processor's second cache.
 BLOCK = 1 << 17
@@ -38,15 +38,24 @@ def add_product(
         to_column: Where it starts.
         width: ``n``.
     """
-    row, rows = 0, len(left)
-    while row + 4 <= rows:
-        add_rows_of_product(4, left, row, right, from_column, result, to_column, width)
-        row += 4
-    if row + 2 <= rows:
-        add_rows_of_product(2, left, row, right, from_column, result, to_column, width)
-        row += 2
-    if row < rows:
-        add_rows_of_product(1, left, row, right, from_column, result, to_column, width)
+    multiply(True, left, right, from_column, result, to_column, width)
+
+
+@loop_on(VIEW, ROWS, NUMBER, ROWS, NUMBER, NUMBER)
+def write_product(
+    left: Floats, right: Floats, from_column: int, result: Floats, to_column: int, width: int
+) -> None:
+    """Write the product of two matrices as a third one, or as some columns of it.
+
+    Args:
+        left: ``[m, k]``, any view.
+        right: ``[k, n]`` from ``from_column`` on.
+        from_column: Where it starts.
+        result: Filled in, ``[m, n]`` from ``to_column`` on.
+        to_column: Where it starts.
+        width: ``n``.
+    """
+    multiply(False, left, right, from_column, result, to_column, width)
 
 
 @loop_on(ROWS, ROWS, NUMBER, ROWS)

@@ -5,14 +5,14 @@ A tile is four rows, or fewer, by some vectors of columns; or four rows by four 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .vector_code import LANES, SIZE, VECTOR, VECTORS, Code, Matrix
+from .vector_code import BIT, LANES, LINE, SIZE, VECTOR, VECTORS, Code, Matrix
 
 _NUMBER = types.int64
 
@@ -22,34 +22,70 @@ _NUMBER = types.int64
 
 
 @intrinsic(prefer_literal=True)
-def add_rows_of_product(typing, rows, left, row, right, from_column, result, to_column, width):
-    """Add some rows of the product of two matrices to a third one.
+def multiply(typing, adds, left, right, from_column, result, to_column, width):
+    """Write the product of two matrices, or add it to what is there.
 
     Args:
         typing: numba's.
-        rows: How many, a constant.
+        adds: Whether it is added, a constant.
         left: ``[m, k]``, any view.
-        row: The first of the rows.
         right: ``[k, n]`` from ``from_column`` on; values of a row are next to each other.
         from_column: Where it starts.
         result: ``[m, n]`` from ``to_column`` on; values of a row are next to each other.
         to_column: Where it starts.
         width: ``n``.
     """
-    signature = types.void(rows, left, _NUMBER, right, _NUMBER, result, _NUMBER, _NUMBER)
+    signature = types.void(adds, left, right, _NUMBER, result, _NUMBER, _NUMBER)
 
     def write(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(context, builder)
-        _, left, row, right, from_column, result, to_column, width = args
-        _write_rows(
+        _, left, right, from_column, result, to_column, width = args
+        _write_product(
             code,
             code.matrix(signature.args[1], left),
-            code.count_from(row, rows.literal_value),
-            (code.matrix(signature.args[3], right), from_column),
-            (code.matrix(signature.args[5], result), to_column),
+            (code.matrix(signature.args[2], right), from_column),
+            (code.matrix(signature.args[4], result), to_column),
             width,
-            adds=True,
+            adds=adds.literal_value,
         )
+        return code.nothing()
+
+    return signature, write
+
+
+@intrinsic(prefer_literal=True)
+def multiply_ahead(typing, adds, left, right, from_column, result, to_column, width, ahead):
+    """Do the same as :func:`multiply`, and fetch what is ahead meanwhile: see :mod:`.ahead`.
+
+    Args:
+        typing: numba's.
+        adds: Whether it is added, a constant.
+        left: ``[m, k]``, any view.
+        right: ``[k, n]`` from ``from_column`` on; values of a row are next to each other.
+        from_column: Where it starts.
+        result: ``[m, n]`` from ``to_column`` on; values of a row are next to each other.
+        to_column: Where it starts.
+        width: ``n``.
+        ahead: Where to go on and where to stop, ``[2]``.
+    """
+    signature = types.void(adds, left, right, _NUMBER, result, _NUMBER, _NUMBER, ahead)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(context, builder)
+        _, left, right, from_column, result, to_column, width, ahead = args
+        array = context.make_array(signature.args[7])(context, builder, ahead)
+        next_, stop = (builder.gep(array.data, [code.number(place)]) for place in (0, 1))
+        way = Way(code.keep(builder.load(next_)), builder.load(stop))
+        _write_product(
+            code,
+            code.matrix(signature.args[1], left),
+            (code.matrix(signature.args[2], right), from_column),
+            (code.matrix(signature.args[4], result), to_column),
+            width,
+            adds=adds.literal_value,
+            way=way,
+        )
+        builder.store(builder.load(way.next), next_)
         return code.nothing()
 
     return signature, write
@@ -88,6 +124,60 @@ def write_sums_of_pieces(typing, rows, weights, row, values, result):
     return signature, write
 
 
+class Way(NamedTuple):
+    """What is fetched while something else is done, in the code that is being written."""
+
+    #: Address of what is next, kept.
+    next: ir.Value
+    #: Address where to stop.
+    stop: ir.Value
+
+    def go_on(self, code: Code) -> None:
+        """Ask for a line of the cache, without waiting for it."""
+        builder = code.builder
+        place = builder.load(self.next)
+        code.prefetch(place)
+        after = builder.add(place, code.number(LINE))
+        more = builder.icmp_unsigned("<", after, self.stop)
+        builder.store(builder.select(more, after, self.stop), self.next)
+
+
+def _write_product(
+    code: Code,
+    left: Matrix,
+    right_from: tuple[Matrix, ir.Value],
+    result_from: tuple[Matrix, ir.Value],
+    width: ir.Value,
+    *,
+    adds: bool,
+    way: Way | None = None,
+) -> None:
+    """Write all rows of a product, four at a time as long as there are as many.
+
+    Args:
+        code: Where to.
+        left: The left matrix.
+        right_from: The right matrix, and its first column.
+        result_from: The result, and its first column.
+        width: How many columns.
+        adds: Whether they are added to the result, or replace it.
+        way: What is fetched meanwhile.
+    """
+    builder = code.builder
+
+    def write(first: ir.Value, rows: int) -> None:
+        places = code.count_from(first, rows)
+        _write_rows(code, left, places, right_from, result_from, width, adds=adds, way=way)
+
+    strips = builder.udiv(left.rows, code.number(4))
+    with cgutils.for_range(builder, strips) as loop:
+        write(builder.mul(loop.index, code.number(4)), 4)
+    for rows in (2, 1):
+        with builder.if_then(builder.trunc(builder.udiv(left.rows, code.number(rows)), BIT)):
+            done = builder.and_(left.rows, code.number(-2 * rows))
+            write(done, rows)
+
+
 def _write_rows(
     code: Code,
     left: Matrix,
@@ -97,6 +187,7 @@ def _write_rows(
     width: ir.Value,
     *,
     adds: bool,
+    way: Way | None = None,
 ) -> None:
     """Write some rows of a product.
 
@@ -108,6 +199,7 @@ def _write_rows(
         result_from: The result, and its first column.
         width: How many columns.
         adds: Whether they are added to the result, or replace it.
+        way: What is fetched meanwhile.
     """
     builder = code.builder
     (right, from_column), (result, to_column) = right_from, result_from
@@ -125,6 +217,8 @@ def _write_rows(
                 factor = code.spread(code.value(left.at(place, loop.index)))
                 for total, part in zip(own, values, strict=True):
                     code.add_product(total, factor, part)
+            if way is not None and vectors == VECTORS:
+                way.go_on(code)
         for place, own in zip(places, sums, strict=True):
             values = [builder.load(total) for total in own]
             code.store_all(values, result.at(place, target), mask)

@@ -36,9 +36,12 @@ LANES, VECTORS = vectors_of(
 #: Bytes of a value.
 SIZE = 4
 
-INT, WORD, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+#: Bytes that a processor's cache takes in at a time.
+LINE = 64
+
+BIT, INT, WORD, FLOAT = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
 VECTOR, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
-_MASK = ir.VectorType(ir.IntType(1), LANES)
+_MASK = ir.VectorType(BIT, LANES)
 
 #: Flags of a product and the sum it is part of. numba adds its own to what has none, among them
 #: that terms may change places, which is not meant here: an exponential depends on their order.
@@ -126,6 +129,17 @@ class Code:
         bits = self.builder.bitcast(self.total(vector), INT)
         kind = ir.FunctionType(ir.VoidType(), [INT])
         self.builder.asm(kind, "", "r", [bits], side_effect=True)
+
+    def prefetch(self, address: ir.Value) -> None:
+        """Ask for what is at an address to be brought into the processor's second cache.
+
+        Nothing waits for it, and an address where there is nothing does no harm.
+        """
+        place = self.builder.inttoptr(address, ir.IntType(8).as_pointer())
+        args = [place, *(ir.Constant(INT, value) for value in (0, 2, 1))]  # to read, near, data
+        kind = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        self.builder.call(function, args)
 
     def spread(self, value: ir.Value) -> ir.Value:
         """Return a vector of one value, a float or a whole number."""
