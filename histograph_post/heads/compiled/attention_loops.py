@@ -11,8 +11,8 @@ import numpy as np
 
 from .attention_rows import give_attention, give_attention_back, row_length
 from .loops import ONE, Floats, loop, part_of_loop
-from .products import add_dots, add_product
-from .row_loops import add_rows, clear, copy_row, scale
+from .products import add_dots, add_product, write_product
+from .row_loops import add_rows, clear, copy_row, new_rows, scale
 
 #: Rows of attention that are made at a time.
 BLOCK = 32
@@ -30,8 +30,9 @@ def attend(nodes: Floats, query_key: Floats, factor: np.float32, summaries: Floa
     """
     (count, dim), heads = nodes.shape, len(summaries)
     width, length = dim // heads, row_length(count)
-    keys = np.zeros((width, length), np.float32)
-    rows = np.empty((BLOCK, length), np.float32)
+    keys = new_rows(width, length)
+    clear(keys)
+    rows = new_rows(BLOCK, length)
     received = np.zeros((heads, length), np.float32)
     for head in range(heads):
         take_keys(query_key, head, factor, keys)
@@ -40,8 +41,7 @@ def attend(nodes: Floats, query_key: Floats, factor: np.float32, summaries: Floa
             scores = rows[: stop - first]
             score_nodes(query_key[first:stop, head * width : (head + 1) * width], keys, scores)
             give_all(scores, count, received[head])
-    clear(summaries)
-    add_product(received[:, :count], nodes, 0, summaries, 0, dim)
+    write_product(received[:, :count], nodes, 0, summaries, 0, dim)
     scale(summaries, ONE / np.float32(count))
 
 
@@ -66,8 +66,9 @@ def attend_back(
     """
     (count, dim), heads = nodes.shape, len(grad_summaries)
     width, length = dim // heads, row_length(count)
-    keys = np.zeros((width, length), np.float32)
-    rows = np.empty((BLOCK, length), np.float32)
+    keys = new_rows(width, length)
+    clear(keys)
+    rows = new_rows(BLOCK, length)
     received = np.zeros((heads, length), np.float32)
     grad_received = np.zeros((heads, length), np.float32)
     grad_shared = np.empty((heads, dim), np.float32)  # of every query
@@ -132,11 +133,10 @@ def take_values_back(
     heads, dim = summaries.shape
     width = dim // heads
     add_rows(grad, grad_bias)
-    clear(grad_summaries)
     for head in range(heads):
         first, stop = head * width, (head + 1) * width
         own = grad[:, first:stop]  # [1, d]
-        add_product(own, values[first:stop], 0, grad_summaries[head : head + 1], 0, dim)
+        write_product(own, values[first:stop], 0, grad_summaries[head : head + 1], 0, dim)
         add_product(own.T, summaries[head : head + 1], 0, grad_values[first:stop], 0, dim)
 
 
@@ -153,8 +153,7 @@ def take_keys(query_key: Floats, head: int, factor: np.float32, keys: Floats) ->
 @part_of_loop
 def score_nodes(queries: Floats, keys: Floats, scores: Floats) -> None:
     """Write ``queries [m, d] @ keys [d, length]``: ``[m, length]``."""
-    clear(scores)
-    add_product(queries, keys, 0, scores, 0, keys.shape[1])
+    write_product(queries, keys, 0, scores, 0, keys.shape[1])
 
 
 @part_of_loop

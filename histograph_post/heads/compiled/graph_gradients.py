@@ -9,8 +9,8 @@ from .attention_loops import attend_back, take_values_back
 from .graph_records import Kept, Results, Table, Weighing, graph_history
 from .layer_loops import embed_back, score_layers_back
 from .loops import ONE, Floats, Parts, loop, part_of_loop, take_number
-from .products import add_dots, add_product, fetch_rows, sum_pieces
-from .row_loops import add_rows, clear_row, repeat_row, scale
+from .products import add_dots, add_product, fetch_rows, sum_pieces, write_product
+from .row_loops import add_rows, clear_row, new_rows, repeat_row, scale
 from .weight_loops import normalize_all, normalize_all_back
 
 
@@ -95,7 +95,7 @@ def read_graph_back(
     dim, end, share = heads * width, begin + len(history), ONE / np.float32(len(history))
     nodes = kept.nodes[copy, begin:end]  # [n, dim]
     grad_map, grad_bias = grad_maps.nodes[copy], grad_maps.nodes_bias[copy]  # [3 * dim, ...]
-    grad_summaries = np.empty(kept.summaries.shape[2:], np.float32)
+    grad_summaries = new_rows(*kept.summaries.shape[2:])
     take_values_back(
         kept.summaries[copy, graph],
         maps.nodes[copy, 2 * dim :],
@@ -104,9 +104,9 @@ def read_graph_back(
         grad_map[2 * dim :],
         grad_bias[2 * dim :],
     )
-    grad_nodes = np.empty((len(history), dim), np.float32)
+    grad_nodes = new_rows(len(history), dim)
     repeat_row(grad_results.means[copy, graph], share, grad_nodes)
-    grad_query_key = np.empty((len(history), 2 * dim), np.float32)
+    grad_query_key = new_rows(len(history), 2 * dim)
     attend_back(
         nodes,
         kept.query_key[copy, begin:end],
@@ -122,17 +122,17 @@ def read_graph_back(
     scores = kept.scores[copy, graph]  # [heads, L]
     weights = np.empty(scores.shape, np.float32)
     normalize_all(scores, weighing.kind, weighing.bound, weights)
-    combined = np.empty((len(history), heads * channels), np.float32)
+    combined = new_rows(len(history), heads * channels)
     sum_pieces(weights, history, combined)  # faster made again than kept
     grad_weights = np.empty(scores.shape, np.float32)
     embed_back(weights, layers.offset[copy], grad_nodes, grad_weights, grad_layers.offset[copy])
-    grad_rows = np.zeros((len(history), heads * channels), np.float32)  # of the sums of layers
+    grad_rows = new_rows(len(history), heads * channels)  # of the sums of layers
     for head in range(heads):
         first, stop, place = head * width, (head + 1) * width, head * channels
         own = grad_nodes[:, first:stop]  # [n, dim / heads]
         grad = grad_layers.embedding[copy, first:stop]  # [dim / heads, D]
         add_product(own.T, combined, place, grad, 0, channels)
-        add_product(own, layers.embedding[copy, first:stop], 0, grad_rows, place, channels)
+        write_product(own, layers.embedding[copy, first:stop], 0, grad_rows, place, channels)
     add_dots(grad_rows, history, channels, grad_weights)
     grad_scores = np.empty(scores.shape, np.float32)
     normalize_all_back(scores, grad_weights, weighing.kind, weighing.bound, grad_scores)
@@ -140,13 +140,13 @@ def read_graph_back(
 
     sum_pieces(grad_scores, history, grad_rows)  # of the filters
     queries = kept.queries[copy, begin:end]  # [n, dim]
-    grad_queries = np.zeros((len(history), dim), np.float32)
+    grad_queries = new_rows(len(history), dim)
     for head in range(heads):
         first, stop, place = head * width, (head + 1) * width, head * channels
         grad = grad_layers.key[copy, head]  # [dim / heads, D]
         add_product(queries[:, first:stop].T, grad_rows, place, grad, 0, channels)
         grad_filters = grad_rows[:, place : place + channels]  # [n, D]
-        add_product(grad_filters, turned_key[copy], first, grad_queries, first, width)
+        write_product(grad_filters, turned_key[copy], first, grad_queries, first, width)
     score_layers_back(
         queries, layers.fixed_keys[copy], grad_scores, grad_queries, grad_layers.fixed_keys[copy]
     )

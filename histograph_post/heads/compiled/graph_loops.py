@@ -12,8 +12,8 @@ from .attention_loops import attend, take_values
 from .graph_records import Kept, Results, Table, TurnedMaps, Weighing, graph_history
 from .layer_loops import embed, score_layers
 from .loops import ONE, Floats, Parts, loop, part_of_loop, take_number
-from .products import add_product, fetch_rows, sum_pieces
-from .row_loops import clear_row, repeat_row, take_mean
+from .products import add_product, fetch_rows, sum_pieces, write_product
+from .row_loops import clear_row, new_rows, repeat_row, take_mean
 from .weight_loops import normalize_all
 
 
@@ -91,10 +91,10 @@ def read_graph(
     queries = kept.queries[copy, begin:end]  # [n, dim]
     repeat_row(layers.query_bias[copy], ONE, queries)
     add_product(history[:, -channels:], turned.query[copy], 0, queries, 0, dim)
-    filters = np.zeros((len(history), heads * channels), np.float32)
+    filters = new_rows(len(history), heads * channels)
     for head in range(heads):
         own = queries[:, head * width : (head + 1) * width]  # [n, dim / heads]
-        add_product(own, layers.key[copy, head], 0, filters, head * channels, channels)
+        write_product(own, layers.key[copy, head], 0, filters, head * channels, channels)
     scores = kept.scores[copy, graph]  # [heads, L]
     score_layers(history, filters, queries, layers.fixed_keys[copy], weighing.scale, scores)
     weights = np.empty(scores.shape, np.float32)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from .loops import FACTOR, ONE, ROW, ROWS, ZERO, Floats, loop_on
+from .loops import FACTOR, ONE, ROW, ROWS, ZERO, Floats, loop, loop_on
+from .vector_code import LINE, SIZE
+
+
+@loop
+def new_rows(count: int, width: int) -> Floats:
+    """Return rows to be filled in, ``[count, width]``, from the start of a line of the cache on.
+
+    A vector that is in two lines takes twice as long to load.
+    """
+    values = np.empty(count * width + LINE // SIZE, np.float32)
+    first = -values.ctypes.data % LINE // SIZE
+    return values[first : first + count * width].reshape(count, width)
 
 
 @loop_on(ROW)
