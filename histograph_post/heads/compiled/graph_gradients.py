@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ..folded_maps import LayerMaps, Maps
+from .ahead import fetch_rest, look_ahead
 from .attention_loops import attend_back, take_values_back
 from .graph_records import Kept, Results, Table, Weighing, graph_history
 from .layer_loops import embed_back, score_layers_back
-from .loops import ONE, Floats, Parts, loop, part_of_loop, take_number
-from .products import add_dots, add_product, fetch_rows, sum_pieces, write_product
+from .loops import ONE, Floats, Integers, Parts, loop, part_of_loop, take_number
+from .products import add_dots, add_product, add_product_ahead, sum_pieces, write_product
 from .row_loops import add_rows, clear_row, new_rows, repeat_row, scale
 from .weight_loops import normalize_all, normalize_all_back
 
@@ -37,6 +38,7 @@ def read_graphs_back(
         grad_results: Of what it has found.
         gradients: Filled in: all that ``maps`` has, one after the other, ``[parts, numel]``.
     """
+    ahead, channels = np.zeros(2, np.int64), maps.layers.query.shape[2]
     while True:
         part = take_number(parts.next)
         if part + 1 >= len(parts.bounds):
@@ -44,8 +46,9 @@ def read_graphs_back(
         clear_row(gradients[part])
         grad_maps = view_as_maps(gradients[part], maps)
         for graph in range(parts.bounds[part], parts.bounds[part + 1]):
-            history = graph_history(table, graph, maps.layers.query.shape[2])  # [n, L * D]
-            fetch_rows(history)
+            history = graph_history(table, graph, channels)  # [n, L * D]
+            fetch_rest(history, ahead)
+            look_ahead(table, parts, part, graph, channels, ahead)
             begin = table.ptr[graph]
             if len(history):
                 for copy in range(len(maps.layers.query)):
@@ -60,6 +63,7 @@ def read_graphs_back(
                         kept,
                         grad_results,
                         grad_maps,
+                        ahead,
                     )
 
 
@@ -75,6 +79,7 @@ def read_graph_back(
     kept: Kept,
     grad_results: Results,
     grad_maps: Maps[Floats],
+    ahead: Integers,
 ) -> None:
     """Add the gradients of :func:`.graph_loops.read_graph`.
 
@@ -89,6 +94,7 @@ def read_graph_back(
         kept: What :func:`.graph_loops.read_graph` has left.
         grad_results: Of what it has found.
         grad_maps: Added to.
+        ahead: What is fetched meanwhile, see :mod:`.ahead`.
     """
     layers, grad_layers = maps.layers, grad_maps.layers
     _, heads, width, channels = layers.key.shape
@@ -144,14 +150,14 @@ def read_graph_back(
     for head in range(heads):
         first, stop, place = head * width, (head + 1) * width, head * channels
         grad = grad_layers.key[copy, head]  # [dim / heads, D]
-        add_product(queries[:, first:stop].T, grad_rows, place, grad, 0, channels)
+        add_product_ahead(queries[:, first:stop].T, grad_rows, place, grad, 0, channels, ahead)
         grad_filters = grad_rows[:, place : place + channels]  # [n, D]
         write_product(grad_filters, turned_key[copy], first, grad_queries, first, width)
     score_layers_back(
         queries, layers.fixed_keys[copy], grad_scores, grad_queries, grad_layers.fixed_keys[copy]
     )
     last = history.shape[1] - channels  # where the last layer starts
-    add_product(grad_queries.T, history, last, grad_layers.query[copy], 0, channels)
+    add_product_ahead(grad_queries.T, history, last, grad_layers.query[copy], 0, channels, ahead)
     add_rows(grad_queries, grad_layers.query_bias[copy])
 
 

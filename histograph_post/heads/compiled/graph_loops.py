@@ -8,11 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from ..folded_maps import Maps
+from .ahead import fetch_rest, look_ahead
 from .attention_loops import attend, take_values
 from .graph_records import Kept, Results, Table, TurnedMaps, Weighing, graph_history
 from .layer_loops import embed, score_layers
-from .loops import ONE, Floats, Parts, loop, part_of_loop, take_number
-from .products import add_product, fetch_rows, sum_pieces, write_product
+from .loops import ONE, Floats, Integers, Parts, loop, part_of_loop, take_number
+from .products import add_product, add_product_ahead, sum_pieces, write_product
 from .row_loops import clear_row, new_rows, repeat_row, take_mean
 from .weight_loops import normalize_all
 
@@ -41,20 +42,24 @@ def read_graphs(
         layer_means: Filled in: means over the nodes of every layer, ``[num_graphs, L * D]``; empty
             if they are not asked for.
     """
+    ahead, channels = np.zeros(2, np.int64), maps.layers.query.shape[2]
     while True:
         part = take_number(parts.next)
         if part + 1 >= len(parts.bounds):
             return
         for graph in range(parts.bounds[part], parts.bounds[part + 1]):
-            history = graph_history(table, graph, maps.layers.query.shape[2])  # [n, L * D]
+            history = graph_history(table, graph, channels)  # [n, L * D]
             if len(layer_means):
                 take_mean(history, layer_means[graph])
             else:
-                fetch_rows(history)
+                fetch_rest(history, ahead)
+            look_ahead(table, parts, part, graph, channels, ahead)
             begin = table.ptr[graph]
             for copy in range(len(maps.layers.query)):
                 if len(history):
-                    read_graph(history, graph, begin, copy, maps, turned, weighing, kept, results)
+                    read_graph(
+                        history, graph, begin, copy, maps, turned, weighing, kept, results, ahead
+                    )
                 else:
                     clear_row(results.contexts[copy, graph])
                     clear_row(results.means[copy, graph])
@@ -71,6 +76,7 @@ def read_graph(
     weighing: Weighing,
     kept: Kept,
     results: Results,
+    ahead: Integers,
 ) -> None:
     """Run one copy of a head on one graph.
 
@@ -84,6 +90,7 @@ def read_graph(
         weighing: How scores become weights.
         kept: Filled in.
         results: Filled in.
+        ahead: What is fetched meanwhile, see :mod:`.ahead`.
     """
     layers = maps.layers
     _, heads, width, channels = layers.key.shape
@@ -102,10 +109,10 @@ def read_graph(
     combined = filters  # which are not needed any more
     sum_pieces(weights, history, combined)
     nodes = kept.nodes[copy, begin:end]  # [n, dim]
-    embed(combined, weights, turned.embedding[copy], layers.offset[copy], nodes)
+    embed(combined, weights, turned.embedding[copy], layers.offset[copy], nodes, ahead)
     query_key = kept.query_key[copy, begin:end]  # [n, 2 * dim]
     repeat_row(maps.nodes_bias[copy, : 2 * dim], ONE, query_key)
-    add_product(nodes, turned.nodes[copy], 0, query_key, 0, 2 * dim)
+    add_product_ahead(nodes, turned.nodes[copy], 0, query_key, 0, 2 * dim, ahead)
     summaries = kept.summaries[copy, graph]  # [attention heads, dim]
     attend(nodes, query_key, weighing.node_scale, summaries)
     values, bias = turned.nodes[copy], maps.nodes_bias[copy, 2 * dim :]

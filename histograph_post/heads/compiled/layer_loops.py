@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .loops import ONE, ZERO, Floats, part_of_loop
-from .products import add_dots, add_product, dot
-from .row_loops import add_rows, clear, repeat_row, scale
+from .loops import ONE, ZERO, Floats, Integers, part_of_loop
+from .products import add_dots, add_product_ahead, dot
+from .row_loops import add_row, add_rows, clear, repeat_row, scale
 
 
 @part_of_loop
@@ -61,20 +61,25 @@ def score_layers_back(
     heads, width, num_layers = fixed_keys.shape
     total = np.zeros(heads * width, np.float32)
     add_rows(queries, total)
+    shared = np.empty(heads * width, np.float32)  # of every node
     for head in range(heads):
         grad = grad_scores[head]  # [L]
         for channel in range(width):
             place = head * width + channel
-            shared = dot(grad, fixed_keys[head, channel])
-            for node in range(len(queries)):
-                grad_queries[node, place] += shared
+            shared[place] = dot(grad, fixed_keys[head, channel])
             for layer in range(num_layers):
                 grad_fixed_keys[head, channel, layer] += total[place] * grad[layer]
+    add_row(shared, grad_queries)
 
 
 @part_of_loop
 def embed(
-    combined: Floats, weights: Floats, embedding: Floats, offset: Floats, nodes: Floats
+    combined: Floats,
+    weights: Floats,
+    embedding: Floats,
+    offset: Floats,
+    nodes: Floats,
+    ahead: Integers,
 ) -> None:
     """Write the node embeddings of a graph.
 
@@ -84,6 +89,7 @@ def embed(
         embedding: ``[D, dim]``.
         offset: What every layer has in all nodes, ``[L, dim]``.
         nodes: Filled in, ``[n, dim]``.
+        ahead: What is fetched meanwhile, see :mod:`.ahead`.
     """
     heads, num_layers = weights.shape
     channels, width = len(embedding), nodes.shape[1] // heads
@@ -95,7 +101,7 @@ def embed(
     repeat_row(constant, ONE, nodes)
     for head in range(heads):
         own, place = combined[:, head * channels : (head + 1) * channels], head * width
-        add_product(own, embedding, place, nodes, place, width)
+        add_product_ahead(own, embedding, place, nodes, place, width, ahead)
 
 
 @part_of_loop

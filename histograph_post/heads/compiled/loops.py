@@ -24,9 +24,9 @@ Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
 #: Types of arguments: rows next to each other in memory, one of them, any view of a matrix; a count
-#: and a factor.
+#: and a factor; some counts.
 ROWS, ROW, VIEW = numba.float32[:, ::1], numba.float32[::1], numba.float32[:, :]
-NUMBER, FACTOR = numba.int64, numba.float32
+NUMBER, FACTOR, NUMBERS = numba.int64, numba.float32, numba.int64[::1]
 
 #: In single precision: a Python number would make a sum double.
 ZERO, ONE = np.float32(0), np.float32(1)

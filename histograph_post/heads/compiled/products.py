@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .loops import NUMBER, ROWS, VIEW, ZERO, Floats, loop, loop_on
-from .tiles import add_tile_of_dots, fetch, multiply, write_sums_of_pieces
+from .loops import NUMBER, NUMBERS, ROWS, VIEW, ZERO, Floats, Integers, loop, loop_on
+from .tiles import add_tile_of_dots, fetch, multiply, multiply_ahead, write_sums_of_pieces
 
 #: Values of rows that are handled at a time: half of a processor's second cache.
 BLOCK = 1 << 17
@@ -56,6 +56,20 @@ def write_product(
         width: ``n``.
     """
     multiply(False, left, right, from_column, result, to_column, width)
+
+
+@loop_on(VIEW, ROWS, NUMBER, ROWS, NUMBER, NUMBER, NUMBERS)
+def add_product_ahead(
+    left: Floats,
+    right: Floats,
+    from_column: int,
+    result: Floats,
+    to_column: int,
+    width: int,
+    ahead: Integers,
+) -> None:
+    """Do the same as :func:`add_product`, and fetch what is ahead meanwhile: see :mod:`.ahead`."""
+    multiply_ahead(True, left, right, from_column, result, to_column, width, ahead)
 
 
 @loop_on(ROWS, ROWS, NUMBER, ROWS)

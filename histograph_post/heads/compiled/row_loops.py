@@ -63,6 +63,15 @@ def repeat_row(source: Floats, factor: np.float32, rows: Floats) -> None:
             target[column] = factor * source[column]
 
 
+@loop_on(ROW, ROWS)
+def add_row(source: Floats, rows: Floats) -> None:
+    """Add a row to every row."""
+    for row in range(len(rows)):
+        target = rows[row]
+        for column in range(len(target)):
+            target[column] += source[column]
+
+
 @loop_on(ROWS, ROW)
 def add_rows(rows: Floats, result: Floats) -> None:
     """Add all rows ``[m, n]`` to ``result [n]``."""

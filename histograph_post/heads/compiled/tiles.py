@@ -1,18 +1,16 @@
-"""Tiles of a product of matrices, which stay in registers until all products are in them.
-
-A tile is four rows, or fewer, by some vectors of columns; or four rows by four other rows.
-"""
+"""Products of matrices, and parts of them, as functions that loops call."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .vector_code import BIT, LANES, LINE, SIZE, VECTOR, VECTORS, Code, Matrix
+from .product_code import Product, Way
+from .vector_code import LANES, SIZE, VECTOR, Code
 
 _NUMBER = types.int64
 
@@ -40,14 +38,14 @@ def multiply(typing, adds, left, right, from_column, result, to_column, width):
     def write(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(context, builder)
         _, left, right, from_column, result, to_column, width = args
-        _write_product(
+        Product(
             code,
             code.matrix(signature.args[1], left),
             (code.matrix(signature.args[2], right), from_column),
             (code.matrix(signature.args[4], result), to_column),
             width,
             adds=adds.literal_value,
-        )
+        ).write()
         return code.nothing()
 
     return signature, write
@@ -76,7 +74,7 @@ def multiply_ahead(typing, adds, left, right, from_column, result, to_column, wi
         array = context.make_array(signature.args[7])(context, builder, ahead)
         next_, stop = (builder.gep(array.data, [code.number(place)]) for place in (0, 1))
         way = Way(code.keep(builder.load(next_)), builder.load(stop))
-        _write_product(
+        Product(
             code,
             code.matrix(signature.args[1], left),
             (code.matrix(signature.args[2], right), from_column),
@@ -84,7 +82,7 @@ def multiply_ahead(typing, adds, left, right, from_column, result, to_column, wi
             width,
             adds=adds.literal_value,
             way=way,
-        )
+        ).write()
         builder.store(builder.load(way.next), next_)
         return code.nothing()
 
@@ -118,123 +116,11 @@ def write_sums_of_pieces(typing, rows, weights, row, values, result):
         with cgutils.for_range(builder, values.rows) as loop:
             pieces = values.pieces(loop.index, weights.columns, width)
             sums = result.pieces(loop.index, weights.rows, width)
-            _write_rows(code, weights, places, (pieces, zero), (sums, zero), width, adds=False)
+            product = Product(code, weights, (pieces, zero), (sums, zero), width, adds=False)
+            product.write_rows(places)
         return code.nothing()
 
     return signature, write
-
-
-class Way(NamedTuple):
-    """What is fetched while something else is done, in the code that is being written."""
-
-    #: Address of what is next, kept.
-    next: ir.Value
-    #: Address where to stop.
-    stop: ir.Value
-
-    def go_on(self, code: Code) -> None:
-        """Ask for a line of the cache, without waiting for it."""
-        builder = code.builder
-        place = builder.load(self.next)
-        code.prefetch(place)
-        after = builder.add(place, code.number(LINE))
-        more = builder.icmp_unsigned("<", after, self.stop)
-        builder.store(builder.select(more, after, self.stop), self.next)
-
-
-def _write_product(
-    code: Code,
-    left: Matrix,
-    right_from: tuple[Matrix, ir.Value],
-    result_from: tuple[Matrix, ir.Value],
-    width: ir.Value,
-    *,
-    adds: bool,
-    way: Way | None = None,
-) -> None:
-    """Write all rows of a product, four at a time as long as there are as many.
-
-    Args:
-        code: Where to.
-        left: The left matrix.
-        right_from: The right matrix, and its first column.
-        result_from: The result, and its first column.
-        width: How many columns.
-        adds: Whether they are added to the result, or replace it.
-        way: What is fetched meanwhile.
-    """
-    builder = code.builder
-
-    def write(first: ir.Value, rows: int) -> None:
-        places = code.count_from(first, rows)
-        _write_rows(code, left, places, right_from, result_from, width, adds=adds, way=way)
-
-    strips = builder.udiv(left.rows, code.number(4))
-    with cgutils.for_range(builder, strips) as loop:
-        write(builder.mul(loop.index, code.number(4)), 4)
-    for rows in (2, 1):
-        with builder.if_then(builder.trunc(builder.udiv(left.rows, code.number(rows)), BIT)):
-            done = builder.and_(left.rows, code.number(-2 * rows))
-            write(done, rows)
-
-
-def _write_rows(
-    code: Code,
-    left: Matrix,
-    places: list[ir.Value],
-    right_from: tuple[Matrix, ir.Value],
-    result_from: tuple[Matrix, ir.Value],
-    width: ir.Value,
-    *,
-    adds: bool,
-    way: Way | None = None,
-) -> None:
-    """Write some rows of a product.
-
-    Args:
-        code: Where to.
-        left: The left matrix.
-        places: The rows.
-        right_from: The right matrix, and its first column.
-        result_from: The result, and its first column.
-        width: How many columns.
-        adds: Whether they are added to the result, or replace it.
-        way: What is fetched meanwhile.
-    """
-    builder = code.builder
-    (right, from_column), (result, to_column) = right_from, result_from
-
-    def tile(column: ir.Value, vectors: int, mask: ir.Value | None) -> None:
-        source, target = builder.add(from_column, column), builder.add(to_column, column)
-        zeros = [ir.Constant(VECTOR, None)] * vectors
-        sums = []
-        for place in places:
-            start = code.load_all(result.at(place, target), vectors, mask) if adds else zeros
-            sums.append([code.keep(part) for part in start])
-        with cgutils.for_range(builder, left.columns) as loop:
-            values = code.load_all(right.at(loop.index, source), vectors, mask)
-            for place, own in zip(places, sums, strict=True):
-                factor = code.spread(code.value(left.at(place, loop.index)))
-                for total, part in zip(own, values, strict=True):
-                    code.add_product(total, factor, part)
-            if way is not None and vectors == VECTORS:
-                way.go_on(code)
-        for place, own in zip(places, sums, strict=True):
-            values = [builder.load(total) for total in own]
-            code.store_all(values, result.at(place, target), mask)
-
-    chunk = code.number(VECTORS * LANES)
-    chunks = builder.udiv(width, chunk)
-    with cgutils.for_range(builder, chunks) as loop:
-        tile(builder.mul(loop.index, chunk), VECTORS, None)
-    done = builder.mul(chunks, chunk)
-    rest = builder.sub(width, done)
-    for vectors in range(1, VECTORS + 1):
-        before = code.number((vectors - 1) * LANES)
-        more = builder.icmp_signed(">", rest, before)
-        enough = builder.icmp_signed("<=", rest, code.number(vectors * LANES))
-        with builder.if_then(builder.and_(more, enough)):
-            tile(done, vectors, code.mask(builder.sub(rest, before)))
 
 
 @intrinsic
