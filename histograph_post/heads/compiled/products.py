@@ -10,9 +10,13 @@ import numpy as np
 
 from .loops import NUMBER, NUMBERS, ROWS, VIEW, ZERO, Floats, Integers, loop, loop_on
 from .tiles import add_tile_of_dots, fetch, multiply, multiply_ahead, write_sums_of_pieces
+from .vector_code import VECTORS
 
 #: Values of rows that are handled at a time: half of a processor's second cache.
 BLOCK = 1 << 17
+
+#: Whether the processor has registers for tiles of four by six.
+WIDE = VECTORS == 4
 
 
 @loop
@@ -91,6 +95,9 @@ def add_dots(left: Floats, right: Floats, width: int, result: Floats) -> None:
         row = 0
         while row + 4 <= rows:
             other = 0
+            while WIDE and other + 6 <= others:
+                add_tile_of_dots(4, 6, some, row, of_others, other, width, result)
+                other += 6
             while other + 4 <= others:
                 add_tile_of_dots(4, 4, some, row, of_others, other, width, result)
                 other += 4
