@@ -132,7 +132,7 @@ def read_graph_back(
     sum_pieces(weights, history, combined)  # faster made again than kept
     grad_weights = np.empty(scores.shape, np.float32)
     embed_back(weights, layers.offset[copy], grad_nodes, grad_weights, grad_layers.offset[copy])
-    grad_rows = new_rows(len(history), heads * channels)  # of the sums of layers
+    grad_rows = combined  # of the sums of layers: a head's, in place of what it needs no more
     for head in range(heads):
         first, stop, place = head * width, (head + 1) * width, head * channels
         own = grad_nodes[:, first:stop]  # [n, dim / heads]
