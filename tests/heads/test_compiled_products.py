@@ -18,7 +18,14 @@ pytest.importorskip("numba")
 
 from histograph_post.heads.compiled.attention_loops import give_all, give_all_back
 from histograph_post.heads.compiled.attention_rows import row_length
-from histograph_post.heads.compiled.products import add_dots, add_product, fetch_rows, sum_pieces
+from histograph_post.heads.compiled.products import (
+    add_dots,
+    add_product,
+    add_product_ahead,
+    fetch_rows,
+    sum_pieces,
+    write_product,
+)
 from histograph_post.heads.compiled.vector_code import vectors_of
 
 Floats = npt.NDArray[np.float32]
@@ -48,6 +55,39 @@ def test_products_are_added_and_nothing_else_is_touched(
     assert_near(result, expected)
     before_and_after = [0, 1, width + 2]
     assert (result[:, before_and_after] == expected[:, before_and_after]).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(rows=LENGTHS, inner=LENGTHS | st.just(0), width=LENGTHS, turned=st.booleans())
+def test_products_replace_what_is_there_and_nothing_else(
+    rows: int, inner: int, width: int, turned: bool
+) -> None:
+    left = draw_values(inner, rows).T if turned else draw_values(rows, inner)
+    right, result = draw_values(inner, width + 5, seed=1), draw_values(rows, width + 3, seed=2)
+    expected = result.astype(np.float64)
+    expected[:, 2 : 2 + width] = left.astype(np.float64) @ right[:, 4 : 4 + width]
+    result[:, 2 : 2 + width] = np.nan
+    write_product(left, right, 4, result, 2, width)
+    assert_near(result, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=LENGTHS, inner=LENGTHS, width=LENGTHS, lines=st.integers(0, 300))
+def test_fetching_ahead_changes_no_product_and_stops_in_time(
+    rows: int, inner: int, width: int, lines: int
+) -> None:
+    left, right = draw_values(rows, inner), draw_values(inner, width, seed=1)
+    result, expected = (draw_values(rows, width, seed=2) for _ in range(2))
+    values = draw_values(lines * 16)
+    start, stop = values.ctypes.data, values.ctypes.data + values.nbytes
+    ahead = np.array([start, stop])
+    add_product_ahead(left, right, 0, result, 0, width, ahead)
+    add_product(left, right, 0, expected, 0, width)
+    assert (result == expected).all()
+    assert start <= ahead[0] <= stop == ahead[1]
+    many = np.ones((64, 300), np.float32)
+    add_product_ahead(many[:, :64], many, 0, many.copy(), 0, 300, ahead)
+    assert ahead[0] == stop  # after thousands of steps
 
 
 @settings(max_examples=80, deadline=None)
@@ -128,6 +168,7 @@ import numpy as np
 from histograph_post.heads.compiled.attention_loops import give_all
 from histograph_post.heads.compiled.attention_rows import row_length
 from histograph_post.heads.compiled.products import add_dots, add_product, sum_pieces
+from histograph_post.heads.compiled.products import add_product_ahead
 from histograph_post.heads.compiled.vector_code import LANES
 
 def draw(*shape):
@@ -137,6 +178,8 @@ for n, m, k, width in [(1, 1, 1, 1), (5, 3, 7, 6), (9, 4, 6, 33), (30, 5, 9, 8),
     left, right, result = draw(n, k), draw(k, width), np.zeros((n, width), np.float32)
     add_product(left, right, 0, result, 0, width)
     np.testing.assert_allclose(result, left @ right, rtol=1e-4, atol=1e-4)
+    add_product_ahead(left, right, 0, result, 0, width, np.zeros(2, np.int64))
+    np.testing.assert_allclose(result, 2 * (left @ right), rtol=1e-4, atol=1e-4)
     left, right, result = draw(n, m * width), draw(n, k * width), np.zeros((m, k), np.float32)
     add_dots(left, right, width, result)
     expected = np.einsum("nid,njd->ij", left.reshape(n, m, -1), right.reshape(n, k, -1))

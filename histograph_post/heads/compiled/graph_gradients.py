@@ -48,10 +48,11 @@ def read_graphs_back(
         for graph in range(parts.bounds[part], parts.bounds[part + 1]):
             history = graph_history(table, graph, channels)  # [n, L * D]
             fetch_rest(history, ahead)
-            look_ahead(table, parts, part, graph, channels, ahead)
-            begin = table.ptr[graph]
+            begin, copies = table.ptr[graph], len(maps.layers.query)
             if len(history):
-                for copy in range(len(maps.layers.query)):
+                for copy in range(copies):
+                    if copy == copies - 1:  # the weights of others would push it out of the cache
+                        look_ahead(table, parts, part, graph, channels, ahead)
                     read_graph_back(
                         history,
                         graph,

@@ -53,9 +53,10 @@ def read_graphs(
                 take_mean(history, layer_means[graph])
             else:
                 fetch_rest(history, ahead)
-            look_ahead(table, parts, part, graph, channels, ahead)
-            begin = table.ptr[graph]
-            for copy in range(len(maps.layers.query)):
+            begin, copies = table.ptr[graph], len(maps.layers.query)
+            for copy in range(copies):
+                if copy == copies - 1:  # the weights of others would push it out of the cache
+                    look_ahead(table, parts, part, graph, channels, ahead)
                 if len(history):
                     read_graph(
                         history, graph, begin, copy, maps, turned, weighing, kept, results, ahead
