@@ -130,6 +130,9 @@ class _Step:
         self._stage = GraphStage(
             rows, whole.stage_options, layer_heads=form.layer_heads, dim=form.dim
         )
+        # Multiplications of a pass for each copy, about.
+        self._fold_cost = 4 * form.dim * form.dim * form.channels
+        self._tail_cost = len(rows.sizes) * form.dim * form.num_layers * form.channels
 
     def run(self, weights: np.ndarray) -> np.ndarray:
         """Return the outputs, ``[copies, num_graphs, out_dim]``.
@@ -145,7 +148,12 @@ class _Step:
         maps, turned = _empty_maps(form, copies)
         self._maps, self._turned_key = maps, empty(copies, form.channels, dim)
         folded = (maps, turned, self._turned_key)
-        _for_copies(copies, lambda parts: fold_all(parts, weights, self._encoding, form, *folded))
+        encoding = self._encoding
+        _share_out(
+            2 * copies,
+            copies * self._fold_cost,
+            lambda parts: fold_all(parts, weights, encoding, form, *folded),
+        )
         self._found, self._layer_means, self._kept = self._stage.read(maps, turned)
         found, layer_means = self._found, self._layer_means
         self._kept_rows = kept = KeptRows(
@@ -155,8 +163,9 @@ class _Step:
             empty(copies, form.hidden + 1, count, dim),
         )
         outputs = empty(copies, count, form.out_dim)
-        _for_copies(
-            copies,
+        _share_out(
+            2 * copies,
+            copies * self._tail_cost,
             lambda parts: run_tails(parts, weights, form, found, layer_means, kept, outputs),
         )
         return outputs
@@ -170,31 +179,49 @@ class _Step:
         """
         from .compiled.fold_loops import fold_all_back
         from .compiled.graph_records import Results
-        from .compiled.tail_loops import run_tails_back
+        from .compiled.tail_loops import run_bases_back, run_tails_back
 
         form, copies, maps = self._form, len(weights), self._maps
         gradients = np.zeros_like(weights)
         found, means, kept = self._found, self._layer_means, self._kept_rows
         grad = Results(*(np.empty_like(value) for value in found))
-        _for_copies(
+        grad_base = np.empty_like(found.means)
+        _share_out(
             copies,
+            (copies - 1) * self._tail_cost,
             lambda parts: run_tails_back(
-                parts, weights, form, found, means, kept, grad_outputs, grad, gradients
+                parts, weights, form, found, kept, grad_outputs, grad, grad_base, gradients
             ),
         )
+        _share_out(
+            4 * copies,
+            copies * self._tail_cost,
+            lambda parts: run_bases_back(parts, form, means, grad_base, gradients),
+        )
         grad_maps = self._stage.read_back(maps, self._turned_key, self._kept, grad)
-        _for_copies(
-            copies, lambda parts: fold_all_back(parts, weights, form, maps, grad_maps, gradients)
+        _share_out(
+            2 * copies,
+            copies * self._fold_cost,
+            lambda parts: fold_all_back(parts, weights, form, maps, grad_maps, gradients),
         )
         return gradients
 
 
-def _for_copies(copies: int, work: Callable[[Parts], None]) -> None:
-    """Do something for every copy of a head, in several threads if there are several copies."""
-    from .compiled.loops import Parts, Shares
+def _share_out(count: int, cost: int, work: Callable[[Parts], None]) -> None:
+    """Call something that takes parts until there are none, in all threads if it is worth it.
 
-    parts = Parts(np.arange(copies + 1), np.zeros(1, np.int64))
-    Shares.run(parts, lambda: work(parts))
+    Args:
+        count: How many parts.
+        cost: Multiplications of all of them, about.
+        work: Takes parts and does them.
+    """
+    from .compiled.loops import SMALL_WORK, Parts, Shares
+
+    parts = Parts(np.arange(count + 1), np.zeros(1, np.int64))
+    if cost > SMALL_WORK:
+        Shares.run(parts, lambda: work(parts))
+    else:
+        work(parts)
 
 
 def _empty_maps(form: Form, copies: int) -> tuple[Maps[np.ndarray], TurnedMaps]:

@@ -11,8 +11,8 @@ from ..folded_maps import Maps
 from .graph_records import TurnedMaps
 from .head_weights import Form, view_weights
 from .loops import Floats, Parts, loop, part_of_loop, take_number
-from .products import add_dots, add_product
-from .row_loops import add_rows, clear, copy_row
+from .products import add_dots, add_product, write_product
+from .row_loops import add_rows, copy_row
 
 
 @loop
@@ -25,10 +25,10 @@ def fold_all(
     turned: TurnedMaps,
     turned_key: Floats,
 ) -> None:
-    """Make the maps of copies of a head, as long as there are copies to be taken.
+    """Make the maps of copies of a head, as long as there are parts to be taken.
 
     Args:
-        parts: A copy each.
+        parts: Two of each copy: what queries need, and what keys and nodes need.
         weights: All weights of each copy, ``[copies, numel]``.
         encoding: Of the places of layers, ``[L, dim]``.
         form: What the head is made of.
@@ -37,28 +37,33 @@ def fold_all(
         turned_key: Filled in: ``maps.layers.key`` with inputs as rows, ``[copies, D, dim]``.
     """
     while True:
-        copy = take_number(parts.next)
+        copy, half = divmod(take_number(parts.next), 2)
         if copy >= len(weights):
             return
         own, layers = view_weights(weights[copy], form), maps.layers
-        dim, channels = form.dim, form.channels
-        offset = layers.offset[copy]  # [L, dim]
-        for layer in range(form.num_layers):
+        dim, channels, num_layers = form.dim, form.channels, form.num_layers
+        offset = np.empty((num_layers, dim), np.float32)
+        for layer in range(num_layers):
             for place in range(dim):
                 offset[layer, place] = own.embedding_bias[0, place] + encoding[layer, place]
-        write_product(own.query.T, own.embedding, layers.query[copy])
-        write_product(own.key.T, own.embedding, layers.key[copy].reshape(dim, channels))
-        write_product(own.embedding.T, own.query, turned.query[copy])
-        write_product(own.embedding.T, own.key, turned_key[copy])
-        write_product(offset[-1:], own.query, layers.query_bias[copy].reshape(1, dim))
-        fixed = np.empty((form.num_layers, dim), np.float32)
-        write_product(offset, own.key, fixed)
-        turn(fixed, layers.fixed_keys[copy].reshape(dim, form.num_layers))
-        copy_row(own.embedding.reshape(-1), layers.embedding[copy].reshape(-1))
-        copy_row(own.nodes.reshape(-1), maps.nodes[copy].reshape(-1))
-        copy_row(own.nodes_bias[0], maps.nodes_bias[copy])
-        turn(own.embedding, turned.embedding[copy])
-        turn(own.nodes, turned.nodes[copy])
+        if half == 0:
+            copy_row(offset.reshape(-1), layers.offset[copy].reshape(-1))
+            write_product(own.query.T, own.embedding, 0, layers.query[copy], 0, channels)
+            write_product(own.embedding.T, own.query, 0, turned.query[copy], 0, dim)
+            query_bias = layers.query_bias[copy].reshape(1, dim)
+            write_product(offset[-1:], own.query, 0, query_bias, 0, dim)
+            copy_row(own.embedding.reshape(-1), layers.embedding[copy].reshape(-1))
+            turn(own.embedding, turned.embedding[copy])
+        else:
+            key = layers.key[copy].reshape(dim, channels)
+            write_product(own.key.T, own.embedding, 0, key, 0, channels)
+            write_product(own.embedding.T, own.key, 0, turned_key[copy], 0, dim)
+            fixed = np.empty((num_layers, dim), np.float32)
+            write_product(offset, own.key, 0, fixed, 0, dim)
+            turn(fixed, layers.fixed_keys[copy].reshape(dim, num_layers))
+            copy_row(own.nodes.reshape(-1), maps.nodes[copy].reshape(-1))
+            copy_row(own.nodes_bias[0], maps.nodes_bias[copy])
+            turn(own.nodes, turned.nodes[copy])
 
 
 @loop
@@ -73,7 +78,7 @@ def fold_all_back(
     """Give the gradients of :func:`fold_all`.
 
     Args:
-        parts: A copy each.
+        parts: Two of each copy: the gradient of the embedding, and all others.
         weights: All weights of each copy, ``[copies, numel]``.
         form: What the head is made of.
         maps: What :func:`fold_all` has made.
@@ -81,18 +86,22 @@ def fold_all_back(
         gradients: Of the weights, added to, ``[copies, numel]``.
     """
     while True:
-        copy = take_number(parts.next)
+        copy, half = divmod(take_number(parts.next), 2)
         if copy >= len(weights):
             return
         own, grad = view_weights(weights[copy], form), view_weights(gradients[copy], form)
         dim, channels, num_layers = form.dim, form.channels, form.num_layers
-        offset, grad_offset = maps.layers.offset[copy], grad_maps.layers.offset[copy]  # [L, dim]
         grad_query = grad_maps.layers.query[copy]  # [dim, D]
         grad_key = grad_maps.layers.key[copy].reshape(dim, channels)
+        if half == 0:
+            add_product(own.query, grad_query, 0, grad.embedding, 0, channels)
+            add_product(own.key, grad_key, 0, grad.embedding, 0, channels)
+            add_row(grad_maps.layers.embedding[copy].reshape(-1), grad.embedding.reshape(-1))
+            continue
+        offset, grad_offset = maps.layers.offset[copy], grad_maps.layers.offset[copy]  # [L, dim]
         grad_bias = grad_maps.layers.query_bias[copy].reshape(1, dim)
         grad_fixed = np.empty((num_layers, dim), np.float32)
         turn(grad_maps.layers.fixed_keys[copy].reshape(dim, num_layers), grad_fixed)
-
         add_dots_of_rows(own.embedding, grad_query, grad.query)
         add_product(offset[-1:].T, grad_bias, 0, grad.query, 0, dim)
         add_dots_of_rows(own.embedding, grad_key, grad.key)
@@ -100,18 +109,8 @@ def fold_all_back(
         add_dots_of_rows(grad_bias, own.query, grad_offset[-1:])
         add_dots_of_rows(grad_fixed, own.key, grad_offset)
         add_rows(grad_offset, grad.embedding_bias[0])
-        add_product(own.query, grad_query, 0, grad.embedding, 0, channels)
-        add_product(own.key, grad_key, 0, grad.embedding, 0, channels)
-        add_row(grad_maps.layers.embedding[copy].reshape(-1), grad.embedding.reshape(-1))
         add_row(grad_maps.nodes[copy].reshape(-1), grad.nodes.reshape(-1))
         add_row(grad_maps.nodes_bias[copy], grad.nodes_bias[0])
-
-
-@part_of_loop
-def write_product(left: Floats, right: Floats, result: Floats) -> None:
-    """Write the product of two matrices, the left of which may be any view."""
-    clear(result)
-    add_product(left, right, 0, result, 0, result.shape[1])
 
 
 @part_of_loop

@@ -40,10 +40,10 @@ def run_tails(
     kept: KeptRows,
     outputs: Floats,
 ) -> None:
-    """Run copies of a head from the rows of graphs on, as long as there are copies to be taken.
+    """Run copies of a head from the rows of graphs on, as long as there are parts to be taken.
 
     Args:
-        parts: A copy each.
+        parts: Two of each copy: half of the graphs each.
         weights: All weights of each copy, ``[copies, numel]``.
         form: What the head is made of.
         found: What the loops have made of the graphs.
@@ -52,28 +52,32 @@ def run_tails(
         outputs: Filled in, ``[copies, num_graphs, out_dim]``.
     """
     while True:
-        copy = take_number(parts.next)
+        copy, half = divmod(take_number(parts.next), 2)
         if copy >= len(weights):
             return
-        own = view_weights(weights[copy], form)
-        difference, mixed = kept.differences[copy], kept.mixed[copy]  # [num_graphs, dim]
-        apply(own.projection, own.projection_bias, found.contexts[copy], difference)
+        own, middle = view_weights(weights[copy], form), (len(layer_means) + 3) // 8 * 4
+        first, stop = (0, middle) if half == 0 else (middle, len(layer_means))
+        difference = kept.differences[copy, first:stop]  # [graphs, dim]
+        apply(own.projection, own.projection_bias, found.contexts[copy, first:stop], difference)
         if form.residual:
-            add_to(found.means[copy], ONE, difference)
-        apply(own.base, own.base_bias, base_rows(layer_means, form), mixed)
+            add_to(found.means[copy, first:stop], ONE, difference)
+        mixed = kept.mixed[copy, first:stop]  # [graphs, dim]
+        apply(own.base, own.base_bias, base_rows(layer_means[first:stop], form), mixed)
         add_to(mixed, -ONE, difference)
         add_to(difference, share_of(own, form), mixed)
-        rows = kept.inputs[copy]  # [hidden + 1, num_graphs, dim]
+        rows = kept.inputs[copy, 0, first:stop]  # [graphs, dim]
         if form.normed:
-            normalize_rows(mixed, kept.deviations[copy], own.norm, rows[0])
+            normalize_rows(mixed, kept.deviations[copy, first:stop], own.norm, rows)
         else:
-            clear(rows[0])
-            add_to(mixed, ONE, rows[0])
+            clear(rows)
+            add_to(mixed, ONE, rows)
         for layer in range(form.hidden):
             weight, bias = hidden_map(own, layer, form)
-            apply(weight, bias, rows[layer], rows[layer + 1])
-            rectify(rows[layer + 1], rows[layer + 1])
-        apply(own.output, own.output_bias, rows[form.hidden], outputs[copy])
+            following = kept.inputs[copy, layer + 1, first:stop]
+            apply(weight, bias, rows, following)
+            rectify(following, following)
+            rows = following
+        apply(own.output, own.output_bias, rows, outputs[copy, first:stop])
 
 
 @loop
@@ -82,23 +86,23 @@ def run_tails_back(
     weights: Floats,
     form: Form,
     found: Results,
-    layer_means: Floats,
     kept: KeptRows,
     grad_outputs: Floats,
     grad_found: Results,
+    grad_base: Floats,
     gradients: Floats,
 ) -> None:
-    """Give the gradients of :func:`run_tails`.
+    """Give the gradients of :func:`run_tails`, but for the map of the means of layers.
 
     Args:
         parts: A copy each.
         weights: All weights of each copy, ``[copies, numel]``.
         form: What the head is made of.
         found: What the loops have made of the graphs.
-        layer_means: Means over the nodes of every layer, ``[num_graphs, L * D]``.
         kept: What :func:`run_tails` has left.
         grad_outputs: ``[copies, num_graphs, out_dim]``.
         grad_found: Of what the loops have made, filled in.
+        grad_base: Of what a readout is mixed with, filled in, ``[copies, num_graphs, dim]``.
         gradients: Of the weights, added to, ``[copies, numel]``.
     """
     while True:
@@ -127,11 +131,12 @@ def run_tails_back(
             along += dot(grad_rows[graph], kept.differences[copy, graph])
             for place in range(form.dim):
                 grad_attended[graph, place] = share * grad_rows[graph, place]
-                grad_rows[graph, place] -= grad_attended[graph, place]
+                grad_base[copy, graph, place] = (
+                    grad_rows[graph, place] - grad_attended[graph, place]
+                )
         if form.share < ZERO:
             grad.logit[0, 0] += along * share * (ONE - share)
-        add_product(grad_rows.T, base_rows(layer_means, form), 0, grad.base, 0, own.base.shape[1])
-        add_rows(grad_rows, grad.base_bias[0])
+        add_rows(grad_base[copy], grad.base_bias[0])
         apply_back(
             own.projection,
             found.contexts[copy],
@@ -142,6 +147,29 @@ def run_tails_back(
         )
         if not form.residual:
             clear(grad_found.means[copy])
+
+
+@loop
+def run_bases_back(
+    parts: Parts, form: Form, layer_means: Floats, grad_base: Floats, gradients: Floats
+) -> None:
+    """Give the gradient of the map of the means of layers, which is the largest of all.
+
+    Args:
+        parts: Four of each copy: a quarter of the outputs of the map each.
+        form: What the head is made of.
+        layer_means: Means over the nodes of every layer, ``[num_graphs, L * D]``.
+        grad_base: Of what came out, ``[copies, num_graphs, dim]``.
+        gradients: Of the weights, added to, ``[copies, numel]``.
+    """
+    while True:
+        copy, quarter = divmod(take_number(parts.next), 4)
+        if copy >= len(gradients):
+            return
+        grad, rows = view_weights(gradients[copy], form), base_rows(layer_means, form)
+        first, stop = form.dim * quarter // 4, form.dim * (quarter + 1) // 4
+        outputs = grad_base[copy][:, first:stop]  # [num_graphs, dim / 4]
+        add_product(outputs.T, rows, 0, grad.base[first:stop], 0, rows.shape[1])
 
 
 @part_of_loop
