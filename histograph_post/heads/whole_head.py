@@ -182,10 +182,10 @@ class _Step:
         from .compiled.tail_loops import run_bases_back, run_tails_back
 
         form, copies, maps = self._form, len(weights), self._maps
-        gradients = np.zeros_like(weights)
+        gradients = torch.zeros(weights.shape).numpy()
         found, means, kept = self._found, self._layer_means, self._kept_rows
-        grad = Results(*(np.empty_like(value) for value in found))
-        grad_base = np.empty_like(found.means)
+        grad = Results(*(empty(*value.shape) for value in found))
+        grad_base = empty(*found.means.shape)
         _share_out(
             copies,
             (copies - 1) * self._tail_cost,

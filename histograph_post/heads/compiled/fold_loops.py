@@ -96,7 +96,7 @@ def fold_all_back(
         if half == 0:
             add_product(own.query, grad_query, 0, grad.embedding, 0, channels)
             add_product(own.key, grad_key, 0, grad.embedding, 0, channels)
-            add_row(grad_maps.layers.embedding[copy].reshape(-1), grad.embedding.reshape(-1))
+            add_rows(grad_maps.layers.embedding[copy].reshape(1, -1), grad.embedding.reshape(-1))
             continue
         offset, grad_offset = maps.layers.offset[copy], grad_maps.layers.offset[copy]  # [L, dim]
         grad_bias = grad_maps.layers.query_bias[copy].reshape(1, dim)
@@ -109,8 +109,8 @@ def fold_all_back(
         add_dots_of_rows(grad_bias, own.query, grad_offset[-1:])
         add_dots_of_rows(grad_fixed, own.key, grad_offset)
         add_rows(grad_offset, grad.embedding_bias[0])
-        add_row(grad_maps.nodes[copy].reshape(-1), grad.nodes.reshape(-1))
-        add_row(grad_maps.nodes_bias[copy], grad.nodes_bias[0])
+        add_rows(grad_maps.nodes[copy].reshape(1, -1), grad.nodes.reshape(-1))
+        add_rows(grad_maps.nodes_bias[copy].reshape(1, -1), grad.nodes_bias[0])
 
 
 @part_of_loop
@@ -127,10 +127,3 @@ def turn(values: Floats, result: Floats) -> None:
         for row in range(rows):
             for column in range(first, min(first + 16, columns)):
                 result[column, row] = values[row, column]
-
-
-@part_of_loop
-def add_row(values: Floats, result: Floats) -> None:
-    """Add a row to another."""
-    for place in range(len(result)):
-        result[place] += values[place]
