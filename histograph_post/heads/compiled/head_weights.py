@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .loops import Floats, part_of_loop
+from .loops import Floats, loop
 
 
 class Form(NamedTuple):
@@ -59,7 +59,7 @@ class HeadWeights(NamedTuple):
     output_bias: Floats
 
 
-@part_of_loop
+@loop
 def view_weights(values: Floats, form: Form) -> HeadWeights:
     """View a vector as the weights it is made of, in the order in which a module names them."""
     dim = form.dim
@@ -99,7 +99,7 @@ def view_weights(values: Floats, form: Form) -> HeadWeights:
     )
 
 
-@part_of_loop
+@loop
 def take_matrix(values: Floats, rows: int, columns: int) -> tuple[Floats, Floats]:
     """Return the first values as a matrix, and the rest."""
     size = rows * columns

@@ -9,7 +9,7 @@ import numpy as np
 from .fold_loops import add_dots_of_rows
 from .graph_records import Results
 from .head_weights import Form, HeadWeights, view_weights
-from .loops import ONE, ZERO, Floats, Parts, loop, part_of_loop, take_number
+from .loops import ONE, ZERO, Floats, Parts, loop, take_number
 from .products import add_product, dot
 from .row_loops import add_rows, clear, repeat_row
 
@@ -172,7 +172,7 @@ def run_bases_back(
         add_product(outputs.T, rows, 0, grad.base[first:stop], 0, rows.shape[1])
 
 
-@part_of_loop
+@loop
 def base_rows(layer_means: Floats, form: Form) -> Floats:
     """Return the means that a readout is mixed with: of all layers, or a copy of the last."""
     if form.mixes_all:
@@ -180,7 +180,7 @@ def base_rows(layer_means: Floats, form: Form) -> Floats:
     return layer_means[:, -form.channels :].copy()
 
 
-@part_of_loop
+@loop
 def share_of(weights: HeadWeights, form: Form) -> np.float32:
     """Return the share of the readout in what it is mixed with."""
     if form.share >= ZERO:
@@ -188,21 +188,21 @@ def share_of(weights: HeadWeights, form: Form) -> np.float32:
     return np.float32(1 / (1 + np.exp(-np.float64(weights.logit[0, 0]))))
 
 
-@part_of_loop
+@loop
 def hidden_map(weights: HeadWeights, layer: int, form: Form) -> tuple[Floats, Floats]:
     """Return a map of the MLP, ``[dim, dim]`` and ``[1, dim]``."""
     dim, values = form.dim, weights.hidden[layer]
     return values[: dim * dim].reshape(dim, dim), values[dim * dim :].reshape(1, dim)
 
 
-@part_of_loop
+@loop
 def apply(weight: Floats, bias: Floats, rows: Floats, result: Floats) -> None:
     """Write what a linear map makes of rows: ``[n, in]`` to ``[n, out]``."""
     repeat_row(bias[0], ONE, result)
     add_dots_of_rows(rows, weight, result)
 
 
-@part_of_loop
+@loop
 def apply_back(
     weight: Floats,
     rows: Floats,
@@ -227,7 +227,7 @@ def apply_back(
     add_product(grad, weight, 0, result, 0, rows.shape[1])
 
 
-@part_of_loop
+@loop
 def add_to(values: Floats, factor: np.float32, result: Floats) -> None:
     """Add a multiple of a matrix to another."""
     for row in range(len(result)):
@@ -235,7 +235,7 @@ def add_to(values: Floats, factor: np.float32, result: Floats) -> None:
             result[row, place] += factor * values[row, place]
 
 
-@part_of_loop
+@loop
 def rectify(values: Floats, result: Floats) -> None:
     """Clear the places of a matrix where another is not positive; NaN stays what it is."""
     for row in range(len(result)):
@@ -244,7 +244,7 @@ def rectify(values: Floats, result: Floats) -> None:
                 result[row, place] = ZERO
 
 
-@part_of_loop
+@loop
 def normalize_rows(rows: Floats, deviations: Floats, norm: Floats, result: Floats) -> None:
     """Normalise rows, and write them scaled and shifted.
 
@@ -269,7 +269,7 @@ def normalize_rows(rows: Floats, deviations: Floats, norm: Floats, result: Float
             result[row, place] = values[place] * norm[0, place] + norm[1, place]
 
 
-@part_of_loop
+@loop
 def normalize_rows_back(
     normed: Floats, deviations: Floats, norm: Floats, grad: Floats, grad_norm: Floats
 ) -> None:
