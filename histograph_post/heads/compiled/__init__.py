@@ -56,4 +56,4 @@ def note() -> str | None:
     pattern = f"graph_gradients.read_graphs_back-*.{version}.nbi"
     if folder is not None and any(Path(folder).glob(pattern)):
         return None
-    return "compiling the head's loops, which takes about fifteen seconds, once"
+    return "compiling the head's loops, which takes about half a minute, once"
