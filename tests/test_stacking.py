@@ -18,6 +18,7 @@ from histograph_post.caching import cache
 from histograph_post.data import load_data
 from histograph_post.experiments import FitProgress
 from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment
+from histograph_post.heads import graph_stage
 from histograph_post.heads.registry import build_head, head_names
 from histograph_post.run import Run
 from histograph_post.training_options import TrainingOptions
@@ -115,6 +116,23 @@ def test_seeds_together_give_what_each_gives_alone(
     (one,) = alone.results["fits"]
     assert fits[2]["best_epoch"] == one["best_epoch"]
     assert fits[2]["scores"]["test"] == pytest.approx(one["scores"]["test"], abs=1e-3)
+
+
+@pytest.mark.parametrize("seeds", [[1], [0, 1]])
+@pytest.mark.parametrize("largest", [0, 37])
+def test_batches_that_loops_are_not_made_for_change_nothing(
+    demo_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seeds: list[int],
+    largest: int,
+) -> None:
+    train(demo_cache, tmp_path / "loops", seeds)
+    monkeypatch.setattr(graph_stage, "LARGEST_GRAPH", largest)  # of some batches, or of all
+    train(demo_cache, tmp_path / "modules", seeds)
+    found, expected = (weights(tmp_path / name, "histograph", 1) for name in ("loops", "modules"))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4)
 
 
 def test_each_seed_stops_when_it_would_stop_alone(demo_cache: Path, tmp_path: Path) -> None:
