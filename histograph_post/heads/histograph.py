@@ -322,7 +322,7 @@ class HistoGraphHead(nn.Module):
             Maps(layers.folded(), attention.in_projection.weight, attention.in_projection.bias),
             StageOptions(
                 layers.normalization,
-                bound=layers.radius if layers.normalization == "bounded" else layers.eps,
+                bound=layers.bound,
                 node_heads=attention.heads,
                 with_means=self.all_layers is not None,
             ),

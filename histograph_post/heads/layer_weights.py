@@ -151,6 +151,11 @@ class LayerWeights(nn.Module):
         group = next(i for i, layers in enumerate(self.groups) if len(self.in_dims) - 1 in layers)
         return cast(nn.Linear, self.embeddings[group])
 
+    @property
+    def bound(self) -> float:
+        """What bounds its normalisation: the radius, or the smallest magnitude of a divisor."""
+        return self.radius if self.normalization == "bounded" else self.eps
+
     def forward(
         self, stacks: Sequence[LayerStack], last: Tensor, graphs: Graphs
     ) -> tuple[Tensor, Tensor]:

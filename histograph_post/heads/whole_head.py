@@ -57,7 +57,7 @@ class WholeHead:
         self.encoding = layers.encoding.numpy()
         self.stage_options = StageOptions(
             layers.normalization,
-            bound=layers.radius if layers.normalization == "bounded" else layers.eps,
+            bound=layers.bound,
             node_heads=options.heads,
             with_means=True,
         )

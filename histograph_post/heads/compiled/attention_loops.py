@@ -11,7 +11,7 @@ import numpy as np
 
 from .attention_rows import give_attention, give_attention_back, row_length
 from .loops import ONE, Floats, loop, part_of_loop
-from .products import add_dots, add_product, write_product
+from .products import add_dots_of_rows, add_product, write_product
 from .row_loops import add_rows, clear, copy_row, new_rows, scale
 
 #: Rows of attention that are made at a time.
@@ -75,7 +75,7 @@ def attend_back(
     for head in range(heads):
         copy_row(grad_summaries[head], grad_shared[head])
     scale(grad_shared, ONE / np.float32(count))
-    add_dots(grad_shared.reshape(1, -1), nodes.reshape(1, -1), dim, grad_received)
+    add_dots_of_rows(grad_shared, nodes, grad_received)
     clear(grad_query_key)
     for head in range(heads):
         place = head * width

@@ -11,7 +11,7 @@ from ..folded_maps import Maps
 from .graph_records import TurnedMaps
 from .head_weights import Form, view_weights
 from .loops import Floats, Parts, loop, take_number
-from .products import add_dots, add_product, write_product
+from .products import add_dots_of_rows, add_product, write_product
 from .row_loops import add_rows, copy_row
 
 
@@ -111,12 +111,6 @@ def fold_all_back(
         add_rows(grad_offset, grad.embedding_bias[0])
         add_rows(grad_maps.nodes[copy].reshape(1, -1), grad.nodes.reshape(-1))
         add_rows(grad_maps.nodes_bias[copy].reshape(1, -1), grad.nodes_bias[0])
-
-
-@loop
-def add_dots_of_rows(left: Floats, right: Floats, result: Floats) -> None:
-    """Add the products of the rows ``left [m, k]`` with the rows ``right [n, k]``: ``[m, n]``."""
-    add_dots(left.reshape(1, -1), right.reshape(1, -1), left.shape[1], result)
 
 
 @loop

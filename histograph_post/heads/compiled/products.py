@@ -113,6 +113,12 @@ def add_dots(left: Floats, right: Floats, width: int, result: Floats) -> None:
             row += 1
 
 
+@loop
+def add_dots_of_rows(left: Floats, right: Floats, result: Floats) -> None:
+    """Add the products of rows ``[m, k]`` with other rows ``[n, k]`` to ``[m, n]``, or larger."""
+    add_dots(left.reshape(1, -1), right.reshape(1, -1), left.shape[1], result)
+
+
 @loop_on(ROWS)
 def fetch_rows(rows: Floats) -> None:
     """Bring rows into the processor's cache, if they fit: tiles do not read in memory's order."""

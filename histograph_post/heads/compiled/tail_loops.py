@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .fold_loops import add_dots_of_rows
 from .graph_records import Results
 from .head_weights import Form, HeadWeights, view_weights
 from .loops import ONE, ZERO, Floats, Parts, loop, take_number
-from .products import add_product, dot
+from .products import add_dots_of_rows, add_product, dot, write_product
 from .row_loops import add_rows, clear, repeat_row
 
 #: What a LayerNorm adds to a variance.
@@ -223,8 +222,7 @@ def apply_back(
     """
     add_product(grad.T, rows, 0, grad_weight, 0, rows.shape[1])
     add_rows(grad, grad_bias[0])
-    clear(result)
-    add_product(grad, weight, 0, result, 0, rows.shape[1])
+    write_product(grad, weight, 0, result, 0, rows.shape[1])
 
 
 @loop

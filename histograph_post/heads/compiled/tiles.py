@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -37,15 +38,7 @@ def multiply(typing, adds, left, right, from_column, result, to_column, width):
 
     def write(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(context, builder)
-        _, left, right, from_column, result, to_column, width = args
-        Product(
-            code,
-            code.matrix(signature.args[1], left),
-            (code.matrix(signature.args[2], right), from_column),
-            (code.matrix(signature.args[4], result), to_column),
-            width,
-            adds=adds.literal_value,
-        ).write()
+        _product(code, signature.args, args).write()
         return code.nothing()
 
     return signature, write
@@ -70,23 +63,28 @@ def multiply_ahead(typing, adds, left, right, from_column, result, to_column, wi
 
     def write(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(context, builder)
-        _, left, right, from_column, result, to_column, width, ahead = args
+        *of_product, ahead = args
         array = context.make_array(signature.args[7])(context, builder, ahead)
         next_, stop = (builder.gep(array.data, [code.number(place)]) for place in (0, 1))
         way = Way(code.keep(builder.load(next_)), builder.load(stop))
-        Product(
-            code,
-            code.matrix(signature.args[1], left),
-            (code.matrix(signature.args[2], right), from_column),
-            (code.matrix(signature.args[4], result), to_column),
-            width,
-            adds=adds.literal_value,
-            way=way,
-        ).write()
+        _product(code, signature.args, of_product)._replace(way=way).write()
         builder.store(builder.load(way.next), next_)
         return code.nothing()
 
     return signature, write
+
+
+def _product(code: Code, kinds: Sequence[Any], args: Sequence[ir.Value]) -> Product:
+    """Return the product that :func:`multiply` is called for with these types of arguments."""
+    _, left, right, from_column, result, to_column, width = args
+    return Product(
+        code,
+        code.matrix(kinds[1], left),
+        (code.matrix(kinds[2], right), from_column),
+        (code.matrix(kinds[4], result), to_column),
+        width,
+        adds=kinds[0].literal_value,
+    )
 
 
 @intrinsic(prefer_literal=True)
