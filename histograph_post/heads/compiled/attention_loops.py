@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from .attention_rows import give_attention, give_attention_back, row_length
+from .attention_columns import (
+    LOG2_E,
+    give_attention,
+    give_attention_back,
+    row_length,
+    turn_square,
+)
 from .loops import ONE, Floats, loop, part_of_loop
 from .products import add_dots_of_rows, add_product, write_product
 from .row_loops import add_rows, clear, copy_row, new_rows, scale
+from .vector_code import LANES
 
-#: Rows of attention that are made at a time.
-BLOCK = 32
+#: Nodes whose attention is made at a time: two vectors.
+BLOCK = 2 * LANES
 
 
 @loop
@@ -29,19 +36,18 @@ def attend(nodes: Floats, query_key: Floats, factor: np.float32, summaries: Floa
         summaries: Filled in, ``[heads, dim]``.
     """
     (count, dim), heads = nodes.shape, len(summaries)
-    width, length = dim // heads, row_length(count)
-    keys = new_rows(width, length)
-    clear(keys)
-    rows = new_rows(BLOCK, length)
-    received = np.zeros((heads, length), np.float32)
+    width = dim // heads
+    queries = new_rows(row_length(width), row_length(count))
+    scores = new_rows(count, BLOCK)
+    received = np.zeros((heads, count), np.float32)
     for head in range(heads):
-        take_keys(query_key, head, factor, keys)
+        place = head * width
+        turn_columns(query_key, place, width, factor * LOG2_E, queries)
+        keys = query_key[:, dim + place : dim + place + width]  # [n, d]
         for first in range(0, count, BLOCK):
-            stop = min(first + BLOCK, count)
-            scores = rows[: stop - first]
-            score_nodes(query_key[first:stop, head * width : (head + 1) * width], keys, scores)
-            give_all(scores, count, received[head])
-    write_product(received[:, :count], nodes, 0, summaries, 0, dim)
+            score_nodes(keys, queries, first, scores)
+            give_all(scores, min(BLOCK, count - first), received[head])
+    write_product(received, nodes, 0, summaries, 0, dim)
     scale(summaries, ONE / np.float32(count))
 
 
@@ -65,12 +71,11 @@ def attend_back(
         grad_query_key: Filled in, ``[n, 2 * dim]``.
     """
     (count, dim), heads = nodes.shape, len(grad_summaries)
-    width, length = dim // heads, row_length(count)
-    keys = new_rows(width, length)
-    clear(keys)
-    rows = new_rows(BLOCK, length)
-    received = np.zeros((heads, length), np.float32)
-    grad_received = np.zeros((heads, length), np.float32)
+    width = dim // heads
+    queries = new_rows(row_length(width), row_length(count))
+    scores = new_rows(count, BLOCK)
+    received = np.zeros((heads, count), np.float32)
+    grad_received = np.zeros((heads, count), np.float32)
     grad_shared = np.empty((heads, dim), np.float32)  # of every query
     for head in range(heads):
         copy_row(grad_summaries[head], grad_shared[head])
@@ -79,18 +84,17 @@ def attend_back(
     clear(grad_query_key)
     for head in range(heads):
         place = head * width
-        take_keys(query_key, head, factor, keys)
+        turn_columns(query_key, place, width, factor * LOG2_E, queries)
+        keys = query_key[:, dim + place : dim + place + width]  # [n, d]
         for first in range(0, count, BLOCK):
             stop = min(first + BLOCK, count)
-            scores = rows[: stop - first]  # [m, length]
-            asking = query_key[first:stop]  # [m, 2 * dim]
-            score_nodes(asking[:, place : place + width], keys, scores)
-            give_all_back(scores, count, factor, grad_received[head], received[head])
-            grad_scores = scores[:, :count]  # as they are now
-            own = grad_query_key[first:stop]
-            add_product(grad_scores, query_key, dim + place, own, place, width)
-            add_product(grad_scores.T, asking, place, grad_query_key, dim + place, width)
-    add_product(received[:, :count].T, grad_shared, 0, grad_nodes, 0, dim)
+            score_nodes(keys, queries, first, scores)
+            give_all_back(scores, stop - first, factor, grad_received[head], received[head])
+            grad_scores = scores[:, : stop - first]  # [n, m], as they are now
+            asking, grad_asking = query_key[first:stop], grad_query_key[first:stop]  # [m, 2 * dim]
+            add_product(grad_scores.T, query_key, dim + place, grad_asking, place, width)
+            add_product(grad_scores, asking, place, grad_query_key, dim + place, width)
+    add_product(received.T, grad_shared, 0, grad_nodes, 0, dim)
 
 
 @part_of_loop
@@ -141,42 +145,38 @@ def take_values_back(
 
 
 @part_of_loop
-def take_keys(query_key: Floats, head: int, factor: np.float32, keys: Floats) -> None:
-    """Write the keys of a head, scaled, a row per channel: ``[d, length]``."""
-    dim, width = query_key.shape[1] // 2, len(keys)
-    for channel in range(width):
-        row = keys[channel]
-        for node in range(len(query_key)):
-            row[node] = query_key[node, dim + head * width + channel] * factor
+def turn_columns(
+    rows: Floats, column: int, width: int, factor: np.float32, result: Floats
+) -> None:
+    """Write ``width`` columns of rows ``[n, m]`` as rows, multiplied: ``[width, n]`` or larger."""
+    for first in range(0, len(rows), LANES):
+        for place in range(0, width, LANES):
+            some = min(width - place, LANES)
+            turn_square(rows, first, column + place, some, factor, result[place:], first)
 
 
 @part_of_loop
-def score_nodes(queries: Floats, keys: Floats, scores: Floats) -> None:
-    """Write ``queries [m, d] @ keys [d, length]``: ``[m, length]``."""
-    write_product(queries, keys, 0, scores, 0, keys.shape[1])
+def score_nodes(keys: Floats, queries: Floats, first: int, scores: Floats) -> None:
+    """Write ``keys [n, d] @ queries [d, ...]`` for a block of queries: ``[n, m]``, or wider."""
+    length = min(scores.shape[1], queries.shape[1] - first)
+    write_product(keys, queries[: keys.shape[1]], first, scores, 0, length)
 
 
 @part_of_loop
-def give_all(scores: Floats, count: int, received: Floats) -> None:
-    """Do :func:`.attention_rows.give_attention` for all rows of scores."""
-    row, rows = 0, len(scores)
-    while row + 4 <= rows:
-        give_attention(4, scores, row, count, received)
-        row += 4
-    while row < rows:
-        give_attention(1, scores, row, count, received)
-        row += 1
+def give_all(scores: Floats, givers: int, received: Floats) -> None:
+    """Do :func:`.attention_columns.give_attention` for all columns of a block of scores."""
+    if givers > LANES:
+        give_attention(2, scores, givers, received)
+    else:
+        give_attention(1, scores, givers, received)
 
 
 @part_of_loop
 def give_all_back(
-    scores: Floats, count: int, factor: np.float32, grad: Floats, received: Floats
+    scores: Floats, givers: int, factor: np.float32, grad: Floats, received: Floats
 ) -> None:
-    """Do :func:`.attention_rows.give_attention_back` for all rows of scores."""
-    row, rows = 0, len(scores)
-    while row + 4 <= rows:
-        give_attention_back(4, scores, row, count, factor, grad, received)
-        row += 4
-    while row < rows:
-        give_attention_back(1, scores, row, count, factor, grad, received)
-        row += 1
+    """Do :func:`.attention_columns.give_attention_back` for all columns of a block of scores."""
+    if givers > LANES:
+        give_attention_back(2, scores, givers, factor, grad, received)
+    else:
+        give_attention_back(1, scores, givers, factor, grad, received)

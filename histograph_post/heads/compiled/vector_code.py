@@ -153,6 +153,32 @@ class Code:
         product = self.builder.fmul(left, right, flags=_FUSED)
         return self.builder.fadd(product, more, flags=_FUSED)
 
+    def add(self, left: ir.Value, right: ir.Value) -> ir.Value:
+        """Return the sum of two vectors, as it stands: no other sum may take its place."""
+        return self.builder.fadd(left, right, flags=_FUSED)
+
+    def subtract(self, left: ir.Value, right: ir.Value) -> ir.Value:
+        """Return the difference of two vectors, as it stands."""
+        return self.builder.fsub(left, right, flags=_FUSED)
+
+    def turned(self, vectors: Sequence[ir.Value]) -> list[ir.Value]:
+        """Return as many vectors as each has values: the first values of all, the second, ..."""
+        found, step = list(vectors), LANES // 2
+        while step:
+            # Blocks of this size, above the diagonal and below it, change places.
+            following = list(found)
+            for first in (index for index in range(LANES) if not index & step):
+                pair = found[first], found[first + step]
+                for place, own in ((first, 0), (first + step, step)):
+                    lanes = [
+                        (lane & ~step | own) + (LANES if lane & step else 0)
+                        for lane in range(LANES)
+                    ]
+                    choice = ir.Constant(INTS, [ir.Constant(INT, lane) for lane in lanes])
+                    following[place] = self.builder.shuffle_vector(*pair, choice)
+            found, step = following, step // 2
+        return found
+
     def add_product(self, total: ir.Value, left: ir.Value, right: ir.Value) -> None:
         """Add the product of two vectors to a kept one."""
         builder = self.builder
