@@ -113,8 +113,10 @@ class StackedNetworks:
         """Scale the gradients of each network down to this norm."""
         gradient = self._weights.grad
         assert gradient is not None  # of the loss
-        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)  # [copies, 1]
-        gradient.mul_((norm / (norms + 1e-6)).clamp_(max=1.0))
+        norms = torch.linalg.vector_norm(gradient, dim=1).tolist()  # [copies]
+        for own, found in zip(gradient, norms, strict=True):
+            if not found + 1e-6 <= norm:  # also if it is NaN, which is not to be hidden
+                own.mul_(norm / (found + 1e-6))
 
     @torch.no_grad()
     def settle(self) -> None:

@@ -84,7 +84,7 @@ class Task:
             return torch.from_numpy(np.where(numbers < 0, np.nan, numbers)[:, None])  # [rows, 1]
         return torch.from_numpy(labels.astype(np.float32))  # [rows, T]
 
-    def loss(
+    def losses(
         self,
         outputs: Tensor,
         targets: Tensor,
@@ -95,27 +95,49 @@ class Task:
         """Return the mean loss over the labels that are there; zero when none is.
 
         The weights, see :meth:`balancing_weights`, may be on another device than the outputs.
+
+        Args:
+            outputs: Of some networks, ``[copies, rows, out_dim]``.
+            targets: From :meth:`targets`, the same for all of them.
+            class_weight: Of classes, ``[classes]``.
+            positive_weight: Of positive labels, ``[T]``.
+
+        Returns:
+            ``[copies]``.
         """
         if class_weight is not None:
             class_weight = class_weight.to(outputs)  # [classes]
         if positive_weight is not None:
             positive_weight = positive_weight.to(outputs)  # [T]
-        if self.kind == "multiclass":
-            if not bool((targets >= 0).any()):
-                return outputs.sum() * 0.0
-            return F.cross_entropy(outputs, targets, weight=class_weight, ignore_index=-1)
-        present = ~torch.isnan(targets)  # [rows, T]
-        if not bool(present.any()):
-            return outputs.sum() * 0.0
+        by_class = self.kind == "multiclass"
+        missing = targets < 0 if by_class else torch.isnan(targets)  # [rows] or [rows, T]
+        some_missing = bool(missing.any())
+        if missing.all() if some_missing else not targets.numel():
+            return outputs.sum((1, 2)) * 0.0
+        if by_class:
+            all_targets = targets.expand(len(outputs), -1)  # [copies, rows]
+            losses = F.cross_entropy(
+                outputs.flatten(0, 1),
+                all_targets.flatten(),
+                weight=class_weight,
+                ignore_index=-1,
+                reduction="none",
+            ).view_as(all_targets)
+            present = targets[~missing] if some_missing else targets
+            count = len(present) if class_weight is None else class_weight[present].sum()
+            return losses.sum(1) / count
         # A missing label takes a harmless value before the loss: NaN * 0 would still be NaN.
-        filled = torch.where(present, targets, torch.zeros_like(targets))  # [rows, T]
+        filled = targets.masked_fill(missing, 0) if some_missing else targets  # [rows, T]
         if self.kind == "regression":
-            losses = (outputs - filled).square()  # [rows, T]
+            losses = (outputs - filled).square()  # [copies, rows, T]
         else:
             losses = F.binary_cross_entropy_with_logits(
-                outputs, filled, pos_weight=positive_weight, reduction="none"
-            )  # [rows, T]
-        return (losses * present).sum() / present.sum()
+                outputs, filled.expand_as(outputs), pos_weight=positive_weight, reduction="none"
+            )  # [copies, rows, T]
+        if some_missing:
+            present = ~missing  # [rows, T]
+            return (losses * present).sum((1, 2)) / present.sum()
+        return losses.mean((1, 2))
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Turn logits into probabilities, row by row; a regression value stays what it is."""

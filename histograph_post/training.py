@@ -200,9 +200,7 @@ class Trainer:
             copies.optimizer.zero_grad(set_to_none=True)
             outputs = copies(step.inputs)  # [copies, rows, out_dim]
             targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
-            losses = torch.stack(
-                [self.task.loss(own, targets, **self._loss_weights) for own in outputs]
-            )  # [copies]
+            losses = self.task.losses(outputs, targets, **self._loss_weights)  # [copies]
             auxiliary = copies.aux_loss()
             (losses.sum() if auxiliary is None else losses.sum() + auxiliary).backward()
             if self.options.clip:
@@ -275,7 +273,7 @@ class Trainer:
         for step in self.source.batches(rows, batch_size=self.options.batch_size, seed=None):
             outputs = copies(step.inputs)  # [copies, rows, out_dim]
             targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
-            losses = torch.stack([self.task.loss(own, targets) for own in outputs])  # [copies]
+            losses = self.task.losses(outputs, targets)  # [copies]
             total = total + losses.cpu() * len(step.rows)
             seen += len(step.rows)
             found = found or [np.empty((len(rows), self.task.out_dim)) for _ in outputs]

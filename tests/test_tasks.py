@@ -137,31 +137,53 @@ def test_regression_scores() -> None:
     assert not task.higher_is_better
 
 
-def test_losses_ignore_missing_labels() -> None:
-    outputs = torch.randn(4, 2, requires_grad=True)
-    task = infer_task(np.array([[0, 1], [1, NAN], [NAN, NAN], [1, 0]], dtype=float), "graph")
-    targets = task.targets(np.array([[0, 1], [1, NAN], [NAN, NAN], [1, 0]], dtype=float))
-    loss = task.loss(outputs, targets)
+@pytest.mark.parametrize("positive_weight", [None, torch.tensor([3.0, 0.5])])
+def test_losses_ignore_missing_labels(positive_weight: torch.Tensor | None) -> None:
+    outputs = torch.randn(3, 4, 2, requires_grad=True)
+    labels = np.array([[0, 1], [1, NAN], [NAN, NAN], [1, 0]], dtype=float)
+    task = infer_task(labels, "graph")
+    targets = task.targets(labels)
+    losses = task.losses(outputs, targets, positive_weight=positive_weight)
     present = ~torch.isnan(targets)
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(
-        outputs[present], targets[present]
-    )
-    assert torch.allclose(loss, expected)
-    loss.backward()
+    weights = None if positive_weight is None else positive_weight.expand(4, 2)[present]
+    for own, found in zip(outputs, losses, strict=True):
+        expected = torch.nn.functional.binary_cross_entropy_with_logits(
+            own[present], targets[present], pos_weight=weights
+        )
+        assert torch.allclose(found, expected)
+    losses.sum().backward()
     assert outputs.grad is not None
-    assert torch.equal(outputs.grad[2], torch.zeros(2))
-    assert task.loss(outputs, torch.full((4, 2), NAN)) == 0
+    assert torch.equal(outputs.grad[:, 2], torch.zeros(3, 2))
+    assert (task.losses(outputs, torch.full((4, 2), NAN)) == 0).all()
 
 
-def test_multiclass_loss_is_cross_entropy_over_the_labelled() -> None:
-    labels = column(0, 2, NAN, 1, 0, 1, 2, 0, 1)
+@pytest.mark.parametrize("missing", [True, False])
+def test_regression_losses_are_mean_squares(missing: bool) -> None:
+    labels = column(0.5, 1.5, NAN if missing else 2, 4)
+    task = infer_task(labels, "graph")
+    outputs = torch.randn(2, 4, 1)
+    present = ~torch.isnan(task.targets(labels)).expand(2, 4, 1)
+    squares = (outputs - task.targets(labels)).square()
+    expected = torch.stack([own[there].mean() for own, there in zip(squares, present, strict=True)])
+    assert torch.allclose(task.losses(outputs, task.targets(labels)), expected)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+@pytest.mark.parametrize("class_weight", [None, torch.tensor([0.2, 1.0, 5.0])])
+def test_multiclass_losses_are_cross_entropies_over_the_labelled(
+    missing: bool, class_weight: torch.Tensor | None
+) -> None:
+    labels = column(0, 2, NAN if missing else 1, 1, 0, 1, 2, 0, 1)
     task = infer_task(labels, "node")
-    outputs = torch.randn(9, 3)
-    keep = [0, 1, 3, 4, 5, 6, 7, 8]
-    expected = torch.nn.functional.cross_entropy(
-        outputs[keep], torch.tensor([0, 2, 1, 0, 1, 2, 0, 1])
-    )
-    assert torch.allclose(task.loss(outputs, task.targets(labels)), expected)
+    outputs = torch.randn(2, 9, 3)
+    targets = torch.from_numpy(np.nan_to_num(labels[:, 0], nan=-1)).long()
+    losses = task.losses(outputs, task.targets(labels), class_weight=class_weight)
+    for own, found in zip(outputs, losses, strict=True):
+        expected = torch.nn.functional.cross_entropy(
+            own[targets >= 0], targets[targets >= 0], weight=class_weight
+        )
+        assert torch.allclose(found, expected)
+    assert (task.losses(outputs, torch.full((9,), -1)) == 0).all()
     with pytest.raises(DataError, match="found the value 7"):
         task.targets(column(7))
 

@@ -137,7 +137,7 @@ class GraphStage:
             What they make of the graphs; the mean of the nodes of every layer, ``[num_graphs,
             L * D]``, of no graph if not asked for; and what :meth:`read_back` needs.
         """
-        from .compiled.graph_loops import read_graphs
+        from .compiled.graph_loops import READ_GRAPHS
         from .compiled.graph_records import Kept, Results
 
         table, (copies, dim, channels) = self._table(), maps.layers.query.shape
@@ -152,10 +152,8 @@ class GraphStage:
         results = Results(empty(copies, count, dim), empty(copies, count, dim))
         asked = count if self.options.with_means else 0
         means = empty(asked, table.num_layers * channels)
-        parts, weighing = self._shares.parts(copies), self._weighing
-        self._shares.run(
-            parts, lambda: read_graphs(parts, table, maps, turned, weighing, kept, results, means)
-        )
+        parts = self._shares.parts(copies)
+        READ_GRAPHS(parts, table, maps, turned, self._weighing, kept, results, means)
         return results, means, kept
 
     def read_back(
@@ -169,18 +167,14 @@ class GraphStage:
             kept: What :meth:`read` has left.
             grad: Of what it has found.
         """
-        from .compiled.graph_gradients import read_graphs_back
+        from .compiled.graph_gradients import READ_GRAPHS_BACK
 
-        table, weighing = self._table(), self._weighing
-        parts = self._shares.parts(len(maps.nodes))
+        table, parts = self._table(), self._shares.parts(len(maps.nodes))
         # Each part has gradients of its own.
         sizes = [value.size for value in maps.values]
         gradients = torch.empty(len(parts.bounds) - 1, sum(sizes))
         own = gradients.numpy()
-        self._shares.run(
-            parts,
-            lambda: read_graphs_back(parts, table, maps, turned_key, weighing, kept, grad, own),
-        )
+        READ_GRAPHS_BACK(parts, table, maps, turned_key, self._weighing, kept, grad, own)
         sums = np.split(gradients.sum(0).numpy(), np.cumsum(sizes[:-1]))
         return as_maps(
             [sum_.reshape(value.shape) for sum_, value in zip(sums, maps.values, strict=True)]

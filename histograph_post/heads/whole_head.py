@@ -8,7 +8,6 @@ for training: some copies of a head at once, one vector of weights for each, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -140,34 +139,26 @@ class _Step:
         Args:
             weights: ``[copies, numel]``.
         """
-        from .compiled.fold_loops import fold_all
-        from .compiled.tail_loops import KeptRows, run_tails
+        from .compiled.fold_loops import FOLD_ALL
+        from .compiled.tail_loops import RUN_TAILS, KeptRows
 
         form, copies, count = self._form, len(weights), len(self._stage.rows.sizes)
         dim = form.dim
         maps, turned = _empty_maps(form, copies)
         self._maps, self._turned_key = maps, empty(copies, form.channels, dim)
-        folded = (maps, turned, self._turned_key)
-        encoding = self._encoding
-        _share_out(
-            2 * copies,
-            copies * self._fold_cost,
-            lambda parts: fold_all(parts, weights, encoding, form, *folded),
-        )
+        parts = _parts(2 * copies, copies * self._fold_cost)
+        FOLD_ALL(parts, weights, self._encoding, form, maps, turned, self._turned_key)
         self._found, self._layer_means, self._kept = self._stage.read(maps, turned)
-        found, layer_means = self._found, self._layer_means
-        self._kept_rows = kept = KeptRows(
+        self._kept_rows = KeptRows(
             empty(copies, count, dim),
             empty(copies, count, dim),
             empty(copies, count),
             empty(copies, form.hidden + 1, count, dim),
         )
         outputs = empty(copies, count, form.out_dim)
-        _share_out(
-            2 * copies,
-            copies * self._tail_cost,
-            lambda parts: run_tails(parts, weights, form, found, layer_means, kept, outputs),
-        )
+        parts = _parts(2 * copies, copies * self._tail_cost)
+        rows = self._found, self._layer_means, self._kept_rows
+        RUN_TAILS(parts, weights, form, *rows, outputs)
         return outputs
 
     def run_back(self, weights: np.ndarray, grad_outputs: np.ndarray) -> np.ndarray:
@@ -177,51 +168,37 @@ class _Step:
             weights: ``[copies, numel]``.
             grad_outputs: ``[copies, num_graphs, out_dim]``.
         """
-        from .compiled.fold_loops import fold_all_back
+        from .compiled.fold_loops import FOLD_ALL_BACK
         from .compiled.graph_records import Results
-        from .compiled.tail_loops import run_bases_back, run_tails_back
+        from .compiled.tail_loops import RUN_BASES_BACK, RUN_TAILS_BACK
 
         form, copies, maps = self._form, len(weights), self._maps
         gradients = torch.zeros(weights.shape).numpy()
         found, means, kept = self._found, self._layer_means, self._kept_rows
         grad = Results(*(empty(*value.shape) for value in found))
         grad_base = empty(*found.means.shape)
-        _share_out(
-            copies,
-            (copies - 1) * self._tail_cost,
-            lambda parts: run_tails_back(
-                parts, weights, form, found, kept, grad_outputs, grad, grad_base, gradients
-            ),
-        )
-        _share_out(
-            4 * copies,
-            copies * self._tail_cost,
-            lambda parts: run_bases_back(parts, form, means, grad_base, gradients),
-        )
+        parts = _parts(copies, copies * self._tail_cost)
+        RUN_TAILS_BACK(parts, weights, form, found, kept, grad_outputs, grad, grad_base, gradients)
+        parts = _parts(4 * copies, copies * self._tail_cost)
+        RUN_BASES_BACK(parts, form, means, grad_base, gradients)
         grad_maps = self._stage.read_back(maps, self._turned_key, self._kept, grad)
-        _share_out(
-            2 * copies,
-            copies * self._fold_cost,
-            lambda parts: fold_all_back(parts, weights, form, maps, grad_maps, gradients),
-        )
+        parts = _parts(2 * copies, copies * self._fold_cost)
+        FOLD_ALL_BACK(parts, weights, form, maps, grad_maps, gradients)
         return gradients
 
 
-def _share_out(count: int, cost: int, work: Callable[[Parts], None]) -> None:
-    """Call something that takes parts until there are none, in all threads if it is worth it.
+def _parts(count: int, cost: int) -> Parts:
+    """Return parts of a piece of work that threads take one after the other.
 
     Args:
-        count: How many parts.
-        cost: Multiplications of all of them, about.
-        work: Takes parts and does them.
+        count: How many.
+        cost: Multiplications of all of them, about: a little is left to one thread.
     """
-    from .compiled.loops import SMALL_WORK, Parts, Shares
+    from .compiled.loops import Parts
+    from .compiled.teams import TEAM_WORK
 
-    parts = Parts(np.arange(count + 1), np.zeros(1, np.int64))
-    if cost > SMALL_WORK:
-        Shares.run(parts, lambda: work(parts))
-    else:
-        work(parts)
+    bounds = np.arange(count + 1) if cost > TEAM_WORK else np.array([0, count])
+    return Parts(bounds, np.zeros(1, np.int64))
 
 
 def _empty_maps(form: Form, copies: int) -> tuple[Maps[np.ndarray], TurnedMaps]:

@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("numba")
 
@@ -70,27 +68,3 @@ def test_a_head_still_runs_when_a_process_ends() -> None:
     command = [sys.executable, "-c", AT_EXIT]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["True"]
-
-
-def test_an_error_in_a_thread_is_raised_after_all_have_ended() -> None:
-    shares, threads = loops.Shares(np.full(40, 10**9)), torch.get_num_threads()
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            started: list[int] = []
-            ended: list[int] = []
-            parts = shares.parts(1)
-
-            def work(started: list[int] = started, ended: list[int] = ended) -> None:
-                started.append(len(started))
-                try:
-                    if started[-1] == 0:
-                        raise ValueError("the first of them")
-                finally:
-                    ended.append(0)
-
-            with pytest.raises(ValueError, match="the first of them"):
-                shares.run(parts, work)
-            assert 1 <= len(started) == len(ended) <= count
-    finally:
-        torch.set_num_threads(threads)

@@ -16,8 +16,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from histograph_post.heads.compiled.attention_loops import give_all, give_all_back
-from histograph_post.heads.compiled.attention_rows import row_length
+from histograph_post.heads.compiled.attention_columns import LOG2_E, row_length
+from histograph_post.heads.compiled.attention_loops import (
+    BLOCK,
+    give_all,
+    give_all_back,
+    turn_columns,
+)
 from histograph_post.heads.compiled.products import (
     add_dots,
     add_product,
@@ -116,45 +121,56 @@ def test_sums_of_pieces(count: int, sums: int, pieces: int, width: int) -> None:
 
 
 def softmax(scores: Floats) -> npt.NDArray[np.float64]:
-    raised = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
-    attention: npt.NDArray[np.float64] = raised / raised.sum(axis=1, keepdims=True)
+    raised = np.exp(scores.astype(np.float64) - scores.max(axis=0))
+    attention: npt.NDArray[np.float64] = raised / raised.sum(axis=0)
     return attention
 
 
-def padded(values: Floats) -> Floats:
-    """Make rows as long as the loops have them; what is past their end is not looked at."""
-    result = np.full((*values.shape[:-1], row_length(values.shape[-1])), 1e30, np.float32)
-    result[..., : values.shape[-1]] = values
+def as_scores(values: Floats) -> Floats:
+    """Return scores as the loops have them; columns past the last are not looked at."""
+    result = np.full((len(values), BLOCK), 1e30, np.float32)
+    result[:, : values.shape[1]] = values * LOG2_E
     return result
 
 
+#: Nodes whose attention is made at a time: what ends within a vector, at its end, or after it.
+GIVERS = st.sampled_from(sorted({1, BLOCK // 2 - 1, BLOCK // 2, BLOCK // 2 + 1, BLOCK}))
+
+
 @settings(max_examples=60, deadline=None)
-@given(rows=LENGTHS, count=LENGTHS, size=st.sampled_from([1.0, 30.0, 1e4]))
+@given(count=LENGTHS, givers=GIVERS, size=st.sampled_from([1.0, 30.0, 1e4]))
 def test_attention_and_its_gradient_are_those_of_a_softmax(
-    rows: int, count: int, size: float
+    count: int, givers: int, size: float
 ) -> None:
-    scores, grad = draw_values(rows, count) * np.float32(size), draw_values(count, seed=1)
-    attention = softmax(scores)
-    received = padded(np.zeros(count, np.float32))
-    give_all(padded(scores), count, received)
-    np.testing.assert_allclose(received[:count], attention.sum(0), rtol=1e-5, atol=1e-6)
-    factor, received = np.float32(0.25), padded(np.zeros(count, np.float32))
-    turned = padded(scores)
-    give_all_back(turned, count, factor, padded(grad), received)
-    np.testing.assert_allclose(received[:count], attention.sum(0), rtol=1e-5, atol=1e-6)
-    expected = 0.25 * attention * (grad - (attention * grad).sum(1, keepdims=True))
-    np.testing.assert_allclose(turned[:, :count], expected, rtol=1e-4, atol=1e-6)
+    scores, grad = draw_values(count, givers) * np.float32(size), draw_values(count, seed=1)
+    attention = softmax(as_scores(scores)[:, :givers] / np.float64(LOG2_E))
+    received = np.zeros(count, np.float32)
+    give_all(as_scores(scores), givers, received)
+    np.testing.assert_allclose(received, attention.sum(1), rtol=1e-5, atol=1e-6)
+    factor, received, turned = np.float32(0.25), np.zeros(count, np.float32), as_scores(scores)
+    give_all_back(turned, givers, factor, grad, received)
+    np.testing.assert_allclose(received, attention.sum(1), rtol=1e-5, atol=1e-6)
+    expected = 0.25 * attention * (grad[:, None] - grad @ attention)
+    np.testing.assert_allclose(turned[:, :givers], expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [3, 16, 20])
-@pytest.mark.parametrize("rows", [1, 4])
-def test_a_row_with_a_broken_score_is_broken(rows: int, count: int) -> None:
+@pytest.mark.parametrize("givers", [1, 4, BLOCK])
+def test_attention_with_a_broken_score_is_broken(givers: int, count: int) -> None:
     for place in (0, count - 1):
-        scores = draw_values(rows, count)
-        scores[-1, place] = np.nan
-        received = padded(np.zeros(count, np.float32))
-        give_all(padded(scores), count, received)
-        assert np.isnan(received[:count]).all()
+        scores, received = draw_values(count, givers), np.zeros(count, np.float32)
+        scores[place, -1] = np.nan
+        give_all(as_scores(scores), givers, received)
+        assert np.isnan(received).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=LENGTHS, width=LENGTHS)
+def test_columns_become_rows(rows: int, width: int) -> None:
+    values = draw_values(rows, width + 3)
+    result = np.full((row_length(width), row_length(rows)), np.nan, np.float32)
+    turn_columns(values, 2, width, np.float32(0.5), result)
+    assert (result[:width, :rows] == values[:, 2 : 2 + width].T * np.float32(0.5)).all()
 
 
 def test_processors_have_vectors_of_their_own() -> None:
@@ -165,8 +181,8 @@ def test_processors_have_vectors_of_their_own() -> None:
 
 OTHER_VECTORS = """
 import numpy as np
-from histograph_post.heads.compiled.attention_loops import give_all
-from histograph_post.heads.compiled.attention_rows import row_length
+from histograph_post.heads.compiled.attention_columns import row_length
+from histograph_post.heads.compiled.attention_loops import BLOCK, give_all, turn_columns
 from histograph_post.heads.compiled.products import add_dots, add_product, sum_pieces
 from histograph_post.heads.compiled.products import add_product_ahead
 from histograph_post.heads.compiled.vector_code import LANES
@@ -188,12 +204,16 @@ for n, m, k, width in [(1, 1, 1, 1), (5, 3, 7, 6), (9, 4, 6, 33), (30, 5, 9, 8),
     sum_pieces(weights, right, result)
     expected = np.einsum("il,nld->nid", weights, right.reshape(n, k, -1)).reshape(n, -1)
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
-    scores, received = np.zeros((n, row_length(k)), np.float32), np.zeros(row_length(k), np.float32)
+    scores, received = np.zeros((n, BLOCK), np.float32), np.zeros(n, np.float32)
+    k = min(k, BLOCK)
     scores[:, :k] = draw(n, k)
-    expected = np.exp(scores[:, :k])
+    expected = np.exp2(scores[:, :k])
     give_all(scores, k, received)
-    expected = (expected / expected.sum(1, keepdims=True)).sum(0)
-    np.testing.assert_allclose(received[:k], expected, rtol=1e-4, atol=1e-5)
+    expected = (expected / expected.sum(0)).sum(1)
+    np.testing.assert_allclose(received, expected, rtol=1e-4, atol=1e-5)
+    result = np.empty((row_length(width), row_length(n)), np.float32)
+    turn_columns(left, 0, width, np.float32(2), result)
+    assert (result[:width, :n] == 2 * left[:, :width].T).all()
 print(LANES)
 """
 

@@ -74,7 +74,10 @@ def turn_square(typing, values, row, column, width, factor, result, to_column):
     def write(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(context, builder)
         values, row, column, width, factor, result, to_column = args
-        values, result = code.matrix(signature.args[0], values), code.matrix(signature.args[5], result)
+        values, result = (
+            code.matrix(signature.args[0], values),
+            code.matrix(signature.args[5], result),
+        )
         mask, factor = code.mask(width), code.spread(factor)
         last = builder.sub(values.rows, code.number(1))
         vectors = []
@@ -138,15 +141,22 @@ def give_attention_back(typing, vectors, scores, givers, factor, grad, received)
         code = Code(context, builder)
         _, scores, givers, factor, grad, received = args
         columns = _Columns(code, code.matrix(signature.args[1], scores), vectors.literal_value)
-        grad, received = code.matrix(signature.args[4], grad), code.matrix(signature.args[5], received)
+        grad, received = (
+            code.matrix(signature.args[4], grad),
+            code.matrix(signature.args[5], received),
+        )
         inverses, along = columns.raise_all(givers, grad)
         factor, zero = code.spread(factor), code.number(0)
-        means = [builder.fmul(builder.fmul(*pair), factor) for pair in zip(along, inverses, strict=True)]
+        means = [
+            builder.fmul(builder.fmul(sum_, inverse), factor)
+            for sum_, inverse in zip(along, inverses, strict=True)
+        ]
         with cgutils.for_range(builder, columns.scores.rows) as each:
             own = builder.fmul(code.spread(code.value(grad.at(zero, each.index))), factor)
             total, results = code.constant(0), []
-            for raised, inverse, mean in zip(columns.load(each.index), inverses, means, strict=True):
-                attention = builder.fmul(raised, inverse)
+            raised = columns.load(each.index)
+            for power, inverse, mean in zip(raised, inverses, means, strict=True):
+                attention = builder.fmul(power, inverse)
                 total = builder.fadd(total, attention)
                 results.append(builder.fmul(attention, builder.fsub(own, mean)))
             columns.store(results, each.index)

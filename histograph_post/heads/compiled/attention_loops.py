@@ -145,9 +145,7 @@ def take_values_back(
 
 
 @part_of_loop
-def turn_columns(
-    rows: Floats, column: int, width: int, factor: np.float32, result: Floats
-) -> None:
+def turn_columns(rows: Floats, column: int, width: int, factor: np.float32, result: Floats) -> None:
     """Write ``width`` columns of rows ``[n, m]`` as rows, multiplied: ``[width, n]`` or larger."""
     for first in range(0, len(rows), LANES):
         for place in range(0, width, LANES):

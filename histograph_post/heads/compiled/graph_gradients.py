@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..folded_maps import LayerMaps, Maps
@@ -12,6 +14,7 @@ from .layer_loops import embed_back, score_layers_back
 from .loops import ONE, Floats, Integers, Parts, loop, part_of_loop, take_number
 from .products import add_dots, add_product, add_product_ahead, sum_pieces, write_product
 from .row_loops import add_rows, clear_row, new_rows, repeat_row, scale
+from .teams import TeamLoop, call_in_team
 from .weight_loops import normalize_all, normalize_all_back
 
 
@@ -66,6 +69,16 @@ def read_graphs_back(
                         grad_maps,
                         ahead,
                     )
+
+
+@loop
+def read_graphs_back_in_team(address: int, threads: int, *arguments: Any) -> None:
+    """Do :func:`read_graphs_back` in every thread of a team."""
+    if call_in_team(address, threads, read_graphs_back, arguments):
+        raise MemoryError
+
+
+READ_GRAPHS_BACK = TeamLoop(read_graphs_back, read_graphs_back_in_team)
 
 
 @part_of_loop

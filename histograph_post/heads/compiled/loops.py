@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from concurrent.futures import wait
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -13,11 +12,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numba
 import numpy as np
 import numpy.typing as npt
-import torch
 from numba.extending import intrinsic
 
-from ...helper_threads import start_helper
-from ...openmp import run_in_team
 from ..layer_weights import NORMALIZATIONS
 
 Floats = npt.NDArray[np.float32]
@@ -37,7 +33,7 @@ _Loop = TypeVar("_Loop", bound=Callable[..., object])
 #: infinite values and NaN stay what they are.
 REASSOCIATED = {"reassoc", "contract", "nsz", "arcp"}
 
-#: Multiplications that are not worth a second thread: a tenth of a millisecond's.
+#: Multiplications that are not worth to be cut into parts: a tenth of a millisecond's.
 SMALL_WORK = 2_000_000
 
 #: Where parts end, in shares of all work: large ones first, because each has gradients of its own
@@ -154,27 +150,3 @@ class Shares:
         if copies >= MANY_COPIES:
             bounds = np.append(bounds[:-1:2], bounds[-1])
         return Parts(bounds, np.zeros(1, np.int64))
-
-    @staticmethod
-    def run(parts: Parts, work: Callable[[], None]) -> None:
-        """Call something in several threads, as many as PyTorch uses.
-
-        Args:
-            parts: What there is to do.
-            work: Takes parts and does them as long as there are any, without the interpreter's
-                lock.
-        """
-        most = len(parts.bounds) - 1
-        threads = min(torch.get_num_threads(), most)
-        if threads > 1 and run_in_team(work, torch.get_num_threads()):
-            if parts.next[0] >= most:
-                return
-            threads = 1  # a signal came before the only thread of the team began
-        coming = [start_helper(work) for _ in range(threads - 1)]
-        try:
-            work()
-        finally:
-            late = [helper for helper in coming if not helper.cancel()]
-            wait(late)  # they write into the same tensors
-        for helper in late:
-            helper.result()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from .head_weights import Form, HeadWeights, view_weights
 from .loops import ONE, ZERO, Floats, Parts, loop, take_number
 from .products import add_dots_of_rows, add_product, dot, write_product
 from .row_loops import add_rows, clear, repeat_row
+from .teams import TeamLoop, call_in_team
 
 #: What a LayerNorm adds to a variance.
 NORM_EPS = np.float32(1e-5)
@@ -77,6 +78,16 @@ def run_tails(
             rectify(following, following)
             rows = following
         apply(own.output, own.output_bias, rows, outputs[copy, first:stop])
+
+
+@loop
+def run_tails_in_team(address: int, threads: int, *arguments: Any) -> None:
+    """Do :func:`run_tails` in every thread of a team."""
+    if call_in_team(address, threads, run_tails, arguments):
+        raise MemoryError
+
+
+RUN_TAILS = TeamLoop(run_tails, run_tails_in_team)
 
 
 @loop
@@ -149,6 +160,16 @@ def run_tails_back(
 
 
 @loop
+def run_tails_back_in_team(address: int, threads: int, *arguments: Any) -> None:
+    """Do :func:`run_tails_back` in every thread of a team."""
+    if call_in_team(address, threads, run_tails_back, arguments):
+        raise MemoryError
+
+
+RUN_TAILS_BACK = TeamLoop(run_tails_back, run_tails_back_in_team)
+
+
+@loop
 def run_bases_back(
     parts: Parts, form: Form, layer_means: Floats, grad_base: Floats, gradients: Floats
 ) -> None:
@@ -169,6 +190,16 @@ def run_bases_back(
         first, stop = form.dim * quarter // 4, form.dim * (quarter + 1) // 4
         outputs = grad_base[copy][:, first:stop]  # [num_graphs, dim / 4]
         add_product(outputs.T, rows, 0, grad.base[first:stop], 0, rows.shape[1])
+
+
+@loop
+def run_bases_back_in_team(address: int, threads: int, *arguments: Any) -> None:
+    """Do :func:`run_bases_back` in every thread of a team."""
+    if call_in_team(address, threads, run_bases_back, arguments):
+        raise MemoryError
+
+
+RUN_BASES_BACK = TeamLoop(run_bases_back, run_bases_back_in_team)
 
 
 @loop
