@@ -9,7 +9,7 @@ import numpy as np
 from ..folded_maps import LayerMaps, Maps
 from .ahead import fetch_rest, look_ahead
 from .attention_loops import attend_back, take_values_back
-from .graph_records import Kept, Results, Table, Weighing, graph_history
+from .graph_records import Kept, Results, Table, Weighing, end_of_block, graph_history
 from .layer_loops import embed_back, score_layers_back
 from .loops import ONE, Floats, Integers, Parts, loop, part_of_loop, take_number
 from .products import add_dots, add_product, add_product_ahead, sum_pieces, write_product
@@ -41,34 +41,37 @@ def read_graphs_back(
         grad_results: Of what it has found.
         gradients: Filled in: all that ``maps`` has, one after the other, ``[parts, numel]``.
     """
-    ahead, channels = np.zeros(2, np.int64), maps.layers.query.shape[2]
+    ahead, (copies, _, channels) = np.zeros(2, np.int64), maps.layers.query.shape
     while True:
         part = take_number(parts.next)
         if part + 1 >= len(parts.bounds):
             return
         clear_row(gradients[part])
         grad_maps = view_as_maps(gradients[part], maps)
-        for graph in range(parts.bounds[part], parts.bounds[part + 1]):
-            history = graph_history(table, graph, channels)  # [n, L * D]
-            fetch_rest(history, ahead)
-            begin, copies = table.ptr[graph], len(maps.layers.query)
-            if len(history):
-                for copy in range(copies):
+        stop = parts.bounds[part]
+        while stop < parts.bounds[part + 1]:
+            first, stop = stop, end_of_block(table, stop, parts.bounds[part + 1], copies)
+            for graph in range(first, stop):
+                fetch_rest(graph_history(table, graph, channels), ahead)
+            for copy in range(copies):
+                for graph in range(first, stop):
                     if copy == copies - 1:  # the weights of others would push it out of the cache
                         look_ahead(table, parts, part, graph, channels, ahead)
-                    read_graph_back(
-                        history,
-                        graph,
-                        begin,
-                        copy,
-                        maps,
-                        turned_key,
-                        weighing,
-                        kept,
-                        grad_results,
-                        grad_maps,
-                        ahead,
-                    )
+                    history, begin = graph_history(table, graph, channels), table.ptr[graph]
+                    if len(history):
+                        read_graph_back(
+                            history,
+                            graph,
+                            begin,
+                            copy,
+                            maps,
+                            turned_key,
+                            weighing,
+                            kept,
+                            grad_results,
+                            grad_maps,
+                            ahead,
+                        )
 
 
 @loop

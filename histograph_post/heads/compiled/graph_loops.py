@@ -12,7 +12,15 @@ import numpy as np
 from ..folded_maps import Maps
 from .ahead import fetch_rest, look_ahead
 from .attention_loops import attend, take_values
-from .graph_records import Kept, Results, Table, TurnedMaps, Weighing, graph_history
+from .graph_records import (
+    Kept,
+    Results,
+    Table,
+    TurnedMaps,
+    Weighing,
+    end_of_block,
+    graph_history,
+)
 from .layer_loops import embed, score_layers
 from .loops import ONE, Floats, Integers, Parts, loop, part_of_loop, take_number
 from .products import add_product, add_product_ahead, sum_pieces, write_product
@@ -45,28 +53,41 @@ def read_graphs(
         layer_means: Filled in: means over the nodes of every layer, ``[num_graphs, L * D]``; empty
             if they are not asked for.
     """
-    ahead, channels = np.zeros(2, np.int64), maps.layers.query.shape[2]
+    ahead, (copies, _, channels) = np.zeros(2, np.int64), maps.layers.query.shape
     while True:
         part = take_number(parts.next)
         if part + 1 >= len(parts.bounds):
             return
-        for graph in range(parts.bounds[part], parts.bounds[part + 1]):
-            history = graph_history(table, graph, channels)  # [n, L * D]
-            if len(layer_means):
-                take_mean(history, layer_means[graph])
-            else:
-                fetch_rest(history, ahead)
-            begin, copies = table.ptr[graph], len(maps.layers.query)
-            for copy in range(copies):
-                if copy == copies - 1:  # the weights of others would push it out of the cache
-                    look_ahead(table, parts, part, graph, channels, ahead)
-                if len(history):
-                    read_graph(
-                        history, graph, begin, copy, maps, turned, weighing, kept, results, ahead
-                    )
+        stop = parts.bounds[part]
+        while stop < parts.bounds[part + 1]:
+            first, stop = stop, end_of_block(table, stop, parts.bounds[part + 1], copies)
+            for graph in range(first, stop):
+                history = graph_history(table, graph, channels)  # [n, L * D]
+                if len(layer_means):
+                    take_mean(history, layer_means[graph])
                 else:
-                    clear_row(results.contexts[copy, graph])
-                    clear_row(results.means[copy, graph])
+                    fetch_rest(history, ahead)
+            for copy in range(copies):
+                for graph in range(first, stop):
+                    if copy == copies - 1:  # the weights of others would push it out of the cache
+                        look_ahead(table, parts, part, graph, channels, ahead)
+                    history, begin = graph_history(table, graph, channels), table.ptr[graph]
+                    if len(history):
+                        read_graph(
+                            history,
+                            graph,
+                            begin,
+                            copy,
+                            maps,
+                            turned,
+                            weighing,
+                            kept,
+                            results,
+                            ahead,
+                        )
+                    else:
+                        clear_row(results.contexts[copy, graph])
+                        clear_row(results.means[copy, graph])
 
 
 @loop

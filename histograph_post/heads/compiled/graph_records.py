@@ -16,6 +16,9 @@ import numpy as np
 from .loops import Floats, Integers, loop
 from .row_loops import copy_row
 
+#: Values of the histories of a block of graphs, at most: a quarter of a processor's second cache.
+BLOCK = 1 << 16
+
 
 class Table(NamedTuple):
     """Where the history of each graph is."""
@@ -78,6 +81,26 @@ class Results(NamedTuple):
     contexts: Floats
     #: Mean of the node embeddings, ``[copies, num_graphs, dim]``.
     means: Floats
+
+
+@loop
+def end_of_block(table: Table, graph: int, stop: int, copies: int) -> int:
+    """Return where a block of graphs ends that all copies of a head read before the next one.
+
+    Copies take turns where a block ends: what they read of it is in the processor's cache, and
+    weights are fetched once for all of its graphs.
+
+    Args:
+        table: The history.
+        graph: The first of the block.
+        stop: Where it ends at the latest.
+        copies: Of the head; a single one has nothing to fetch again.
+    """
+    end = graph + 1
+    rows = BLOCK // table.stride if copies > 1 else 0
+    while end < stop and table.ptr[end + 1] - table.ptr[graph] <= rows:
+        end += 1
+    return end
 
 
 @loop
