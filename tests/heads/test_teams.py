@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ pytest.importorskip("numba")
 import numba
 
 from histograph_post.heads.compiled.loops import Integers, Parts, take_number
-from histograph_post.heads.compiled.teams import TeamLoop, call_in_team
+from histograph_post.heads.compiled.teams import TeamLoop
 from histograph_post.openmp import team_address
 
 if not team_address():
@@ -49,12 +48,6 @@ def meet(parts: Parts, arrived: Integers) -> None:
 
 
 @numba.njit(nogil=True)
-def meet_in_team(address: int, threads: int, *arguments: Any) -> None:
-    if call_in_team(address, threads, meet, arguments):
-        raise MemoryError
-
-
-@numba.njit(nogil=True)
 def do_parts(parts: Parts, done: Integers) -> None:
     while True:
         number = take_number(parts.next)
@@ -65,15 +58,9 @@ def do_parts(parts: Parts, done: Integers) -> None:
         done[number] = 1
 
 
-@numba.njit(nogil=True)
-def do_parts_in_team(address: int, threads: int, *arguments: Any) -> None:
-    if call_in_team(address, threads, do_parts, arguments):
-        raise MemoryError
-
-
 def test_every_thread_of_pytorch_is_there() -> None:
     arrived = np.zeros(1, np.int64)
-    TeamLoop(meet, meet_in_team)(count_to(3), arrived)
+    TeamLoop(meet)(count_to(3), arrived)
     assert arrived[0] == 3
 
 
@@ -81,7 +68,7 @@ def test_every_part_is_done_once_and_pytorch_goes_on() -> None:
     matrix = torch.ones(256, 256)
     for number in (1, 2, 1000):
         done = np.zeros(number, np.int64)
-        TeamLoop(do_parts, do_parts_in_team)(count_to(number), done)
+        TeamLoop(do_parts)(count_to(number), done)
         assert done.all()
         assert float((matrix @ matrix)[0, 0]) == 256
 
@@ -90,12 +77,12 @@ def test_every_part_is_done_once_and_pytorch_goes_on() -> None:
 def test_what_fails_in_a_thread_fails_in_the_caller(number: int) -> None:
     done = np.ones(number, np.int64)
     with pytest.raises(MemoryError if number > 1 else ValueError):
-        TeamLoop(do_parts, do_parts_in_team)(count_to(number), done)
+        TeamLoop(do_parts)(count_to(number), done)
 
 
 def test_threads_of_python_have_teams_of_their_own() -> None:
     counts = [np.zeros(500, np.int64) for _ in range(2)]
-    loop = TeamLoop(do_parts, do_parts_in_team)
+    loop = TeamLoop(do_parts)
     threads = [threading.Thread(target=loop, args=(count_to(500), own)) for own in counts]
     for thread in threads:
         thread.start()
@@ -124,7 +111,7 @@ def work(parts):
     finally:
         ended.append(0)
 try:
-    TeamLoop(work, None)(Parts(np.arange(9), np.zeros(1, np.int64)))
+    TeamLoop(work)(Parts(np.arange(9), np.zeros(1, np.int64)))
 except ValueError as error:
     print(team_address(), error, 1 <= len(started) == len(ended) <= 3, flush=True)
 """

@@ -5,8 +5,6 @@ The letters and formulas are those of :mod:`histograph_post.heads.folded_maps`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..folded_maps import Maps
@@ -15,7 +13,7 @@ from .head_weights import Form, view_weights
 from .loops import Floats, Parts, loop, take_number
 from .products import add_dots_of_rows, add_product, write_product
 from .row_loops import add_rows, copy_row
-from .teams import TeamLoop, call_in_team
+from .teams import TeamLoop
 
 
 @loop
@@ -69,14 +67,7 @@ def fold_all(
             turn(own.nodes, turned.nodes[copy])
 
 
-@loop
-def fold_all_in_team(address: int, threads: int, *arguments: Any) -> None:
-    """Do :func:`fold_all` in every thread of a team."""
-    if call_in_team(address, threads, fold_all, arguments):
-        raise MemoryError
-
-
-FOLD_ALL = TeamLoop(fold_all, fold_all_in_team)
+FOLD_ALL = TeamLoop(fold_all)
 
 
 @loop
@@ -126,14 +117,7 @@ def fold_all_back(
         add_rows(grad_maps.nodes_bias[copy].reshape(1, -1), grad.nodes_bias[0])
 
 
-@loop
-def fold_all_back_in_team(address: int, threads: int, *arguments: Any) -> None:
-    """Do :func:`fold_all_back` in every thread of a team."""
-    if call_in_team(address, threads, fold_all_back, arguments):
-        raise MemoryError
-
-
-FOLD_ALL_BACK = TeamLoop(fold_all_back, fold_all_back_in_team)
+FOLD_ALL_BACK = TeamLoop(fold_all_back)
 
 
 @loop

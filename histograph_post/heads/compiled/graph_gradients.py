@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..folded_maps import LayerMaps, Maps
@@ -14,7 +12,7 @@ from .layer_loops import embed_back, score_layers_back
 from .loops import ONE, Floats, Integers, Parts, loop, part_of_loop, take_number
 from .products import add_dots, add_product, add_product_ahead, sum_pieces, write_product
 from .row_loops import add_rows, clear_row, new_rows, repeat_row, scale
-from .teams import TeamLoop, call_in_team
+from .teams import TeamLoop
 from .weight_loops import normalize_all, normalize_all_back
 
 
@@ -74,14 +72,7 @@ def read_graphs_back(
                         )
 
 
-@loop
-def read_graphs_back_in_team(address: int, threads: int, *arguments: Any) -> None:
-    """Do :func:`read_graphs_back` in every thread of a team."""
-    if call_in_team(address, threads, read_graphs_back, arguments):
-        raise MemoryError
-
-
-READ_GRAPHS_BACK = TeamLoop(read_graphs_back, read_graphs_back_in_team)
+READ_GRAPHS_BACK = TeamLoop(read_graphs_back)
 
 
 @part_of_loop

@@ -5,8 +5,6 @@ Where a graph is in what goes in and comes out, :mod:`.graph_records` says.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..folded_maps import Maps
@@ -25,7 +23,7 @@ from .layer_loops import embed, score_layers
 from .loops import ONE, Floats, Integers, Parts, loop, part_of_loop, take_number
 from .products import add_product, add_product_ahead, sum_pieces, write_product
 from .row_loops import clear_row, new_rows, repeat_row, take_mean
-from .teams import TeamLoop, call_in_team
+from .teams import TeamLoop
 from .weight_loops import normalize_all
 
 
@@ -90,14 +88,7 @@ def read_graphs(
                         clear_row(results.means[copy, graph])
 
 
-@loop
-def read_graphs_in_team(address: int, threads: int, *arguments: Any) -> None:
-    """Do :func:`read_graphs` in every thread of a team."""
-    if call_in_team(address, threads, read_graphs, arguments):
-        raise MemoryError
-
-
-READ_GRAPHS = TeamLoop(read_graphs, read_graphs_in_team)
+READ_GRAPHS = TeamLoop(read_graphs)
 
 
 @part_of_loop

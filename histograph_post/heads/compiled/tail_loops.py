@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from .head_weights import Form, HeadWeights, view_weights
 from .loops import ONE, ZERO, Floats, Parts, loop, take_number
 from .products import add_dots_of_rows, add_product, dot, write_product
 from .row_loops import add_rows, clear, repeat_row
-from .teams import TeamLoop, call_in_team
+from .teams import TeamLoop
 
 #: What a LayerNorm adds to a variance.
 NORM_EPS = np.float32(1e-5)
@@ -80,14 +80,7 @@ def run_tails(
         apply(own.output, own.output_bias, rows, outputs[copy, first:stop])
 
 
-@loop
-def run_tails_in_team(address: int, threads: int, *arguments: Any) -> None:
-    """Do :func:`run_tails` in every thread of a team."""
-    if call_in_team(address, threads, run_tails, arguments):
-        raise MemoryError
-
-
-RUN_TAILS = TeamLoop(run_tails, run_tails_in_team)
+RUN_TAILS = TeamLoop(run_tails)
 
 
 @loop
@@ -159,14 +152,7 @@ def run_tails_back(
             clear(grad_found.means[copy])
 
 
-@loop
-def run_tails_back_in_team(address: int, threads: int, *arguments: Any) -> None:
-    """Do :func:`run_tails_back` in every thread of a team."""
-    if call_in_team(address, threads, run_tails_back, arguments):
-        raise MemoryError
-
-
-RUN_TAILS_BACK = TeamLoop(run_tails_back, run_tails_back_in_team)
+RUN_TAILS_BACK = TeamLoop(run_tails_back)
 
 
 @loop
@@ -192,14 +178,7 @@ def run_bases_back(
         add_product(outputs.T, rows, 0, grad.base[first:stop], 0, rows.shape[1])
 
 
-@loop
-def run_bases_back_in_team(address: int, threads: int, *arguments: Any) -> None:
-    """Do :func:`run_bases_back` in every thread of a team."""
-    if call_in_team(address, threads, run_bases_back, arguments):
-        raise MemoryError
-
-
-RUN_BASES_BACK = TeamLoop(run_bases_back, run_bases_back_in_team)
+RUN_BASES_BACK = TeamLoop(run_bases_back)
 
 
 @loop

@@ -108,8 +108,22 @@ class Code:
         if kind.ndim == 1:
             shape, steps = [self.number(1), *shape], [self.number(0), *steps]
         if kind.layout == "C":
-            steps[1] = self.number(SIZE)
+            steps[1] = self.number(kind.dtype.bitwidth // 8)
         return Matrix(builder, builder.ptrtoint(array.data, WORD), *shape, *steps)
+
+    def find(self, pairs: Matrix, number: ir.Value, otherwise: ir.Value) -> ir.Value:
+        """Return what stands below a number in two rows of whole numbers, if it is there."""
+        builder, found = self.builder, self.keep(otherwise)
+
+        def at(row: int, column: ir.Value) -> ir.Value:
+            place = pairs.at(self.number(row), column)
+            return builder.load(builder.inttoptr(place, WORD.as_pointer()))
+
+        with cgutils.for_range(builder, pairs.columns) as each:
+            is_it = builder.icmp_signed("==", at(0, each.index), number)
+            with builder.if_then(is_it):
+                builder.store(at(1, each.index), found)
+        return builder.load(found)
 
     def keep(self, value: ir.Value) -> ir.Value:
         """Give a value that changes a place of its own, which becomes a register."""
