@@ -19,8 +19,8 @@ from .cache_plan import CachePlan
 from .errors import CacheError
 from .storage import BlockMemory, RowBlock, ShardInfo, ShardWriter
 
-#: Blocks that are being written or wait for it. The model runs ahead by two batches, no more: that
-#: covers the time in which a shard is synced, and a kill costs little but the shard in hand.
+#: Blocks that are being written or wait for it, at most. Two cover the time in which a shard is
+#: synced.
 _BLOCKS_WAITING = 2
 
 #: Shards that wait for their hash, at most. They are complete: a kill costs none of them.
@@ -45,7 +45,7 @@ class ShardThread:
         self.infos = {}
         self._plan = plan
         self._folder = folder
-        self._writing = Background(_BLOCKS_WAITING)
+        self._writing = Background(_blocks_waiting(plan))
         threads = min(torch.get_num_threads(), _SHARDS_WAITING)
         self._hashing = [Background(_SHARDS_WAITING) for _ in range(threads)]
         self._hashing_in_turn = cycle(self._hashing)
@@ -131,6 +131,12 @@ class ShardThread:
                 f"expected {needed / 1e6:.0f} MB for the next {what}; "
                 "make room and give the same command again"
             )
+
+
+def _blocks_waiting(plan: CachePlan) -> int:
+    """Return how many blocks may wait: all of them, which a kill costs, are less than a shard."""
+    blocks_of_shard = plan.options.shard_bytes // (plan.batch_nodes * plan.layout.row_bytes)
+    return _BLOCKS_WAITING if blocks_of_shard > _BLOCKS_WAITING else 1
 
 
 def _has_spare_cores(device: torch.device) -> bool:
