@@ -13,7 +13,8 @@ class Background:
     """Runs jobs one after the other, in order, in one thread; a context manager.
 
     At most ``waiting`` jobs are under way: one more waits for the first of them. When a job fails,
-    no later one runs, and its error is raised by the next :meth:`run`, or at the end.
+    no later one runs, and its error is raised by the next :meth:`run` or :meth:`wait`, or at the
+    end.
     """
 
     def __init__(self, waiting: int) -> None:
@@ -45,6 +46,10 @@ class Background:
         """Run a job after those that were given before it."""
         self._collect(self._waiting - 1)
         self._jobs.append(self._pool.submit(self._run, job, arguments))
+
+    def wait(self) -> None:
+        """Wait until all jobs are done."""
+        self._collect(0)
 
     def _collect(self, left: int) -> None:
         """Wait until no more than ``left`` jobs are under way."""

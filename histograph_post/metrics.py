@@ -47,13 +47,44 @@ def class_scores(truth: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
 
 
 def ranking_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
-    """Score the order that ``values [rows]`` put two classes in; nothing for a single class."""
+    """Score the order that ``values [rows]`` put two classes in; nothing for a single class.
+
+    To the last bit what scikit-learn gives, whose checks take ten times as long as this.
+    """
     if len(np.unique(truth)) < 2:
         return {}
-    return {
-        "roc_auc": float(sk.roc_auc_score(truth, values)),
-        "ap": float(sk.average_precision_score(truth, values)),
-    }
+    if not (np.isin(truth, (0, 1)).all() and np.isfinite(values).all()):
+        # It says what is wrong with them.
+        return {
+            "roc_auc": float(sk.roc_auc_score(truth, values)),
+            "ap": float(sk.average_precision_score(truth, values)),
+        }
+    highest_first = np.argsort(values)[::-1]
+    truth, values = truth[highest_first], values[highest_first]  # [rows]
+    # Rows of one value come above a threshold together: the last of each counts.  [thresholds]
+    last = np.append(np.flatnonzero(np.diff(values)), len(values) - 1)
+    right = np.cumsum(truth, dtype=np.float64)[last]
+    wrong = 1.0 + last - right
+    return {"roc_auc": _area(right, wrong), "ap": _average_precision(right, wrong)}
+
+
+def _area(right: np.ndarray, wrong: np.ndarray) -> float:
+    """Return the area under the ROC curve from the rows of each class above each threshold."""
+    if len(right) > 2:
+        # Only corners: with points on a line between them the sum would round differently.
+        is_corner = (np.diff(right, 2) != 0) | (np.diff(wrong, 2) != 0)
+        corners = np.concatenate([[True], is_corner, [True]])
+        right, wrong = right[corners], wrong[corners]
+    height = np.append(0.0, right) / right[-1]  # [corners + 1]
+    width = np.diff(np.append(0.0, wrong) / wrong[-1])  # [corners]
+    return float((width * (height[1:] + height[:-1]) / 2.0).sum())
+
+
+def _average_precision(right: np.ndarray, wrong: np.ndarray) -> float:
+    """Return the mean precision over recall from the rows of each class above each threshold."""
+    precision = (right / (right + wrong))[::-1]  # [thresholds]
+    recall = np.append((right / right[-1])[::-1], 0.0)  # [thresholds + 1]
+    return float(max(0.0, -np.sum(np.diff(recall) * precision)))
 
 
 def link_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:

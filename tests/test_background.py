@@ -70,6 +70,22 @@ def test_a_failed_job_is_the_last_and_its_error_reaches_the_caller() -> None:
         fail_at_the_end()
 
 
+def test_waiting_ends_with_the_last_job_or_with_an_error() -> None:
+    ran: list[int] = []
+
+    def fail() -> None:
+        raise ValueError("disk")
+
+    with Background(5) as background:
+        for number in range(5):
+            background.run(ran.append, number)
+        background.wait()
+        assert ran == list(range(5))
+        background.run(fail)
+        with pytest.raises(ValueError, match="disk"):
+            background.wait()
+
+
 @pytest.mark.parametrize("waiting", [1, 3])
 def test_an_interrupt_does_not_leave_a_job_half_done(waiting: int) -> None:
     steps: list[int] = []

@@ -8,10 +8,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from histograph_post.backbone import build_model
+from histograph_post.data import load_data
+from histograph_post.node_budget import budget_batches
+from histograph_post.storage import plan_shards, shard_name
 
 KILLED = """
 import os, signal, sys
@@ -72,6 +76,25 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
     assert_kills_leave_no_trace(
         checkpoint, "demo:", tmp_path, tmp_path, [7, 12], shard_bytes=100_000, budget=300
     )
+
+
+@pytest.mark.parametrize(("shard_bytes", "budget"), [(100_000, 150), (20_000, 300)])
+def test_a_kill_costs_the_shard_in_hand_and_the_batches_that_wait(
+    tmp_path: Path, shard_bytes: int, budget: int
+) -> None:
+    checkpoint = save_model(tmp_path, 4, hidden=8, num_layers=3)
+    num_nodes = load_data("demo:").num_nodes
+    shards = plan_shards(num_nodes, row_bytes=4 * 8 * 4, shard_bytes=shard_bytes)
+    batches = [len(list(budget_batches(num_nodes[slice(*shard)], budget))) for shard in shards]
+    assert len(shards) > 2
+    for killed_after in (sum(batches[:2]), sum(batches[:2]) + 2):
+        out = tmp_path / f"{killed_after}.cache"
+        sizes = {"shard_bytes": shard_bytes, "budget": budget}
+        assert run_until_killed(checkpoint, "demo:", tmp_path, out, killed_after, **sizes) == -9
+        safe = np.cumsum(batches) <= killed_after - 2
+        found = sorted(path.name for path in out.glob("shard-*.h5"))
+        assert found[: safe.sum()] == [shard_name(index) for index in range(safe.sum())]
+        assert len(list(out.glob("shard-*.partial"))) <= 1
 
 
 def test_killed_on_nci1_and_resumed_gives_the_same_bytes(shared_data: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from histograph_post.errors import DataError
-from histograph_post.metrics import class_scores
+from histograph_post.metrics import class_scores, ranking_scores
 from histograph_post.tasks import Task, infer_task, label_summary
 
 NAN = float("nan")
@@ -91,6 +91,28 @@ def test_scores_of_classes_are_sklearns(classes: int, rows: int) -> None:
         assert found["accuracy"] == pytest.approx(sk.accuracy_score(truth, chosen))
         assert found["balanced_accuracy"] == pytest.approx(sk.recall_score(truth, chosen, **macro))
         assert found["f1"] == pytest.approx(sk.f1_score(truth, chosen, **macro))
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(-3, 3) | st.floats(-3, 3)), min_size=2),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_scores_of_an_order_are_sklearns_to_the_last_bit(
+    rows: list[tuple[bool, float]], kind: type[np.floating]
+) -> None:
+    truth = np.array([is_positive for is_positive, _ in rows]).astype(int)
+    values = np.array([value for _, value in rows]).astype(kind)
+    found = ranking_scores(truth, values)
+    if len(set(truth)) < 2:
+        assert found == {}
+        return
+    assert found["roc_auc"] == sk.roc_auc_score(truth, values)
+    assert found["ap"] == sk.average_precision_score(truth, values)
+
+
+def test_values_that_have_no_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        ranking_scores(np.array([0, 1, 1]), np.array([0.5, NAN, 0.5]))
 
 
 def test_small_logits_are_not_taken_for_probabilities() -> None:

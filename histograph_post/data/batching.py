@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
@@ -43,9 +44,11 @@ def make_batch(graphs: Sequence[Data]) -> Batch:
         slices[name] = _bounds(sizes)
         shifts[name] = node_ptr[:-1] if counts_nodes else torch.zeros_like(sizes)
         if counts_nodes:
-            joined += torch.repeat_interleave(shifts[name].to(joined.dtype), sizes)
+            # In this thread, like all of this: PyTorch's own are slow to come together while
+            # another thread is busy, such as the one that writes the batch before.
+            joined.numpy()[:] += _repeat(shifts[name].to(joined.dtype), sizes).numpy()
         batch[name] = joined
-    batch.batch = torch.repeat_interleave(torch.arange(len(graphs)), num_nodes)  # [num_nodes]
+    batch.batch = _repeat(torch.arange(len(graphs)), num_nodes)  # [num_nodes]
     batch.ptr = node_ptr
     batch._num_graphs = len(graphs)
     batch._slice_dict = slices
@@ -75,6 +78,11 @@ def _are_plain(values: list[Any], are_numbers: bool) -> bool:
         and all(value.ndim for value in values)
         and (not are_numbers or {value.dtype for value in values} <= _INTEGERS)
     )
+
+
+def _repeat(values: Tensor, times: Tensor) -> Tensor:
+    """Return each value as many times as it says."""
+    return torch.from_numpy(np.repeat(values.numpy(), times.numpy()))
 
 
 def _sizes(values: Sequence[Tensor], dim: int) -> Tensor:

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -56,9 +56,23 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 def sha256_prefix(file: FileIO, num_bytes: int) -> str:
     """Return the SHA-256 of the first ``num_bytes`` of an open file."""
+    return sha256_prefixes(file, (num_bytes,))[0]
+
+
+def sha256_prefixes(file: FileIO, sizes: Sequence[int]) -> list[str]:
+    """Return the SHA-256 of each of these first bytes of an open file, which is read once.
+
+    Args:
+        file: A file that is open for reading.
+        sizes: How many bytes, in rising order.
+    """
     digest = hashlib.sha256()
+    buffer = memoryview(bytearray(min(max(sizes), 2**18)))
     file.seek(0)
-    while num_bytes > 0 and (block := file.read(min(num_bytes, 2**20))):
-        digest.update(block)
-        num_bytes -= len(block)
-    return digest.hexdigest()
+    done, found = 0, []
+    for size in sizes:
+        while done < size and (count := file.readinto(buffer[: size - done])):
+            digest.update(buffer[:count])
+            done += count
+        found.append(digest.hexdigest())
+    return found

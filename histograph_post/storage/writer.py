@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,7 +24,7 @@ from .row_writers import CompressedWriter, PlainWriter, RowWriter, cannot_write
 from .shard import Shard
 from .shard_graphs import ShardGraphs
 from .shard_info import ShardInfo, shard_name
-from .structure import inspect_shard
+from .structure import check_shard, hash_shard, inspect_shard
 
 
 def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:
@@ -45,8 +46,8 @@ def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list
 class ShardWriter:
     """One shard being written; a context manager that leaves a complete file or none.
 
-    Append the batches of its graphs in order. At the end the file is read back, checked and moved
-    to its name, and :attr:`info` says what the manifest has to know of it::
+    Append the batches of its graphs in order. At the end the file is opened again, checked and
+    moved to its name, and :attr:`info` says what the manifest has to know of it::
 
         with ShardWriter(folder, 0, layout, plan_hash, graphs) as writer:
             writer.append(2, history, outputs)  # the first two graphs
@@ -55,14 +56,11 @@ class ShardWriter:
     and the other calls :meth:`open`, :meth:`write` and :meth:`close`, or :meth:`discard`.
     """
 
-    #: What the manifest says of the shard; there once it is complete.
-    info: ShardInfo
-
     def __init__(
         self, folder: Path, index: int, layout: Layout, plan_hash: str, graphs: ShardGraphs
     ) -> None:
         self._path = folder / shard_name(index)
-        self._index = index
+        self.index = index
         self._layout = layout
         self._plan_hash = plan_hash
         self._graphs = graphs
@@ -71,6 +69,7 @@ class ShardWriter:
         self._outputs: PlainWriter | None = None
         self._activations: list[RowWriter] = []
         self._next_graph = 0
+        self._checked: ShardInfo | None = None
         self._steps = self._writing()
 
     def __enter__(self) -> Self:
@@ -103,8 +102,18 @@ class ShardWriter:
         next(self._steps)
 
     def close(self) -> None:
-        """Read the file back, check it and move it to its name."""
+        """Check how the file is made up and move it to its name: it is complete then."""
         next(self._steps, None)
+
+    @cached_property
+    def info(self) -> ShardInfo:
+        """What the manifest says of a shard that is closed; the file is hashed for it.
+
+        A shard is complete without: a job that is killed meanwhile finds it when it goes on.
+        """
+        if self._checked is None:
+            raise CacheError(f"{self._path}: found an unfinished shard, expected a closed one")
+        return hash_shard(self._path, self._layout, self._checked)
 
     def discard(self) -> None:
         """Remove what was written; a shard that is closed already stays."""
@@ -180,7 +189,7 @@ class ShardWriter:
             # Left behind by a killed process that had the same number as this one.
             partial.unlink(missing_ok=True)
             file = create_file(
-                partial, self._plan_hash, self._index, self._graphs.start, self._counts
+                partial, self._plan_hash, self.index, self._graphs.start, self._counts
             )
             try:
                 self._create_datasets(file)
@@ -188,7 +197,7 @@ class ShardWriter:
                 self._finish()
             finally:
                 self._close(file)
-            self.info = inspect_shard(partial, self._layout, self._plan_hash)
+            self._checked = check_shard(partial, self._layout, self._plan_hash)
 
     def _create_datasets(self, file: h5f.FileID) -> None:
         layout, counts = self._layout, self._counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -108,6 +109,21 @@ def open_writer(made, folder: Path, layout=None) -> ShardWriter:
 def append_all(made, folder: Path) -> None:
     with open_writer(made, folder) as shard:
         shard.append(*made.batch(0, made.num_graphs))
+
+
+def test_a_closed_shard_is_complete_before_it_is_hashed(example, tmp_path):
+    made = example()
+    shard = open_writer(made, tmp_path)
+    with pytest.raises(CacheError, match="found an unfinished shard"):
+        assert shard.info
+    with shard:
+        shard.append(*made.batch(0, made.num_graphs))
+    resumed = existing_shard(tmp_path, 0, made.layout, "0" * 64, 0, made.num_graphs)
+    content = (tmp_path / "shard-00000.h5").read_bytes()
+    assert shard.info == resumed
+    assert shard.info.sha256 == hashlib.sha256(content).hexdigest()
+    head = content[: shard.info.head_bytes(made.layout)]
+    assert shard.info.head_sha256 == hashlib.sha256(head).hexdigest()
 
 
 def test_a_shard_that_fails_leaves_nothing(example, tmp_path):
