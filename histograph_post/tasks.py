@@ -131,8 +131,9 @@ class Task:
         if self.kind == "regression":
             losses = (outputs - filled).square()  # [copies, rows, T]
         else:
+            all_targets = filled.expand(len(outputs), *filled.shape)  # [copies, rows, T]
             losses = F.binary_cross_entropy_with_logits(
-                outputs, filled.expand_as(outputs), pos_weight=positive_weight, reduction="none"
+                outputs, all_targets, pos_weight=positive_weight, reduction="none"
             )  # [copies, rows, T]
         if some_missing:
             present = ~missing  # [rows, T]

@@ -15,12 +15,14 @@ from torch.func import functional_call, vmap
 
 from histograph_post.backbone import build_model
 from histograph_post.caching import cache
+from histograph_post.copies import make_optimizer
 from histograph_post.data import load_data
 from histograph_post.experiments import FitProgress
 from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment
 from histograph_post.heads import graph_stage
 from histograph_post.heads.registry import build_head, head_names
 from histograph_post.run import Run
+from histograph_post.stacking import StackedNetworks
 from histograph_post.training_options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=4, batch_size=16, patience=0)
@@ -231,3 +233,20 @@ def test_a_fit_that_is_lost_is_made_again(demo_cache: Path, tmp_path: Path) -> N
     after = weights(tmp_path / "run", "histograph", 1)
     for name, value in before.items():
         torch.testing.assert_close(after[name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("factors", [[1e3, 1e-3, 1.0], [1e3, float("nan"), 1e-3]])
+def test_gradients_are_clipped_as_those_of_each_network_alone(factors: list[float]) -> None:
+    options, inputs = TrainingOptions(), torch.randn(5, 4)
+    networks = [torch.nn.Linear(4, 3) for _ in factors]
+    optimizers = [make_optimizer([*network.parameters()], options) for network in networks]
+    copies = StackedNetworks(networks, optimizers, options)
+    (copies(inputs).sum((1, 2)) * torch.tensor(factors)).sum().backward()
+    copies.clip(1.0)
+    (stacked,) = copies.optimizer.param_groups[0]["params"]  # [copies, numel]
+    for network, factor, found in zip(networks, factors, stacked.grad, strict=True):
+        (network(inputs).sum() * factor).backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        own = torch.cat([value.grad.flatten() for value in network.parameters()])
+        torch.testing.assert_close(found, own, equal_nan=True)
+    assert torch.linalg.vector_norm(stacked.grad[0]) == pytest.approx(1.0, rel=1e-4)

@@ -179,6 +179,12 @@ def test_losses_ignore_missing_labels(positive_weight: torch.Tensor | None) -> N
     assert (task.losses(outputs, torch.full((4, 2), NAN)) == 0).all()
 
 
+def test_losses_of_two_classes_want_one_column() -> None:
+    task = infer_task(column(0, 1, 1), "graph")
+    with pytest.raises(ValueError, match="must be the same as input size"):
+        task.losses(torch.randn(1, 3, 2), task.targets(column(0, 1, 1)))
+
+
 @pytest.mark.parametrize("missing", [True, False])
 def test_regression_losses_are_mean_squares(missing: bool) -> None:
     labels = column(0.5, 1.5, NAN if missing else 2, 4)

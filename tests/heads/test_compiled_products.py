@@ -154,14 +154,22 @@ def test_attention_and_its_gradient_are_those_of_a_softmax(
     np.testing.assert_allclose(turned[:, :givers], expected, rtol=1e-4, atol=1e-6)
 
 
+#: All of these are NaN: the usual one, and some that other programs leave.
+BROKEN = np.array([0x7FC00000, 0xFFFFFFFF, 0x7FC00001, 0x7FC00080], np.uint32).view(np.float32)
+
+
 @pytest.mark.parametrize("count", [3, 16, 20])
 @pytest.mark.parametrize("givers", [1, 4, BLOCK])
 def test_attention_with_a_broken_score_is_broken(givers: int, count: int) -> None:
     for place in (0, count - 1):
-        scores, received = draw_values(count, givers), np.zeros(count, np.float32)
-        scores[place, -1] = np.nan
-        give_all(as_scores(scores), givers, received)
-        assert np.isnan(received).all()
+        for broken in BROKEN:
+            scores, received = draw_values(count, givers), np.zeros(count, np.float32)
+            scores[place, -1] = broken
+            give_all(as_scores(scores), givers, received)
+            assert np.isnan(received).all()
+            turned, grad = as_scores(scores), np.ones(count, np.float32)
+            give_all_back(turned, givers, np.float32(1), grad, received)
+            assert np.isnan(turned[:, givers - 1]).all()
 
 
 @settings(max_examples=60, deadline=None)

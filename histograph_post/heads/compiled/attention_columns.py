@@ -241,4 +241,6 @@ def _power_of_two(code: Code, value: ir.Value) -> ir.Value:
     for factor in _POLYNOMIAL[1:]:
         polynomial = code.multiply_add(polynomial, rest, code.constant(factor))
     exponent = builder.shl(builder.bitcast(rounded, INTS), code.integers(_EXPONENT_SHIFT))
-    return builder.bitcast(builder.add(builder.bitcast(polynomial, INTS), exponent), VECTOR)
+    power = builder.bitcast(builder.add(builder.bitcast(polynomial, INTS), exponent), VECTOR)
+    # The bits of some NaN would make it a number.
+    return builder.select(builder.fcmp_ordered("ord", value, value), power, value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import wait
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ class TeamLoop:
     """
 
     def __init__(self, alone: Any) -> None:
-        self._alone = alone
+        self._alone, self._lock = alone, Lock()
         #: See :func:`call_in_team`.
         self._entries = np.zeros((2, 0), np.int64)
 
@@ -142,7 +143,7 @@ class TeamLoop:
             self._compile(parts, *arguments)
             found = start_team(self._entries, *team, parts, *arguments)
         if found != DONE:
-            raise MemoryError("a loop over graphs found no memory")
+            raise MemoryError("a loop over graphs failed in a thread, as it does without memory")
 
     def _compile(self, *arguments: Any) -> None:
         """Compile the loop for these arguments, and note where it begins."""
@@ -150,8 +151,9 @@ class TeamLoop:
         self._alone.compile(kinds)
         compiled = self._alone.overloads[kinds]
         entry = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-        found = np.column_stack([self._entries, [number_of(kinds), entry]])
-        self._entries = np.ascontiguousarray(found)
+        with self._lock:  # another thread may note where it begins for other arguments
+            found = np.column_stack([self._entries, [number_of(kinds), entry]])
+            self._entries = np.ascontiguousarray(found)
 
     def _call_helped(self, threads: int, parts: Parts, *arguments: Any) -> None:
         """Do all parts in this thread and in helpers, where PyTorch has no threads to be had."""
