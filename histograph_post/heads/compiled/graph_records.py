@@ -17,7 +17,7 @@ from .loops import Floats, Integers, loop
 from .row_loops import copy_row
 
 #: Values of the histories of a block of graphs, at most: a quarter of a processor's second cache.
-BLOCK = 1 << 16
+VALUES_OF_BLOCK = 1 << 16
 
 
 class Table(NamedTuple):
@@ -97,7 +97,7 @@ def end_of_block(table: Table, graph: int, stop: int, copies: int) -> int:
         copies: Of the head; a single one has nothing to fetch again.
     """
     end = graph + 1
-    rows = BLOCK // table.stride if copies > 1 else 0
+    rows = VALUES_OF_BLOCK // table.stride if copies > 1 else 0
     while end < stop and table.ptr[end + 1] - table.ptr[graph] <= rows:
         end += 1
     return end

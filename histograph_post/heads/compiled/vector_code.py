@@ -203,10 +203,6 @@ class Code:
         zero = ir.Constant(FLOAT, 0)
         return self.call("vector.reduce.fadd", FLOAT, [zero, vector], fastmath=("reassoc",))
 
-    def largest(self, vector: ir.Value) -> ir.Value:
-        """Return the largest value of a vector that has no NaN; to look for one takes long."""
-        return self.call("vector.reduce.fmax", FLOAT, [vector], fastmath=("nnan", "nsz"))
-
     def mask(self, count: ir.Value) -> ir.Value:
         """Return what lets the first values of a vector through."""
         lanes = ir.Constant(INTS, [ir.Constant(INT, lane) for lane in range(LANES)])
