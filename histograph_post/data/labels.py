@@ -64,13 +64,13 @@ def align_labels(graphs: Sequence[Data], level: Level, labels: np.ndarray) -> No
     labelled ones has no attribute at all: it gets NaN, and with it all graphs get float labels.
     """
     name, width = label_name(level), labels.shape[1]
-    present = [name in graph for graph in graphs]
-    if not any(present):
+    labelled = sum(name in graph for graph in graphs)
+    if not labelled:
         return
     start = 0
     for graph in graphs:
         rows = label_rows(graph, level)
-        if all(present):
+        if labelled == len(graphs):
             values = torch.as_tensor(graph[name])
         else:
             values = torch.from_numpy(labels[start : start + rows]).to(torch.float32)
