@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -54,19 +53,6 @@ class HeadTraining:
         history = self._loaded.history(self.split.train)
         source = HeadBatches(self._loaded, history, self.task, torch.device("cpu"))
         return self._train(HeadNetwork(copy.deepcopy(self._made.head)), source, epochs)
-
-    def trainers(self, seeds: Iterable[int]) -> list[Trainer]:
-        """Return trainers that differ in their seed, for as many epochs as are wanted."""
-        history = self._loaded.history(self.split.train)
-        source = HeadBatches(self._loaded, history, self.task, torch.device("cpu"))
-        options = replace(self._options, epochs=1000, patience=0)
-        found = []
-        for seed in seeds:
-            spec = replace(self._spec, seed=seed)
-            head = make_head(spec, self._loaded, self.split, self.task).head
-            network = HeadNetwork(head)
-            found.append(Trainer(network, source, self.split, self.task, options, seed=seed))
-        return found
 
     def run_with_backbone(self, subject: Subject, *, moves: bool) -> Progress:
         """Train and validate for an epoch on the graphs themselves.

@@ -15,7 +15,6 @@ from .limits import limited_epochs
 from .measuring import Ratio
 from .precision import half_precision
 from .reading import reading
-from .seeds import seeds_together
 from .workloads import Sizes, Workloads
 
 #: What measures one thing, and gives a line for each comparison.
@@ -27,7 +26,6 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "transformer": transformer_steps,
     "deep-epoch": deep_epochs,
     "molecule-epoch": molecule_epochs,
-    "seeds": seeds_together,
     "reading": reading,
     "caching": caching,
     "memory-limit": limited_epochs,

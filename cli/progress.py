@@ -108,20 +108,18 @@ class FitWatch:
         )
         if self._bar is None or self._task is None:
             return
-        several = progress.num_seeds > 1
-        seeds = f"{progress.num_seeds} seeds" if several else f"seed {progress.seed}"
         self._bar.update(
             self._task,
             completed=progress.done,
             total=progress.total,
-            description=f"{progress.head}, fold {progress.fold}, {seeds}",
+            description=f"{progress.head}, fold {progress.fold}, seed {progress.seed}",
         )
 
     def fit_done(self, fit: Any, done: int, total: int) -> None:
         """Print the fit's line."""
         if (fit.spec.name, fit.spec.fold, fit.spec.seed) not in self._trained:
             self._found += 1  # from a run before this one: it took no time
-        trained = sum(self._trained.values())  # seeds that are trained as one are done at once
+        trained = sum(self._trained.values())
         rest = total - self._found - trained
         left = (time.monotonic() - self._started) / trained * rest if trained else 0.0
         valid = fit.scores.get("valid", {}).get(self._metric)

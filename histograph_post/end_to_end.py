@@ -20,7 +20,7 @@ from .capture import CapturePlan, plan_capture
 from .data.probing import probe_graphs
 from .errors import ConfigError
 from .experiments import Stage
-from .fits import FIT_NAME, Fit, FitSpec, load_fit, train_fit
+from .fits import Fit, FitSpec, find_fit, train_fit
 from .graph_batches import BackboneNetwork, GraphBatches
 from .head_results import OWN, LabelRows, named, row_names, scores_of
 from .head_training import HeadSpec
@@ -106,8 +106,8 @@ class EndToEnd(Stage):
     ) -> Fit:
         """Train the backbone with its own readout, or with the head."""
         folder = folder / spec.folder
-        if (folder / FIT_NAME).exists():
-            return load_fit(spec, folder)
+        if (found := find_fit(spec, folder)) is not None:
+            return found
         given, task = self.pretraining, self.task
         split = self.splits.folds[spec.fold]
         model = untrained_model(given.spec, given.dataset, self._labels_width, seed=spec.seed)

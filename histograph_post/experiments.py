@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,6 @@ class FitProgress:
     #: Fits that are done, one that is not by the share of its epochs; and fits in all.
     done: float
     total: int
-    #: Seeds of this readout on this fold, which may be trained as one.
-    num_seeds: int
     trainer: Trainer
 
 
@@ -71,17 +68,6 @@ class Stage(ABC):
         on_epoch: Callable[[Trainer], None] | None = None,
     ) -> Fit:
         """Do one fit, or go on with it, or return it if it is done; the folder is the run's."""
-
-    def fit_together(
-        self,
-        specs: Sequence[FitSpec],
-        folder: Path,
-        *,
-        device: torch.device,
-        on_epoch: Callable[[Trainer], None] | None = None,
-    ) -> Iterable[Fit]:
-        """Do fits that differ in their seed alone; each is handed out as soon as it is done."""
-        return (self.fit(spec, folder, device=device, on_epoch=on_epoch) for spec in specs)
 
     @abstractmethod
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
@@ -152,31 +138,17 @@ def run_experiment(
     experiment.splits.save(folder / SPLITS_NAME)
     planned = experiment.fits()
     fits = experiment.earlier_fits()
-    done = 0
-    for _, alike in groupby(planned, key=lambda spec: (spec.name, spec.fold)):
-        specs = {spec.seed: spec for spec in alike}
-        shares = dict.fromkeys(specs, 0.0)
+    for done, spec in enumerate(planned):
 
-        def epoch_done(
-            trainer: Trainer,
-            specs: Mapping[int, FitSpec] = specs,
-            shares: dict[int, float] = shares,
-            before: int = done,
-        ) -> None:
-            shares[trainer.seed] = trainer.share_done
+        def epoch_done(trainer: Trainer, spec: FitSpec = spec, before: int = done) -> None:
             if on_epoch is not None:
-                spec, reached = specs[trainer.seed], before + sum(shares.values())
-                place = (spec.name, spec.fold, spec.seed, reached, len(planned), len(specs))
+                reached = before + trainer.share_done
+                place = (spec.name, spec.fold, spec.seed, reached, len(planned))
                 on_epoch(FitProgress(*place, trainer))
 
-        for fit in experiment.fit_together(
-            list(specs.values()), folder, device=where, on_epoch=epoch_done
-        ):
-            fits.append(fit)
-            shares[fit.spec.seed] = 1.0  # one that was done before has told of no epoch
-            done += 1
-            if on_fit is not None:
-                on_fit(fit, done, len(planned))
+        fits.append(experiment.fit(spec, folder, device=where, on_epoch=epoch_done))
+        if on_fit is not None:
+            on_fit(fits[-1], done + 1, len(planned))
     task, label_rows = experiment.task, experiment.label_rows()
     _write_metrics(folder, fits)
     best = choose_fit(fits, chosen, task)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from .capture import CapturePlan
 from .experiments import Stage
 from .files import sha256_file
 from .finetuning_source import CachedBackbones, SourceRun
-from .fits import FIT_NAME, HEAD_NAME, Fit, FitSpec, load_fit
+from .fits import HEAD_NAME, Fit, FitSpec, find_fit, load_fit
 from .head_fits import make_head
 from .head_results import LabelRows, named, versus
 from .head_training import Experiment, HeadSpec
@@ -102,8 +102,8 @@ class Finetuning(Stage):
         if not spec.stage:
             return self.frozen.fit(spec, folder, device=device, on_epoch=on_epoch)
         folder = folder / spec.folder
-        if (folder / FIT_NAME).exists():
-            return load_fit(spec, folder)
+        if (found := find_fit(spec, folder)) is not None:
+            return found
         fold = self.frozen.folds[spec.fold]
         before = self.backbones.models[spec.fold % len(self.backbones.models)]
         backbone = copy.deepcopy(before)
@@ -124,19 +124,6 @@ class Finetuning(Stage):
             before=before,
             on_epoch=on_epoch,
         )
-
-    def fit_together(
-        self,
-        specs: Sequence[FitSpec],
-        folder: Path,
-        *,
-        device: torch.device,
-        on_epoch: Callable[[Trainer], None] | None = None,
-    ) -> Iterable[Fit]:
-        """Train frozen heads of all seeds as one, and tuned networks one after the other."""
-        if specs[0].stage:
-            return super().fit_together(specs, folder, device=device, on_epoch=on_epoch)
-        return self.frozen.fit_together(specs, folder, device=device, on_epoch=on_epoch)
 
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
         """Return the test score of the checkpoint's own readout, before anything moved."""

@@ -2,8 +2,7 @@
 
 A fit's folder holds ``state.pt`` while it is being trained and, once it is done, ``fit.json``
 (written last), ``head.safetensors``, the outputs for the test rows and, where a backbone was
-trained too, ``model.safetensors``. Fits that may be trained together keep their states, those of
-all seeds, in a folder of their own.
+trained too, ``model.safetensors``.
 """
 
 from __future__ import annotations
@@ -57,12 +56,7 @@ class FitSpec:
     @property
     def folder(self) -> Path:
         """Where the fit is kept inside a run."""
-        return self.states_folder.with_name(f"fold-{self.fold}-seed-{self.seed}")
-
-    @property
-    def states_folder(self) -> Path:
-        """Where the states of all seeds are kept while they may be trained together."""
-        return Path("fits") / self.name.replace(" ", "-") / f"fold-{self.fold}"
+        return Path("fits") / self.name.replace(" ", "-") / f"fold-{self.fold}-seed-{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -120,42 +114,7 @@ def train_fit(
             and says what moved.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    seconds = train_resumably([trainer], folder, on_epoch=on_epoch)
-    fit = save_fit(
-        spec,
-        trainer,
-        folder,
-        seconds=seconds,
-        head=head,
-        standardizer=standardizer,
-        save_backbone=save_backbone,
-    )
-    (folder / STATE_NAME).unlink(missing_ok=True)
-    return fit
-
-
-def save_fit(
-    spec: FitSpec,
-    trainer: Trainer,
-    folder: Path,
-    *,
-    seconds: float,
-    head: nn.Module | None,
-    standardizer: nn.Module | None = None,
-    save_backbone: Callable[[Path], Mapping[str, Any]] | None = None,
-) -> Fit:
-    """Score every part with the weights of the best epoch, and save what was fitted.
-
-    Args:
-        spec: What was fitted.
-        trainer: It has finished.
-        folder: Of the fit.
-        seconds: What an epoch took.
-        head: As for :func:`train_fit`, like all that follows.
-        standardizer: What brings the layers to one scale before the head.
-        save_backbone: Writes the backbone.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
+    seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
     task, split, labels = trainer.task, trainer.split, trainer.source.labels
     outputs = {part: trainer.predict(rows) for part, rows in _parts(split)}
     fit = Fit(
@@ -171,6 +130,7 @@ def save_fit(
         backbone=None if save_backbone is None else save_backbone(folder),
     )
     _save(fit, trainer, head, standardizer, folder)
+    (folder / STATE_NAME).unlink(missing_ok=True)
     return fit
 
 
@@ -210,6 +170,14 @@ def _save(
             "log": list(fit.log),
         },
     )
+
+
+def find_fit(spec: FitSpec, folder: Path) -> Fit | None:
+    """Return the fit in that folder if it is done, else None."""
+    if not (folder / FIT_NAME).exists():
+        return None
+    (folder / STATE_NAME).unlink(missing_ok=True)  # of a run killed just before its fit was done
+    return load_fit(spec, folder)
 
 
 def load_fit(spec: FitSpec, folder: Path) -> Fit:

@@ -1,8 +1,8 @@
-"""Fits of heads on a cache: built, trained together where they can be, and saved."""
+"""Fits of heads on a cache: built, trained and saved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,18 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .fits import FIT_NAME, Fit, FitSpec, load_fit, save_fit
+from .fits import Fit, FitSpec, find_fit, train_fit
 from .head_batches import HeadBatches, HeadInputs, LoadedCache
 from .heads.base import Readout
 from .heads.histograph import HistoGraphHead
 from .heads.history import TableRows
 from .heads.registry import build_head, head_info
 from .heads.standardize import Standardizer
-from .heads.whole_head import WholeHead
 from .history_rows import HistoryRows
-from .resuming import drop_states, train_resumably
 from .splits import Split
-from .stacking import most_together
 from .target_scale import TargetScale
 from .tasks import Task
 from .training import Trainer
@@ -36,33 +33,11 @@ class HeadNetwork(nn.Module):
         self.head = head
         # A head that can standardise for itself must not do it twice.
         self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
-        self._whole = WholeHead.of(head) if isinstance(head, HistoGraphHead) else None
-
-    @property
-    def runs_whole(self) -> bool:
-        """Whether :meth:`run_copies` is quicker than a forward pass, also of a single network."""
-        weight = next(self.parameters())
-        in_loops = weight.device.type == "cpu" and weight.dtype == torch.float32
-        return in_loops and self._whole is not None
 
     @property
     def aux_loss(self) -> Tensor | None:
         """What the last forward pass adds to the loss, for readouts that have such a term."""
         return getattr(self.head, "aux_loss", None)
-
-    def run_copies(self, weights: Tensor, inputs: HeadInputs) -> Tensor | None:
-        """Return what copies with other weights make of every row, where that is done in one step.
-
-        Args:
-            weights: All parameters of each copy, one after the other, ``[copies, numel]``.
-            inputs: A batch.
-
-        Returns:
-            ``[copies, rows, out_dim]``, or None.
-        """
-        if self._whole is None or not self.runs_whole:
-            return None
-        return self._whole(weights, inputs.history, inputs.batch, num_graphs=inputs.num_graphs)
 
     def forward(self, inputs: HeadInputs) -> Tensor:
         """Return an output for every row that is asked for: ``[rows, out_dim]``."""
@@ -104,8 +79,8 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
     return FreshHead(head, standardizer)
 
 
-def fit_heads(
-    specs: Sequence[FitSpec],
+def fit_head(
+    spec: FitSpec,
     loaded: LoadedCache,
     split: Split,
     task: Task,
@@ -113,41 +88,33 @@ def fit_heads(
     *,
     device: torch.device,
     on_epoch: Callable[[Trainer], None] | None = None,
-) -> list[Fit]:
+) -> Fit:
     """Train one readout on one fold, or go on with it, or return it where it is done.
 
     Args:
-        specs: Of different seeds; they are trained as one if the readout can be.
+        spec: What is fitted.
         loaded: The cache.
         split: Of the fold.
         task: What is predicted.
         folder: The run.
         device: Where to train.
-        on_epoch: Told of every fit after each of its epochs.
+        on_epoch: Told after every epoch.
     """
-    first = specs[0]
-    if all((folder / spec.folder / FIT_NAME).exists() for spec in specs):
-        drop_states(folder / first.states_folder, [spec.seed for spec in specs])
-        return [load_fit(spec, folder / spec.folder) for spec in specs]
-    head = build_head(first.head, loaded.cache.widths, task.out_dim, task.level, **first.options)
-    history = _history(head, loaded, split.train if first.standardize else None)
-    needs_edges = head_info(first.head).needs_edge_index
+    if (found := find_fit(spec, folder / spec.folder)) is not None:
+        return found
+    made = make_head(spec, loaded, split, task)
+    history = _history(made.head, loaded, split.train if spec.standardize else None)
+    needs_edges = head_info(spec.head).needs_edge_index
     source = HeadBatches(loaded, history, task, device, edges=needs_edges)
-
-    def prepare(spec: FitSpec) -> tuple[FreshHead, Trainer]:
-        made = make_head(spec, loaded, split, task)
-        network = HeadNetwork(made.head).to(device)
-        return made, Trainer(network, source, split, task, spec.training, seed=spec.seed)
-
-    together = 1
-    if not history.read_ahead:  # memory is short where a history is read batch by batch
-        largest = np.sort(np.diff(history.ptr))[-first.training.batch_size :]
-        together = most_together(head, first.training, num_nodes=int(largest.sum()))
-    fits = []
-    for start in range(0, len(specs), together):
-        chosen = specs[start : start + together]
-        fits += _fit_together(chosen, prepare, folder, on_epoch)
-    return fits
+    network = HeadNetwork(made.head).to(device)
+    return train_fit(
+        spec,
+        Trainer(network, source, split, task, spec.training, seed=spec.seed),
+        folder / spec.folder,
+        head=made.head,
+        standardizer=made.standardizer,
+        on_epoch=on_epoch,
+    )
 
 
 def _history(head: nn.Module, loaded: LoadedCache, rows: np.ndarray | None) -> HistoryRows:
@@ -157,30 +124,3 @@ def _history(head: nn.Module, loaded: LoadedCache, rows: np.ndarray | None) -> H
         if means is not None:
             return means
     return loaded.history(rows)
-
-
-def _fit_together(
-    specs: Sequence[FitSpec],
-    prepare: Callable[[FitSpec], tuple[FreshHead, Trainer]],
-    folder: Path,
-    on_epoch: Callable[[Trainer], None] | None,
-) -> list[Fit]:
-    """Train heads as one and save each; until then their states are in a folder of all seeds."""
-    states_folder = folder / specs[0].states_folder
-    states_folder.mkdir(parents=True, exist_ok=True)
-    missing = [spec for spec in specs if not (folder / spec.folder / FIT_NAME).exists()]
-    prepared = {spec.seed: prepare(spec) for spec in missing}
-    trainers = [trainer for _, trainer in prepared.values()]
-    seconds = train_resumably(trainers, states_folder, on_epoch=on_epoch)
-    fits: dict[int, Fit] = {}
-    for spec in specs:
-        own = folder / spec.folder
-        if spec.seed not in prepared:
-            fits[spec.seed] = load_fit(spec, own)
-            continue
-        made, trainer = prepared[spec.seed]
-        fits[spec.seed] = save_fit(
-            spec, trainer, own, seconds=seconds, head=made.head, standardizer=made.standardizer
-        )
-    drop_states(states_folder, [spec.seed for spec in specs])
-    return list(fits.values())

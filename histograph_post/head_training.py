@@ -15,7 +15,7 @@ from .experiments import FitProgress, Stage
 from .experiments import run_experiment as run_experiment
 from .fits import Fit, FitSpec
 from .folds import Fold, make_folds, open_caches
-from .head_fits import fit_heads
+from .head_fits import fit_head
 from .head_results import BASELINES, LabelRows, row_names
 from .heads.registry import build_head, head_info, head_names
 from .run import Run
@@ -98,24 +98,12 @@ class Experiment(Stage):
         on_epoch: Callable[[Trainer], None] | None = None,
     ) -> Fit:
         """Train one readout on the cached activations of one fold."""
-        (fit,) = self.fit_together([spec], folder, device=device, on_epoch=on_epoch)
-        return fit
-
-    def fit_together(
-        self,
-        specs: Sequence[FitSpec],
-        folder: Path,
-        *,
-        device: torch.device,
-        on_epoch: Callable[[Trainer], None] | None = None,
-    ) -> list[Fit]:
-        """Train one readout on the cached activations of one fold, with every seed."""
-        fold = self.folds[specs[0].fold]
+        fold = self.folds[spec.fold]
         for other in self.folds:
             if other.loaded is not fold.loaded:
                 other.loaded.forget()
-        return fit_heads(
-            specs, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
+        return fit_head(
+            spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
         )
 
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:

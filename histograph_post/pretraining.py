@@ -232,7 +232,7 @@ def _train_fold(
         # The checkpoint has to predict in the units of the labels, and where a user's model could
         # undo a scale is not known: it learns them as they are.
         trainer.scale = TargetScale()
-    train_resumably([trainer], folder, on_epoch=on_epoch, save_every=save_every)
+    train_resumably(trainer, folder, on_epoch=on_epoch, save_every=save_every)
     if isinstance(model, GNN):
         _undo_scale(model, trainer.scale)
         trainer.scale = TargetScale()

@@ -84,7 +84,7 @@ class Task:
             return torch.from_numpy(np.where(numbers < 0, np.nan, numbers)[:, None])  # [rows, 1]
         return torch.from_numpy(labels.astype(np.float32))  # [rows, T]
 
-    def losses(
+    def loss(
         self,
         outputs: Tensor,
         targets: Tensor,
@@ -97,13 +97,10 @@ class Task:
         The weights, see :meth:`balancing_weights`, may be on another device than the outputs.
 
         Args:
-            outputs: Of some networks, ``[copies, rows, out_dim]``.
-            targets: From :meth:`targets`, the same for all of them.
+            outputs: ``[rows, out_dim]``.
+            targets: From :meth:`targets`.
             class_weight: Of classes, ``[classes]``.
             positive_weight: Of positive labels, ``[T]``.
-
-        Returns:
-            ``[copies]``.
         """
         if class_weight is not None:
             class_weight = class_weight.to(outputs)  # [classes]
@@ -113,32 +110,20 @@ class Task:
         missing = targets < 0 if by_class else torch.isnan(targets)  # [rows] or [rows, T]
         some_missing = bool(missing.any())
         if missing.all() if some_missing else not targets.numel():
-            return outputs.sum((1, 2)) * 0.0
+            return outputs.sum() * 0.0
         if by_class:
-            all_targets = targets.expand(len(outputs), -1)  # [copies, rows]
-            losses = F.cross_entropy(
-                outputs.flatten(0, 1),
-                all_targets.flatten(),
-                weight=class_weight,
-                ignore_index=-1,
-                reduction="none",
-            ).view_as(all_targets)
-            present = targets[~missing] if some_missing else targets
-            count = len(present) if class_weight is None else class_weight[present].sum()
-            return losses.sum(1) / count
+            return F.cross_entropy(outputs, targets, weight=class_weight, ignore_index=-1)
         # A missing label takes a harmless value before the loss: NaN * 0 would still be NaN.
         filled = targets.masked_fill(missing, 0) if some_missing else targets  # [rows, T]
         if self.kind == "regression":
-            losses = (outputs - filled).square()  # [copies, rows, T]
+            losses = (outputs - filled).square()  # [rows, T]
         else:
-            all_targets = filled.expand(len(outputs), *filled.shape)  # [copies, rows, T]
             losses = F.binary_cross_entropy_with_logits(
-                outputs, all_targets, pos_weight=positive_weight, reduction="none"
-            )  # [copies, rows, T]
+                outputs, filled, pos_weight=positive_weight, reduction="none"
+            )  # [rows, T]
         if some_missing:
-            present = ~missing  # [rows, T]
-            return (losses * present).sum((1, 2)) / present.sum()
-        return losses.mean((1, 2))
+            return (losses * ~missing).sum() / (~missing).sum()
+        return losses.mean()
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Turn logits into probabilities, row by row; a regression value stays what it is."""

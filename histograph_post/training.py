@@ -2,8 +2,7 @@
 
 It knows nothing of heads, backbones or caches: a *source* hands out batches and a *network* turns
 their inputs into outputs. The stages differ in where the batches come from and in which
-parameters move, and in nothing else. Networks that differ in their seed alone may be trained as
-one, see :mod:`~histograph_post.stacking`.
+parameters move, and in nothing else.
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .copies import Copies, OneNetwork, make_optimizer
 from .errors import ConfigError
 from .splits import Split
-from .stacking import StackedNetworks
 from .target_scale import TargetScale
 from .tasks import Task
 from .training_options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
@@ -113,7 +110,9 @@ class Trainer:
         groups = [dict(group) for group in parameters or [{"params": trainable}]]
         if not any(list(group["params"]) for group in groups):
             raise ConfigError("training: found no trainable parameters, expected at least one")
-        self.optimizer = make_optimizer(groups, options)
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=options.lr, weight_decay=options.weight_decay, fused=True
+        )
         #: Numbers that training may change.
         self.num_parameters = sum(
             parameter.numel()
@@ -168,7 +167,18 @@ class Trainer:
 
     def run_epoch(self) -> None:
         """Train for an epoch, validate, and keep the weights if they are the best so far."""
-        run_epoch([self])
+        # Seeded by epoch: a resumed run draws what an unbroken one would have drawn.
+        torch.manual_seed(_mixed(self.seed, self.progress.epoch))
+        if self._before_epoch is not None:
+            self._before_epoch(self.progress.epoch)
+        loss, lr = self._train_epoch()
+        if len(self.split.valid):
+            scores = self._compare(*self._evaluate(self.split.valid))
+        else:
+            scores = {}
+            self._keep({}, math.inf)
+        self.progress.log.append({"epoch": self.progress.epoch, "loss": loss, "lr": lr, **scores})
+        self.progress.epoch += 1
 
     def finish(self) -> Progress:
         """Leave the network with the weights of the best epoch."""
@@ -177,59 +187,38 @@ class Trainer:
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
         """Return the outputs for these rows, in the units of the labels: ``[rows, out_dim]``."""
-        ((outputs, _),) = self.evaluate(rows, OneNetwork(self.network, self.optimizer))
+        outputs, _ = self._evaluate(rows)
         return outputs
 
-    def begin_epoch(self) -> None:
-        """Draw what this epoch draws, and let the caller prepare for it."""
-        # Seeded by epoch: a resumed run draws what an unbroken one would have drawn.
-        torch.manual_seed(_mixed(self.seed, self.progress.epoch))
-        if self._before_epoch is not None:
-            self._before_epoch(self.progress.epoch)
-
-    def train_epoch(self, copies: Copies) -> tuple[list[float], float]:
-        """Train for an epoch; return the mean loss of each network and the last learning rate."""
-        copies.train(True)
+    def _train_epoch(self) -> tuple[float, float]:
+        """Train for an epoch; return the mean loss and the last learning rate."""
+        self.network.train()
         total, seen, lr = torch.zeros(()), 0, 0.0
         rows, size = self.split.train, self.options.batch_size
         num_steps = self.source.num_batches(rows, batch_size=size)
         seed = _mixed(ORDER_SEED, self.progress.epoch)
         batches = self.source.batches(rows, batch_size=size, seed=seed)
         for number, step in enumerate(batches, start=1):
-            lr = self._set_lr(copies.optimizer, self.progress.epoch + number / num_steps)
-            copies.optimizer.zero_grad(set_to_none=True)
-            outputs = copies(step.inputs)  # [copies, rows, out_dim]
+            lr = self._set_lr(self.progress.epoch + number / num_steps)
+            self.optimizer.zero_grad(set_to_none=True)
+            outputs = self.network(step.inputs)  # [rows, out_dim]
             targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
-            losses = self.task.losses(outputs, targets, **self._loss_weights)  # [copies]
-            auxiliary = copies.aux_loss()
-            (losses.sum() if auxiliary is None else losses.sum() + auxiliary).backward()
+            loss = self.task.loss(outputs, targets, **self._loss_weights)
+            auxiliary = getattr(self.network, "aux_loss", None)
+            (loss if auxiliary is None else loss + auxiliary).backward()
             if self.options.clip:
-                copies.clip(self.options.clip)
-            copies.optimizer.step()
-            total = total + losses.detach().cpu() * len(targets)  # [copies]
+                for group in self.optimizer.param_groups:
+                    nn.utils.clip_grad_norm_(group["params"], self.options.clip)
+            self.optimizer.step()
+            total = total + loss.detach().cpu() * len(targets)
             seen += len(targets)
-            del step, outputs, losses  # the next batch can have their memory
-        return (total / max(seen, 1)).tolist(), lr
+            del step, outputs, loss  # the next batch can have their memory
+        return float(total) / max(seen, 1), lr
 
-    def end_epoch(
-        self, training: Mapping[str, float], validation: tuple[np.ndarray, float] | None
-    ) -> None:
-        """Note what an epoch gave, and keep the weights if they are the best so far.
-
-        Args:
-            training: What was measured while training.
-            validation: Outputs for the validation part and their loss, if there is such a part.
-        """
-        scores = {} if validation is None else self._compare(*validation)
-        if validation is None:
-            self._keep({}, math.inf)
-        self.progress.log.append({"epoch": self.progress.epoch, **training, **scores})
-        self.progress.epoch += 1
-
-    def _set_lr(self, optimizer: torch.optim.Optimizer, epochs_done: float) -> float:
+    def _set_lr(self, epochs_done: float) -> float:
         """Set the learning rates of a step that ends ``epochs_done`` epochs into the run."""
         factor = self.options.lr_factor(epochs_done, self._plateau_factor)
-        for group, top in zip(optimizer.param_groups, self._top_lrs, strict=True):
+        for group, top in zip(self.optimizer.param_groups, self._top_lrs, strict=True):
             group["lr"] = top * factor
         return self._top_lrs[0] * factor
 
@@ -262,49 +251,21 @@ class Trainer:
         }
 
     @torch.no_grad()
-    def evaluate(self, rows: np.ndarray, copies: Copies) -> list[tuple[np.ndarray, float]]:
-        """Return each network's outputs for these rows, in the units of the labels, and loss."""
-        copies.train(False)
-        found: list[np.ndarray] = []
+    def _evaluate(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return the outputs for these rows, in the units of the labels, and the mean loss."""
+        self.network.eval()
+        found = np.empty((len(rows), self.task.out_dim))
         total, seen = torch.zeros(()), 0
         # The position of each row in the result: batches come in an order of their own.
         position = np.empty(len(self.source.labels), dtype=np.int64)
         position[rows] = np.arange(len(rows))
         for step in self.source.batches(rows, batch_size=self.options.batch_size, seed=None):
-            outputs = copies(step.inputs)  # [copies, rows, out_dim]
+            outputs = self.network(step.inputs)  # [rows, out_dim]
             targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
-            losses = self.task.losses(outputs, targets)  # [copies]
-            total = total + losses.cpu() * len(step.rows)
+            total = total + self.task.loss(outputs, targets).cpu() * len(step.rows)
             seen += len(step.rows)
-            found = found or [np.empty((len(rows), self.task.out_dim)) for _ in outputs]
-            for own, values in zip(found, outputs.float().cpu().numpy(), strict=True):
-                own[position[step.rows]] = self.scale.undo(values)
-        return list(zip(found, (total / max(seen, 1)).tolist(), strict=True))
-
-
-def run_epoch(trainers: Sequence[Trainer]) -> None:
-    """Train for an epoch and validate, all networks as one.
-
-    Args:
-        trainers: Of equal networks on the same part of the same data, at the same epoch: as many
-            as :func:`~histograph_post.stacking.most_together` allows.
-    """
-    first = trainers[0]
-    networks = [trainer.network for trainer in trainers]
-    optimizers = [trainer.optimizer for trainer in trainers]
-    copies: Copies
-    if len(trainers) == 1 and not getattr(first.network, "runs_whole", False):
-        copies = OneNetwork(first.network, first.optimizer)
-    else:
-        copies = StackedNetworks(networks, optimizers, first.options)
-    first.begin_epoch()
-    losses, lr = first.train_epoch(copies)
-    copies.settle()
-    validated: Sequence[tuple[np.ndarray, float] | None] = [None] * len(trainers)
-    if len(first.split.valid):
-        validated = first.evaluate(first.split.valid, copies)
-    for trainer, loss, validation in zip(trainers, losses, validated, strict=True):
-        trainer.end_epoch({"loss": loss, "lr": lr}, validation)
+            found[position[step.rows]] = self.scale.undo(outputs.float().cpu().numpy())
+        return found, float(total) / max(seen, 1)
 
 
 def _mixed(seed: int, epoch: int) -> int:

@@ -13,7 +13,6 @@ import shutil
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,16 +205,14 @@ class _TrialRun:
     def _score(self) -> float:
         """Return the mean validation score over folds and seeds."""
         scores = []
-        for fold, specs in groupby(self._experiment.fits(), key=lambda spec: spec.fold):
+        for spec in self._experiment.fits():
 
-            def epoch_done(trainer: Trainer, fold: int = fold) -> None:
+            def epoch_done(trainer: Trainer, fold: int = spec.fold) -> None:
                 self._epoch_done(fold, trainer)
 
-            for fit in self._experiment.fit_together(
-                list(specs), self._folder, device=self._device, on_epoch=epoch_done
-            ):
-                self._shares[fold, fit.spec.seed] = 1.0
-                scores.append(fit.scores["valid"].get(self._experiment.task.metric, math.nan))
+            fit = self._experiment.fit(spec, self._folder, device=self._device, on_epoch=epoch_done)
+            self._shares[spec.fold, spec.seed] = 1.0
+            scores.append(fit.scores["valid"].get(self._experiment.task.metric, math.nan))
         return statistics.fmean(scores)
 
     def _epoch_done(self, fold: int, trainer: Trainer) -> None:
@@ -223,7 +220,7 @@ class _TrialRun:
         self._shares[fold, trainer.seed] = trainer.share_done
         done = sum(self._shares.values()) / (len(folds) * len(seeds))
         head = self._experiment.heads[0].name
-        self._on_epoch(FitProgress(head, fold, trainer.seed, done, 1, len(seeds), trainer))
+        self._on_epoch(FitProgress(head, fold, trainer.seed, done, 1, trainer))
         if (fold, trainer.seed) == (folds[0].number, seeds[0]):
             self._report(trainer)
 

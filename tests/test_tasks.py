@@ -160,58 +160,54 @@ def test_regression_scores() -> None:
 
 
 @pytest.mark.parametrize("positive_weight", [None, torch.tensor([3.0, 0.5])])
-def test_losses_ignore_missing_labels(positive_weight: torch.Tensor | None) -> None:
-    outputs = torch.randn(3, 4, 2, requires_grad=True)
+def test_the_loss_ignores_missing_labels(positive_weight: torch.Tensor | None) -> None:
+    outputs = torch.randn(4, 2, requires_grad=True)
     labels = np.array([[0, 1], [1, NAN], [NAN, NAN], [1, 0]], dtype=float)
     task = infer_task(labels, "graph")
     targets = task.targets(labels)
-    losses = task.losses(outputs, targets, positive_weight=positive_weight)
+    loss = task.loss(outputs, targets, positive_weight=positive_weight)
     present = ~torch.isnan(targets)
     weights = None if positive_weight is None else positive_weight.expand(4, 2)[present]
-    for own, found in zip(outputs, losses, strict=True):
-        expected = torch.nn.functional.binary_cross_entropy_with_logits(
-            own[present], targets[present], pos_weight=weights
-        )
-        assert torch.allclose(found, expected)
-    losses.sum().backward()
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(
+        outputs[present], targets[present], pos_weight=weights
+    )
+    assert torch.allclose(loss, expected)
+    loss.backward()
     assert outputs.grad is not None
-    assert torch.equal(outputs.grad[:, 2], torch.zeros(3, 2))
-    assert (task.losses(outputs, torch.full((4, 2), NAN)) == 0).all()
+    assert torch.equal(outputs.grad[2], torch.zeros(2))
+    assert task.loss(outputs, torch.full((4, 2), NAN)) == 0
 
 
-def test_losses_of_two_classes_want_one_column() -> None:
+def test_the_loss_of_two_classes_wants_one_column() -> None:
     task = infer_task(column(0, 1, 1), "graph")
     with pytest.raises(ValueError, match="must be the same as input size"):
-        task.losses(torch.randn(1, 3, 2), task.targets(column(0, 1, 1)))
+        task.loss(torch.randn(3, 2), task.targets(column(0, 1, 1)))
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_regression_losses_are_mean_squares(missing: bool) -> None:
+def test_the_loss_of_a_regression_is_the_mean_square(missing: bool) -> None:
     labels = column(0.5, 1.5, NAN if missing else 2, 4)
     task = infer_task(labels, "graph")
-    outputs = torch.randn(2, 4, 1)
-    present = ~torch.isnan(task.targets(labels)).expand(2, 4, 1)
-    squares = (outputs - task.targets(labels)).square()
-    expected = torch.stack([own[there].mean() for own, there in zip(squares, present, strict=True)])
-    assert torch.allclose(task.losses(outputs, task.targets(labels)), expected)
+    outputs, targets = torch.randn(4, 1), task.targets(labels)
+    expected = (outputs - targets)[~torch.isnan(targets)].square().mean()
+    assert torch.allclose(task.loss(outputs, targets), expected)
 
 
 @pytest.mark.parametrize("missing", [True, False])
 @pytest.mark.parametrize("class_weight", [None, torch.tensor([0.2, 1.0, 5.0])])
-def test_multiclass_losses_are_cross_entropies_over_the_labelled(
+def test_the_multiclass_loss_is_the_cross_entropy_over_the_labelled(
     missing: bool, class_weight: torch.Tensor | None
 ) -> None:
     labels = column(0, 2, NAN if missing else 1, 1, 0, 1, 2, 0, 1)
     task = infer_task(labels, "node")
-    outputs = torch.randn(2, 9, 3)
+    outputs = torch.randn(9, 3)
     targets = torch.from_numpy(np.nan_to_num(labels[:, 0], nan=-1)).long()
-    losses = task.losses(outputs, task.targets(labels), class_weight=class_weight)
-    for own, found in zip(outputs, losses, strict=True):
-        expected = torch.nn.functional.cross_entropy(
-            own[targets >= 0], targets[targets >= 0], weight=class_weight
-        )
-        assert torch.allclose(found, expected)
-    assert (task.losses(outputs, torch.full((9,), -1)) == 0).all()
+    expected = torch.nn.functional.cross_entropy(
+        outputs[targets >= 0], targets[targets >= 0], weight=class_weight
+    )
+    loss = task.loss(outputs, task.targets(labels), class_weight=class_weight)
+    assert torch.allclose(loss, expected)
+    assert task.loss(outputs, torch.full((9,), -1)) == 0
     with pytest.raises(DataError, match="found the value 7"):
         task.targets(column(7))
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from histograph_post.errors import ConfigError
-from histograph_post.resuming import drop_states, train_resumably
+from histograph_post.resuming import train_resumably
 from histograph_post.splits import Split
 from histograph_post.tasks import infer_task
 from histograph_post.training import Step, Trainer
@@ -88,24 +88,22 @@ def test_resumed_run_equals_an_unbroken_one(source: Rows, schedule: str) -> None
             assert torch.equal(broken.network.state_dict()[name], value)
 
 
-def test_what_was_trained_as_one_ends_as_one(source: Rows, tmp_path: Path) -> None:
-    """A kill while the fits are being saved leaves nothing to be trained again."""
+def test_a_run_that_was_killed_goes_on_from_its_saved_state(source: Rows, tmp_path: Path) -> None:
+    whole = trainer(source)
+    whole.run()
 
-    def trainers() -> list[Trainer]:
-        return [trainer(source, seed=seed, network=nn.Linear(5, 1)) for seed in (0, 1, 2)]
+    def stop(running: Trainer) -> None:
+        if running.progress.epoch == 5:
+            raise KeyboardInterrupt
 
-    trained = trainers()
-    train_resumably(trained, tmp_path)
-    again = trainers()[1:]  # the first one has been saved
-    told: list[Trainer] = []
-    train_resumably(again, tmp_path, on_epoch=told.append)
-    assert told == []
-    for found, expected in zip(again, trained[1:], strict=True):
-        assert torch.equal(found.network.weight, expected.network.weight)
-    drop_states(tmp_path, [0, 1])
-    assert list(torch.load(tmp_path / "state.pt", weights_only=True)) == [2]
-    drop_states(tmp_path, [2])
-    assert not tmp_path.exists()
+    with pytest.raises(KeyboardInterrupt):
+        train_resumably(trainer(source), tmp_path, on_epoch=stop, save_every=0.0)
+    epochs: list[int] = []
+    broken = trainer(source)
+    train_resumably(broken, tmp_path, on_epoch=lambda t: epochs.append(t.progress.epoch))
+    assert epochs[0] == 6
+    for name, value in whole.network.state_dict().items():
+        assert torch.equal(broken.network.state_dict()[name], value)
 
 
 def test_keeps_the_best_epoch_and_stops_when_nothing_gets_better(source: Rows) -> None:
