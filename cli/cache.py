@@ -28,8 +28,9 @@ def cache(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="What `pretrain` or `finetune` wrote, or one fold of it, instead of --model, "
-            "--checkpoint and --data. All folds give a fold-K.cache each, in the folder CACHE.",
+            help="What `pretrain` or `finetune` wrote, or one fold of it, instead of --checkpoint, "
+            "--data and --model (which are still needed where they are code of yours). All folds "
+            "give a fold-K.cache each, in the folder CACHE.",
             show_default=False,
         ),
     ] = None,

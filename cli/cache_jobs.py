@@ -35,7 +35,7 @@ def find_jobs(
 ) -> list[CacheJob]:
     """Return one job for a checkpoint that is named in full, or one per fold of a folder.
 
-    A fold says itself which model and data it belongs to; what else is given wins.
+    A fold says itself which model and data it belongs to, unless that is code; what is given wins.
     """
     from histograph_post.pretrained import PretrainedSpec
     from histograph_post.trained_folds import fold_checkpoints
@@ -56,7 +56,7 @@ def find_jobs(
             checkpoint=checkpoint, model_args=model_args, data_args=data_args, **given
         )
         return [CacheJob(spec, split, out)]
-    found = fold_checkpoints(place)
+    found = fold_checkpoints(place, model=given.pop("model", None), data=given.pop("data", None))
     several = found[0].folder != place
     if several and split is not None:
         raise typer.BadParameter(f"--split: every fold of {place} brings its own")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from . import options as opt
+from .next_commands import predict_command
 from .terminal import Terminal
 
 
@@ -62,5 +63,5 @@ def export(
     terminal.table(f"{done.path}", ["", ""], [["use it with", done.usage], *checked])
     terminal.result(
         {"exported": str(done.path), "usage": done.usage, "difference": done.difference},
-        next_command=f"histograph predict {out} --data SPEC -o predictions.csv" if whole else None,
+        next_command=predict_command(out) if whole else None,
     )

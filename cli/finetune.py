@@ -10,6 +10,7 @@ import typer
 from . import heads as opt_heads
 from . import options as opt
 from .heads import parse_seeds, run_and_show, split_spec
+from .next_commands import cache_command, predict_command
 from .terminal import Terminal
 from .training_flags import TrainingFlags
 
@@ -82,7 +83,11 @@ def finetune(
     key_map: opt.KeyMapOption = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="SPEC", help="The cached data, if they were moved."),
+        typer.Option(
+            "--data",
+            metavar="SPEC",
+            help="The cached data, if they come from code (file.py:function) or were moved.",
+        ),
     ] = None,
     data_root: opt.DataRootOption = None,
     trust_checkpoint: opt.TrustOption = False,
@@ -132,10 +137,10 @@ def finetune(
         terminal, planned, out, chosen=planned.name, device=device, overwrite=overwrite
     )
     _show_moved(terminal, found)
+    used = planned.backbones.spec
     terminal.result(
         found,
-        next_command=f"histograph predict {out} --data SPEC -o predictions.csv, or "
-        f"histograph cache {out} -o CACHES",
+        next_command=f"{predict_command(out)}, or {cache_command(out, used.model, used.data)}",
     )
 
 

@@ -11,6 +11,7 @@ import typer
 from . import options as opt
 from .cache import show_cache, show_plan, summary
 from .heads import show_results
+from .next_commands import cache_command, predict_command
 from .pretrain import show_folds
 from .terminal import Terminal, size
 
@@ -124,7 +125,8 @@ def _inspect_folder(terminal: Terminal, path: Path) -> None:
     if (path / RESULTS_NAME).is_file() and "folds" in (results := read_json(path, RESULTS_NAME)):
         show_folds(terminal, results)
         terminal.result(
-            {"folder": str(path), **results}, next_command=f"histograph cache {path} -o CACHES"
+            {"folder": str(path), **results},
+            next_command=cache_command(path, results["model"], results["data"], named=False),
         )
     elif is_run(path):
         _inspect_run(terminal, path)
@@ -171,7 +173,7 @@ def _inspect_export(terminal: Terminal, path: Path, stored: Mapping[str, Any]) -
     terminal.table(f"{path}: backbone and head", ["", ""], facts)
     terminal.result(
         {"export": str(path), **stored},
-        next_command=f"histograph predict {path} --data SPEC -o predictions.csv",
+        next_command=predict_command(path, named=False),
     )
 
 

@@ -35,7 +35,12 @@ OptionalCheckpointOption = Annotated[
 #: For commands that know model and weights from a run.
 MovedModelOption = Annotated[
     str | None,
-    typer.Option("--model", metavar="SPEC", help="The backbone's code, if it was moved."),
+    typer.Option(
+        "--model",
+        metavar="SPEC",
+        help="The backbone, if it is code: file.py:Name or package.module:Name. No file decides "
+        "what runs.",
+    ),
 ]
 MovedCheckpointOption = Annotated[
     Path | None,

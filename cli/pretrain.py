@@ -10,6 +10,7 @@ import typer
 from . import heads as opt_heads
 from . import options as opt
 from .heads import parse_seeds, run_and_show
+from .next_commands import cache_command, predict_command
 from .terminal import Terminal
 from .terminal import metric as shown
 from .training_flags import TrainingFlags
@@ -131,7 +132,7 @@ def _train_end_to_end(
     )
     terminal.result(
         found,
-        next_command=f"histograph predict {out} --data SPEC -o predictions.csv",
+        next_command=predict_command(out),
     )
 
 
@@ -181,7 +182,7 @@ def _pretrain(
         )
     show_folds(terminal, run.results)
     terminal.result(
-        {"folder": str(out), **run.results}, next_command=f"histograph cache {out} -o CACHES"
+        {"folder": str(out), **run.results}, next_command=cache_command(out, model, data)
     )
 
 

@@ -98,7 +98,7 @@ class Terminal:
         if self.json:
             print(json.dumps(value, indent=1, ensure_ascii=False), file=self._out.file)
         elif next_command is not None and not self.quiet:
-            self._out.print(f"next: {next_command}", markup=False, soft_wrap=True)
+            self._out.print(f"next: {printable(next_command)}", markup=False, soft_wrap=True)
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:

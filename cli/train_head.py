@@ -9,6 +9,7 @@ import typer
 from . import heads as opt_heads
 from . import options as opt
 from .heads import parse_seeds, parse_size, run_and_show, say_beforehand, split_spec
+from .next_commands import predict_command
 from .terminal import Terminal
 from .training_flags import TrainingFlags
 
@@ -70,4 +71,4 @@ def train_head(
     result = run_and_show(
         terminal, experiment, out, chosen=head, device=device, overwrite=overwrite
     )
-    terminal.result(result, next_command=f"histograph predict {out} --data SPEC -o predictions.csv")
+    terminal.result(result, next_command=predict_command(out))

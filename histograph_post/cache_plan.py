@@ -28,6 +28,7 @@ from .errors import CacheError, CaptureError, ConfigError
 from .levels import Level
 from .node_budget import NODE_BUDGET, budget_batches
 from .pretrained import PretrainedSpec
+from .specifications import IN_MEMORY
 from .splits import Splits
 from .storage import Layout, plan_hash, plan_shards
 from .tasks import Task, has_labels, infer_task
@@ -59,7 +60,7 @@ class CacheOptions:
 class Provenance:
     """Where the model and the data came from, as the user named them."""
 
-    model_spec: str = "memory"
+    model_spec: str = IN_MEMORY
     model_args: Mapping[str, Any] = field(default_factory=dict)
     #: File name of the checkpoint; None for a model that was handed over in memory.
     checkpoint: str | None = None

@@ -33,6 +33,7 @@ from .outputs import config_beside, require_folder, require_free, write_config
 from .predicting import load
 from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, Run, read_json
 from .saved_head import SavedHead
+from .specifications import is_built_in
 from .weights import save_weights
 
 #: The file inside a ``.pt2`` that says what goes in and what comes out.
@@ -148,7 +149,10 @@ def export(
     if config is not None:
         write_config(target / CONFIG_NAME, config)
     load(target, model=model, in_dim=in_dim, device="cpu")  # refuses other weights
-    return Exported(target, f"hg.load({str(target)!r})(batch)")
+    spec = backbone["model"]["spec"]
+    code = "..." if isinstance(model, nn.Module) else repr(spec)
+    named = "" if is_built_in("model", spec) else f", model={code}"
+    return Exported(target, f"hg.load({str(target)!r}{named})(batch)")
 
 
 def _export_head(

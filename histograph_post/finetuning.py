@@ -65,10 +65,11 @@ def plan_finetuning(
             which stay as they are while the backbone moves; a run brings its own.
         warm_start: Predict at first what the checkpoint predicts (fresh ``histograph`` only).
         cache: Where the run's cache is now.
-        data: The cached data, if they are elsewhere now or were handed over in memory.
+        data: The cached data, or their specification; needed if they come from code of yours, were
+            handed over in memory or are elsewhere now.
         data_root: Offline copies of benchmark data.
-        model: The backbone itself, for one that was handed over in memory, or a specification
-            that replaces the recorded one.
+        model: The backbone itself, for one that was handed over in memory, or its specification,
+            such as ``my_model.py:Net``; not needed for a built-in model.
         checkpoint: The backbone's weights, or a folder with those of every fold.
         key_map: Old weight names to new ones.
         trust: Unpickle a checkpoint that can run code.

@@ -21,13 +21,11 @@ from .pretrained import PretrainedSpec
 from .run import RUN_NAME, SPLITS_NAME, Run, read_json
 from .saved_backbone import SavedBackbone, check_backbone
 from .saved_head import SavedHead
+from .specifications import IN_MEMORY
 from .splits import Splits
 from .storage import Cache
 from .trained_folds import fold_checkpoints
 from .training_options import TrainingOptions
-
-#: What a specification is called when the thing itself was handed over.
-_IN_MEMORY = "memory"
 
 
 @dataclass(frozen=True)
@@ -136,9 +134,20 @@ def load_backbones(
                 f"{saved.run}: found other layers than those of {known[0].run.name}, expected the "
                 "caches of one model, trained fold by fold"
             )
+    # Asked of all caches before anything is built or loaded: a manifest names no code.
+    model_specs = [
+        saved.model if isinstance(model, nn.Module) else saved.model_spec(model) for saved in known
+    ]
+    data_spec = known[0].data
+    if data is None or isinstance(data, (str, Path)):
+        data_spec = known[0].data_spec(None if data is None else str(data))
     files = [_checkpoint_file(saved, checkpoint, model) for saved in known]
-    root = data_root or _data_root(known[0], files[0])
-    dataset = _load_data(known[0], data, root)
+    root = data_root or _data_root(known[0], files[0], model_specs[0], data_spec)
+    if data is None or isinstance(data, (str, Path)):
+        dataset = load_data(data_spec, root=root, args=known[0].data_args)
+    else:
+        dataset = data if isinstance(data, GraphDataset) else from_graphs(data)
+    _check_data(known[0], dataset)
     models = []
     for saved, file in zip(known, files, strict=True):
         if isinstance(model, nn.Module):
@@ -157,9 +166,9 @@ def load_backbones(
             )
         models.append(built.eval())
     spec = PretrainedSpec(
-        model=model if isinstance(model, str) else known[0].model,
+        model=model_specs[0],
         checkpoint=Path(known[0].checkpoint or ""),
-        data=str(data) if isinstance(data, (str, Path)) else known[0].data,
+        data=data_spec,
         model_args=known[0].model_args,
         data_args=known[0].data_args,
         data_root=root,
@@ -174,7 +183,7 @@ def _checkpoint_file(
     if given is None:
         return (
             None
-            if isinstance(model, nn.Module) or saved.model == _IN_MEMORY
+            if isinstance(model, nn.Module) or saved.model == IN_MEMORY
             else (saved.find_checkpoint())
         )
     found = saved.checkpoint_in(given)
@@ -183,36 +192,21 @@ def _checkpoint_file(
     return found
 
 
-def _data_root(saved: SavedBackbone, checkpoint: Path | None) -> Path | None:
+def _data_root(saved: SavedBackbone, checkpoint: Path | None, model: str, data: str) -> Path | None:
     """Return the data root of the cache's command, or of the training that made the checkpoint."""
     found = saved.option_path("data_root")
     if found is not None or checkpoint is None:
         return found
     try:
-        return fold_checkpoints(checkpoint.parent)[0].spec.data_root
+        return fold_checkpoints(checkpoint.parent, model=model, data=data)[0].spec.data_root
     except HistographError:  # a checkpoint from elsewhere
         return None
 
 
-def _load_data(
-    saved: SavedBackbone,
-    data: str | Path | GraphDataset | Iterable[Data] | None,
-    root: Path | None,
-) -> GraphDataset:
-    """Load the data of a cache; any other are refused."""
-    if data is None and saved.data == _IN_MEMORY:
-        raise DataError(
-            f"{saved.run}: its data were handed over in memory; hand them over again with data=, "
-            "or name them with --data SPEC"
-        )
-    if data is None or isinstance(data, (str, Path)):
-        spec = saved.data if data is None else str(data)
-        dataset = load_data(spec, root=root, args=saved.data_args)
-    else:
-        dataset = data if isinstance(data, GraphDataset) else from_graphs(data)
+def _check_data(saved: SavedBackbone, dataset: GraphDataset) -> None:
+    """Refuse other data than those of a cache."""
     if dataset.fingerprint() != saved.data_fingerprint:
         raise DataError(
             f"{dataset.spec}: found data with fingerprint {dataset.fingerprint()}, expected "
             f"{saved.data_fingerprint}, which {saved.run} was made from"
         )
-    return dataset

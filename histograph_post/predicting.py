@@ -41,14 +41,14 @@ def load(
 ) -> Predictor:
     """Load a run's backbone and head as one module that maps a batch of graphs to outputs.
 
-    The backbone is rebuilt as the cache's command built it; a model specification that names a
-    file runs that file. Other weights than those the head was trained on are refused.
+    The backbone is rebuilt as the cache's command built it. If it is code of yours, name it: a run
+    does not decide what code runs. Other weights than those the head was trained on are refused.
 
     Args:
         run: A finished run, or its folder.
         model: The backbone itself, for one that was handed over in memory (it is put into
             ``eval()`` and onto the device; a run that trained it puts its weights into a copy),
-            or a specification that replaces the recorded one.
+            or its specification, such as ``my_model.py:Net``; not needed for a built-in model.
         checkpoint: The backbone's weights; by default where the cache had them from.
         key_map: TOML or JSON: old weight names to new ones; by default the cache's.
         trust: Unpickle a checkpoint that can run code.
@@ -116,6 +116,8 @@ def predict(
         if config is not None:
             require_free(config_beside(target), overwrite=overwrite)
     saved = SavedHead.read(run)
+    if not isinstance(model, nn.Module):
+        model = saved.backbone.model_spec(model)
     notes: list[str] = []
     if isinstance(data, (str, Path)):
         taken = _taken_args(saved, str(data), data_args or {})

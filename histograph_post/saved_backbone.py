@@ -3,6 +3,7 @@
 A run on a cache keeps no weights of the backbone and no path of this machine. It knows the cache,
 whose resolved options name the checkpoint, and the hash of the weights: whatever file is found or
 given, a backbone with other weights is refused. A run that trained the backbone keeps its weights.
+A model or data that is code is not run because a file names it: the user has to.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ from .backbone import build_model
 from .cache_folder import CONFIG_NAME
 from .capture import CapturePlan
 from .checkpoint import load_into, read_checkpoint, read_key_map
-from .errors import CacheError, CheckpointError, ModelError, NotFoundError
+from .errors import CacheError, CheckpointError, NotFoundError
+from .specifications import specification_to_follow
 from .storage import Cache
+from .storage.format import MANIFEST_NAME
 from .tasks import infer_task
 from .weights import weights_sha256
-
-#: What stands for the model's specification when it was handed over in memory.
-_IN_MEMORY = "memory"
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class SavedBackbone:
 
     #: The run, for messages.
     run: Path
+    #: The file that says all this.
+    file: Path
     weights_sha256: str
     #: File name of the checkpoint; None for a model that was handed over in memory.
     checkpoint: str | None
@@ -53,10 +55,12 @@ class SavedBackbone:
     in_run: bool = False
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], run: Path) -> SavedBackbone:
-        """Read the entry ``backbone`` of a run's ``head.json``."""
+    def from_json(cls, value: Mapping[str, Any], file: Path) -> SavedBackbone:
+        """Read the entry ``backbone`` of a run's ``head.json``, or the same of a manifest."""
+        run = file.parent
         return cls(
             run=run,
+            file=file,
             weights_sha256=value["weights_sha256"],
             checkpoint=value["checkpoint"],
             model=value["model"]["spec"],
@@ -73,7 +77,15 @@ class SavedBackbone:
     @classmethod
     def of_cache(cls, cache: Cache) -> SavedBackbone:
         """Return what a cache knows of the backbone it was made with."""
-        return cls.from_json(describe_backbone(cache, cache.path), cache.path)
+        return cls.from_json(describe_backbone(cache, cache.path), cache.path / MANIFEST_NAME)
+
+    def model_spec(self, given: str | None) -> str:
+        """Return the specification of the model: the user's, or the recorded one if built in."""
+        return specification_to_follow("model", self.model, given, self.file)
+
+    def data_spec(self, given: str | None) -> str:
+        """Return the specification of the data: the user's, or the recorded one if built in."""
+        return specification_to_follow("data", self.data, given, self.file)
 
     def build(
         self,
@@ -86,21 +98,14 @@ class SavedBackbone:
     ) -> nn.Module:
         """Build the model anew and load the weights the head was trained on.
 
-        A model specification that names a file runs that file.
-
         Args:
-            model: Specification of the model, if it is not the recorded one any more.
+            model: Specification of the model; needed unless the recorded one is built in.
             checkpoint: The weights; found through the cache if absent.
             key_map: Old weight names to new ones; found through the cache if absent.
             trust: Unpickle a checkpoint that can run code.
             in_dim: Node features of the data, for constructors that insist on them.
         """
-        spec = model or self.model
-        if spec == _IN_MEMORY:
-            raise ModelError(
-                f"{self.run}: its backbone was handed over in memory; hand it over again with "
-                "model=, or name it with --model SPEC --checkpoint FILE"
-            )
+        spec = self.model_spec(model)
         weights = read_checkpoint(checkpoint or self.find_checkpoint(), trust=trust)
         built = build_model(
             spec,

@@ -55,7 +55,7 @@ class SavedHead:
                 scale=TargetScale(tuple(scale["mean"]), tuple(scale["deviation"])),
                 task=Task.from_json(stored["task"]),
                 target_names=tuple(stored["target_names"]),
-                backbone=SavedBackbone.from_json(stored["backbone"], folder),
+                backbone=SavedBackbone.from_json(stored["backbone"], folder / HEAD_CONFIG_NAME),
                 layer_norm=stored.get("layer_norm", False),
             )
         except HistographError:

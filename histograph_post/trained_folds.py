@@ -24,6 +24,7 @@ from .errors import ConfigError, NotFoundError
 from .files import write_json, write_text
 from .pretrained import PretrainedSpec
 from .run import CONFIG_NAME, METRICS_NAME, MODEL_NAME, RESULTS_NAME, SPLITS_NAME, read_json
+from .specifications import specification_to_follow
 from .splits import Splits
 
 _FOLD_PREFIX = "fold-"
@@ -51,7 +52,7 @@ class TrainedFold:
 
 @dataclass(frozen=True)
 class FoldCheckpoint:
-    """What a fold's folder says about itself."""
+    """What a fold's folder says about itself; its code is what the user named, or built in."""
 
     folder: Path
     spec: PretrainedSpec
@@ -133,24 +134,28 @@ def _pairs(arguments: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value!r}" for name, value in arguments.items()]
 
 
-def fold_checkpoints(folder: Path) -> list[FoldCheckpoint]:
+def fold_checkpoints(
+    folder: Path, *, model: str | None = None, data: str | None = None
+) -> list[FoldCheckpoint]:
     """Read what the checkpoints of a pretraining are: of all its folds, in order.
 
     Args:
         folder: What pretraining or fine-tuning wrote, or the folder of one of its folds.
+        model: Specification of the model; needed unless the recorded one is built in.
+        data: The same of the data.
     """
     members = fold_folders(folder)
     if members:
-        return [_read_checkpoint(member) for member in members]
+        return [_read_checkpoint(member, model, data) for member in members]
     if not (folder / MODEL_NAME).is_file():
         raise NotFoundError(
             f"{folder}: found neither {MODEL_NAME} nor {fold_name(0)}, "
             "expected a folder that histograph pretrain or finetune wrote"
         )
-    return [_read_checkpoint(folder)]
+    return [_read_checkpoint(folder, model, data)]
 
 
-def _read_checkpoint(folder: Path) -> FoldCheckpoint:
+def _read_checkpoint(folder: Path, model: str | None, data: str | None) -> FoldCheckpoint:
     if not is_finished(folder):
         raise ConfigError(
             f"{folder}: found no {RESULTS_NAME}, expected a finished fold; "
@@ -160,9 +165,9 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
         spec = PretrainedSpec(
-            model=config["model"],
+            model=specification_to_follow("model", config["model"], model, path),
             checkpoint=folder / config["checkpoint"],
-            data=config["data"],
+            data=specification_to_follow("data", config["data"], data, path),
             model_args=parse_args(config["model_args"]),
             data_args=parse_args(config["data_args"]),
             data_root=Path(config["data_root"]) if "data_root" in config else None,

@@ -185,7 +185,8 @@ def test_embedding_network_needs_no_readout_of_its_own(tmp_path: Path) -> None:
     assert [fit["fold"] for fit in run.results["fits"]] == [2]
     assert [path.name for path in run.folder.glob("fold-*")] == ["fold-2"]
     assert list(run.results["readouts"]) == ["histograph-end-to-end"]
-    assert len(hg.predict(run, "demo:", data_args={"num_graphs": 40})) == 40
+    found = hg.predict(run, "demo:", data_args={"num_graphs": 40}, model=f"{source}:Embed")
+    assert len(found) == 40
 
 
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:

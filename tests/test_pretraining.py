@@ -254,9 +254,9 @@ def graphs(tmp_path: Path) -> Path:
     return path
 
 
-def own_scores(folder: Path, out: Path) -> list[dict[str, float]]:
+def own_scores(folder: Path, out: Path, *named: object) -> list[dict[str, float]]:
     """Cache what was trained; return the scores the caches give the models themselves."""
-    histograph("cache", folder, "-o", out, "-q")
+    histograph("cache", folder, *named, "-o", out, "-q")
     owns = [cache.manifest.own_metrics for cache in open_caches(out)]
     return [own["folds"][0]["test"] for own in owns if own is not None]
 
@@ -265,7 +265,7 @@ def test_integer_features_are_embedded_by_category(graphs: Path, tmp_path: Path)
     pretraining = plan(data=f"{graphs}:make", data_args={"kind": "categories"})
     assert pretraining.model.settings.in_dim == [3, 3]
     run = run_pretraining(pretraining, tmp_path / "p")
-    scores = own_scores(tmp_path / "p", tmp_path / "caches")
+    scores = own_scores(tmp_path / "p", tmp_path / "caches", "--data", f"{graphs}:make")
     assert [s["accuracy"] for s in scores] == [
         fold["scores"]["test"]["accuracy"] for fold in run.results["folds"]
     ]
@@ -274,7 +274,7 @@ def test_integer_features_are_embedded_by_category(graphs: Path, tmp_path: Path)
 def test_nodes_are_predicted_without_a_pool(graphs: Path, tmp_path: Path) -> None:
     pretraining = plan(data=f"{graphs}:make", data_args={"kind": "nodes"})
     run = run_pretraining(pretraining, tmp_path / "p")
-    scores = own_scores(tmp_path / "p", tmp_path / "caches")
+    scores = own_scores(tmp_path / "p", tmp_path / "caches", "--data", f"{graphs}:make")
     assert [s["accuracy"] for s in scores] == pytest.approx(
         [fold["scores"]["test"]["accuracy"] for fold in run.results["folds"]]
     )
@@ -288,7 +288,8 @@ def test_quantities_are_predicted_in_their_own_units(
     changes: dict[str, Any] = {"model": f"{graphs}:Own", "model_args": {}} if model == "own" else {}
     pretraining = plan(data=f"{graphs}:make", data_args={"kind": "quantities"}, **changes)
     run = run_pretraining(pretraining, tmp_path / "p", only=[0])
-    (scores,) = own_scores(tmp_path / "p", tmp_path / "caches")
+    named = ("--data", f"{graphs}:make", "--model", pretraining.spec.model)
+    (scores,) = own_scores(tmp_path / "p", tmp_path / "caches", *named)
     assert scores["rmse"] == pytest.approx(run.results["test"]["mean"], rel=1e-4)
     if model == "gin":
         assert scores["rmse"] < 100  # of values near 1000, after two epochs
@@ -299,7 +300,8 @@ def test_own_model_with_a_column_per_class(graphs: Path, tmp_path: Path) -> None
                        model_args={"columns": 2})  # fmt: skip
     assert pretraining.task.kind == "multiclass"
     run = run_pretraining(pretraining, tmp_path / "p")
-    scores = own_scores(tmp_path / "p", tmp_path / "caches")
+    named = ("--data", f"{graphs}:make", "--model", f"{graphs}:Own")
+    scores = own_scores(tmp_path / "p", tmp_path / "caches", *named)
     assert [s["accuracy"] for s in scores] == [
         fold["scores"]["test"]["accuracy"] for fold in run.results["folds"]
     ]

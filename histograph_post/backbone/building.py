@@ -1,7 +1,7 @@
 """From a model specification to a working ``nn.Module``.
 
 gin                    a built-in model; its sizes come from the checkpoint or the arguments
-file.py:Name           a class, a function returning a module, or a module, in a file
+file.py:Name           a class, a function of that file returning a module, or a module
 package.module:Name    the same in an importable package
 """
 
@@ -20,6 +20,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from ..errors import ConfigError, HistographError, ModelError
+from ..specifications import home_of, is_defined_in, refuse_standard_library, without_partial
 from .builtin_models import GNN
 from .builtin_settings import CHOICES, GNNSettings, settings_of
 from .user_modules import imported_file, imported_package
@@ -78,10 +79,16 @@ def build_model(
             f"no model called {spec!r}{hint} built-in ones are {', '.join(BUILT_IN)}; "
             "your own is named file.py:Name or package.module:Name"
         )
-    opened = imported_file(Path(place)) if place.endswith(".py") else imported_package(place)
+    if place.endswith(".py"):
+        opened = imported_file(Path(place))
+    else:
+        refuse_standard_library(place, ModelError)
+        opened = imported_package(place)
     with opened as module:
+        target = _find(module, name, place)
+        _check_target(target, module, spec)
         # Built while the folder of the file is importable: constructors import things, too.
-        return _construct(_find(module, name, place), spec, args, in_dim, out_dim)
+        return _construct(target, spec, args, in_dim, out_dim)
 
 
 def _build_builtin(
@@ -135,6 +142,23 @@ def _find(module: ModuleType, name: str, place: str) -> Any:
     raise ModelError(f"{place} {problem}; {found}")
 
 
+def _check_target(target: Any, module: ModuleType, label: str) -> None:
+    """Refuse, before it is called, what neither is an ``nn.Module`` nor comes from this place."""
+    if isinstance(target, nn.Module):
+        return
+    called = without_partial(target)
+    if isinstance(called, type) and issubclass(called, nn.Module):
+        return
+    if not callable(called):
+        kind = type(target).__name__
+        raise ModelError(f"{label} is a {kind}; expected a class, a function or a module")
+    if not is_defined_in(called, module):
+        raise ModelError(
+            f"{label} comes from {home_of(called)}; expected an nn.Module, or a function that is "
+            "defined there"
+        )
+
+
 def _construct(
     target: Any,
     label: str,
@@ -147,9 +171,6 @@ def _construct(
         if args:
             raise ModelError(f"{label} is a module already and takes no arguments: {list(args)}")
         return target
-    if not callable(target):
-        kind = type(target).__name__
-        raise ModelError(f"{label} is a {kind}; expected a class, a function or a module")
     arguments = _bind(target, label, args, in_dim if isinstance(in_dim, int) else None, out_dim)
     try:
         model = target(**arguments)

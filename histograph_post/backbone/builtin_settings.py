@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
+from ..specifications import BUILT_IN_MODELS
 
 #: The choices of every setting that has a closed set of them.
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "kind": ("gcn", "gin", "gat", "sage", "gps"),
+    "kind": BUILT_IN_MODELS,
     "norm": ("none", "batch", "layer", "graph"),
     "activation": ("relu", "leaky_relu", "elu", "gelu", "silu", "tanh"),
     "residual": ("none", "add", "scaled"),

@@ -23,6 +23,7 @@ from typing import Any
 
 from ..errors import DataError
 from ..levels import Level as Level
+from ..specifications import GRAPH_FILES, is_built_in
 from .dataset import GraphDataset as GraphDataset
 from .dataset import from_graphs as from_graphs
 from .links import LinkOptions as LinkOptions
@@ -71,11 +72,11 @@ def load_data(
         from .synthetic import load_demo
 
         return load_demo(name, args)
-    if spec.endswith((".pt", ".pth")):
+    if spec.endswith(GRAPH_FILES):
         from .graph_files import load_graph_file
 
         return load_graph_file(_locate(spec, root), args, spec=spec)
-    if kind and name and "/" not in name:
+    if kind and name and "/" not in name and not is_built_in("data", spec):
         from .files import load_function
 
         return load_function(spec, root, args)

@@ -15,6 +15,7 @@ from torch_geometric.data import Batch, Data
 
 from ..errors import DataError
 from ..levels import LEVELS, Level
+from ..specifications import IN_MEMORY
 from ..splits import Splits
 from .checks import check_links, detect_level, prepare_graphs
 from .features import add_features
@@ -116,7 +117,7 @@ class GraphDataset:
 def from_graphs(
     graphs: Iterable[Data],
     *,
-    spec: str = "memory",
+    spec: str = IN_MEMORY,
     ids: Sequence[str] | None = None,
     level: Level | None = None,
     target_names: Sequence[str] | None = None,

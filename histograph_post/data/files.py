@@ -16,6 +16,7 @@ from typing import Any
 from torch_geometric.data import Batch, Data, Dataset
 
 from ..errors import DataError, HistographError, NotFoundError
+from ..specifications import home_of, is_defined_in, refuse_standard_library
 from .arguments import FEATURE_ARGS, LEVEL_ARGS, feature_options, level_options
 from .dataset import GraphDataset, from_graphs
 
@@ -28,7 +29,8 @@ def load_function(target: str, root: Path | None, args: Mapping[str, Any]) -> Gr
 
     It is called with those of ``root`` (a :class:`~pathlib.Path`) and the data arguments that its
     parameters name. It returns graphs (a list, a PyG data set), a :class:`GraphDataset`, or one
-    ``Data``, which is then a node-level set. A PyG data set class works as well.
+    ``Data``, which is then a node-level set. A PyG data set class works as well. A function that
+    the file or package only imported from elsewhere is not called.
     """
     place, _, name = target.rpartition(":")
     folder = Path(place).resolve().parent if place.endswith(".py") else Path.cwd()
@@ -70,10 +72,20 @@ def _find(place: str, name: str) -> Callable[..., Any]:
         raise DataError(
             f"{place}: no function {name!r}, found {', '.join(public) or 'no functions'}"
         )
+    if not (_is_dataset_class(function) or is_defined_in(function, module)):
+        raise DataError(
+            f"{place}: {name!r} comes from {home_of(function)}; expected a "
+            "function that is defined there, or a PyG data set class"
+        )
     return function
 
 
+def _is_dataset_class(target: Any) -> bool:
+    return inspect.isclass(target) and issubclass(target, Dataset)
+
+
 def _module(name: str) -> Any:
+    refuse_standard_library(name, DataError)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -117,8 +129,8 @@ def _arguments(
             valid = ", ".join(sorted((named - {"root"}) | set(_OURS)))
             raise DataError(f"{target}: unknown data argument {key!r}, expected one of {valid}")
     if "root" in named and root is not None:
-        is_pyg = inspect.isclass(function) and issubclass(function, Dataset)
-        given["root"] = str(root) if is_pyg else root  # PyG's classes expect text
+        # PyG's classes expect text.
+        given["root"] = str(root) if _is_dataset_class(function) else root
     missing = [n for n in parameters if n in named - given.keys() and _required(parameters[n])]
     if missing:
         hint = "--data-root" if missing[0] == "root" else f"--data-args {missing[0]}=..."

@@ -145,17 +145,19 @@ def test_model_of_a_users_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     model = ("--model", "my_model.py:MixedWidths", "--checkpoint", "model.pt")
     assert histograph("cache", *model, *demo, "-o", "a.cache").exit_code == 0
     run = hg.train_head("a.cache", "run", dim=8, training=SHORT)
-    assert_stored(run, hg.predict("run", demo_graphs()), "p_1")
-    predictor = hg.load("run", in_dim=4)
+    assert_stored(run, hg.predict("run", demo_graphs(), model="my_model.py:MixedWidths"), "p_1")
+    predictor = hg.load("run", model="my_model.py:MixedWidths", in_dim=4)
     graph = demo_graphs()[0]
     assert predictor(graph).shape == (1, 1)
     with pytest.raises(ModelError, match="in_channels"):
-        hg.load("run")
+        hg.load("run", model="my_model.py:MixedWidths")
+    with pytest.raises(ModelError, match=r"'my_model\.py:MixedWidths', which is code.*--model"):
+        hg.load("run", in_dim=4)
     # Somewhere else the checkpoint is found through the cache; code is not looked for.
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(NotFoundError, match="my_model"):
-        hg.load("../run", in_dim=4)
+        hg.load("../run", model="my_model.py:MixedWidths", in_dim=4)
     moved = hg.load("../run", model="../my_model.py:MixedWidths", in_dim=4)
     torch.testing.assert_close(moved(graph), predictor(graph))
 
@@ -225,11 +227,12 @@ def test_link_level_run(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     run = hg.train_head(tmp_path / "a.cache", tmp_path / "run", dim=8, training=SHORT)
     # level=link comes from the run, and with it the same pairs to score.
-    found = hg.predict(run, "demo:", data_args={"num_graphs": 8}, node_budget=50)
+    code = f"{tmp_path}/node_model.py:NodeModel"
+    found = hg.predict(run, "demo:", data_args={"num_graphs": 8}, node_budget=50, model=code)
     assert found.task.level == "link"
     assert_stored(run, found, "p_1")
     with pytest.raises(DataError, match="edge_label_index"):
-        hg.predict(run, demo_graphs(8))
+        hg.predict(run, demo_graphs(8), model=code)
 
 
 class Mixing(nn.Module):
