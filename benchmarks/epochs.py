@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from histograph_post.training import Progress
+from histograph_post.training.loop import Progress
 
 from . import head_steps
 from .head_trainings import HeadTraining

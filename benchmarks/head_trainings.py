@@ -8,16 +8,16 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from histograph_post.caches import Cache
 from histograph_post.capture import CapturePlan
-from histograph_post.fits import FitSpec
-from histograph_post.graph_batches import GraphBatches
-from histograph_post.head_batches import HeadBatches, LoadedCache
-from histograph_post.head_fits import HeadNetwork, make_head
-from histograph_post.history_network import HistoryNetwork
-from histograph_post.storage import Cache
+from histograph_post.experiments.fits import FitSpec
+from histograph_post.experiments.head_fits import HeadNetwork, make_head
 from histograph_post.tasks import infer_task
-from histograph_post.training import Progress, Source, Trainer
-from histograph_post.training_options import TrainingOptions
+from histograph_post.training.graph_batches import GraphBatches
+from histograph_post.training.head_batches import HeadBatches, LoadedCache
+from histograph_post.training.history_network import HistoryNetwork
+from histograph_post.training.loop import Progress, Source, Trainer
+from histograph_post.training.options import TrainingOptions
 
 from .workloads import Subject, Workloads
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from histograph_post.caching import cache
+from histograph_post.caches import Cache
+from histograph_post.caches.caching import cache
 from histograph_post.data import GraphDataset, from_graphs, load_data
-from histograph_post.storage import Cache
 
 from .backbones import make_gin, make_molecule_gcn
 from .generated import generate

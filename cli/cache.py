@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from histograph_post.node_budget import NODE_BUDGET
-from histograph_post.words import plural
+from histograph_post.data.node_budget import NODE_BUDGET
+from histograph_post.utils.text import plural
 
 from . import options as opt
 from .cache_jobs import find_jobs
 from .terminal import Terminal, duration, metric, size
 
 if TYPE_CHECKING:
-    from histograph_post.cache_plan import CachePlan
-    from histograph_post.storage import Cache, Manifest
+    from histograph_post.caches import Cache, Manifest
+    from histograph_post.caches.planning import CachePlan
 
 
 def cache(
@@ -72,9 +72,9 @@ def cache(
 
     A killed run goes on where it stopped when the same command is given again.
     """
-    from histograph_post.backbone import parse_args
-    from histograph_post.cache_plan import CacheOptions, Provenance, plan_cache
-    from histograph_post.pretrained import load_pretrained
+    from histograph_post.caches.planning import CacheOptions, Provenance, plan_cache
+    from histograph_post.models import parse_args
+    from histograph_post.models.pretrained import load_pretrained
     from histograph_post.splits import resolve_splits
 
     jobs = find_jobs(
@@ -141,7 +141,7 @@ def cache(
 
 def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
     """Print what a cache would hold and cost."""
-    from histograph_post.cache_plan import estimate_seconds
+    from histograph_post.caches.planning import estimate_seconds
 
     seconds = estimate_seconds(plan)
     show_plan(terminal, plan)
@@ -157,7 +157,7 @@ def _write(
     terminal: Terminal, plan: CachePlan, out: Path, part: tuple[int, int], *, overwrite: bool
 ) -> Cache | None:
     """Write one cache; None while other jobs still owe shards."""
-    from histograph_post.caching import write_cache
+    from histograph_post.caches.caching import write_cache
 
     terminal.say(
         f"{out}: {len(plan.dataset)} graphs, {plan.layout.num_layers} layers, "

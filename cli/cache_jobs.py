@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from histograph_post.pretrained import PretrainedSpec
+    from histograph_post.models.pretrained import PretrainedSpec
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ def find_jobs(
 
     A fold says itself which model and data it belongs to, unless that is code; what is given wins.
     """
-    from histograph_post.pretrained import PretrainedSpec
-    from histograph_post.trained_folds import fold_checkpoints
+    from histograph_post.experiments.trained_folds import fold_checkpoints
+    from histograph_post.models.pretrained import PretrainedSpec
 
     given = {name: value for name, value in named.items() if value is not None}
     if folder is not None and checkpoint is not None:

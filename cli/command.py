@@ -20,8 +20,8 @@ import typer
 
 from histograph_post import __version__
 from histograph_post.errors import HistographError
-from histograph_post.kept_memory import keep_memory
-from histograph_post.run import EVENTS_NAME
+from histograph_post.runs.run import EVENTS_NAME
+from histograph_post.utils.kept_memory import keep_memory
 
 from .configuration import load_config, resolved_options
 from .formatting import duration, printable
@@ -71,7 +71,7 @@ def register(
         with _failures_in_one_line(debug=debug), contextlib.ExitStack() as stack:
             events = None
             if tensorboard:
-                from histograph_post.event_files import EventFiles
+                from histograph_post.runs.event_files import EventFiles
 
                 events = EventFiles(own["out"] / EVENTS_NAME)
                 stack.callback(events.close)

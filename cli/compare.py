@@ -36,8 +36,8 @@ def compare(
     overwrite: opt.OverwriteOption = False,
 ) -> None:
     """Train every readout on the same cache with the same budget and rank them."""
-    from histograph_post.folds import open_caches
-    from histograph_post.head_training import HeadSpec, plan_experiment
+    from histograph_post.experiments.folds import open_caches
+    from histograph_post.experiments.head_training import HeadSpec, plan_experiment
     from histograph_post.heads.registry import head_names
 
     first = open_caches(cache)[0]

@@ -144,7 +144,7 @@ def _type(terminal: Terminal, step: Step, *, overwrite: bool) -> Any:
 
 def _show(terminal: Terminal, out: Path) -> None:
     """Print what the demo found, in one table."""
-    from histograph_post.run import Run
+    from histograph_post.runs.run import Run
 
     def score(folder: str, readout: str | None = None) -> str:
         results = Run.open(out / folder).results

@@ -41,7 +41,7 @@ def export(
     checked against the head before it is written. With --whole: a folder with the weights of
     backbone and head, which needs neither run nor cache.
     """
-    from histograph_post.exporting import export as export_run
+    from histograph_post.runs.exporting import export as export_run
 
     if not whole and (model or checkpoint or key_map):
         raise typer.BadParameter("--model, --checkpoint and --key-map are for --whole")

@@ -98,10 +98,10 @@ def finetune(
 
     The result is read beside the heads on the frozen backbone, and can be cached again.
     """
-    from histograph_post.backbone import parse_args
-    from histograph_post.finetuning import plan_finetuning
-    from histograph_post.head_training import HeadSpec
-    from histograph_post.unfreezing import BackboneOptions
+    from histograph_post.experiments.finetuning import plan_finetuning
+    from histograph_post.experiments.head_training import HeadSpec
+    from histograph_post.experiments.unfreezing import BackboneOptions
+    from histograph_post.models import parse_args
 
     sizes = {name: value for name, value in (("dim", dim), ("heads", heads)) if value is not None}
     options = {**sizes, **parse_args(head_args)}
@@ -150,7 +150,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _show_moved(terminal: Terminal, results: Any) -> None:
     """Say what the gain over the frozen backbone is, and what moved for it."""
-    from histograph_post.movement import Movement
+    from histograph_post.experiments.movement import Movement
 
     versus = results["versus_frozen"]
     if versus is not None:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from histograph_post.words import plural
+from histograph_post.utils.text import plural
 
 from .options import TaskKind
 from .terminal import Terminal
 
 if TYPE_CHECKING:
-    from histograph_post.experiments import Stage
-    from histograph_post.fits import Fit
-    from histograph_post.head_training import Experiment
+    from histograph_post.experiments.fits import Fit
+    from histograph_post.experiments.head_training import Experiment
+    from histograph_post.experiments.stage import Stage
 
 CacheArgument = Annotated[
     Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of per-fold caches.")
@@ -107,9 +107,9 @@ def say_beforehand(terminal: Terminal, experiment: Experiment, device: str) -> N
     Its batches may not stay within `--memory-limit`; and the first epoch may have to wait for a
     compiler, or would be faster with one.
     """
-    from histograph_post.devices import resolve_device
     from histograph_post.heads import compiled
     from histograph_post.heads.registry import build_head
+    from histograph_post.utils.devices import resolve_device
 
     widths, task = experiment.caches[0].widths, experiment.task
     built = [
@@ -138,7 +138,7 @@ def run_and_show(
     ranked: bool = False,
 ) -> dict[str, Any]:
     """Run an experiment with a progress line per fit, print the table, return the JSON result."""
-    from histograph_post.experiments import run_experiment
+    from histograph_post.experiments.stage import run_experiment
 
     for note in experiment.notes():
         terminal.say(f"note: {note}")

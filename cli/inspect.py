@@ -49,9 +49,9 @@ def inspect(
     if model is None or data is None:
         _inspect_checkpoint(terminal, path, trust=trust_checkpoint)
         return
-    from histograph_post.backbone import parse_args
-    from histograph_post.cache_plan import CacheOptions, plan_cache
-    from histograph_post.pretrained import PretrainedSpec, load_pretrained
+    from histograph_post.caches.planning import CacheOptions, plan_cache
+    from histograph_post.models import parse_args
+    from histograph_post.models.pretrained import PretrainedSpec, load_pretrained
     from histograph_post.splits import resolve_splits
 
     source = load_pretrained(
@@ -90,7 +90,7 @@ def inspect(
 
 
 def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
-    from histograph_post.checkpoint import read_checkpoint
+    from histograph_post.models import read_checkpoint
 
     checkpoint = read_checkpoint(path, trust=trust)
     weights = checkpoint.state_dict
@@ -117,9 +117,9 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
 
 def _inspect_folder(terminal: Terminal, path: Path) -> None:
     """Show what a command has left in a folder; none of that needs torch."""
-    from histograph_post.run import HEAD_CONFIG_NAME, RESULTS_NAME, read_json
-    from histograph_post.run_summary import is_run
-    from histograph_post.storage.format import MANIFEST_NAME
+    from histograph_post.caches.format import MANIFEST_NAME
+    from histograph_post.runs.run import HEAD_CONFIG_NAME, RESULTS_NAME, read_json
+    from histograph_post.runs.summary import is_run
 
     members = sorted(path.glob("*.cache"))
     if (path / RESULTS_NAME).is_file() and "folds" in (results := read_json(path, RESULTS_NAME)):
@@ -139,7 +139,7 @@ def _inspect_folder(terminal: Terminal, path: Path) -> None:
 
 
 def _inspect_run(terminal: Terminal, path: Path) -> None:
-    from histograph_post.run_summary import RunSummary
+    from histograph_post.runs.summary import RunSummary
 
     found = RunSummary.open(path)
     facts = found.facts()
@@ -179,7 +179,7 @@ def _inspect_export(terminal: Terminal, path: Path, stored: Mapping[str, Any]) -
 
 def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None:
     """Show the caches of a folder, which commonly are those of the folds of one data set."""
-    from histograph_post.storage.opening import read_manifest
+    from histograph_post.caches.opening import read_manifest
 
     manifests = {member.name: read_manifest(member)[1] for member in members}
     terminal.table(
@@ -208,8 +208,8 @@ def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None
 
 
 def _inspect_cache(terminal: Terminal, path: Path) -> None:
+    from histograph_post.caches.opening import read_manifest, read_splits
     from histograph_post.capture.points import CapturePlan
-    from histograph_post.storage.opening import read_manifest, read_splits
 
     folder, manifest = read_manifest(path)
     layout, splits = manifest.layout, read_splits(folder, manifest)

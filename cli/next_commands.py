@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from histograph_post.run import HEAD_CONFIG_NAME, read_json
-from histograph_post.specifications import IN_MEMORY, is_built_in
+from histograph_post.runs.run import HEAD_CONFIG_NAME, read_json
+from histograph_post.utils.specifications import IN_MEMORY, is_built_in
 
 
 def predict_command(run: Path, *, named: bool = True) -> str:

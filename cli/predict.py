@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from histograph_post.node_budget import NODE_BUDGET
+from histograph_post.data.node_budget import NODE_BUDGET
 
 from . import options as opt
 from .terminal import Terminal
 from .terminal import metric as shown
 
 if TYPE_CHECKING:
-    from histograph_post.predictions import Predictions
+    from histograph_post.runs.predictions import Predictions
 
 #: Targets that the summary shows; the file has all of them.
 _SHOWN_TARGETS = 12
@@ -43,9 +43,9 @@ def predict(
 
     The backbone is loaded again and must have the weights that the head was trained on.
     """
-    from histograph_post.backbone import parse_args
-    from histograph_post.predicting import predict as predict_graphs
-    from histograph_post.run import HEAD_CONFIG_NAME, read_json
+    from histograph_post.models import parse_args
+    from histograph_post.runs.predicting import predict as predict_graphs
+    from histograph_post.runs.run import HEAD_CONFIG_NAME, read_json
 
     with terminal.progress("predicting nodes") as update:
         found = predict_graphs(

@@ -16,8 +16,8 @@ from .terminal import metric as shown
 from .training_flags import TrainingFlags
 
 if TYPE_CHECKING:
-    from histograph_post.pretraining import FoldProgress
-    from histograph_post.trained_folds import TrainedFold
+    from histograph_post.experiments.pretraining import FoldProgress
+    from histograph_post.experiments.trained_folds import TrainedFold
 
 
 def pretrain(
@@ -71,7 +71,7 @@ def pretrain(
 
     With its own readout, or end to end with a head. `histograph cache DIR` takes it from there.
     """
-    from histograph_post.backbone import parse_args
+    from histograph_post.models import parse_args
 
     if split is not None and folds is not None:
         raise typer.BadParameter("give --folds or --split, not both")
@@ -121,8 +121,8 @@ def _train_end_to_end(
     overwrite: bool,
 ) -> None:
     """Train backbone and head together, and show them beside the backbone's own readout."""
-    from histograph_post.end_to_end import plan_end_to_end
-    from histograph_post.head_training import HeadSpec
+    from histograph_post.experiments.end_to_end import plan_end_to_end
+    from histograph_post.experiments.head_training import HeadSpec
 
     stage = plan_end_to_end(model, data, HeadSpec(head, options), **planning)
     for note in (*stage.pretraining.dataset.notes, *stage.capture.notes):
@@ -148,7 +148,7 @@ def _pretrain(
     overwrite: bool,
 ) -> None:
     """Train a backbone with its own readout, and show every fold."""
-    from histograph_post.pretraining import plan_pretraining, run_pretraining
+    from histograph_post.experiments.pretraining import plan_pretraining, run_pretraining
 
     pretraining = plan_pretraining(model, data, seed=seed, **planning)
     epochs = pretraining.training.epochs

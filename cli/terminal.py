@@ -19,8 +19,8 @@ from .formatting import size as size
 from .progress import FitWatch, log_lines, make_bar
 
 if TYPE_CHECKING:
-    from histograph_post.event_files import EventFiles
-    from histograph_post.training import Trainer
+    from histograph_post.runs.event_files import EventFiles
+    from histograph_post.training.loop import Trainer
 
 #: Width of tables that do not go to a terminal: wide enough that no cell is cut.
 _FILE_WIDTH = 160

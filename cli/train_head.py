@@ -45,9 +45,9 @@ def train_head(
 
     The last layer's mean pool is retrained beside it, as the readout to beat.
     """
-    from histograph_post.backbone import parse_args
-    from histograph_post.folds import open_caches
-    from histograph_post.head_training import HeadSpec, plan_experiment, with_baseline
+    from histograph_post.experiments.folds import open_caches
+    from histograph_post.experiments.head_training import HeadSpec, plan_experiment, with_baseline
+    from histograph_post.models import parse_args
 
     options = {"dim": dim, **parse_args(head_args)}
     if heads is not None:

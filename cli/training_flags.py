@@ -11,8 +11,8 @@ from .command import OptionGroup
 from .options import Schedule
 
 if TYPE_CHECKING:
-    from histograph_post.storage import Cache
-    from histograph_post.training_options import TrainingOptions
+    from histograph_post.caches import Cache
+    from histograph_post.training.options import TrainingOptions
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class TrainingFlags(OptionGroup):
 
     def options(self, lr: float) -> TrainingOptions:
         """Return what the library takes."""
-        from histograph_post.training_options import TrainingOptions
+        from histograph_post.training.options import TrainingOptions
 
         return TrainingOptions(lr=lr, **asdict(self) | {"schedule": self.schedule.value})
 
     def options_on(self, cache: Cache, lr: float | None) -> TrainingOptions:
         """Return what the library takes; a learning rate for the cache, unless one is given."""
-        from histograph_post.training_options import suggested_lr
+        from histograph_post.training.options import suggested_lr
 
         return self.options(suggested_lr(len(cache)) if lr is None else lr)

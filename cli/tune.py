@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from histograph_post.words import setting
+from histograph_post.utils.text import setting
 
 from . import heads as opt_heads
 from . import options as opt
@@ -20,7 +20,7 @@ from .terminal import Terminal
 from .training_flags import TrainingFlags
 
 if TYPE_CHECKING:
-    from histograph_post.search import Trial
+    from histograph_post.experiments.search import Trial
 
 #: Trials in the table at the end.
 _SHOWN = 5
@@ -74,11 +74,11 @@ def tune(
     the defaults are then trained with every seed and scored on the test part, which the search does
     not look at. The same command with more --trials goes on.
     """
-    from histograph_post.backbone import parse_args
-    from histograph_post.folds import open_caches
-    from histograph_post.search import plan_search
-    from histograph_post.search_space import read_space
-    from histograph_post.tuning import run_search
+    from histograph_post.experiments.folds import open_caches
+    from histograph_post.experiments.search import plan_search
+    from histograph_post.experiments.search_space import read_space
+    from histograph_post.experiments.tuning import run_search
+    from histograph_post.models import parse_args
 
     search = plan_search(
         cache,
@@ -159,7 +159,7 @@ class _TrialLines:
 
 def _show_trials(terminal: Terminal, results: Any) -> None:
     """Print the best trials and what they had chosen."""
-    from histograph_post.run_summary import ranked_trials
+    from histograph_post.runs.summary import ranked_trials
 
     tuning = results["tuning"]
     names = list(tuning["values"])

@@ -17,10 +17,10 @@ def verify(
     ],
 ) -> None:
     """Check a cache: every checksum, its structure, its values and its splits."""
+    from histograph_post.caches import verify_cache
+    from histograph_post.caches.opening import is_begun, read_manifest
     from histograph_post.errors import CacheError
-    from histograph_post.folds import cache_folders
-    from histograph_post.storage import verify_cache
-    from histograph_post.storage.opening import is_begun, read_manifest
+    from histograph_post.experiments.folds import cache_folders
 
     folders = cache_folders(cache)
     reports = []

@@ -4,44 +4,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .lazy import lazy_names
+from .utils.lazy import lazy_names
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .caching import cache as cache
+    from .caches import Cache as Cache
+    from .caches.caching import cache as cache
     from .data import GraphDataset as GraphDataset
     from .data import load_data as load_data
     from .errors import HistographError as HistographError
-    from .exporting import export as export
-    from .finetuning import finetune as finetune
-    from .from_scratch import pretrain as pretrain
-    from .head_training import train_head as train_head
+    from .experiments.finetuning import finetune as finetune
+    from .experiments.from_scratch import pretrain as pretrain
+    from .experiments.head_training import train_head as train_head
+    from .experiments.tuning import tune as tune
     from .heads.histograph import HistoGraphHead as HistoGraphHead
-    from .predicting import load as load
-    from .predicting import predict as predict
     from .reporting import report as report
-    from .storage import Cache as Cache
-    from .training_options import TrainingOptions as TrainingOptions
-    from .tuning import tune as tune
+    from .runs.exporting import export as export
+    from .runs.predicting import load as load
+    from .runs.predicting import predict as predict
+    from .training.options import TrainingOptions as TrainingOptions
 
 #: Public name -> module. Loaded on first use, so that `histograph --help` never waits for torch.
 _PUBLIC = {
-    "Cache": ".storage",
+    "Cache": ".caches",
     "GraphDataset": ".data",
     "HistoGraphHead": ".heads.histograph",
     "HistographError": ".errors",
-    "TrainingOptions": ".training_options",
-    "cache": ".caching",
-    "export": ".exporting",
-    "finetune": ".finetuning",
-    "load": ".predicting",
+    "TrainingOptions": ".training.options",
+    "cache": ".caches.caching",
+    "export": ".runs.exporting",
+    "finetune": ".experiments.finetuning",
+    "load": ".runs.predicting",
     "load_data": ".data",
-    "predict": ".predicting",
-    "pretrain": ".from_scratch",
+    "predict": ".runs.predicting",
+    "pretrain": ".experiments.from_scratch",
     "report": ".reporting",
-    "train_head": ".head_training",
-    "tune": ".tuning",
+    "train_head": ".experiments.head_training",
+    "tune": ".experiments.tuning",
 }
 __all__ = [
     "Cache",

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .errors import DataError
-from .levels import Level
 from .metrics import (
     LINK_METRICS,
     LOWER_IS_BETTER,
@@ -27,6 +26,7 @@ from .metrics import (
     ranking_scores,
     regression_scores,
 )
+from .utils.levels import Level
 
 Kind = Literal["binary", "multiclass", "multilabel", "regression"]
 

@@ -156,7 +156,7 @@ def test_real_data_and_weights_are_used_and_left_alone(shared_data: Path, tmp_pa
 
 
 def test_the_molecule_gcn_is_that_of_the_example() -> None:
-    from histograph_post.backbone import build_model
+    from histograph_post.models import build_model
 
     example = Path(__file__).parents[1] / "examples" / "pretrain_gnns_gcn.py"
     theirs = build_model(f"{example}:GNN", {"num_layer": 3, "emb_dim": 8}).eval()

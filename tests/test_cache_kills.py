@@ -12,16 +12,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from histograph_post.backbone import build_model
+from histograph_post.caches import plan_shards, shard_name
 from histograph_post.data import load_data
-from histograph_post.node_budget import budget_batches
-from histograph_post.storage import plan_shards, shard_name
+from histograph_post.data.node_budget import budget_batches
+from histograph_post.models import build_model
 
 KILLED = """
 import os, signal, sys
-from histograph_post.pretrained import PretrainedSpec, load_pretrained
-from histograph_post.cache_plan import plan_cache
-from histograph_post.caching import cache, write_cache
+from histograph_post.models.pretrained import PretrainedSpec, load_pretrained
+from histograph_post.caches.planning import plan_cache
+from histograph_post.caches.caching import cache, write_cache
 from pathlib import Path
 checkpoint, data, root, out, moment, shard_bytes, budget = sys.argv[1:]
 source = load_pretrained(PretrainedSpec("gin", Path(checkpoint), data, data_root=Path(root)))

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from histograph_post.backbone import build_model
-from histograph_post.cache_plan import estimate_seconds, plan_cache
+from histograph_post.caches.planning import estimate_seconds, plan_cache
 from histograph_post.data import load_data
+from histograph_post.models import build_model
 from histograph_post.splits import resolve_splits
 
 

@@ -12,13 +12,13 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_mean_pool
 
-from histograph_post.backbone import build_model
-from histograph_post.cache_plan import plan_cache
-from histograph_post.caching import cache, write_cache
+from histograph_post.caches.caching import cache, write_cache
+from histograph_post.caches.planning import plan_cache
 from histograph_post.data import GraphDataset, from_graphs, load_data
 from histograph_post.errors import CacheError, CaptureError, ConfigError, OutputExistsError
+from histograph_post.models import build_model
+from histograph_post.models.weights import weights_sha256
 from histograph_post.splits import resolve_splits
-from histograph_post.weights import weights_sha256
 
 
 @pytest.fixture(scope="module")

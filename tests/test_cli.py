@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from histograph_cli.main import app
-from histograph_post.backbone import build_model
+from histograph_post.models import build_model
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from torch_geometric.nn import GCNConv
 from typer.testing import CliRunner, Result
 
 from histograph_cli.main import app
-from histograph_post.backbone import build_model
-from histograph_post.caching import cache
+from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
 from histograph_post.heads import compiled
+from histograph_post.models import build_model
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 import histograph_post as hg
 from histograph_cli.main import app
-from histograph_post.end_to_end import plan_end_to_end
 from histograph_post.errors import ConfigError, ModelError
-from histograph_post.head_training import HeadSpec
+from histograph_post.experiments.end_to_end import plan_end_to_end
+from histograph_post.experiments.head_training import HeadSpec
+from histograph_post.experiments.untrained import untrained_model
 from histograph_post.heads.each_layer_norm import EachLayerNorm
-from histograph_post.run import Run
-from histograph_post.training_options import TrainingOptions
-from histograph_post.untrained import untrained_model
+from histograph_post.runs.run import Run
+from histograph_post.training.options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)
 DEMO: dict[str, Any] = {

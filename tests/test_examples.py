@@ -13,8 +13,8 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 import histograph_post as hg
-from histograph_post.backbone import build_model, call_model, prediction
-from histograph_post.pretrained import Pretrained, PretrainedSpec, load_pretrained
+from histograph_post.models import build_model, call_model, prediction
+from histograph_post.models.pretrained import Pretrained, PretrainedSpec, load_pretrained
 from histograph_post.splits import resolve_splits
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

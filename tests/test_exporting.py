@@ -17,11 +17,11 @@ from typer.testing import CliRunner, Result
 
 import histograph_post as hg
 from histograph_cli.main import app
-from histograph_post.backbone import build_model
 from histograph_post.data import from_graphs, load_data
 from histograph_post.errors import ModelError, OutputExistsError
-from histograph_post.exporting import read_description
-from histograph_post.training_options import TrainingOptions
+from histograph_post.models import build_model
+from histograph_post.runs.exporting import read_description
+from histograph_post.training.options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from histograph_post.errors import NotFoundError
-from histograph_post.files import (
+from histograph_post.utils.files import (
     atomic_path,
     remove_leftovers,
     sha256_file,

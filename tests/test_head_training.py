@@ -12,13 +12,18 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from histograph_post.backbone import build_model
-from histograph_post.caching import cache
+from histograph_post.caches.caching import cache
 from histograph_post.data import from_graphs, load_data
 from histograph_post.errors import CacheError, ConfigError, OutputExistsError
-from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment, train_head
+from histograph_post.experiments.head_training import (
+    HeadSpec,
+    plan_experiment,
+    run_experiment,
+    train_head,
+)
 from histograph_post.heads.registry import head_names
-from histograph_post.training_options import TrainingOptions
+from histograph_post.models import build_model
+from histograph_post.training.options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=3, batch_size=16)
 

@@ -16,13 +16,14 @@ from torch_geometric.nn import GCNConv
 from typer.testing import CliRunner
 
 from histograph_cli.main import app
-from histograph_post.backbone import build_model
-from histograph_post.caching import cache
+from histograph_post.caches import Cache
+from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
-from histograph_post.head_batches import LoadedCache
-from histograph_post.head_training import train_head
+from histograph_post.experiments.head_training import train_head
 from histograph_post.heads.history import TableRows
-from histograph_post.history_rows import (
+from histograph_post.models import build_model
+from histograph_post.training.head_batches import LoadedCache
+from histograph_post.training.history_rows import (
     BATCHES_IN_USE,
     KEPT_SHARE,
     RowMemory,
@@ -32,8 +33,7 @@ from histograph_post.history_rows import (
     history_rows,
     working_ahead,
 )
-from histograph_post.storage import Cache
-from histograph_post.training_options import TrainingOptions
+from histograph_post.training.options import TrainingOptions
 
 
 class Mixed(torch.nn.Module):
@@ -237,8 +237,8 @@ def test_batches_from_the_file_stay_within_the_memory_they_may_use(tmp_path: Pat
     limit = float32_bytes(stored) // 3
     code = (
         "import re, sys, torch\n"
-        "from histograph_post.head_batches import HeadBatches, LoadedCache\n"
-        "from histograph_post.storage import Cache\n"
+        "from histograph_post.training.head_batches import HeadBatches, LoadedCache\n"
+        "from histograph_post.caches import Cache\n"
         "from histograph_post.tasks import infer_task\n"
         "def peak():\n"
         "    return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"

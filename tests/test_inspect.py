@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 import histograph_post as hg
 from histograph_cli.main import app
-from histograph_post.backbone import build_model
-from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment
-from histograph_post.training_options import TrainingOptions
+from histograph_post.experiments.head_training import HeadSpec, plan_experiment, run_experiment
+from histograph_post.models import build_model
+from histograph_post.training.options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)
 

@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 from histograph_cli.main import app
 from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, ModelError, NotFoundError, OutputExistsError
-from histograph_post.folds import open_caches
-from histograph_post.pretrained import load_pretrained
-from histograph_post.pretraining import FoldProgress, plan_pretraining, run_pretraining
+from histograph_post.experiments.folds import open_caches
+from histograph_post.experiments.pretraining import FoldProgress, plan_pretraining, run_pretraining
+from histograph_post.experiments.trained_folds import fold_checkpoints
+from histograph_post.models.pretrained import load_pretrained
 from histograph_post.splits import Splits, resolve_splits
 from histograph_post.tasks import infer_task
-from histograph_post.trained_folds import fold_checkpoints
-from histograph_post.training_options import TrainingOptions
+from histograph_post.training.options import TrainingOptions
 
 SMALL = {"hidden": 8, "num_layers": 2}
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)
@@ -108,8 +108,8 @@ def test_folds_can_be_trained_one_call_at_a_time(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from histograph_post.pretraining import plan_pretraining, run_pretraining
-from histograph_post.training_options import TrainingOptions
+from histograph_post.experiments.pretraining import plan_pretraining, run_pretraining
+from histograph_post.training.options import TrainingOptions
 def epoch_done(progress):
     if (progress.fold, progress.trainer.progress.epoch) == (1, 3):
         os.kill(os.getpid(), signal.SIGKILL)

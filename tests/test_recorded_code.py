@@ -17,14 +17,14 @@ from typer.testing import CliRunner, Result
 
 import histograph_post as hg
 from histograph_cli.main import app
-from histograph_post.backbone import build_model
+from histograph_post.caches import write_manifest
+from histograph_post.caches.format import MANIFEST_NAME
+from histograph_post.caches.opening import read_manifest
 from histograph_post.data import load_data
 from histograph_post.errors import DataError, HistographError, ModelError
-from histograph_post.folds import open_caches
-from histograph_post.specifications import BUILT_IN_DATA, is_built_in
-from histograph_post.storage import write_manifest
-from histograph_post.storage.format import MANIFEST_NAME
-from histograph_post.storage.opening import read_manifest
+from histograph_post.experiments.folds import open_caches
+from histograph_post.models import build_model
+from histograph_post.utils.specifications import BUILT_IN_DATA, is_built_in
 
 CODE = """
 import functools

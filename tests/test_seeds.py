@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from histograph_post.backbone import build_model
-from histograph_post.caching import cache
+from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
-from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment
-from histograph_post.run import Run
-from histograph_post.training_options import TrainingOptions
+from histograph_post.experiments.head_training import HeadSpec, plan_experiment, run_experiment
+from histograph_post.models import build_model
+from histograph_post.runs.run import Run
+from histograph_post.training.options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=4, batch_size=16, patience=0)
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from histograph_post.backbone import build_model
-from histograph_post.caching import cache
+from histograph_post.caches.caching import cache
 from histograph_post.data import GraphDataset, load_data
 from histograph_post.errors import CacheError
+from histograph_post.models import build_model
 
 
 @pytest.fixture

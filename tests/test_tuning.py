@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 import histograph_post as hg
 from histograph_cli.main import app
-from histograph_post.backbone import build_model
-from histograph_post.caching import cache
+from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, MissingExtraError, NotFoundError, OutputExistsError
-from histograph_post.run import Run
-from histograph_post.search_space import Range, Values, default_space, read_space
-from histograph_post.training_options import TrainingOptions
+from histograph_post.experiments.search_space import Range, Values, default_space, read_space
+from histograph_post.models import build_model
+from histograph_post.runs.run import Run
+from histograph_post.training.options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=4)
 SPACE = {"lr": Range(1e-3, 1e-1, log=True), "dim": Values((4, 8)), "heads": Values((1, 2))}
@@ -114,9 +114,9 @@ def test_more_trials_go_on_where_fewer_ended(demo_cache: Path, tmp_path: Path) -
 _KILLED = """
 import os, signal, sys
 import histograph_post as hg
-from histograph_post.search_space import Range, Values
-from histograph_post.search import plan_search
-from histograph_post.tuning import run_search
+from histograph_post.experiments.search_space import Range, Values
+from histograph_post.experiments.search import plan_search
+from histograph_post.experiments.tuning import run_search
 
 cache, out, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3])
 space = {"lr": Range(1e-3, 1e-1, log=True), "dim": Values((4, 8)), "heads": Values((1, 2))}

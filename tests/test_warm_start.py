@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from histograph_post.backbone import build_model
-from histograph_post.caching import cache
+from histograph_post.caches import Cache
+from histograph_post.caches.caching import cache
 from histograph_post.data import from_graphs, load_data
 from histograph_post.errors import ConfigError
-from histograph_post.finetuning import finetune
-from histograph_post.head_batches import HeadBatches, LoadedCache
-from histograph_post.head_fits import HeadNetwork
-from histograph_post.head_training import train_head
+from histograph_post.experiments.finetuning import finetune
+from histograph_post.experiments.head_fits import HeadNetwork
+from histograph_post.experiments.head_training import train_head
+from histograph_post.experiments.warm_start import own_classifier
 from histograph_post.heads.histograph import HistoGraphHead
-from histograph_post.storage import Cache
+from histograph_post.models import build_model
 from histograph_post.target_scale import TargetScale
 from histograph_post.tasks import infer_task
-from histograph_post.training import Trainer
-from histograph_post.training_options import TrainingOptions
-from histograph_post.warm_start import own_classifier
+from histograph_post.training.head_batches import HeadBatches, LoadedCache
+from histograph_post.training.loop import Trainer
+from histograph_post.training.options import TrainingOptions
 
 
 def demo_cache(folder: Path, **args: object) -> Cache:

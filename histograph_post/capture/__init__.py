@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazy_names
+from ..utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from .parity import LayerParity as LayerParity

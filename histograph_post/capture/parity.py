@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from ..backbone import call_model
 from ..errors import CaptureError
+from ..models import call_model
 from .freeze import eager_module, frozen
 from .points import CapturePlan
 from .recorder import Capture

@@ -25,7 +25,7 @@ def plan_capture(
     """Run the model once on ``batch`` and decide what to capture.
 
     Args:
-        model: any module :func:`~histograph_post.backbone.call_model` can call. Its parameters,
+        model: any module :func:`~histograph_post.models.call_model` can call. Its parameters,
             buffers, hooks and modes are the same afterwards.
         batch: a few graphs; more than one, if there are more.
         layers: ``auto``, or what to take instead, as a list or separated by commas: positions in

@@ -22,8 +22,8 @@ from torch.overrides import (
 )
 from torch_geometric.data import Batch
 
-from ..backbone import call_model
 from ..errors import CaptureError
+from ..models import call_model
 from .freeze import eager_module
 from .points import CapturePlan, CapturePoint
 from .tensors import function_name, is_counted, tensors_in

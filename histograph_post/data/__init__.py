@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..levels import Level as Level
-from ..specifications import GRAPH_FILES, is_built_in
+from ..utils.levels import Level as Level
+from ..utils.specifications import GRAPH_FILES, is_built_in
 from .dataset import GraphDataset as GraphDataset
 from .dataset import from_graphs as from_graphs
 from .links import LinkOptions as LinkOptions

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..errors import DataError
-from ..levels import Level
+from ..utils.levels import Level
 
 #: Numeric attributes a model may be called with, and what their rows stand for.
 MODEL_INPUTS = {"x": "node", "pos": "node", "edge_attr": "edge", "edge_weight": "edge"}

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from ..errors import DataError
-from ..levels import LEVELS, Level
-from ..specifications import IN_MEMORY
 from ..splits import Splits
+from ..utils.levels import LEVELS, Level
+from ..utils.specifications import IN_MEMORY
 from .checks import check_links, detect_level, prepare_graphs
 from .features import add_features
 from .labels import align_labels, count_nodes, gather_labels, label_rows

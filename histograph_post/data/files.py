@@ -16,7 +16,7 @@ from typing import Any
 from torch_geometric.data import Batch, Data, Dataset
 
 from ..errors import DataError, HistographError, NotFoundError
-from ..specifications import home_of, is_defined_in, refuse_standard_library
+from ..utils.specifications import home_of, is_defined_in, refuse_standard_library
 from .arguments import FEATURE_ARGS, LEVEL_ARGS, feature_options, level_options
 from .dataset import GraphDataset, from_graphs
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..errors import DataError
-from ..levels import Level
+from ..utils.levels import Level
 
 
 def label_name(level: Level) -> str:

@@ -24,9 +24,9 @@ import torch
 from torch_geometric.data import Data
 
 from ..errors import DataError, MissingExtraError
-from ..files import PARTIAL_SUFFIX
 from ..splits import Split, Splits
 from ..splits.files import read_folder
+from ..utils.files import PARTIAL_SUFFIX
 from .arguments import LEVEL_ARGS, check_names, level_options
 from .dataset import GraphDataset, as_links
 from .molecules import attach_labels, row_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazy_names
+from ..utils.lazy import lazy_names
 from .registry import HEADS, HeadInfo, build_head, head_config, head_info, head_names
 
 if TYPE_CHECKING:

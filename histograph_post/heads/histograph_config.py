@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, fields
 from typing import Any
 
 from ..errors import ConfigError
-from ..levels import LEVELS
+from ..utils.levels import LEVELS
 from .history import kept_dims
 from .layer_weights import LAYER_ATTENTIONS, NORMALIZATIONS
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from ..ranges import ranges
 from .ragged import Graphs
+from .ranges import ranges
 
 #: One tensor ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
 History: TypeAlias = Tensor | Sequence[Tensor]

@@ -21,13 +21,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from .history import LayerStack
-from .layer_kernels import (
-    combine_block,
-    fold_heads,
-    layer_combine,
-    layer_scores,
-    scatter_gradient,
-)
+from .layer_kernels import combine_block, fold_heads, layer_combine, layer_scores, scatter_gradient
 from .ragged import Graphs
 
 #: From so many layers on, summing them again costs more than keeping the sums.

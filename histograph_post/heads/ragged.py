@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from ..errors import DataError
-from ..ranges import ranges
+from .ranges import ranges
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..levels import LEVELS
+from ..utils.levels import LEVELS
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import OutputExistsError
-from ..files import write_text
-from ..outputs import require_folder, require_free
-from ..run import REPORT_NAME, Run
+from ..runs.run import REPORT_NAME, Run
+from ..utils.files import write_text
+from ..utils.outputs import require_folder, require_free
 from .caches import find_caches
 from .evidence import gather_evidence
 from .figures import Figure, Format, require_matplotlib

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..caches import Cache
 from ..errors import CacheError, HistographError
-from ..folds import open_caches
-from ..storage import Cache
+from ..experiments.folds import open_caches
 from .record import RunRecord
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..tasks import Task
-from ..words import number
+from ..utils.text import number
 from .class_charts import class_rows
 from .curve_charts import two_class_rows
 from .figures import Chart, Figure

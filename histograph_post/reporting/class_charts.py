@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from ..tasks import Task
-from ..words import number
+from ..utils.text import number
 from .cells import draw_cells
 from .figures import Chart, Figure
 from .record import Outcome, RunRecord

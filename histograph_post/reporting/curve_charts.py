@@ -9,7 +9,7 @@ import numpy as np
 from sklearn import metrics as sk
 
 from ..tasks import Task
-from ..words import number, plural
+from ..utils.text import number, plural
 from .figures import Chart, Figure
 from .record import Outcome, RunRecord
 from .style import DASHES, MUTED, series_colour

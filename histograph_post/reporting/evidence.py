@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from ..caches import Cache
 from ..errors import HistographError
-from ..run import PREDICTIONS_NAME
-from ..storage import Cache
-from ..words import plural
+from ..runs.run import PREDICTIONS_NAME
+from ..utils.text import plural
 from .examples import choose_examples
 from .figures import Figure
 from .graph_charts import example_figures
@@ -24,12 +24,7 @@ from .layer_analysis import (
     load_fit_head,
     profile_layers,
 )
-from .layer_charts import (
-    evolution_figures,
-    smoothness_figures,
-    weight_sets_figure,
-    weights_figure,
-)
+from .layer_charts import evolution_figures, smoothness_figures, weight_sets_figure, weights_figure
 from .molecules import find_molecules
 from .record import Outcome, RunRecord
 from .sampling import Sample, read_sample, sample_test_graphs

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..storage import Cache
+from ..caches import Cache
 from ..tasks import Task
-from ..words import number
+from ..utils.text import number
 from .record import Outcome
 from .sampling import owners_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..errors import MissingExtraError
-from ..files import atomic_path
+from ..utils.files import atomic_path
 from .style import PAPER, SETTINGS, VARIABLES
 
 if TYPE_CHECKING:

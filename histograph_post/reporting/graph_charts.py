@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..storage import Cache, CachedGraph
-from ..words import plural
+from ..caches import Cache, CachedGraph
+from ..utils.text import plural
 from .examples import MAX_DRAWN_NODES, Example
 from .figures import Chart, Figure, Picture
 from .graph_layouts import layout

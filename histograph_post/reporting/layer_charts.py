@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..words import MINUS, number, plural
+from ..utils.text import MINUS, number, plural
 from .cells import draw_cells
 from .figures import Chart, Figure
 from .layer_analysis import LayerProfile, Quartiles, Smoothness

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ..cache_folder import CONFIG_NAME
+from ..caches import Cache, CachedGraph
+from ..caches.folder import CONFIG_NAME
 from ..data.molecule_features import import_rdkit
 from ..data.tables import Table, read_table
 from ..errors import HistographError
-from ..storage import Cache, CachedGraph
 from .figures import Format
 from .style import INK, RIVAL
 

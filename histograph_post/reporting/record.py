@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from ..errors import ConfigError
-from ..fits import OUTPUTS_NAME
-from ..head_results import OWN
-from ..run import FITS_NAME, METRICS_NAME, PREDICTIONS_NAME, SPLITS_NAME
-from ..run_summary import RunSummary
-from ..saved_head import SavedHead
+from ..experiments.fits import OUTPUTS_NAME
+from ..experiments.results import OWN
+from ..runs.run import FITS_NAME, METRICS_NAME, PREDICTIONS_NAME, SPLITS_NAME
+from ..runs.saved_head import SavedHead
+from ..runs.summary import RunSummary
 from ..splits import Splits
 from ..summaries import Key
 from ..tasks import Task

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..metrics import regression_scores
-from ..words import MINUS, number
+from ..utils.text import MINUS, number
 from .figures import Chart, Figure
 from .record import Outcome
 from .style import CHOSEN, MUTED

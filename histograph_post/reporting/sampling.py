@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..storage import Cache
+from ..caches import Cache
 
 #: Graphs and nodes that are looked at in one fit, at most; a single graph may have more nodes.
 MAX_GRAPHS = 256

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..head_results import OWN
+from ..experiments.results import OWN
 from ..summaries import Summary
-from ..words import metric_name, number, spread
+from ..utils.text import metric_name, number, spread
 from .figures import Chart, Figure
 from .record import RunRecord
 from .style import CHOSEN, DASHES, GRID, INK, MUTED, RIVAL, series_colour

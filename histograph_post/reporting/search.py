@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ..run_summary import ranked_trials
-from ..words import metric_name, number, setting
+from ..runs.summary import ranked_trials
+from ..utils.text import metric_name, number, setting
 from .figures import Chart, Figure
 from .page import Section, Table
 from .record import RunRecord

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..head_results import OWN
+from ..experiments.results import OWN
 from ..summaries import Summary, paired_difference, summarize
-from ..words import MISSING, difference, metric_name, number, spread
+from ..utils.text import MISSING, difference, metric_name, number, spread
 from .figures import Figure
 from .layer_analysis import LayerProfile, Smoothness
 from .outcome_charts import outcome_figures

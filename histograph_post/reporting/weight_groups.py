@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..tasks import Task
-from ..words import number
+from ..utils.text import number
 
 #: Classes that are drawn, the most frequent first: more lines cannot be told apart.
 MAX_CLASSES = 6

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import DataError, SplitError
-from ..levels import Level
 from ..tasks import infer_task
+from ..utils.levels import Level
 from .files import read_folder, to_positions
 from .making import (
     Parts,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import NotFoundError, SplitError
-from ..files import write_json
-from ..levels import LEVELS, Level
+from ..utils.files import write_json
+from ..utils.levels import LEVELS, Level
 
 if TYPE_CHECKING:
     from .making import Parts

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch_geometric.data import Batch, Data
 
-from histograph_post.backbone import BUILT_IN, build_model, call_model, parse_args
 from histograph_post.errors import ConfigError, ModelError, NotFoundError
+from histograph_post.models import BUILT_IN, build_model, call_model, parse_args
 
 MODELS = """
 import torch

@@ -13,10 +13,10 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_max_pool, global_mean_pool
 from torch_geometric.utils import erdos_renyi_graph, to_dense_adj
 
-from histograph_post.backbone import BUILT_IN, build_model, call_model
-from histograph_post.backbone.builtin_models import GNN
-from histograph_post.backbone.builtin_settings import GNNSettings
 from histograph_post.errors import ModelError
+from histograph_post.models import BUILT_IN, build_model, call_model
+from histograph_post.models.builtin_models import GNN
+from histograph_post.models.builtin_settings import GNNSettings
 
 ATOM = [119, 5, 12]
 BOND = [5, 6]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GAT, GCN, GIN, GCNConv, Sequential, global_mean_pool
 
-from histograph_post.backbone import call_model, prediction
 from histograph_post.errors import CaptureError, ModelError
+from histograph_post.models import call_model, prediction
 
 
 @pytest.fixture

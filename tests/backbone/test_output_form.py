@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch_geometric.nn import GCNConv, global_mean_pool
 
-from histograph_post.backbone.output_form import OutputForm
-from histograph_post.caching import cache
+from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
+from histograph_post.models.output_form import OutputForm
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histograph_post.checkpoint import KeyMap, KeyRule, read_key_map
 from histograph_post.errors import CheckpointError, ConfigError, NotFoundError
+from histograph_post.models import KeyMap, KeyRule, read_key_map
 
 MATRIX = torch.arange(6.0).reshape(2, 3)
 

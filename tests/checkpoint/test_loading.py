@@ -8,14 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GraphConv, SAGEConv
 
-from histograph_post.checkpoint import (
-    Checkpoint,
-    KeyMap,
-    KeyRule,
-    load_into,
-    read_checkpoint,
-)
 from histograph_post.errors import CheckpointError
+from histograph_post.models import Checkpoint, KeyMap, KeyRule, load_into, read_checkpoint
 
 
 def checkpoint_of(state_dict: dict[str, Tensor], *stripped: str) -> Checkpoint:

@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from histograph_post.checkpoint import Checkpoint, read_checkpoint
 from histograph_post.errors import CheckpointError, NotFoundError, UnsafeCheckpointError
+from histograph_post.models import Checkpoint, read_checkpoint
 
 STATE = {"conv.weight": torch.arange(6.0).reshape(2, 3), "conv.bias": torch.ones(2)}
 AVERAGED = {name: tensor + 1 for name, tensor in STATE.items()}

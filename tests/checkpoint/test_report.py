@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from histograph_post.checkpoint import (
+from histograph_post.errors import CheckpointError
+from histograph_post.models import (
     Checkpoint,
     KeyMap,
     KeyRule,
@@ -15,7 +16,6 @@ from histograph_post.checkpoint import (
     read_checkpoint,
     read_key_map,
 )
-from histograph_post.errors import CheckpointError
 
 
 def checkpoint_of(state_dict: dict[str, Tensor], *stripped: str) -> Checkpoint:

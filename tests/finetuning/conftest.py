@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 import histograph_post as hg
 from histograph_cli.main import app
-from histograph_post.backbone import build_model
-from histograph_post.training_options import TrainingOptions
+from histograph_post.models import build_model
+from histograph_post.training.options import TrainingOptions
 
 NUM_GRAPHS = 48
 

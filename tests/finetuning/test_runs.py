@@ -20,18 +20,12 @@ from torch_geometric.nn import GCNConv
 from typer.testing import Result
 
 import histograph_post as hg
-from histograph_post.errors import (
-    CacheError,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    ModelError,
-)
-from histograph_post.experiments import FitProgress
-from histograph_post.folds import open_caches
-from histograph_post.predictions import Predictions
-from histograph_post.run import Run
-from histograph_post.training_options import TrainingOptions
+from histograph_post.errors import CacheError, CheckpointError, ConfigError, DataError, ModelError
+from histograph_post.experiments.folds import open_caches
+from histograph_post.experiments.stage import FitProgress
+from histograph_post.runs.predictions import Predictions
+from histograph_post.runs.run import Run
+from histograph_post.training.options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2, warmup=0)
 COMMAND = ("--epochs", 2, "--head-lr", "1e-2", "--backbone-lr", "1e-2", "-q")
@@ -161,8 +155,8 @@ def test_frozen_heads_of_all_seeds_are_trained_together(folder: Path, tmp_path: 
 KILLED = """
 import os, signal, sys
 import histograph_post as hg
-from histograph_post.resuming import train_resumably
-from histograph_post.training_options import TrainingOptions
+from histograph_post.training.resuming import train_resumably
+from histograph_post.training.options import TrainingOptions
 train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
 def epoch_done(progress):
     if (progress.fold, progress.trainer.progress.epoch) == (1, 3):

@@ -16,11 +16,15 @@ from torch_geometric.nn import GCNConv
 import histograph_post as hg
 from histograph_post.capture import plan_capture
 from histograph_post.errors import ConfigError
-from histograph_post.experiments import FitProgress
-from histograph_post.run import Run
-from histograph_post.training_modes import set_training_modes
-from histograph_post.training_options import TrainingOptions
-from histograph_post.unfreezing import BackboneOptions, Unfreezing, layers_of_parameters
+from histograph_post.experiments.stage import FitProgress
+from histograph_post.experiments.unfreezing import (
+    BackboneOptions,
+    Unfreezing,
+    layers_of_parameters,
+)
+from histograph_post.runs.run import Run
+from histograph_post.training.modes import set_training_modes
+from histograph_post.training.options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2, warmup=0)
 

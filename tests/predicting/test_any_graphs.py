@@ -14,13 +14,10 @@ from typer.testing import CliRunner, Result
 
 import histograph_post as hg
 from histograph_cli.main import app
-from histograph_post.backbone import build_model
-from histograph_post.errors import (
-    ConfigError,
-    DataError,
-)
-from histograph_post.run import Run
-from histograph_post.training_options import TrainingOptions
+from histograph_post.errors import ConfigError, DataError
+from histograph_post.models import build_model
+from histograph_post.runs.run import Run
+from histograph_post.training.options import TrainingOptions
 
 SHORT = TrainingOptions(epochs=3, lr=1e-2)
 NUM_GRAPHS = 48

@@ -16,11 +16,9 @@ from typer.testing import CliRunner, Result
 
 import histograph_post as hg
 from histograph_cli.main import app
-from histograph_post.backbone import build_model
-from histograph_post.errors import (
-    OutputExistsError,
-)
-from histograph_post.run import Run
+from histograph_post.errors import OutputExistsError
+from histograph_post.models import build_model
+from histograph_post.runs.run import Run
 
 
 def make_model(seed: int = 0, **args: object) -> nn.Module:

@@ -17,16 +17,12 @@ from typer.testing import CliRunner, Result
 
 import histograph_post as hg
 from histograph_cli.main import app
-from histograph_post.backbone import build_model
-from histograph_post.errors import (
-    DataError,
-    ModelError,
-    NotFoundError,
-)
-from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment
-from histograph_post.predictions import Predictions
-from histograph_post.run import Run
-from histograph_post.training_options import TrainingOptions
+from histograph_post.errors import DataError, ModelError, NotFoundError
+from histograph_post.experiments.head_training import HeadSpec, plan_experiment, run_experiment
+from histograph_post.models import build_model
+from histograph_post.runs.predictions import Predictions
+from histograph_post.runs.run import Run
+from histograph_post.training.options import TrainingOptions
 
 SHORT = TrainingOptions(epochs=3, lr=1e-2)
 NUM_GRAPHS = 48

@@ -12,17 +12,12 @@ from torch import nn
 from torch_geometric.data import Data
 
 import histograph_post as hg
-from histograph_post.backbone import build_model
-from histograph_post.errors import (
-    CacheError,
-    CheckpointError,
-    ConfigError,
-    NotFoundError,
-)
-from histograph_post.run import Run
-from histograph_post.saved_backbone import check_backbone
-from histograph_post.saved_head import SavedHead
-from histograph_post.weights import weights_sha256
+from histograph_post.errors import CacheError, CheckpointError, ConfigError, NotFoundError
+from histograph_post.models import build_model
+from histograph_post.models.weights import weights_sha256
+from histograph_post.runs.run import Run
+from histograph_post.runs.saved_backbone import check_backbone
+from histograph_post.runs.saved_head import SavedHead
 
 
 def make_model(seed: int = 0, **args: object) -> nn.Module:

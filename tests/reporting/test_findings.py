@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
+from histograph_post.caches import Cache
 from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.reporting.caches import find_caches
 from histograph_post.reporting.calibration_charts import reliability
@@ -20,9 +21,8 @@ from histograph_post.reporting.graph_charts import neighbourhood
 from histograph_post.reporting.graph_layouts import layout
 from histograph_post.reporting.record import Outcome, RunRecord
 from histograph_post.reporting.weight_groups import group_weights
-from histograph_post.storage import Cache
 from histograph_post.tasks import Task
-from histograph_post.words import MINUS
+from histograph_post.utils.text import MINUS
 
 
 def outcome(predicted: list[list[float]], labels: list[list[float]]) -> Outcome:

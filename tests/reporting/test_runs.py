@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 import histograph_post as hg
-from histograph_post.backbone import build_model
-from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment
+from histograph_post.experiments.head_training import HeadSpec, plan_experiment, run_experiment
+from histograph_post.models import build_model
 
 from .conftest import QUICK
 from .pages import Reader

@@ -14,9 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from histograph_post.files import sha256_file
-from histograph_post.splits import Split, Splits
-from histograph_post.storage import (
+from histograph_post.caches import (
     DataSource,
     Layout,
     Manifest,
@@ -27,6 +25,8 @@ from histograph_post.storage import (
     plan_hash,
     write_manifest,
 )
+from histograph_post.splits import Split, Splits
+from histograph_post.utils.files import sha256_file
 
 
 @dataclass

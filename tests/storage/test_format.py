@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from histograph_post.caches import Manifest, plan_hash, write_manifest
 from histograph_post.errors import CacheError
-from histograph_post.storage import Manifest, plan_hash, write_manifest
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cache-format.md"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from histograph_post.storage.joining import JoinedRows
+from histograph_post.caches.joining import JoinedRows
 
 
 def _join(arrays: list[np.ndarray], runs: list[tuple[int, int, int]]) -> np.ndarray:

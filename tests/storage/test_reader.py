@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
+from histograph_post.caches import Cache, reader
 from histograph_post.errors import CacheError, DataError, NotFoundError
-from histograph_post.storage import Cache, reader
 
 
 def stored(values: torch.Tensor, dtype: str) -> torch.Tensor:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from histograph_post.caches import Cache, verify_cache
 from histograph_post.errors import CacheError, HistographError
-from histograph_post.storage import Cache, verify_cache
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cache-format.md"
 SHARD = "shard-00000.h5"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from histograph_post.storage import Cache, verify_cache
+from histograph_post.caches import Cache, verify_cache
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

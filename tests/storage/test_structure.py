@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
+from histograph_post.caches import Cache, existing_shard, verify_cache
 from histograph_post.errors import CacheError
-from histograph_post.storage import Cache, existing_shard, verify_cache
 
 SHARD = "shard-00000.h5"
 

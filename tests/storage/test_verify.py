@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from histograph_post.caches import Cache, verify_cache
 from histograph_post.errors import CacheError, NotFoundError
-from histograph_post.storage import Cache, verify_cache
 
 FILES = ("manifest.json", "splits.json", "shard-00000.h5", "shard-00001.h5")
 KINDS = [{}, {"widths": (4, 2)}, {"compression": "gzip"}, {"dtype": "bfloat16"}]

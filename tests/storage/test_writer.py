@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from histograph_post.caches import Cache, ShardWriter, existing_shard, plan_shards
 from histograph_post.errors import CacheError
-from histograph_post.files import atomic_path
-from histograph_post.storage import Cache, ShardWriter, existing_shard, plan_shards
+from histograph_post.utils.files import atomic_path
 
 KINDS = [
     {},

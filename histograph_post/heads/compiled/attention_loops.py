@@ -9,13 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .attention_columns import (
-    LOG2_E,
-    give_attention,
-    give_attention_back,
-    row_length,
-    turn_square,
-)
+from .attention_columns import LOG2_E, give_attention, give_attention_back, row_length, turn_square
 from .loops import ONE, Floats, loop, part_of_loop
 from .products import add_dots_of_rows, add_product, write_product
 from .row_loops import add_rows, clear, copy_row, new_rows, scale

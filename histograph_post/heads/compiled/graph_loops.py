@@ -10,15 +10,7 @@ import numpy as np
 from ..folded_maps import Maps
 from .ahead import fetch_rest, look_ahead
 from .attention_loops import attend, take_values
-from .graph_records import (
-    Kept,
-    Results,
-    Table,
-    TurnedMaps,
-    Weighing,
-    end_of_block,
-    graph_history,
-)
+from .graph_records import Kept, Results, Table, TurnedMaps, Weighing, end_of_block, graph_history
 from .layer_loops import embed, score_layers
 from .loops import ONE, Floats, Integers, Parts, loop, part_of_loop, take_number
 from .products import add_product, add_product_ahead, sum_pieces, write_product

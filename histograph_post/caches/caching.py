@@ -1,0 +1,270 @@
+"""The cache stage: run a frozen model once and write down what every layer hands on.
+
+    plan_cache    (cache_plan.py) find the layers, check parity, lay out the shards
+    write_shards  run the model over the graphs of this job's shards (the rest are other jobs');
+                  a thread (shard_thread.py) writes meanwhile
+    join_shards   when every shard is there, score the model's own outputs, write the manifest
+
+A killed job goes on where it stopped, and ends with the same bytes as one that was never killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+
+from .. import __version__
+from ..capture import Capture
+from ..data import GraphDataset, from_graphs
+from ..errors import CacheError, CaptureError, ConfigError
+from ..models.weights import weights_sha256
+from ..splits import PARTS, Splits, resolve_splits
+from ..tasks import Task
+from ..utils.files import remove_leftovers, sha256_file, to_json, write_text
+from . import (
+    Cache,
+    DataSource,
+    Manifest,
+    ModelSource,
+    ShardGraphs,
+    ShardInfo,
+    ShardWriter,
+    existing_shard,
+    write_manifest,
+)
+from .folder import CONFIG_NAME, found_shards, open_folder, refuse_strangers
+from .format import SPLITS_NAME
+from .planning import CacheOptions, CachePlan, plan_cache
+from .shard_thread import ShardThread
+
+#: Called with the number of nodes done and the number of nodes in all.
+ProgressCallback = Callable[[int, int], None]
+
+
+def write_shards(
+    plan: CachePlan,
+    folder: Path,
+    found: Sequence[ShardInfo | None],
+    *,
+    part: tuple[int, int] = (0, 1),
+    on_progress: ProgressCallback | None = None,
+) -> list[ShardInfo | None]:
+    """Write the shards of job ``i`` of ``n`` that are not there yet.
+
+    ``found`` has an entry per shard of the whole cache, None for those that are missing; so has
+    the result, None for those that other jobs still owe.
+    """
+    number, count = part
+    mine = [index for index in range(len(plan.shards)) if index % count == number]
+    num_nodes = plan.dataset.num_nodes
+    total = sum(int(num_nodes[slice(*plan.shards[index])].sum()) for index in mine)
+    done = 0
+
+    def advance(nodes: int) -> None:
+        nonlocal done
+        done += nodes
+        if on_progress is not None:
+            on_progress(done, total)
+
+    with (
+        ShardThread(plan, folder) as thread,
+        torch.inference_mode(),
+        Capture(plan.model, plan.capture) as recorder,
+    ):
+        for index in mine:
+            start, stop = plan.shards[index]
+            if found[index] is not None:
+                advance(int(num_nodes[start:stop].sum()))
+                continue
+            graphs = _shard_graphs(plan, start, stop)
+            writer = ShardWriter(folder, index, plan.layout, plan.hash, graphs)
+            for members in plan.batches(start, stop):
+                batch = plan.load(members)
+                block = thread.block(writer, range(members.start - start, members.stop - start))
+                captured = recorder.run(batch, block.put)
+                outputs = plan.outputs(captured.output, batch)
+                _check_outputs(plan, outputs, batch, members)
+                thread.write(writer, block, outputs)
+                advance(int(batch.num_nodes))
+    if weights_sha256(plan.model.state_dict()) != plan.weights_sha256:
+        raise CaptureError(
+            "frozen: the model changed its own parameters or buffers while it ran in eval() mode, "
+            "so its activations depend on the order of the graphs; expected them to stay as loaded"
+        )
+    # Another job may have finished a shard meanwhile.
+    return [
+        info
+        or thread.infos.get(index)
+        or existing_shard(folder, index, plan.layout, plan.hash, *plan.shards[index])
+        for index, info in enumerate(found)
+    ]
+
+
+def _check_outputs(plan: CachePlan, outputs: Tensor | None, batch: Batch, members: range) -> None:
+    """Refuse outputs of the model's own that are not finite, naming the graph."""
+    if outputs is None or bool(torch.isfinite(outputs).all()):
+        return
+    row = int((~torch.isfinite(outputs)).any(dim=1).nonzero()[0])
+    graph = members[int(batch.batch[row]) if plan.layout.output_level == "node" else row]
+    raise CacheError(
+        f"graph {plan.dataset.ids[graph]!r}: found an output of the model that is not finite, "
+        "expected numbers"
+    )
+
+
+def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
+    dataset = plan.dataset
+    graphs = dataset.graphs[start:stop]
+    first_row, stop_row = dataset.label_ptr[[start, stop]]
+    return ShardGraphs(
+        start=start,
+        ids=dataset.ids[start:stop],
+        num_nodes=dataset.num_nodes[start:stop],
+        labels=plan.labels[first_row:stop_row],
+        edge_index=[graph.edge_index for graph in graphs],
+        edge_label_index=(
+            [graph.edge_label_index for graph in graphs] if dataset.level == "link" else None
+        ),
+    )
+
+
+def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> Cache:
+    """Score the model's own outputs over all shards and write the manifest, which ends the work."""
+    remove_leftovers(folder)
+    manifest = Manifest(
+        tool_version=__version__,
+        weights_sha256=plan.weights_sha256,
+        checkpoint=plan.provenance.checkpoint,
+        model=ModelSource(plan.provenance.model_spec, dict(plan.provenance.model_args)),
+        data=DataSource(
+            spec=plan.dataset.spec,
+            args=dict(plan.provenance.data_args),
+            fingerprint=plan.dataset.fingerprint(),
+            num_graphs=len(plan.dataset),
+            num_nodes=int(plan.dataset.num_nodes.sum()),
+        ),
+        capture=plan.capture.to_json(),
+        layout=plan.layout,
+        plan_hash=plan.hash,
+        splits_sha256=sha256_file(folder / SPLITS_NAME),
+        own_metrics=None,
+        no_metrics_because=plan.own.problem or "not scored yet",
+        shards=tuple(shards),
+    )
+    if plan.task is not None and plan.own.problem is None:
+        unscored = Cache(folder, manifest)
+        outputs = unscored.outputs()
+        assert outputs is not None  # the plan scores only what is stored
+        scores = own_scores(
+            plan.task,
+            outputs,
+            unscored.labels(),
+            plan.splits,
+            probabilities=plan.own.probabilities,
+        )
+        manifest = replace(manifest, own_metrics=scores, no_metrics_because=None)
+    write_manifest(folder, manifest)
+    return Cache.open(folder)
+
+
+def own_scores(
+    task: Task, outputs: np.ndarray, labels: np.ndarray, splits: Splits, *, probabilities: bool
+) -> dict[str, Any]:
+    """Score a model's own outputs: on all labelled rows, and on each part of each fold."""
+    logits = task.logits(outputs) if probabilities else outputs  # [rows, output_width]
+    return {
+        "task": task.to_json(),
+        "probabilities": probabilities,
+        "all": task.scores(logits, labels),
+        "folds": [
+            {
+                part: task.scores(logits[rows], labels[rows])
+                for part, rows in zip(PARTS, fold.parts, strict=True)
+            }
+            for fold in splits.folds
+        ],
+    }
+
+
+def write_cache(
+    plan: CachePlan,
+    out: str | Path,
+    *,
+    part: tuple[int, int] = (0, 1),
+    overwrite: bool = False,
+    config: Mapping[str, Any] | None = None,
+    on_progress: ProgressCallback | None = None,
+) -> Cache | None:
+    """Write what is missing of a planned cache; None while other jobs still owe shards.
+
+    Args:
+        plan: From :func:`plan_cache`.
+        out: Folder of the cache. One that a killed run left behind is completed.
+        part: ``(i, n)``: this is job ``i`` of ``n``; whichever finishes last writes the manifest.
+        overwrite: Replace another cache in that folder.
+        config: The options this came from, saved beside the shards.
+        on_progress: Called with the nodes done and the nodes of this job.
+    """
+    number, count = part
+    if not 0 <= number < count:
+        raise ConfigError(f"shard: found {number}/{count}, expected i/n with 0 <= i < n")
+    folder = Path(out)
+    complete = open_folder(plan, folder, overwrite=overwrite, shared=count > 1)
+    if complete is not None:
+        return complete
+    found = found_shards(plan, folder)
+    written = {SPLITS_NAME: to_json(plan.splits.to_json())}
+    if config is not None:
+        written[CONFIG_NAME] = tomli_w.dumps(dict(config))
+    if not any(found):
+        refuse_strangers(folder, written)
+    for name, text in written.items():
+        write_text(folder / name, text)
+    shards = write_shards(plan, folder, found, part=part, on_progress=on_progress)
+    present = [shard for shard in shards if shard is not None]
+    return join_shards(plan, folder, present) if len(present) == len(shards) else None
+
+
+def cache(
+    model: nn.Module,
+    dataset: GraphDataset | Iterable[Data],
+    out: str | Path,
+    *,
+    splits: Splits | str | None = None,
+    device: str = "auto",
+    part: tuple[int, int] = (0, 1),
+    overwrite: bool = False,
+    on_progress: ProgressCallback | None = None,
+    **options: Any,
+) -> Cache | None:
+    """Run ``model`` once over ``dataset`` and cache every layer's activations.
+
+    Args:
+        model: Any trained module; it is put into ``eval()`` and not changed otherwise.
+        dataset: A :class:`~histograph_post.data.GraphDataset`, a PyG data set or a list of graphs.
+        out: Folder of the cache; a run that was killed goes on where it stopped.
+        splits: Splits, or a specification such as ``"kfold:10"`` or a file; default: as the data
+            comes, else stratified.
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+        part: ``(i, n)`` for job ``i`` of ``n``.
+        overwrite: Replace another cache in that folder.
+        on_progress: Called with the nodes done and the nodes in all.
+        options: Fields of :class:`CacheOptions`.
+
+    Returns:
+        The opened cache; None while other jobs still owe shards.
+    """
+    if not isinstance(dataset, GraphDataset):
+        dataset = from_graphs(dataset)
+    if not isinstance(splits, Splits):
+        splits = resolve_splits(dataset, splits)
+    plan = plan_cache(model, dataset, splits, options=CacheOptions(**options), device=device)
+    return write_cache(plan, out, part=part, overwrite=overwrite, on_progress=on_progress)

@@ -1,0 +1,200 @@
+"""What every shard of a cache holds: the names, shapes and types of its datasets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import CacheError
+from ..utils.decoding import Fields, is_count
+from ..utils.levels import LEVELS, Level
+
+#: How activations are stored. NumPy has no bfloat16, nor has HDF5: its bits are kept as uint16.
+STORED_TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
+
+#: Bytes of activations that one gzip chunk holds (at least one row): small, since reading one
+#: graph in random order expands the whole chunk around it.
+CHUNK_BYTES = 256 * 2**10
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One dataset of a shard: where it is in the file's tree, its shape and its NumPy type."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the values, uncompressed."""
+        return self.shape[0] * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, uncompressed."""
+        return math.prod(self.shape[1:]) * np.dtype(self.dtype).itemsize
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of one gzip chunk."""
+        return max(1, min(self.shape[0], CHUNK_BYTES // max(self.row_bytes, 1)))
+
+    @property
+    def is_activations(self) -> bool:
+        """Whether this is what the model's layers gave, the only thing that may be compressed."""
+        return self.name.startswith("activations")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much one shard holds. ``num_labels`` counts rows: graphs, nodes or links."""
+
+    num_graphs: int
+    num_nodes: int
+    num_edges: int
+    num_labels: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What every shard of a cache holds.
+
+    Args:
+        layer_names: Names of the captured layers, the embedded input first.
+        widths: Channels of each layer.
+        dtype: How activations are stored: ``float32``, ``float16`` or ``bfloat16``.
+        level: What a label belongs to.
+        target_names: One name per label column; empty for unlabelled data.
+        output_width: Columns of the model's own outputs; None where there are none.
+        output_level: What a row of the outputs belongs to; None where there are none.
+        has_edges: Whether ``edge_index`` is stored.
+        compression: ``gzip`` for compressed activations, None for activations that can be mapped.
+    """
+
+    layer_names: tuple[str, ...]
+    widths: tuple[int, ...]
+    dtype: str
+    level: Level
+    target_names: tuple[str, ...] = ()
+    output_width: int | None = None
+    output_level: Level | None = None
+    has_edges: bool = True
+    compression: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_names("layer_names", self.layer_names)
+        _check_names("target_names", self.target_names)
+        if not self.layer_names:
+            _refuse("layer_names", self.layer_names, "at least one name")
+        if len(self.widths) != len(self.layer_names):
+            _refuse("widths", self.widths, f"one for each of {len(self.layer_names)} layers")
+        if not all(is_count(width) and width > 0 for width in self.widths):
+            _refuse("widths", self.widths, "whole numbers from 1")
+        _check_choice("dtype", self.dtype, tuple(STORED_TYPES))
+        _check_choice("level", self.level, LEVELS)
+        _check_choice("compression", self.compression, (None, "gzip"))
+        if self.output_width is None:
+            _check_choice("output_level", self.output_level, (None,))
+        else:
+            levels = LEVELS if self.level == "link" else LEVELS[:2]
+            _check_choice("output_level", self.output_level, levels)
+            if not is_count(self.output_width) or self.output_width < 1:
+                _refuse("output_width", self.output_width, "a whole number from 1, or null")
+
+    @property
+    def num_layers(self) -> int:
+        """Number of captured layers."""
+        return len(self.widths)
+
+    @property
+    def num_targets(self) -> int:
+        """Number of label columns."""
+        return len(self.target_names)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers have one width, so that a history is one ``[N, L, D]`` array."""
+        return len(set(self.widths)) == 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one node's activations over all layers, uncompressed."""
+        return sum(self.widths) * np.dtype(STORED_TYPES[self.dtype]).itemsize
+
+    def activations(self, num_nodes: int) -> tuple[Dataset, ...]:
+        """Return the datasets of the activations: one, or one per layer where widths differ."""
+        stored = STORED_TYPES[self.dtype]
+        if self.is_uniform:
+            shape = (num_nodes, self.num_layers, self.widths[0])
+            return (Dataset("activations", shape, stored),)
+        return tuple(
+            Dataset(f"activations/{layer}", (num_nodes, width), stored)
+            for layer, width in enumerate(self.widths)
+        )
+
+    def descriptors(self, counts: Counts, id_bytes: int) -> tuple[Dataset, ...]:
+        """Return every other dataset of a shard, in the order in which they lie in the file."""
+        graphs = counts.num_graphs
+        datasets = [
+            Dataset("ptr", (graphs + 1,), "<i8"),
+            Dataset("id_ptr", (graphs + 1,), "<i8"),
+            Dataset("ids", (id_bytes,), "|u1"),
+            Dataset("labels", (counts.num_labels, self.num_targets), "<f8"),
+        ]
+        if self.level == "link":
+            datasets.append(Dataset("label_ptr", (graphs + 1,), "<i8"))
+            datasets.append(Dataset("edge_label_index", (2, counts.num_labels), "<i4"))
+        if self.has_edges:
+            datasets.append(Dataset("edge_ptr", (graphs + 1,), "<i8"))
+            datasets.append(Dataset("edge_index", (2, counts.num_edges), "<i4"))
+        if self.output_width is not None:
+            rows = {"graph": graphs, "node": counts.num_nodes, "link": counts.num_labels}
+            shape = (rows[self.output_level or "graph"], self.output_width)
+            datasets.append(Dataset("outputs", shape, "<f4"))
+        return tuple(datasets)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the layout as plain values."""
+        value = asdict(self)
+        return {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
+
+    @classmethod
+    def from_json(cls, value: Any, where: str) -> Layout:
+        """Read what :meth:`to_json` returned, checking everything."""
+        fields = Fields(value, f"{where}: layout")
+        values: dict[str, Any] = {
+            "layer_names": tuple(fields.items("layer_names")),
+            "widths": tuple(fields.items("widths")),
+            "dtype": fields.text("dtype"),
+            "level": fields.text("level"),
+            "target_names": tuple(fields.items("target_names")),
+            "output_width": fields.take("output_width"),
+            "output_level": fields.optional_text("output_level"),
+            "has_edges": fields.flag("has_edges"),
+            "compression": fields.optional_text("compression"),
+        }
+        fields.done()
+        try:
+            return cls(**values)
+        except CacheError as error:
+            raise CacheError(f"{where}: {error}") from None
+
+
+def _check_names(field: str, names: tuple[str, ...]) -> None:
+    if not all(isinstance(name, str) and name for name in names):
+        _refuse(field, names, "texts that are not empty")
+
+
+def _check_choice(field: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        _refuse(field, value, f"one of {', '.join(map(str, choices))}")
+
+
+def _refuse(field: str, value: Any, expected: str) -> None:
+    found = repr(value)
+    found = found if len(found) <= 80 else f"{found[:77]}..."
+    raise CacheError(f"layout: found {field} = {found}, expected {expected}")

@@ -1,0 +1,290 @@
+"""Reading a cache: zero-copy histories per graph, flat batches, labels, outputs and splits."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import CacheError, DataError
+from ..splits import Splits
+from .cached_graph import CachedBatch, CachedGraph, History, as_tensor, read_graph
+from .format import Manifest
+from .joining import JoinedRows
+from .opening import read_manifest, read_splits
+from .precision import TORCH_TYPES
+from .shard import Shard
+from .shard_info import shard_name
+from .spans import Runs
+
+#: Shards that are open at most; each holds a file descriptor.
+MAX_OPEN_SHARDS = 512
+
+#: Activations in a piece of :meth:`Cache.pieces`, at most: one more, and torch wakes threads to
+#: copy them, which takes longer than the copying.
+PIECE_VALUES = (1 << 15) - 1
+
+#: Pieces after which their pages are handed back: a page that is touched maps others around it.
+MAPPED_PIECES = 8
+
+
+class Cache:
+    """An opened cache. Shards are mapped when first used, in each process for itself.
+
+    ``len(cache)`` is the number of graphs and ``cache[i]`` one of them. A cache can be pickled and
+    forked, so it works in the workers of a ``DataLoader``.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._first_graphs = np.array([shard.start for shard in manifest.shards])  # [shards]
+        self._open_shards: OrderedDict[int, Shard] = OrderedDict()
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open the cache at ``path``: read and check its manifest; shards are opened lazily."""
+        return cls(*read_manifest(path))
+
+    def __len__(self) -> int:
+        return self.num_graphs
+
+    def __repr__(self) -> str:
+        layout = self.manifest.layout
+        return (
+            f"{type(self).__name__}({str(self.path)!r}, graphs={self.num_graphs}, "
+            f"layers={layout.num_layers}, dtype={layout.dtype})"
+        )
+
+    # Maps belong to a process; the one that unpickles makes its own.
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "manifest": self.manifest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs."""
+        return self.manifest.data.num_graphs
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Names of the captured layers."""
+        return self.manifest.layout.layer_names
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of each layer."""
+        return self.manifest.layout.widths
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the stored activations, and of every history."""
+        return TORCH_TYPES[self.manifest.layout.dtype]
+
+    @property
+    def weights_sha256(self) -> str:
+        """Hash of the weights that made the activations."""
+        return self.manifest.weights_sha256
+
+    @cached_property
+    def num_nodes(self) -> np.ndarray:
+        """Nodes per graph, ``[num_graphs]``."""
+        return np.concatenate([np.diff(shard.arrays["ptr"]) for shard in self._all_shards()])
+
+    @cached_property
+    def node_ptr(self) -> np.ndarray:
+        """First node of each graph, and the number of nodes: ``[num_graphs + 1]``."""
+        return np.concatenate([[0], np.cumsum(self.num_nodes)])
+
+    @cached_property
+    def _shard_of_graph(self) -> np.ndarray:
+        """Number of the shard of each graph, ``[num_graphs]``."""
+        sizes = [shard.stop - shard.start for shard in self.manifest.shards]
+        return np.repeat(np.arange(len(sizes)), sizes)
+
+    @cached_property
+    def label_ptr(self) -> np.ndarray:
+        """First label row of each graph, and the number of rows: ``[num_graphs + 1]``."""
+        level = self.manifest.layout.level
+        if level == "graph":
+            return np.arange(self.num_graphs + 1)
+        name = "ptr" if level == "node" else "label_ptr"
+        counts = [np.diff(shard.arrays[name]) for shard in self._all_shards()]
+        return np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+
+    @cached_property
+    def splits(self) -> Splits:
+        """Which rows train, validate and test, as they were when the cache was made."""
+        return read_splits(self.path, self.manifest)
+
+    def ids(self) -> list[str]:
+        """Return the names of all graphs."""
+        return [graph_id for shard in self._all_shards() for graph_id in shard.ids]
+
+    def labels(self) -> np.ndarray:
+        """Return all labels, NaN where missing: a row per graph, node or link, ``[rows, T]``."""
+        return np.concatenate([shard.arrays["labels"] for shard in self._all_shards()])
+
+    def outputs(self) -> np.ndarray | None:
+        """Return the model's own outputs, ``[rows, output_width]``; None if it has none."""
+        if self.manifest.layout.output_width is None:
+            return None
+        return np.concatenate([shard.arrays["outputs"] for shard in self._all_shards()])
+
+    def label_pairs(self) -> Tensor:
+        """Return the labelled node pairs, nodes numbered through the cache: ``[2, rows]``."""
+        pairs = [shard.arrays["edge_label_index"] for shard in self._all_shards()]
+        shift = np.repeat(self.node_ptr[:-1], np.diff(self.label_ptr))  # [rows]
+        return torch.from_numpy(np.concatenate(pairs, axis=1) + shift)
+
+    def edge_index(self) -> Tensor:
+        """Return the edges of all graphs, nodes numbered through the cache: ``[2, num_edges]``."""
+        graphs = np.arange(self.num_graphs)
+        return self._gather_edges(self._runs(graphs), self.node_ptr)
+
+    def release(self) -> None:
+        """Hand the mapped pages back to the system; views of them are read from the file again."""
+        for shard in self._open_shards.values():
+            shard.release()
+
+    def __getitem__(self, index: int) -> CachedGraph:
+        if not -self.num_graphs <= index < self.num_graphs:
+            raise IndexError(f"graph {index} of {self.num_graphs}")
+        index %= self.num_graphs
+        number = int(self._shard_of_graph[index])
+        place = index - int(self._first_graphs[number])
+        return read_graph(self._shard(number), place, self.manifest.layout)
+
+    def gather(self, indices: Sequence[int] | np.ndarray, *, edges: bool = False) -> CachedBatch:
+        """Return a copy of several graphs as one flat batch, in the order asked for.
+
+        With ``edges``, ``edge_index`` is there too, its nodes numbered through the batch.
+        """
+        graphs, ptr = self._checked(indices)
+        runs = self._runs(graphs)
+        history = self._gather_history(runs, ptr)
+        edge_index = self._gather_edges(runs, ptr) if edges else None
+        return CachedBatch(history, torch.from_numpy(ptr), edge_index)
+
+    def pieces(self, indices: Sequence[int] | np.ndarray) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Yield the stored rows of several graphs, a small piece at a time, in order of the file.
+
+        With every piece, one tensor or one per layer, comes its place in the batch that
+        :meth:`gather` returns. It is a view of the file, to be used before the next one is asked
+        for: every now and then the pages go back to the system, as in :meth:`release`.
+        """
+        graphs, ptr = self._checked(indices)
+        step = max(1, PIECE_VALUES // max(1, sum(self.widths)))
+        count = 0
+        for shard, rows, place in self._stretches(self._runs(graphs), ptr):
+            for start in range(rows.start, rows.stop, step):
+                stop = min(start + step, rows.stop)
+                first = place + start - rows.start
+                stored = [source.read(start, stop) for source in shard.activations]
+                layers = [as_tensor(values, self.manifest.layout) for values in stored]
+                yield slice(first, first + stop - start), layers
+                count += 1
+                if count % MAPPED_PIECES == 0:
+                    self.release()
+        self.release()
+
+    def _checked(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return graphs that are there, ``[batch]``, and where each begins, ``[batch + 1]``."""
+        found = np.asarray(indices).reshape(-1)
+        if len(found) and found.dtype.kind not in "iu":
+            raise DataError(
+                f"{self.path}: found graphs given as {found.dtype}, expected their numbers; "
+                "those of a mask are np.flatnonzero(mask)"
+            )
+        graphs = found.astype(np.int64)
+        if len(graphs) and not 0 <= graphs.min() <= graphs.max() < self.num_graphs:
+            raise IndexError(f"graphs {graphs.min()} to {graphs.max()} of {self.num_graphs}")
+        return graphs, np.concatenate([[0], np.cumsum(self.num_nodes[graphs])])
+
+    def _runs(self, graphs: np.ndarray) -> Runs:
+        """Return the stretches of ``graphs`` that are neighbours in one shard."""
+        return Runs.of(graphs, self._shard_of_graph[graphs], self._first_graphs, self.node_ptr)
+
+    def _gather_history(self, runs: Runs, ptr: np.ndarray) -> History:
+        layout = self.manifest.layout
+        if self._joined_rows is not None:
+            copied = [rows.take(*runs.rows) for rows in self._joined_rows]
+            batch = [as_tensor(values, layout) for values in copied]
+        else:
+            batch = [
+                torch.empty(dataset.shape, dtype=self.dtype)
+                for dataset in layout.activations(int(ptr[-1]))
+            ]
+            for shard, rows, place in self._stretches(runs, ptr):
+                for target, source in zip(batch, shard.activations, strict=True):
+                    part = as_tensor(source.read(rows.start, rows.stop), layout)
+                    target[place : place + len(part)] = part
+        return batch[0] if layout.is_uniform else batch
+
+    @cached_property
+    def _joined_rows(self) -> list[JoinedRows] | None:
+        """The activations of all shards, one entry or one per layer, where all can stay mapped."""
+        if self.manifest.layout.compression or len(self.manifest.shards) > most_open_shards():
+            return None
+        stored = [
+            [rows.read(0, shard.info.num_nodes) for rows in shard.activations]
+            for shard in self._all_shards()
+        ]
+        return [JoinedRows(arrays) for arrays in zip(*stored, strict=True)]
+
+    def _stretches(self, runs: Runs, ptr: np.ndarray) -> Iterator[tuple[Shard, slice, int]]:
+        """Yield the rows of every run: their shard, where they are in it and in the batch.
+
+        In the order of the file, whatever the order of the batch: the disk likes it, and a
+        compressed chunk is expanded once.
+        """
+        for run in runs.in_file_order():
+            yield self._shard(run.shard), slice(run.first_row, run.stop_row), int(ptr[run.position])
+
+    def _gather_edges(self, runs: Runs, ptr: np.ndarray) -> Tensor:
+        if not self.manifest.layout.has_edges:
+            raise CacheError(f"{self.path}: found no edge_index, expected a cache made with edges")
+        pairs, counts = [np.empty((2, 0), np.int64)], [np.empty(0, np.int64)]
+        for run in runs.each():
+            arrays = self._shard(run.shard).arrays
+            bounds = arrays["edge_ptr"][run.start : run.stop + 1]
+            pairs.append(arrays["edge_index"][:, bounds[0] : bounds[-1]])
+            counts.append(np.diff(bounds))
+        edge_index = np.concatenate(pairs, axis=1)  # [2, num_edges]
+        edge_index += np.repeat(ptr[:-1], np.concatenate(counts))
+        return torch.from_numpy(edge_index)
+
+    def _all_shards(self) -> Iterator[Shard]:
+        return (self._shard(number) for number in range(len(self.manifest.shards)))
+
+    def _shard(self, number: int) -> Shard:
+        shard = self._open_shards.get(number)
+        if shard is None:
+            info = self.manifest.shards[number]
+            shard = Shard.open(self.path / shard_name(number), info, self.manifest.layout)
+            # A view that is still in use keeps its map, whatever is closed here.
+            while len(self._open_shards) >= most_open_shards():
+                self._open_shards.popitem(last=False)
+            self._open_shards[number] = shard
+        self._open_shards.move_to_end(number)
+        return shard
+
+
+def most_open_shards() -> int:
+    """Return how many shards may be open: they leave half of the file descriptors to others."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return MAX_OPEN_SHARDS
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return MAX_OPEN_SHARDS
+    return max(1, min(MAX_OPEN_SHARDS, limit // 2))

@@ -1,0 +1,5 @@
+"""Experiments: a cache (or graphs) and options come in, a run folder goes out.
+
+Read ``stage.py`` first: what every stage has in common, and the one function that runs it. Then
+a stage: ``head_training.py``, ``finetuning.py``, ``pretraining.py``, ``end_to_end.py``.
+"""

@@ -1,0 +1,240 @@
+"""End-to-end training: a backbone and a head over its history, both from random weights.
+
+Beside it the same backbone, with the same initial weights, is trained with its own readout. The
+standardisation of the head stage has no place here: its statistics describe a network that stands
+still. Every row of the history is normalised by itself instead (see heads/each_layer_norm.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch_geometric.data import Batch
+
+from ..capture import CapturePlan, plan_capture
+from ..data.probing import probe_graphs
+from ..errors import ConfigError
+from ..heads.each_layer_norm import EachLayerNorm
+from ..heads.registry import build_head
+from ..runs.run import MODEL_NAME
+from ..summaries import Key
+from ..tasks import infer_task
+from ..training.graph_batches import BackboneNetwork, GraphBatches
+from ..training.loop import Trainer
+from ..training.modes import statistics_of
+from .fits import Fit, FitSpec, find_fit, train_fit
+from .head_training import HeadSpec
+from .pretraining import Pretraining, plan_pretraining
+from .results import OWN, LabelRows, named, row_names, scores_of
+from .stage import Stage
+from .trained_backbones import NetworkParts, fit_network, write_folds
+from .unfreezing import BackboneOptions, layers_of_parameters
+from .untrained import untrained_model
+
+#: What the fits of this stage are called after the name of their head.
+STAGE = "end-to-end"
+
+
+@dataclass(frozen=True)
+class EndToEnd(Stage):
+    """A backbone, a head, folds and seeds: everything an end-to-end training does."""
+
+    pretraining: Pretraining
+    head: HeadSpec
+    capture: CapturePlan
+    options: BackboneOptions
+    #: Whether the backbone is trained with its own readout too.
+    baseline: bool
+    #: Whether every row of the history is brought to one scale before the head.
+    normalize: bool
+    #: The folds that are trained.
+    folds: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """What the network is called in tables and results."""
+        return f"{self.head.name}-{STAGE}"
+
+    def plan(self) -> dict[str, Any]:
+        """Return all that the result depends on, as plain values."""
+        return {
+            **self.pretraining.plan(),
+            "stage": STAGE,
+            "seeds": list(self.seeds),
+            "head": asdict(self.head),
+            "capture": self.capture.to_json(),
+            "backbone": asdict(self.options),
+            "baseline": self.baseline,
+            "normalize": self.normalize,
+            "folds": list(self.folds),
+        }
+
+    def check(self, device: torch.device) -> None:
+        """Refuse mixed precision on a device that has none."""
+        self.options.check(device)
+
+    def fits(self) -> list[FitSpec]:
+        """Return every fit, a fold at a time."""
+        return [
+            FitSpec(
+                head=head,
+                options=self.head.options if stage else {},
+                training=self.pretraining.training,
+                fold=fold,
+                seed=seed,
+                standardize=False,
+                stage=stage,
+            )
+            for fold in self.folds
+            for head, stage in ((OWN, ""), (self.head.name, STAGE))
+            if stage or self.baseline
+            for seed in self.seeds
+        ]
+
+    def fit(
+        self,
+        spec: FitSpec,
+        folder: Path,
+        *,
+        device: torch.device,
+        on_epoch: Callable[[Trainer], None] | None = None,
+    ) -> Fit:
+        """Train the backbone with its own readout, or with the head."""
+        folder = folder / spec.folder
+        if (found := find_fit(spec, folder)) is not None:
+            return found
+        given, task = self.pretraining, self.task
+        split = self.splits.folds[spec.fold]
+        model = untrained_model(given.spec, given.dataset, self._labels_width, seed=spec.seed)
+        if not spec.stage:
+            source = GraphBatches(given.dataset, task, device)
+            network = BackboneNetwork(model).to(device)
+            trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
+            return train_fit(spec, trainer, folder, head=None, on_epoch=on_epoch)
+        layers = layers_of_parameters(model, self.capture, self._probe())
+        torch.manual_seed(spec.seed)
+        head = build_head(spec.head, self.capture.widths, task.out_dim, task.level, **spec.options)
+        norm = EachLayerNorm(self.capture.widths) if self.normalize else None
+        return fit_network(
+            spec,
+            NetworkParts(model, self.capture, layers, head, norm),
+            self.options,
+            given.dataset,
+            split,
+            task,
+            folder,
+            device=device,
+            before=copy.deepcopy(model),
+            on_epoch=on_epoch,
+        )
+
+    @property
+    def _labels_width(self) -> int:
+        """Return the number of outputs a model is built for, whatever its own readout gives."""
+        dataset = self.pretraining.dataset
+        return infer_task(dataset.labels(), dataset.level).out_dim
+
+    def _probe(self) -> Batch:
+        return Batch.from_data_list(probe_graphs(self.pretraining.dataset))
+
+    def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
+        """Return the test score of the backbone that was trained with its own readout."""
+        return scores_of(named(fits, OWN), "test", self.task.metric)
+
+    def label_rows(self) -> LabelRows:
+        """Return the label rows of the data."""
+        dataset = self.pretraining.dataset
+        return LabelRows(
+            names=row_names(dataset.ids, dataset.label_ptr, self.task.level),
+            labels=dataset.labels(),
+            target_names=tuple(dataset.target_names),
+        )
+
+    def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
+        """Return how to build the backbone of a fit again; its weights are in the run."""
+        assert fit.backbone is not None  # of a fit with a head
+        given = self.pretraining
+        return {
+            "weights_sha256": fit.backbone["weights_sha256"],
+            "checkpoint": MODEL_NAME,
+            "model": {
+                "spec": given.spec.model,
+                "args": dict(given.spec.model_args),
+                "out_dim": None if self.task.level == "link" else self._labels_width,
+            },
+            "data": {
+                "spec": given.dataset.spec,
+                "args": dict(given.spec.data_args),
+                "fingerprint": given.dataset.fingerprint(),
+            },
+            "capture": self.capture.to_json(),
+            "cache": ".",
+            "in_run": True,
+        }
+
+    def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+        """Write a checkpoint per fold."""
+        write_folds(folder, fits, chosen, self.task, self.splits, self.pretraining.spec)
+        return {}
+
+
+def plan_end_to_end(
+    model: str,
+    data: str,
+    head: HeadSpec,
+    *,
+    seeds: Sequence[int] = (0,),
+    layers: str | Sequence[str] = "auto",
+    baseline: bool = True,
+    normalize: bool = True,
+    only: Collection[int] = (),
+    checkpoint_layers: bool = False,
+    amp: bool = False,
+    **pretraining: Any,
+) -> EndToEnd:
+    """Load the data, build the backbone, find its layers, and lay out what is to be trained.
+
+    Args:
+        model: A built-in name, ``file.py:Name`` or ``package.module:Name``.
+        data: A data specification, such as ``tu:PROTEINS``.
+        head: The readout over the history.
+        seeds: One fit per seed and fold.
+        layers: ``auto``, or names, globs and indices of the layers that make up the history.
+        baseline: Train the backbone with its own readout too.
+        normalize: Bring every row of the history to one scale before the head.
+        only: Train these folds; all by default.
+        checkpoint_layers: Save memory: compute the inside of layers again for gradients.
+        amp: Mixed precision (CUDA).
+        pretraining: Any other argument of
+            :func:`~histograph_post.experiments.pretraining.plan_pretraining`.
+    """
+    if not seeds:
+        raise ConfigError("seeds: found none, expected at least one")
+    given = plan_pretraining(model, data, seed=seeds[0], own_readout=baseline, **pretraining)
+    probe = Batch.from_data_list(probe_graphs(given.dataset))
+    capture = plan_capture(given.model.eval(), probe, layers=layers)
+    counted = any(statistics_of(module) for module in given.model.modules())
+    task = given.task
+    build_head(head.name, capture.widths, task.out_dim, task.level, **head.options)  # refuses
+    return EndToEnd(
+        splits=given.splits,
+        task=task,
+        seeds=tuple(seeds),
+        pretraining=given,
+        head=head,
+        capture=capture,
+        options=BackboneOptions(
+            lr=given.training.lr,
+            bn="train" if counted else "frozen",
+            checkpoint_layers=checkpoint_layers,
+            autocast=amp,
+        ),
+        baseline=baseline,
+        normalize=normalize,
+        folds=given.chosen_folds(only),
+    )

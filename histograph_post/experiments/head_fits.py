@@ -1,0 +1,126 @@
+"""Fits of heads on a cache: built, trained and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..heads.base import Readout
+from ..heads.histograph import HistoGraphHead
+from ..heads.history import TableRows
+from ..heads.registry import build_head, head_info
+from ..heads.standardize import Standardizer
+from ..splits import Split
+from ..target_scale import TargetScale
+from ..tasks import Task
+from ..training.head_batches import HeadBatches, HeadInputs, LoadedCache
+from ..training.history_rows import HistoryRows
+from ..training.loop import Trainer
+from .fits import Fit, FitSpec, find_fit, train_fit
+from .warm_start import own_classifier
+
+
+class HeadNetwork(nn.Module):
+    """A readout as the training loop calls it: on rows that are standardised already."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+        # A head that can standardise for itself must not do it twice.
+        self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
+
+    @property
+    def aux_loss(self) -> Tensor | None:
+        """What the last forward pass adds to the loss, for readouts that have such a term."""
+        return getattr(self.head, "aux_loss", None)
+
+    def forward(self, inputs: HeadInputs) -> Tensor:
+        """Return an output for every row that is asked for: ``[rows, out_dim]``."""
+        history = inputs.history
+        if isinstance(history, TableRows) and not isinstance(self.head, HistoGraphHead):
+            history = history.copy()  # [num_nodes, L, D]
+        outputs: Tensor = self.head(
+            history,
+            inputs.batch,
+            num_graphs=inputs.num_graphs,
+            edge_index=inputs.edge_index,
+            **self._arguments,
+        )
+        if inputs.pairs is not None:
+            scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]
+            return scores.unsqueeze(-1)  # [rows, 1]
+        return outputs if inputs.positions is None else outputs[inputs.positions]
+
+
+@dataclass(frozen=True)
+class FreshHead:
+    """An untrained head, with what its rows go through before it."""
+
+    head: nn.Module
+    standardizer: Standardizer | None
+
+
+def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> FreshHead:
+    """Build the head of a fit: the same for every stage that starts from this cache."""
+    standardizer = loaded.standardizer(split.train) if spec.standardize else None
+    torch.manual_seed(spec.seed)
+    head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
+    if isinstance(head, HistoGraphHead):
+        if standardizer is not None:
+            head.standardizer = standardizer
+        if spec.warm_start:
+            scale = TargetScale.of(task, loaded.labels[split.train])
+            head.warm_start(*own_classifier(loaded, task, scale))
+    return FreshHead(head, standardizer)
+
+
+def fit_head(
+    spec: FitSpec,
+    loaded: LoadedCache,
+    split: Split,
+    task: Task,
+    folder: Path,
+    *,
+    device: torch.device,
+    on_epoch: Callable[[Trainer], None] | None = None,
+) -> Fit:
+    """Train one readout on one fold, or go on with it, or return it where it is done.
+
+    Args:
+        spec: What is fitted.
+        loaded: The cache.
+        split: Of the fold.
+        task: What is predicted.
+        folder: The run.
+        device: Where to train.
+        on_epoch: Told after every epoch.
+    """
+    if (found := find_fit(spec, folder / spec.folder)) is not None:
+        return found
+    made = make_head(spec, loaded, split, task)
+    history = _history(made.head, loaded, split.train if spec.standardize else None)
+    needs_edges = head_info(spec.head).needs_edge_index
+    source = HeadBatches(loaded, history, task, device, edges=needs_edges)
+    network = HeadNetwork(made.head).to(device)
+    return train_fit(
+        spec,
+        Trainer(network, source, split, task, spec.training, seed=spec.seed),
+        folder / spec.folder,
+        head=made.head,
+        standardizer=made.standardizer,
+        on_epoch=on_epoch,
+    )
+
+
+def _history(head: nn.Module, loaded: LoadedCache, rows: np.ndarray | None) -> HistoryRows:
+    """Return what a head has to read: all nodes, or of each graph just their mean."""
+    if loaded.level == "graph" and isinstance(head, Readout) and head.reads_means:
+        means = loaded.means(rows)
+        if means is not None:
+            return means
+    return loaded.history(rows)

@@ -1,0 +1,286 @@
+"""The pretraining stage: train a backbone with a readout of its own, a checkpoint per fold.
+
+config.toml, run.json, splits.json   as in every run (see run.py), over all folds
+results.json                         scores per fold, means and deviations
+fold-0/ ...                          checkpoints that need nothing else (see trained_folds.py)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..data import GraphDataset, load_data
+from ..errors import ConfigError, ModelError
+from ..models import BUILT_IN
+from ..models.builtin_models import GNN
+from ..models.pretrained import PretrainedSpec
+from ..models.weights import save_weights, weights_sha256
+from ..runs.run import MODEL_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
+from ..splits import PARTS, Splits, resolve_splits
+from ..summaries import summarize
+from ..target_scale import TargetScale
+from ..tasks import Task, infer_task
+from ..training.graph_batches import BackboneNetwork, GraphBatches
+from ..training.loop import Trainer
+from ..training.options import TrainingOptions
+from ..training.resuming import SAVE_EVERY, STATE_NAME, train_resumably
+from ..utils.devices import resolve_device
+from .trained_folds import (
+    TrainedFold,
+    fold_folders,
+    fold_name,
+    is_finished,
+    load_fold,
+    remove_folds,
+    save_fold,
+)
+from .untrained import output_width, untrained_model
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """A backbone, the data and the folds to train it on: everything that decides the result."""
+
+    #: Model and data as the user names them.
+    spec: PretrainedSpec
+    #: The untrained backbone; every fold trains a copy of it.
+    model: nn.Module
+    dataset: GraphDataset
+    splits: Splits
+    task: Task
+    training: TrainingOptions
+    seed: int
+
+    def plan(self) -> dict[str, Any]:
+        """Return all that the result depends on, as plain values."""
+        return {
+            "stage": "pretrain",
+            "model": self.spec.model,
+            "model_args": dict(self.spec.model_args),
+            "data": self.dataset.fingerprint(),
+            "task": self.task.to_json(),
+            "splits": self.splits.to_json(),
+            "training": asdict(self.training),
+            "seed": self.seed,
+            # Says whether the code of a user's model is still the same, as far as weights tell.
+            "untrained_weights": weights_sha256(self.model.state_dict()),
+        }
+
+    def chosen_folds(self, only: Collection[int] = ()) -> tuple[int, ...]:
+        """Return the numbers of the folds that are asked for; all by default."""
+        numbers = range(len(self.splits.folds))
+        for number in only:
+            if number not in numbers:
+                raise ConfigError(f"fold: found {number}, expected 0 to {len(numbers) - 1}")
+        return tuple(number for number in numbers if number in only or not only)
+
+
+def plan_pretraining(
+    model: str,
+    data: str,
+    *,
+    model_args: Mapping[str, Any] | None = None,
+    data_args: Mapping[str, Any] | None = None,
+    data_root: Path | None = None,
+    split: str | None = None,
+    split_seed: int = 0,
+    metric: str | None = None,
+    training: TrainingOptions | None = None,
+    seed: int = 0,
+    own_readout: bool = True,
+) -> Pretraining:
+    """Load the data, split it, and build a backbone that predicts what the labels ask for.
+
+    Args:
+        model: A built-in name, ``file.py:Name`` or ``package.module:Name``.
+        data: A data specification, such as ``tu:PROTEINS``.
+        model_args: Arguments of the model.
+        data_args: Arguments of the data.
+        data_root: An offline copy of the data.
+        split: ``kfold:10``, a file, a folder, ...; default: as the data comes, else stratified.
+        split_seed: Seed of a split that is made.
+        metric: Overrides the tracked metric.
+        training: Epochs, learning rate and so on.
+        seed: Of initial weights, batches and dropout; the same for every fold.
+        own_readout: Whether the model has to predict by itself what the labels ask for.
+    """
+    spec = PretrainedSpec(
+        model=model,
+        checkpoint=Path(MODEL_NAME),
+        data=data,
+        model_args=dict(model_args or {}),
+        data_args=dict(data_args or {}),
+        data_root=data_root,
+    )
+    dataset = load_data(data, root=data_root, args=spec.data_args)
+    if dataset.level == "link" and own_readout:
+        raise ConfigError(f"{data}: found link labels, expected graph or node labels")
+    if dataset.level != "graph" and model in BUILT_IN:
+        spec = replace(spec, model_args={"pool": "none", **spec.model_args})
+    task = infer_task(dataset.labels(), dataset.level, metric=metric)
+    built = untrained_model(spec, dataset, task.out_dim, seed=seed)
+    width = output_width(built, dataset, task) if own_readout else task.out_dim
+    if task.kind == "binary" and width == 2:
+        # The other way to write a binary classifier: a column per class.
+        task = infer_task(dataset.labels(), dataset.level, kind="multiclass", metric=metric)
+    if width != task.out_dim:
+        raise ModelError(
+            f"{model}: found an output of {width} columns, expected {task.out_dim} for the "
+            f"{task.kind} labels of {data}"
+        )
+    return Pretraining(
+        spec=spec,
+        model=built,
+        dataset=dataset,
+        splits=resolve_splits(dataset, split, seed=split_seed),
+        task=task,
+        training=training or TrainingOptions(),
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True)
+class FoldProgress:
+    """Where pretraining stands, told after every epoch."""
+
+    fold: int
+    #: Folds done before this one, and folds in all.
+    done: int
+    total: int
+    trainer: Trainer
+
+
+def run_pretraining(
+    pretraining: Pretraining,
+    out: str | Path,
+    *,
+    only: Collection[int] = (),
+    device: str = "auto",
+    overwrite: bool = False,
+    config: Mapping[str, Any] | None = None,
+    on_epoch: Callable[[FoldProgress], None] | None = None,
+    on_fold: Callable[[TrainedFold, int, int], None] | None = None,
+    save_every: float = SAVE_EVERY,
+) -> Run:
+    """Train the backbone on every fold; go on with what a killed run left.
+
+    Args:
+        pretraining: From :func:`plan_pretraining`.
+        out: Folder to write, with a checkpoint per fold.
+        only: Train these folds and leave the others to other calls; all by default.
+        device: Where to train.
+        overwrite: Replace another run in that folder.
+        config: The options this came from, saved beside it.
+        on_epoch: Told after every epoch.
+        on_fold: Told after every fold, with the number done and the number in all.
+        save_every: Seconds between saved states.
+    """
+    folder, asked = Path(out), pretraining.chosen_folds(only)
+    if overwrite and (folder / RUN_NAME).is_file():
+        remove_folds(folder)
+    open_run_folder(folder, pretraining.plan(), config=config, overwrite=overwrite)
+    pretraining.splits.save(folder / SPLITS_NAME)
+    where = resolve_device(device)
+    for done, number in enumerate(asked):
+
+        def epoch_done(trainer: Trainer, number: int = number, done: int = done) -> None:
+            if on_epoch is not None:
+                on_epoch(FoldProgress(number, done, len(asked), trainer))
+
+        trained = _train_fold(
+            pretraining, number, folder / fold_name(number), where, epoch_done, save_every
+        )
+        if on_fold is not None:
+            on_fold(trained, done + 1, len(asked))
+    # Those of other calls count too.
+    finished = [load_fold(path) for path in fold_folders(folder) if is_finished(path)]
+    write_results(folder, _results(pretraining, finished))
+    return Run.open(folder)
+
+
+def _train_fold(
+    pretraining: Pretraining,
+    number: int,
+    folder: Path,
+    device: torch.device,
+    on_epoch: Callable[[Trainer], None],
+    save_every: float,
+) -> TrainedFold:
+    """Train the backbone on one fold, or go on with it, or return it if it is done."""
+    if is_finished(folder):
+        (folder / STATE_NAME).unlink(missing_ok=True)  # of a run killed at its very end
+        return load_fold(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    task, split = pretraining.task, pretraining.splits.folds[number]
+    model = copy.deepcopy(pretraining.model)
+    trainer = Trainer(
+        BackboneNetwork(model).to(device),
+        GraphBatches(pretraining.dataset, task, device),
+        split,
+        task,
+        pretraining.training,
+        seed=pretraining.seed,
+    )
+    if not isinstance(model, GNN):
+        # The checkpoint has to predict in the units of the labels, and where a user's model could
+        # undo a scale is not known: it learns them as they are.
+        trainer.scale = TargetScale()
+    train_resumably(trainer, folder, on_epoch=on_epoch, save_every=save_every)
+    if isinstance(model, GNN):
+        _undo_scale(model, trainer.scale)
+        trainer.scale = TargetScale()
+    trained = TrainedFold(
+        fold=number,
+        seed=pretraining.seed,
+        best_epoch=trainer.progress.best_epoch,
+        epochs=trainer.progress.epoch,
+        scores={
+            part: task.scores(trainer.predict(rows), trainer.source.labels[rows])
+            for part, rows in zip(PARTS, split.parts, strict=True)
+            if len(rows)
+        },
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        weights_sha256=weights_sha256(model.state_dict()),
+    )
+    own_split = replace(pretraining.splits, folds=(split,))
+    save_weights(model.state_dict(), folder / MODEL_NAME)
+    save_fold(folder, trained, pretraining.spec, own_split, trainer.progress.log)
+    (folder / STATE_NAME).unlink(missing_ok=True)
+    return trained
+
+
+@torch.no_grad()
+def _undo_scale(model: GNN, scale: TargetScale) -> None:
+    """Let the last map of a built-in model give the units of the labels."""
+    if not scale.mean:
+        return
+    last = [module for module in model.classifier.modules() if isinstance(module, nn.Linear)][-1]
+    deviation = last.weight.new_tensor(scale.deviation)  # [targets]
+    last.weight.mul_(deviation.unsqueeze(-1))  # [targets, hidden]
+    last.bias.mul_(deviation).add_(last.bias.new_tensor(scale.mean))  # [targets]
+
+
+def _results(pretraining: Pretraining, folds: list[TrainedFold]) -> dict[str, Any]:
+    """Return ``results.json``: the same on every run with the same seed on the same machine."""
+    metric = pretraining.task.metric
+    summaries = {}
+    for part in ("test", "valid"):
+        found = [fold.scores[part] for fold in folds if metric in fold.scores.get(part, {})]
+        summary = summarize([scores[metric] for scores in found])
+        summaries[part] = None if summary is None else summary.to_json()
+    return {
+        "model": pretraining.spec.model,
+        "data": pretraining.spec.data,
+        "task": pretraining.task.to_json(),
+        "metric": metric,
+        "higher_is_better": pretraining.task.higher_is_better,
+        **summaries,
+        "folds": [fold.to_json() for fold in folds],
+    }

@@ -1,0 +1,235 @@
+"""Tuning: search the options of a readout by validation, and compare the best with the defaults.
+
+    plan_search  (search.py) which readout, on which folds, and between what is chosen
+    run_trials   (trials.py) one choice after the other, each a fit per fold
+    Tuned        the last layer retrained, the readout as it comes, and as the best trial had it,
+                 with every seed: a run like any other
+
+The test part is not looked at before the search is over. Besides what every run has, the folder
+holds ``study.log``, the trials as optuna keeps them, ``trials.csv``, the same as a table, and
+``best.toml``, with which ``histograph train-head --config`` trains the best options anywhere.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ..caches import Cache
+from ..errors import ConfigError
+from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run, open_run_folder
+from ..training.options import TrainingOptions
+from ..utils.files import write_text
+from .fits import Fit, FitSpec
+from .head_training import Experiment
+from .results import versus
+from .search import Search, Trial, best_trial, plan_search
+from .search_space import Space
+from .stage import FitProgress, run_experiment
+from .trials import TrialCallback, run_trials
+
+#: What the tuned readout is called after its name.
+STAGE = "tuned"
+
+#: Trials unless told otherwise.
+TRIALS = 30
+
+#: Options of a readout that `train-head` has flags for.
+_FLAGS = ("dim", "heads")
+
+
+@dataclass(frozen=True)
+class Tuned(Experiment):
+    """The readout as the best trial had it, beside the one with its defaults."""
+
+    search: Search = field(kw_only=True)
+    trials: Sequence[Trial] = field(kw_only=True)
+    best: Trial = field(kw_only=True)
+
+    @property
+    def chosen(self) -> str:
+        """What the tuned readout is called in tables and results."""
+        return f"{self.heads[-1].name}-{STAGE}"
+
+    def plan(self) -> dict[str, Any]:
+        """Return what the search depends on, as plain values: the rest follows from it."""
+        return self.search.plan()
+
+    def fits(self) -> list[FitSpec]:
+        """Return the fits of every readout, the tuned one last, a fold at a time."""
+        head, training = self.search.chosen(self.best.values)
+        found = []
+        for fold in self.folds:
+            specs = [
+                self.fit_spec(own, fold.number, seed) for own in self.heads for seed in self.seeds
+            ]
+            tuned = [self.fit_spec(head, fold.number, seed) for seed in self.seeds]
+            found += [*specs, *(replace(spec, training=training, stage=STAGE) for spec in tuned)]
+        return found
+
+    def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+        """Return the best options, and what they gained over the defaults on the test part."""
+        _, training = self.search.chosen(self.best.values)
+        return {
+            "tuning": {
+                "trial": self.best.number,
+                "values": dict(self.best.values),
+                "training": asdict(training),
+                "trials": [asdict(trial) for trial in self.trials],
+            },
+            "versus_default": versus(fits, chosen, self.heads[-1].name, self.task.metric),
+        }
+
+
+def run_search(
+    search: Search,
+    out: str | Path,
+    *,
+    trials: int = TRIALS,
+    storage: str | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    config: Mapping[str, Any] | None = None,
+    on_epoch: Callable[[FitProgress], None] | None = None,
+    on_trial: TrialCallback | None = None,
+    on_fit: Callable[[Fit, int, int], None] | None = None,
+) -> Run:
+    """Search, then train the best options and the defaults with every seed.
+
+    A search that was killed goes on where it stopped; one that is over goes on if more trials are
+    asked for. The arguments are those of :func:`tune`, and of
+    :func:`~histograph_post.experiments.stage.run_experiment`.
+    """
+    if trials < 1:
+        raise ConfigError(f"trials: found {trials}, expected 1 or more")
+    folder = Path(out)
+    open_run_folder(folder, search.plan(), config=config, overwrite=overwrite)
+    found = run_trials(
+        search,
+        folder,
+        trials=trials,
+        storage=storage,
+        device=device,
+        on_epoch=on_epoch,
+        on_trial=on_trial,
+    )
+    best = best_trial(search, found)
+    if best is None:
+        reasons = "; ".join(dict.fromkeys(trial.reason for trial in found if trial.reason))
+        raise ConfigError(f"{folder}: found no trial with a score ({reasons}), expected one")
+    given = {field.name: getattr(search.experiment, field.name) for field in fields(Experiment)}
+    tuned = Tuned(**given, search=search, trials=found, best=best)
+    _keep_best(tuned, folder)
+    return run_experiment(
+        tuned,
+        folder,
+        chosen=tuned.chosen,
+        device=device,
+        config=config,
+        on_epoch=on_epoch,
+        on_fit=on_fit,
+    )
+
+
+def _keep_best(tuned: Tuned, folder: Path) -> None:
+    """Write the best options down; fits of other ones, from a search with fewer trials, go."""
+    head, training = tuned.search.chosen(tuned.best.values)
+    others = {name: value for name, value in head.options.items() if name not in _FLAGS}
+    text = tomli_w.dumps(
+        {
+            "head": head.name,
+            **{name: head.options[name] for name in _FLAGS if name in head.options},
+            "head_args": [f"{name}={value}" for name, value in others.items()],
+            **asdict(training),
+        }
+    )
+    path = folder / BEST_NAME
+    if path.is_file() and path.read_text(encoding="utf-8") != text:
+        (folder / RESULTS_NAME).unlink(missing_ok=True)
+        shutil.rmtree(folder / FITS_NAME / tuned.chosen, ignore_errors=True)
+    write_text(path, text)
+
+
+def tune(
+    cache: str | Path | Cache,
+    out: str | Path,
+    *,
+    trials: int = TRIALS,
+    head: str = "histograph",
+    space: Space | None = None,
+    storage: str | None = None,
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    trial_seeds: Sequence[int] = (0,),
+    search_seed: int = 0,
+    prune: bool = True,
+    split: str | None = None,
+    split_seed: int = 0,
+    task: str = "auto",
+    metric: str | None = None,
+    standardize: bool = True,
+    memory_limit: int | None = None,
+    training: TrainingOptions | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    on_trial: TrialCallback | None = None,
+    **options: Any,
+) -> Run:
+    """Search the options of a readout by validation; train the best beside the defaults.
+
+    Args:
+        cache: A cache, its folder, or a folder of per-fold caches.
+        out: The run folder.
+        trials: Choices that are tried, the defaults among them; given again with more, it goes on.
+        head: Name of the readout.
+        space: What is searched, see :mod:`.search_space`; learning rate, weight
+            decay and what the readout is made of by default.
+        storage: URL of an optuna storage, for several processes that search together; a file in
+            the run folder by default.
+        seeds: One fit per seed and fold after the search.
+        trial_seeds: A trial's score is the mean over these and over folds.
+        search_seed: Of the choices.
+        prune: Give up trials that are worse than the median of the others at the same epoch.
+        split: Another split than the cache's own: a file, ``kfold:10``, ...
+        split_seed: Seed of a split that is made.
+        task: Overrides the task that is found from the labels.
+        metric: Overrides the tracked metric.
+        standardize: Standardise every layer with the statistics of the training graphs.
+        memory_limit: Bytes that training may take beyond its libraries.
+        training: The learning rate and the weight decay that are searched around, and the rest,
+            which stays; no weight decay stays none.
+        device: Where to train.
+        overwrite: Replace another run in that folder.
+        on_trial: Told of every trial that is over.
+        options: Options of the readout that stay as they are.
+    """
+    search = plan_search(
+        cache,
+        head=head,
+        options=options,
+        space=space,
+        seeds=seeds,
+        trial_seeds=trial_seeds,
+        search_seed=search_seed,
+        prune=prune,
+        split=split,
+        split_seed=split_seed,
+        task=task,
+        metric=metric,
+        standardize=standardize,
+        memory_limit=memory_limit,
+        training=training,
+    )
+    return run_search(
+        search,
+        out,
+        trials=trials,
+        storage=storage,
+        device=device,
+        overwrite=overwrite,
+        on_trial=on_trial,
+    )

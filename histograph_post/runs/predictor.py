@@ -1,0 +1,167 @@
+"""A backbone and the head trained on its activations, as one module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+
+from ..capture import check_parity
+from ..data import GraphDataset, from_graphs
+from ..data.batching import make_batch
+from ..data.node_budget import NODE_BUDGET, budget_batches
+from ..data.probing import probe_graphs
+from ..errors import ConfigError, DataError
+from ..experiments.results import row_names
+from ..tasks import has_labels
+from ..training.graph_batches import GraphInputs
+from ..training.history_network import HistoryNetwork
+from ..utils.levels import Level
+from .predictions import Predictions
+from .saved_head import SavedHead
+
+
+class Predictor(nn.Module):
+    """A frozen backbone with a trained head in place of its own readout.
+
+    Called with a batch of graphs it returns ``[rows, out_dim]``: a row per graph, per node, or per
+    pair of ``edge_label_index``, whatever the head was trained for. Outputs are logits, or values
+    in the units of the labels. Gradients flow through it unless they are turned off.
+
+    Args:
+        backbone: The model whose activations the head was trained on.
+        saved: The head.
+    """
+
+    def __init__(self, backbone: nn.Module, saved: SavedHead) -> None:
+        super().__init__()
+        self.network = HistoryNetwork(backbone, saved.backbone.capture, *saved.build())
+        self.task = saved.task
+        self.target_names = saved.target_names
+        self.scale = saved.scale
+        self._trained_on = saved.backbone.data_fingerprint
+
+    @property
+    def device(self) -> torch.device:
+        """Where the head is."""
+        return next(self.network.readout.parameters()).device
+
+    def forward(self, batch: Batch | Data) -> Tensor:
+        """Return the outputs for the graphs of a batch: ``[rows, out_dim]``."""
+        if not isinstance(batch, Batch):
+            batch = Batch.from_data_list([batch])
+        pairs = batch.edge_label_index if self.task.level == "link" else None
+        outputs: Tensor = self.network(GraphInputs(batch, pairs=pairs))  # [rows, out_dim]
+        return self.scale.undo(outputs)
+
+    def probabilities(self, batch: Batch | Data) -> Tensor:
+        """Return probabilities, or the values of a regression: ``[rows, out_dim]``."""
+        return self.task.probabilities(self(batch))
+
+    def predict(
+        self,
+        data: GraphDataset | Iterable[Data],
+        *,
+        node_budget: int = NODE_BUDGET,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Predictions:
+        """Predict every graph of a data set in one pass, and score where there are labels.
+
+        Args:
+            data: A data set, a PyG data set or a list of graphs; labels are optional.
+            node_budget: A batch takes whole graphs up to this many nodes.
+            on_progress: Called with the nodes done and the nodes in all.
+        """
+        if node_budget < 1:
+            raise ConfigError(f"node_budget: found {node_budget}, expected 1 or more")
+        given = data if isinstance(data, GraphDataset) else from_graphs(data)
+        dataset = _at_level(given, self.task.level)
+        self.eval()
+        notes = list(given.notes)
+        if node_budget > 1 and not self._keeps_graphs_apart(dataset):
+            # The cache was made that way too: it refuses such a model in any other.
+            node_budget = 1
+            notes.append("the backbone mixes the graphs of a batch: predicting one at a time")
+        outputs = self._outputs(dataset, node_budget, on_progress)  # [rows, out_dim]
+        pairs = None
+        if self.task.level == "link":
+            pairs = torch.cat([graph.edge_label_index for graph in dataset.graphs], 1)  # [2, rows]
+        ids = row_names(dataset.ids, dataset.label_ptr, self.task.level, pairs)
+        broken = ~np.isfinite(outputs).all(axis=1)  # [rows]
+        if broken.any():
+            raise DataError(
+                f"{dataset.spec}: {ids[int(broken.argmax())]}: found a prediction that is not "
+                f"finite ({int(broken.sum())} of {len(ids)} rows), expected numbers"
+            )
+        rows = np.arange(len(dataset)) if dataset.rows is None else dataset.rows
+        predictions = Predictions(
+            task=self.task,
+            target_names=self.target_names,
+            ids=ids,
+            rows=np.repeat(rows, np.diff(dataset.label_ptr)),
+            outputs=outputs,
+            notes=notes,
+        )
+        return self._scored(predictions, given)
+
+    @torch.inference_mode()
+    def _outputs(
+        self,
+        dataset: GraphDataset,
+        node_budget: int,
+        on_progress: Callable[[int, int], None] | None,
+    ) -> np.ndarray:
+        found: list[np.ndarray] = []
+        done, total = 0, int(dataset.num_nodes.sum())
+        with self.network.capture:
+            for members in budget_batches(dataset.num_nodes, node_budget):
+                graphs = dataset.graphs[members.start : members.stop]
+                batch = make_batch(graphs).to(self.device)
+                found.append(self(batch).cpu().numpy())  # [rows, out_dim]
+                done += int(batch.num_nodes)
+                if on_progress is not None:
+                    on_progress(done, total)
+        return np.concatenate(found)
+
+    def _keeps_graphs_apart(self, dataset: GraphDataset) -> bool:
+        """Whether a few graphs, spread over the data, have the same history alone and together."""
+        if len(dataset) == 1:
+            return True
+        probe = [graph.to(self.device) for graph in probe_graphs(dataset)]
+        network = self.network
+        return check_parity(network.backbone, network.capture.plan, probe).batch_independent
+
+    def _scored(self, predictions: Predictions, dataset: GraphDataset) -> Predictions:
+        """Add labels and scores where the data has labels of what the head predicts."""
+        labels = dataset.labels()  # [rows, targets]
+        if not has_labels(labels):
+            return predictions
+        notes = list(predictions.notes)
+        found = (dataset.level, tuple(dataset.target_names))
+        expected = (self.task.level, tuple(self.target_names))
+        if found != expected:
+            reason = f"found {_described(*found)}, expected {_described(*expected)}"
+            return replace(predictions, notes=[*notes, f"labels not scored: {reason}"])
+        try:
+            scores = self.task.scores(predictions.outputs, labels)
+        except DataError as error:  # a class that the head does not know
+            return replace(predictions, notes=[*notes, f"labels not scored: {error}"])
+        if dataset.fingerprint() == self._trained_on:
+            notes.append("these are the data of the run: the scores include its training rows")
+        return replace(predictions, labels=labels, scores=scores, notes=notes)
+
+
+def _described(level: str, names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    return f"{level} labels {shown}"
+
+
+def _at_level(dataset: GraphDataset, level: Level) -> GraphDataset:
+    """Return the data with the rows that the head predicts; labels say nothing about that."""
+    if level == "link" and not all("edge_label_index" in graph for graph in dataset.graphs):
+        raise DataError(f"{dataset.spec}: found no edge_label_index, expected the pairs to score")
+    return dataset if dataset.level == level else replace(dataset, level=level)

@@ -1,0 +1,101 @@
+"""The head of a finished run: read from its folder, built and filled with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ..errors import ConfigError, HistographError, NotFoundError
+from ..experiments.fits import FIT_NAME
+from ..heads.each_layer_norm import EachLayerNorm
+from ..heads.registry import build_head
+from ..heads.standardize import Standardizer
+from ..target_scale import TargetScale
+from ..tasks import Task
+from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, read_json
+from .saved_backbone import SavedBackbone
+
+
+@dataclass(frozen=True)
+class SavedHead:
+    """What a run says of its head: how to build it, what it predicts, what it was trained on."""
+
+    folder: Path
+    #: Name of the readout, and what it is built with.
+    name: str
+    config: Mapping[str, Any]
+    standardize: bool
+    scale: TargetScale
+    task: Task
+    target_names: tuple[str, ...]
+    backbone: SavedBackbone
+    #: Whether rows are normalised one by one instead.
+    layer_norm: bool = False
+
+    @classmethod
+    def read(cls, run: str | Path | Run) -> SavedHead:
+        """Read ``head.json`` of a run."""
+        folder = run.folder if isinstance(run, Run) else Path(run)
+        if not folder.is_dir():
+            raise NotFoundError(f"{folder}: found no folder, expected a run")
+        stored = read_json(folder, HEAD_CONFIG_NAME)
+        try:
+            scale = stored["target_scale"]
+            return cls(
+                folder=folder,
+                name=stored["head"],
+                config=stored["config"],
+                standardize=stored["standardize"],
+                scale=TargetScale(tuple(scale["mean"]), tuple(scale["deviation"])),
+                task=Task.from_json(stored["task"]),
+                target_names=tuple(stored["target_names"]),
+                backbone=SavedBackbone.from_json(stored["backbone"], folder / HEAD_CONFIG_NAME),
+                layer_norm=stored.get("layer_norm", False),
+            )
+        except HistographError:
+            raise
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{folder / HEAD_CONFIG_NAME}: not a head this version can read "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+    def of_fit(self, folder: Path) -> SavedHead:
+        """Return another fit of the same readout in the same run, from that fit's folder."""
+        stored = read_json(folder, FIT_NAME)
+        return replace(self, folder=folder, config=stored["config"])
+
+    def build(self) -> tuple[nn.Module, Standardizer | EachLayerNorm | None]:
+        """Return the trained head, and what its rows go through before it."""
+        head = build_head(self.name, **self.config)
+        path = self.folder / HEAD_NAME
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{path}: not the weights of a head ({error})") from error
+        widths = self.backbone.capture.widths
+        standardizer = Standardizer(widths) if self.standardize else None
+        if standardizer is not None and hasattr(head, "standardizer"):
+            head.standardizer = standardizer  # one object, as in training
+        try:
+            head.load_state_dict(_under("head.", tensors))
+            if standardizer is not None:
+                standardizer.load_state_dict(_under("standardizer.", tensors))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise ConfigError(f"{path}: does not fit {HEAD_CONFIG_NAME}: {reason}") from error
+        return head, EachLayerNorm(widths) if self.layer_norm else standardizer
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }

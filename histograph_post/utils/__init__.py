@@ -1,0 +1,1 @@
+"""What every room may use: files, text, devices and memory, strict decoding."""

@@ -1,0 +1,100 @@
+"""Which code a specification may lead to.
+
+Only what the user names, on the command line or as an argument in Python, or what is built in, is
+code. A specification that a file holds (``head.json``, a cache's manifest, a fold's
+``config.toml``) is data: whoever wrote the file must not choose what runs on this machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import ModuleType
+from typing import Any, Final, Literal
+
+from ..errors import DataError, ModelError
+
+#: The models of this package.
+BUILT_IN_MODELS: Final = ("gcn", "gin", "gat", "sage", "gps")
+
+#: What comes before the colon of the data that this package reads itself.
+BUILT_IN_DATA: Final = ("tu", "planetoid", "actor", "wiki", "ogbg", "smiles", "demo")
+
+#: Files of graphs, which are read without running code from them.
+GRAPH_FILES: Final = (".pt", ".pth")
+
+#: What stands for the specification of a model or data that was handed over in memory.
+IN_MEMORY: Final = "memory"
+
+
+def is_built_in(what: Literal["model", "data"], spec: Any) -> bool:
+    """Whether a specification leads to no code but that of this package."""
+    if not isinstance(spec, str):
+        return False
+    if what == "model":
+        return spec in BUILT_IN_MODELS
+    kind, colon, _ = spec.partition(":")
+    return (bool(colon) and kind in BUILT_IN_DATA) or spec.endswith(GRAPH_FILES)
+
+
+def specification_to_follow(
+    what: Literal["model", "data"], recorded: Any, given: str | None, where: object
+) -> str:
+    """Return the specification the user gave, or the one a file holds if that is built in.
+
+    Args:
+        what: What it specifies, which is also the name of the flag.
+        recorded: The specification that the file holds; unless built in, it is not looked up.
+        given: What the user named, if anything.
+        where: The file, for the message.
+
+    Raises:
+        ModelError: for a recorded model that is code, of which the user says nothing.
+        DataError: for such data.
+    """
+    if given is not None:
+        return given
+    if is_built_in(what, recorded):
+        return str(recorded)
+    model = what == "model"
+    kind, example = (ModelError, "my_model.py:Net") if model else (DataError, "my_data.py:graphs")
+    if recorded == IN_MEMORY:
+        raise kind(
+            f"{where}: found a {what} that was handed over in memory, expected it again with "
+            f"{what}= in Python, or by name, as in --{what} {example}"
+        )
+    raise kind(
+        f"{where}: found the {what} {recorded!r}, which is code that a file names, so it was not "
+        f"run; expected you to name it, as in --{what} {example} ({what}= in Python)"
+    )
+
+
+def refuse_standard_library(place: str, kind: type[ModelError | DataError]) -> None:
+    """Refuse a module of Python itself before it is imported: it makes no models and no graphs."""
+    if place.partition(".")[0] in sys.stdlib_module_names:
+        raise kind(
+            f"{place}: found a module of Python's standard library, expected code of yours or of "
+            f"an installed package (a file of that name is given as {place}.py:Name)"
+        )
+
+
+def without_partial(target: Any) -> Any:
+    """Return what a ``functools.partial`` calls; anything else as it is."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    return target
+
+
+def home_of(target: Any) -> str:
+    """Return the name of the module that defines a function or class, for C code of its type."""
+    called = without_partial(target)
+    return getattr(called, "__module__", None) or type(called).__module__
+
+
+def is_defined_in(target: Any, module: ModuleType) -> bool:
+    """Whether a module, or a submodule of this package, defines a function or class.
+
+    What it only imported from elsewhere, such as ``system`` after ``from os import system``, is
+    not its own.
+    """
+    return f"{home_of(target)}.".startswith(f"{module.__name__}.")
