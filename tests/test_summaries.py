@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from histograph_post.summaries import paired_difference, summarize
+from histograph_post.metrics import paired_difference, summarize
 
 
 def test_mean_and_sample_deviation() -> None:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from histograph_post.target_scale import TargetScale
-from histograph_post.tasks import infer_task
+from histograph_post.tasks import TargetScale, infer_task
 
 LABELS = np.array([[100.5, 2.0, 7.0], [101.0, np.nan, 7.0], [104.0, 6.0, 7.0]])
 

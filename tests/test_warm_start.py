@@ -19,8 +19,7 @@ from histograph_post.experiments.head_training import train_head
 from histograph_post.experiments.warm_start import own_classifier
 from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.models import build_model
-from histograph_post.target_scale import TargetScale
-from histograph_post.tasks import infer_task
+from histograph_post.tasks import TargetScale, infer_task
 from histograph_post.training.head_batches import HeadBatches, LoadedCache
 from histograph_post.training.loop import Trainer
 from histograph_post.training.options import TrainingOptions

@@ -21,8 +21,8 @@ from ..data.probing import probe_graphs
 from ..errors import ConfigError
 from ..heads.each_layer_norm import EachLayerNorm
 from ..heads.registry import build_head
+from ..metrics import Key
 from ..runs.run import MODEL_NAME
-from ..summaries import Key
 from ..tasks import infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import Trainer

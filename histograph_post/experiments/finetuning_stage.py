@@ -12,9 +12,9 @@ import torch
 
 from ..capture import CapturePlan
 from ..heads.registry import build_head
+from ..metrics import Key
 from ..runs.run import MODEL_NAME
 from ..runs.saved_backbone import describe_backbone
-from ..summaries import Key
 from ..training.loop import Trainer
 from ..utils.files import sha256_file
 from .finetuning_source import CachedBackbones, SourceRun

@@ -16,8 +16,7 @@ from ..heads.history import TableRows
 from ..heads.registry import build_head, head_info
 from ..heads.standardize import Standardizer
 from ..splits import Split
-from ..target_scale import TargetScale
-from ..tasks import Task
+from ..tasks import TargetScale, Task
 from ..training.head_batches import HeadBatches, HeadInputs, LoadedCache
 from ..training.history_rows import HistoryRows
 from ..training.loop import Trainer

@@ -13,11 +13,10 @@ import torch
 from ..caches import Cache
 from ..errors import ConfigError
 from ..heads.registry import build_head, head_info, head_names
+from ..metrics import Key
 from ..runs.run import Run
 from ..runs.saved_backbone import describe_backbone
-from ..summaries import Key
-from ..target_scale import TargetScale
-from ..tasks import infer_task
+from ..tasks import TargetScale, infer_task
 from ..training.loop import Trainer
 from ..training.options import TrainingOptions, suggested_lr
 from .fits import Fit, FitSpec

@@ -18,15 +18,14 @@ from torch import nn
 
 from ..data import GraphDataset, load_data
 from ..errors import ConfigError, ModelError
+from ..metrics import summarize
 from ..models import BUILT_IN
 from ..models.builtin_models import GNN
 from ..models.pretrained import PretrainedSpec
 from ..models.weights import save_weights, weights_sha256
 from ..runs.run import MODEL_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
 from ..splits import PARTS, Splits, resolve_splits
-from ..summaries import summarize
-from ..target_scale import TargetScale
-from ..tasks import Task, infer_task
+from ..tasks import TargetScale, Task, infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import Trainer
 from ..training.options import TrainingOptions

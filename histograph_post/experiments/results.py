@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..metrics import Key, paired_difference, summarize
 from ..runs.run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME
-from ..summaries import Key, paired_difference, summarize
 from ..tasks import Task
 from ..utils.files import atomic_path, write_json, write_text
 from .fits import FIT_NAME, Fit

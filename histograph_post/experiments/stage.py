@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from ..metrics import Key
 from ..runs.run import METRICS_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
 from ..splits import Splits
-from ..summaries import Key
 from ..tasks import Task, label_summary
 from ..training.loop import Trainer
 from ..utils.devices import resolve_device

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..target_scale import TargetScale
-from ..tasks import Task
+from ..tasks import TargetScale, Task
 from ..training.head_batches import LoadedCache
 
 #: The largest error of the recovered classifier, relative to the spread of the outputs, that

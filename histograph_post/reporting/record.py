@@ -18,11 +18,11 @@ from safetensors.numpy import load_file
 from ..errors import ConfigError
 from ..experiments.fits import OUTPUTS_NAME
 from ..experiments.results import OWN
+from ..metrics import Key
 from ..runs.run import FITS_NAME, METRICS_NAME, PREDICTIONS_NAME, SPLITS_NAME
 from ..runs.saved_head import SavedHead
 from ..runs.summary import RunSummary
 from ..splits import Splits
-from ..summaries import Key
 from ..tasks import Task
 
 

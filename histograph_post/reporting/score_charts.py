@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..experiments.results import OWN
-from ..summaries import Summary
+from ..metrics import Summary
 from ..utils.text import metric_name, number, spread
 from .figures import Chart, Figure
 from .record import RunRecord

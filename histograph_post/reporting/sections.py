@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..experiments.results import OWN
-from ..summaries import Summary, paired_difference, summarize
+from ..metrics import Summary, paired_difference, summarize
 from ..utils.text import MISSING, difference, metric_name, number, spread
 from .figures import Figure
 from .layer_analysis import LayerProfile, Smoothness

@@ -16,8 +16,7 @@ from ..experiments.fits import FIT_NAME
 from ..heads.each_layer_norm import EachLayerNorm
 from ..heads.registry import build_head
 from ..heads.standardize import Standardizer
-from ..target_scale import TargetScale
-from ..tasks import Task
+from ..tasks import TargetScale, Task
 from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, read_json
 from .saved_backbone import SavedBackbone
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..splits import Split
-from ..target_scale import TargetScale
-from ..tasks import Task
+from ..tasks import TargetScale, Task
 from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 
 #: Of the order of the batches of every run: what is compared then differs in nothing else.
