@@ -15,8 +15,8 @@ from histograph_post.experiments.head_fits import HeadNetwork, make_head
 from histograph_post.tasks import infer_task
 from histograph_post.training.graph_batches import GraphBatches
 from histograph_post.training.head_batches import HeadBatches, LoadedCache
-from histograph_post.training.history_network import HistoryNetwork
 from histograph_post.training.loop import Progress, Source, Trainer
+from histograph_post.training.networks import HistoryNetwork
 from histograph_post.training.options import TrainingOptions
 
 from .workloads import Subject, Workloads

@@ -150,7 +150,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _show_moved(terminal: Terminal, results: Any) -> None:
     """Say what the gain over the frozen backbone is, and what moved for it."""
-    from histograph_post.experiments.movement import Movement
+    from histograph_post.experiments.unfreezing import Movement
 
     versus = results["versus_frozen"]
     if versus is not None:

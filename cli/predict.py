@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from histograph_post.data.node_budget import NODE_BUDGET
+from histograph_post.data.batching import NODE_BUDGET
 
 from . import options as opt
 from .terminal import Terminal
 from .terminal import metric as shown
 
 if TYPE_CHECKING:
-    from histograph_post.runs.predictions import Predictions
+    from histograph_post.runs.predictor import Predictions
 
 #: Targets that the summary shows; the file has all of them.
 _SHOWN_TARGETS = 12

@@ -75,8 +75,7 @@ def tune(
     not look at. The same command with more --trials goes on.
     """
     from histograph_post.experiments.folds import open_caches
-    from histograph_post.experiments.search import plan_search
-    from histograph_post.experiments.search_space import read_space
+    from histograph_post.experiments.search import plan_search, read_space
     from histograph_post.experiments.tuning import run_search
     from histograph_post.models import parse_args
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from histograph_post.caches.background import Background
+from histograph_post.caches.shard_thread import Background
 
 
 def test_jobs_run_in_order_in_one_other_thread() -> None:

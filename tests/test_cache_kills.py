@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from histograph_post.caches import plan_shards, shard_name
 from histograph_post.data import load_data
-from histograph_post.data.node_budget import budget_batches
+from histograph_post.data.batching import budget_batches
 from histograph_post.models import build_model
 
 KILLED = """

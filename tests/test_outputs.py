@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from histograph_post.errors import ConfigError, OutputExistsError
-from histograph_post.utils.outputs import require_folder, require_free
+from histograph_post.utils.files import require_folder, require_free
 
 FILE, FOLDER = partial(require_free, overwrite=False), require_folder
 

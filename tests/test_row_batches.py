@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histograph_post.data.row_batches import count_batches, row_batches
+from histograph_post.data.batching import count_batches, row_batches
 
 
 @given(

@@ -19,7 +19,7 @@ from histograph_cli.main import app
 from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, MissingExtraError, NotFoundError, OutputExistsError
-from histograph_post.experiments.search_space import Range, Values, default_space, read_space
+from histograph_post.experiments.search import Range, Values, default_space, read_space
 from histograph_post.models import build_model
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
@@ -114,7 +114,7 @@ def test_more_trials_go_on_where_fewer_ended(demo_cache: Path, tmp_path: Path) -
 _KILLED = """
 import os, signal, sys
 import histograph_post as hg
-from histograph_post.experiments.search_space import Range, Values
+from histograph_post.experiments.search import Range, Values
 from histograph_post.experiments.search import plan_search
 from histograph_post.experiments.tuning import run_search
 

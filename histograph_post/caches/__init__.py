@@ -15,9 +15,6 @@ from ..utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ..utils.levels import Level as Level
-    from .cached_graph import CachedBatch as CachedBatch
-    from .cached_graph import CachedGraph as CachedGraph
-    from .cached_graph import History as History
     from .format import FORMAT_VERSION as FORMAT_VERSION
     from .format import DataSource as DataSource
     from .format import Manifest as Manifest
@@ -25,9 +22,12 @@ if TYPE_CHECKING:
     from .format import plan_hash as plan_hash
     from .layout import Layout as Layout
     from .reader import Cache as Cache
-    from .row_block import BlockMemory as BlockMemory
-    from .row_block import RowBlock as RowBlock
-    from .shard_graphs import ShardGraphs as ShardGraphs
+    from .row_writers import BlockMemory as BlockMemory
+    from .row_writers import RowBlock as RowBlock
+    from .shard import CachedBatch as CachedBatch
+    from .shard import CachedGraph as CachedGraph
+    from .shard import History as History
+    from .shard import ShardGraphs as ShardGraphs
     from .shard_info import ShardInfo as ShardInfo
     from .shard_info import shard_name as shard_name
     from .verify import VerifyReport as VerifyReport
@@ -68,18 +68,18 @@ __getattr__ = lazy_names(
     __name__,
     {
         "FORMAT_VERSION": ".format",
-        "BlockMemory": ".row_block",
+        "BlockMemory": ".row_writers",
         "Cache": ".reader",
-        "CachedBatch": ".cached_graph",
-        "CachedGraph": ".cached_graph",
+        "CachedBatch": ".shard",
+        "CachedGraph": ".shard",
         "DataSource": ".format",
-        "History": ".cached_graph",
+        "History": ".shard",
         "Layout": ".layout",
         "Level": "..utils.levels",
         "Manifest": ".format",
         "ModelSource": ".format",
-        "RowBlock": ".row_block",
-        "ShardGraphs": ".shard_graphs",
+        "RowBlock": ".row_writers",
+        "ShardGraphs": ".shard",
         "ShardInfo": ".shard_info",
         "ShardWriter": ".writer",
         "VerifyReport": ".verify",

@@ -25,7 +25,7 @@ from .. import __version__
 from ..capture import Capture
 from ..data import GraphDataset, from_graphs
 from ..errors import CacheError, CaptureError, ConfigError
-from ..models.weights import weights_sha256
+from ..models.loading import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
 from ..utils.files import remove_leftovers, sha256_file, to_json, write_text

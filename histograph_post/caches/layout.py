@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..errors import CacheError
 from ..utils.decoding import Fields, is_count
@@ -198,3 +201,102 @@ def _refuse(field: str, value: Any, expected: str) -> None:
     found = repr(value)
     found = found if len(found) <= 80 else f"{found[:77]}..."
     raise CacheError(f"layout: found {field} = {found}, expected {expected}")
+
+
+# --- which numbers a cache accepts: finite ones that its storage type can hold
+
+TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+_WIDER = {"float16": "bfloat16 or float32", "bfloat16": "float32", "float32": "a smaller scale"}
+
+
+def check_range(
+    values: Tensor, layer: int, layout: Layout, graph_of_row: Callable[[int], str], where: str
+) -> None:
+    """Refuse activations of a layer that are not finite, or that the storage type would lose.
+
+    One pass for the extremes; which graph is to blame is only searched on failure. A layer is lost
+    when it is not all zero, yet below the smallest normal number of the type.
+    """
+    if not values.shape[0]:
+        return
+    # NaN survives both.  [2]
+    low, high = torch.stack(torch.aminmax(values)).tolist()
+    stored = TORCH_TYPES[layout.dtype]
+    limits = torch.finfo(stored)
+    largest = max(-low, high)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        problem = "a value that is not finite, expected finite activations"
+        wrong = ~torch.isfinite(values)
+    elif largest > limits.max:
+        problem = (
+            f"{largest:.6g}, expected at most {limits.max:.6g} in {layout.dtype}; "
+            f"use {_WIDER[layout.dtype]}"
+        )
+        wrong = values.double().abs() > limits.max
+    elif 0 < largest < limits.tiny and values.dtype != stored:
+        problem = (
+            f"nothing above {largest:.3g}, expected at least {limits.tiny:.3g} in "
+            f"{layout.dtype}, which would lose it; use {_WIDER[layout.dtype]}"
+        )
+        wrong = values.double().abs() == largest
+    else:
+        return
+    row = int(wrong.any(dim=1).nonzero()[0])
+    raise CacheError(
+        f"{where}: graph {graph_of_row(row)!r}, layer {layout.layer_names[layer]!r}: "
+        f"found {problem}"
+    )
+
+
+# --- what must hold for the values of a shard, whoever wrote it
+
+
+def check_contents(
+    arrays: Mapping[str, np.ndarray], counts: Counts, start: int, where: str
+) -> None:
+    """Refuse offsets and node numbers that point outside of a graph.
+
+    ``start`` is the position of the shard's first graph in the data set.
+    """
+    totals = {
+        "ptr": counts.num_nodes,
+        "id_ptr": len(arrays["ids"]),
+        "edge_ptr": counts.num_edges,
+        "label_ptr": counts.num_labels,
+    }
+    for name, total in totals.items():
+        if name in arrays:
+            _check_offsets(arrays[name], total, f"{where}: found {name}")
+    for name, offsets in (("edge_index", "edge_ptr"), ("edge_label_index", "label_ptr")):
+        if name in arrays:
+            _check_pairs(
+                arrays[name],
+                np.diff(arrays[offsets]),
+                np.diff(arrays["ptr"]),
+                start,
+                f"{where}: found {name}",
+            )
+
+
+def _check_offsets(offsets: np.ndarray, total: int, found: str) -> None:
+    """Refuse offsets that do not rise from 0 to the number of what they count."""
+    if offsets[0] != 0 or offsets[-1] != total or (offsets[1:] < offsets[:-1]).any():
+        raise CacheError(
+            f"{found} from {offsets[0]} to {offsets[-1]}, expected it to rise from 0 to {total}"
+        )
+
+
+def _check_pairs(
+    pairs: np.ndarray, pairs_per_graph: np.ndarray, num_nodes: np.ndarray, start: int, found: str
+) -> None:
+    """Refuse node numbers, ``[2, num_pairs]``, outside of their graph."""
+    limit = np.repeat(num_nodes, pairs_per_graph)  # [num_pairs]
+    wrong = ((pairs < 0) | (pairs >= limit)).any(axis=0)
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        graph = int(np.searchsorted(np.cumsum(pairs_per_graph), first, side="right"))
+        raise CacheError(
+            f"{found} {pairs[:, first].tolist()} in graph {start + graph}, "
+            f"expected nodes 0 to {num_nodes[graph] - 1}"
+        )

@@ -19,14 +19,13 @@ from torch_geometric.data import Batch
 from .. import __version__
 from ..capture import Capture, CapturePlan, Parity, check_parity, plan_capture
 from ..data import GraphDataset
-from ..data.batching import make_batch
-from ..data.node_budget import NODE_BUDGET, budget_batches
-from ..data.probing import probe_graphs, probe_numbers
+from ..data.batching import NODE_BUDGET, budget_batches, make_batch
+from ..data.dataset import probe_graphs, probe_numbers
 from ..errors import CacheError, CaptureError, ConfigError
 from ..models import call_model, prediction
-from ..models.output_form import OutputForm
+from ..models.loading import weights_sha256
+from ..models.model_call import OutputForm
 from ..models.pretrained import PretrainedSpec
-from ..models.weights import weights_sha256
 from ..splits import Splits
 from ..tasks import Task, has_labels, infer_task
 from ..utils.devices import resolve_device, synchronize

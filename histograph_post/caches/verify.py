@@ -11,9 +11,8 @@ import numpy as np
 from ..errors import CacheError
 from .format import MANIFEST_NAME, SPLITS_NAME, Manifest
 from .layout import STORED_TYPES, Layout
-from .opening import read_splits
+from .opening import open_regular, read_splits, sha256_prefix
 from .reader import Cache
-from .regular_file import open_regular, sha256_prefix
 from .shard import Shard
 from .shard_info import ShardInfo, shard_name
 

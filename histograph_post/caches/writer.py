@@ -15,16 +15,27 @@ from torch import Tensor
 
 from ..errors import CacheError
 from ..utils.files import atomic_path, write_text
-from .compression import GZIP_LEVEL
 from .format import MANIFEST_NAME, Manifest
-from .hdf5 import create_dataset, create_file, create_group
 from .layout import Layout
-from .row_block import BlockMemory, RowBlock
-from .row_writers import CompressedWriter, PlainWriter, RowWriter, cannot_write
-from .shard import Shard
-from .shard_graphs import ShardGraphs
+from .row_writers import (
+    GZIP_LEVEL,
+    BlockMemory,
+    CompressedWriter,
+    PlainWriter,
+    RowBlock,
+    RowWriter,
+    cannot_write,
+)
+from .shard import Shard, ShardGraphs
 from .shard_info import ShardInfo, shard_name
-from .structure import check_shard, hash_shard, inspect_shard
+from .structure import (
+    check_shard,
+    create_dataset,
+    create_file,
+    create_group,
+    hash_shard,
+    inspect_shard,
+)
 
 
 def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:

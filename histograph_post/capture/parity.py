@@ -12,10 +12,9 @@ from torch_geometric.data import Batch, Data
 
 from ..errors import CaptureError
 from ..models import call_model
-from .freeze import eager_module, frozen
 from .points import CapturePlan
 from .recorder import Capture
-from .tensors import tensors_in
+from .tensors import eager_module, frozen, tensors_in
 
 #: The largest difference between a graph alone and in a batch, relative to the largest number of
 #: the layer, that different orders of summation explain in single precision.

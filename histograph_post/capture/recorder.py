@@ -24,9 +24,8 @@ from torch_geometric.data import Batch
 
 from ..errors import CaptureError
 from ..models import call_model
-from .freeze import eager_module
 from .points import CapturePlan, CapturePoint
-from .tensors import function_name, is_counted, tensors_in
+from .tensors import eager_module, function_name, is_counted, tensors_in
 
 #: Takes the number of a layer and its tensor, ``[num_nodes, width]``; returns a copy.
 KeepLayer = Callable[[int, Tensor], Tensor]

@@ -73,7 +73,7 @@ def load_data(
 
         return load_demo(name, args)
     if spec.endswith(GRAPH_FILES):
-        from .graph_files import load_graph_file
+        from .files import load_graph_file
 
         return load_graph_file(_locate(spec, root), args, spec=spec)
     if kind and name and "/" not in name and not is_built_in("data", spec):

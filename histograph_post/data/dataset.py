@@ -17,11 +17,9 @@ from ..errors import DataError
 from ..splits import Splits
 from ..utils.levels import LEVELS, Level
 from ..utils.specifications import IN_MEMORY
-from .checks import check_links, detect_level, prepare_graphs
-from .features import add_features
-from .labels import align_labels, count_nodes, gather_labels, label_rows
+from .checks import add_features, check_links, detect_level, prepare_graphs
+from .labels import align_labels, count_nodes, gather_labels, label_rows, take_masks
 from .links import LinkOptions, split_links
-from .masks import take_masks
 
 #: The name of the target where links are predicted.
 LINK_TARGET = ("link",)
@@ -239,3 +237,21 @@ def _hash_value(digest: Any, key: str, value: object) -> None:
 @lru_cache(1 << 12)
 def _form(key: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
     return _text(key) + _text(f"{dtype} {[*shape]}")
+
+
+# --- a few graphs of a data set, on which a model is tried out
+
+#: How many: enough to tell graph rows from node rows, few enough to be quick.
+PROBE_GRAPHS = 4
+
+
+def probe_numbers(dataset: GraphDataset) -> list[int]:
+    """Return which graphs to try a model on."""
+    # Spread over the data: neighbours in a sorted data set look alike.
+    spread = np.linspace(0, len(dataset) - 1, PROBE_GRAPHS).astype(int)
+    return np.unique(spread).tolist()
+
+
+def probe_graphs(dataset: GraphDataset) -> list[Data]:
+    """Return the graphs to try a model on, copied."""
+    return [dataset.graphs[number].clone() for number in probe_numbers(dataset)]

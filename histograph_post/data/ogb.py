@@ -25,13 +25,12 @@ from torch_geometric.data import Data
 
 from ..errors import DataError, MissingExtraError
 from ..splits import Split, Splits
-from ..splits.files import read_folder
+from ..splits.resolving import read_folder
 from ..utils.files import PARTIAL_SUFFIX
 from .arguments import LEVEL_ARGS, check_names, level_options
 from .dataset import GraphDataset, as_links
-from .molecules import attach_labels, row_ids
+from .molecules import attach_labels, read_table, row_ids
 from .raw_files import user_cache
-from .tables import read_table
 
 _FIRST_FILE = Path("raw", "edge.csv.gz")
 

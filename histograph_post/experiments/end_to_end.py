@@ -17,7 +17,7 @@ import torch
 from torch_geometric.data import Batch
 
 from ..capture import CapturePlan, plan_capture
-from ..data.probing import probe_graphs
+from ..data.dataset import probe_graphs
 from ..errors import ConfigError
 from ..heads.each_layer_norm import EachLayerNorm
 from ..heads.registry import build_head
@@ -26,15 +26,14 @@ from ..runs.run import MODEL_NAME
 from ..tasks import infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import Trainer
-from ..training.modes import statistics_of
+from ..training.networks import statistics_of
 from .fits import Fit, FitSpec, find_fit, train_fit
 from .head_training import HeadSpec
-from .pretraining import Pretraining, plan_pretraining
+from .pretraining import Pretraining, plan_pretraining, untrained_model
 from .results import OWN, LabelRows, named, row_names, scores_of
 from .stage import Stage
 from .trained_backbones import NetworkParts, fit_network, write_folds
 from .unfreezing import BackboneOptions, layers_of_parameters
-from .untrained import untrained_model
 
 #: What the fits of this stage are called after the name of their head.
 STAGE = "end-to-end"

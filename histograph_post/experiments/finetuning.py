@@ -17,7 +17,7 @@ from torch_geometric.data import Batch, Data
 
 from ..caches import Cache
 from ..data import GraphDataset
-from ..data.probing import probe_graphs
+from ..data.dataset import probe_graphs
 from ..errors import ConfigError
 from ..runs.run import Run
 from ..training.options import TrainingOptions

@@ -21,11 +21,10 @@ from .finetuning_source import CachedBackbones, SourceRun
 from .fits import HEAD_NAME, Fit, FitSpec, find_fit, load_fit
 from .head_fits import make_head
 from .head_training import Experiment, HeadSpec
-from .movement import Movement
 from .results import LabelRows, named, versus
 from .stage import Stage
 from .trained_backbones import NetworkParts, fit_network, write_folds
-from .unfreezing import BackboneOptions, Unfreezing
+from .unfreezing import BackboneOptions, Movement, Unfreezing
 
 #: What the fits of this stage are called after the name of their head.
 STAGE = "finetuned"

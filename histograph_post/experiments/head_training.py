@@ -21,11 +21,10 @@ from ..training.loop import Trainer
 from ..training.options import TrainingOptions, suggested_lr
 from .fits import Fit, FitSpec
 from .folds import Fold, make_folds, open_caches
-from .head_fits import fit_head
+from .head_fits import fit_head, own_classifier
 from .results import BASELINES, LabelRows, row_names
 from .stage import FitProgress, Stage
 from .stage import run_experiment as run_experiment
-from .warm_start import own_classifier
 
 
 @dataclass(frozen=True)

@@ -14,21 +14,19 @@ from torch import nn
 from ..capture import CapturePlan
 from ..data import GraphDataset
 from ..errors import ConfigError
+from ..models.loading import save_weights, weights_sha256
 from ..models.pretrained import PretrainedSpec
-from ..models.weights import save_weights, weights_sha256
 from ..runs.run import MODEL_NAME
 from ..splits import Split, Splits
 from ..tasks import Task
 from ..training.graph_batches import GraphBatches
-from ..training.history_network import HistoryNetwork
-from ..training.layer_checkpoints import checkpoint_layers
 from ..training.loop import Trainer
+from ..training.networks import HistoryNetwork, checkpoint_layers
 from ..utils.files import atomic_path
 from .fits import Fit, FitSpec, train_fit
-from .movement import Movement, parameters_of
 from .results import choose_fit, named
 from .trained_folds import TrainedFold, fold_name, save_fold
-from .unfreezing import BackboneOptions, Unfreezing
+from .unfreezing import BackboneOptions, Movement, Unfreezing, parameters_of
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from ..utils.files import write_text
 from .fits import Fit, FitSpec
 from .head_training import Experiment
 from .results import versus
-from .search import Search, Trial, best_trial, plan_search
-from .search_space import Space
+from .search import Search, Space, Trial, best_trial, plan_search
 from .stage import FitProgress, run_experiment
 from .trials import TrialCallback, run_trials
 

@@ -14,10 +14,9 @@ import numpy as np
 from ..caches import Cache, CachedGraph
 from ..caches.folder import CONFIG_NAME
 from ..data.molecule_features import import_rdkit
-from ..data.tables import Table, read_table
+from ..data.molecules import Table, read_table
 from ..errors import HistographError
-from .figures import Format
-from .style import INK, RIVAL
+from .figures import INK, RIVAL, Format
 
 _SIZE = (300, 210)
 

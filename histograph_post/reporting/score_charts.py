@@ -11,9 +11,8 @@ import numpy as np
 from ..experiments.results import OWN
 from ..metrics import Summary
 from ..utils.text import metric_name, number, spread
-from .figures import Chart, Figure
+from .figures import CHOSEN, DASHES, GRID, INK, MUTED, RIVAL, Chart, Figure, series_colour
 from .record import RunRecord
-from .style import CHOSEN, DASHES, GRID, INK, MUTED, RIVAL, series_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

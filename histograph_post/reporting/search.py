@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..runs.summary import ranked_trials
 from ..utils.text import metric_name, number, setting
-from .figures import Chart, Figure
+from .figures import CHOSEN, MUTED, Chart, Figure
 from .page import Section, Table
 from .record import RunRecord
-from .style import CHOSEN, MUTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

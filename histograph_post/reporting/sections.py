@@ -7,12 +7,38 @@ from collections.abc import Mapping, Sequence
 from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
 from ..utils.text import MISSING, difference, metric_name, number, spread
+from .curve_charts import calibration_figure, precision_figure, roc_figure
 from .figures import Figure
 from .layer_analysis import LayerProfile, Smoothness
-from .outcome_charts import outcome_figures
 from .page import Section, Table
+from .prediction_charts import confusion_figure, error_figure, scatter_figure, targets_figure
 from .record import RunRecord
 from .score_charts import learning_figures, ranking_figure
+
+# --- predictions against the truth as figures, for every kind of task
+
+#: Targets of a regression that are drawn.
+_MAX_REGRESSIONS = 4
+
+
+def outcome_figures(record: RunRecord) -> list[Figure]:
+    """Draw what the chosen readout predicted for the test rows."""
+    outcomes, task = record.outcomes, record.task
+    if not any(len(outcome.rows) for outcome in outcomes):
+        return []
+    found: list[Figure | None] = []
+    if task.kind == "regression":
+        for at, name in enumerate(record.saved.target_names[:_MAX_REGRESSIONS]):
+            found += [scatter_figure(outcomes, at, name), error_figure(outcomes, at, name)]
+    elif task.kind == "binary":
+        found += [roc_figure(record), precision_figure(record), confusion_figure(record)]
+    elif task.kind == "multiclass":
+        found.append(confusion_figure(record))
+    else:
+        found.append(targets_figure(record))
+    if task.kind != "regression":
+        found.append(calibration_figure(outcomes, task))
+    return [figure for figure in found if figure is not None]
 
 
 def rank_readouts(record: RunRecord) -> dict[str, Summary]:

@@ -28,9 +28,16 @@ from ..errors import ModelError, OutputExistsError
 from ..heads.histograph import HistoGraphHead
 from ..heads.registry import head_info
 from ..heads.standardize import Standardizer
-from ..models.weights import save_weights
-from ..utils.files import atomic_path, to_json, write_json
-from ..utils.outputs import config_beside, require_folder, require_free, write_config
+from ..models.loading import save_weights
+from ..utils.files import (
+    atomic_path,
+    config_beside,
+    require_folder,
+    require_free,
+    to_json,
+    write_config,
+    write_json,
+)
 from ..utils.specifications import is_built_in
 from .predicting import load
 from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, Run, read_json

@@ -13,13 +13,11 @@ from torch_geometric.data import Data
 
 from ..data import GraphDataset, from_graphs, load_data
 from ..data.arguments import FEATURE_ARGS, LEVEL_ARGS
-from ..data.node_budget import NODE_BUDGET
+from ..data.batching import NODE_BUDGET
 from ..models import load_into, read_checkpoint, read_key_map
 from ..utils.devices import resolve_device
-from ..utils.files import write_text
-from ..utils.outputs import config_beside, require_free, write_config
-from .predictions import Predictions
-from .predictor import Predictor
+from ..utils.files import config_beside, require_free, write_config, write_text
+from .predictor import Predictions, Predictor
 from .run import Run
 from .saved_backbone import check_backbone
 from .saved_head import SavedHead

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, OutputExistsError
-from ..utils.files import to_json, write_json, write_text
-from ..utils.outputs import require_folder, write_config
+from ..utils.files import require_folder, to_json, write_config, write_json, write_text
 
 CONFIG_NAME = "config.toml"
 RUN_NAME = "run.json"

@@ -23,7 +23,7 @@ from ..caches.format import MANIFEST_NAME
 from ..capture import CapturePlan
 from ..errors import CacheError, CheckpointError, NotFoundError
 from ..models import build_model, load_into, read_checkpoint, read_key_map
-from ..models.weights import weights_sha256
+from ..models.loading import weights_sha256
 from ..tasks import infer_task
 from ..utils.specifications import specification_to_follow
 

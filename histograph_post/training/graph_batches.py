@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from ..data import GraphDataset
-from ..data.batching import make_batch
-from ..data.link_negatives import LinkNegatives
-from ..data.non_edges import NonEdges
-from ..data.row_batches import RowBatch, count_batches, row_batches
+from ..data.batching import LinkNegatives, RowBatch, count_batches, make_batch, row_batches
+from ..data.links import NonEdges
 from ..errors import ModelError
 from ..models import call_model, prediction
 from ..tasks import Task

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from ..caches import Cache
-from ..data.link_negatives import LinkNegatives, Negatives
-from ..data.non_edges import NonEdges
-from ..data.row_batches import RowBatch, count_batches, row_batches
+from ..data.batching import LinkNegatives, Negatives, RowBatch, count_batches, row_batches
+from ..data.links import NonEdges
 from ..errors import CacheError
 from ..heads.base import History, last_layer
 from ..heads.history import TableRows

@@ -15,8 +15,7 @@ import histograph_post as hg
 from histograph_post.capture import plan_capture
 from histograph_post.heads.standardize import Standardizer
 from histograph_post.training.graph_batches import GraphInputs
-from histograph_post.training.history_network import HistoryNetwork
-from histograph_post.training.layer_checkpoints import checkpoint_layers
+from histograph_post.training.networks import HistoryNetwork, checkpoint_layers
 
 
 class Own(nn.Module):

@@ -23,7 +23,7 @@ from histograph_post.experiments.unfreezing import (
     layers_of_parameters,
 )
 from histograph_post.runs.run import Run
-from histograph_post.training.modes import set_training_modes
+from histograph_post.training.networks import set_training_modes
 from histograph_post.training.options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2, warmup=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from histograph_post.data.node_budget import budget_batches
+from histograph_post.data.batching import budget_batches
 
 
 @pytest.mark.parametrize("budget", [1, 5, 100])

@@ -12,15 +12,13 @@ from sklearn.metrics import confusion_matrix, roc_auc_score
 
 from histograph_post.caches import Cache
 from histograph_post.heads.histograph import HistoGraphHead
-from histograph_post.reporting.caches import find_caches
-from histograph_post.reporting.calibration_charts import reliability
-from histograph_post.reporting.class_charts import confusion_counts, target_areas
-from histograph_post.reporting.evidence import gather_evidence
+from histograph_post.reporting.building import find_caches
+from histograph_post.reporting.curve_charts import reliability
+from histograph_post.reporting.evidence import gather_evidence, group_weights
 from histograph_post.reporting.examples import choose_examples, row_losses
-from histograph_post.reporting.graph_charts import neighbourhood
-from histograph_post.reporting.graph_layouts import layout
+from histograph_post.reporting.graph_charts import layout, neighbourhood
+from histograph_post.reporting.prediction_charts import confusion_counts, target_areas
 from histograph_post.reporting.record import Outcome, RunRecord
-from histograph_post.reporting.weight_groups import group_weights
 from histograph_post.tasks import Task
 from histograph_post.utils.text import MINUS
 

@@ -1,22 +1,81 @@
-"""Classes as figures: the confusion matrix, and the targets of a multi-label task."""
+"""A table of shaded cells: shares by opacity, so that it reads in both themes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
+from ..metrics import regression_scores
 from ..tasks import Task
-from ..utils.text import number
-from .cells import draw_cells
-from .figures import Chart, Figure
+from ..utils.text import MINUS, number
+from .figures import CHOSEN, INK, MUTED, Chart, Figure, series_colour
 from .record import Outcome, RunRecord
-from .style import CHOSEN, INK, MUTED, series_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+#: The darkest cell: text on it must stay readable, in both themes.
+_DARKEST = 0.5
+
+
+def draw_cells(
+    axes: Axes,
+    shares: np.ndarray,
+    texts: Sequence[Sequence[str]],
+    *,
+    colour: str,
+    negative: str | None = None,
+) -> None:
+    """Draw a matrix of cells.
+
+    Args:
+        axes: Where to draw; rows go down.
+        shares: How dark each cell is, -1 to 1, ``[rows, columns]``.
+        texts: What stands in each cell.
+        colour: Colour of the cells.
+        negative: Colour of cells whose share is below zero.
+    """
+    from matplotlib.colors import to_rgba
+    from matplotlib.patches import Rectangle
+
+    rows, columns = shares.shape
+    size = 8.0 if columns <= 7 else 6.0
+    for row in range(rows):
+        for column in range(columns):
+            share = float(shares[row, column])
+            base = negative if negative is not None and share < 0 else colour
+            opacity = 0.04 + (_DARKEST - 0.04) * abs(share)
+            axes.add_patch(
+                Rectangle(
+                    (column - 0.48, row - 0.48),
+                    0.96,
+                    0.96,
+                    facecolor=to_rgba(base, opacity),
+                    linewidth=0,
+                )
+            )
+            axes.text(
+                column,
+                row,
+                texts[row][column],
+                ha="center",
+                va="center",
+                fontsize=size,
+                color=INK,
+            )
+    axes.set_xlim(-0.5, columns - 0.5)
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+# --- classes as figures: the confusion matrix, and the targets of a multi-label task
 
 #: Classes of a confusion matrix at most: cells of more cannot be read.
 _MAX_CLASSES = 20
@@ -135,3 +194,77 @@ def targets_figure(record: RunRecord) -> Figure | None:
         + ".",
         picture=Chart(draw, size=(4.2, max(2.2, 0.9 + 0.2 * len(shown)))),
     )
+
+
+# --- regression as figures: predicted against true, and the errors
+
+#: Points that are drawn; of more, so many are chosen by a seed.
+_MAX_POINTS = 2000
+
+
+def target_rows(outcomes: Sequence[Outcome], target: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return true and predicted values of the rows of all fits that have a label."""
+    truth = np.concatenate([outcome.labels[:, target] for outcome in outcomes])
+    predicted = np.concatenate([outcome.predicted[:, target] for outcome in outcomes])
+    present = ~np.isnan(truth)
+    return truth[present], predicted[present]
+
+
+def scatter_figure(outcomes: Sequence[Outcome], target: int, name: str) -> Figure | None:
+    """Draw predicted against true values of one target."""
+    truth, predicted = target_rows(outcomes, target)
+    if not len(truth):
+        return None
+    scores = regression_scores(truth, predicted)
+    chosen = np.random.default_rng(0).permutation(len(truth))[:_MAX_POINTS]
+
+    def draw(axes: Axes) -> None:
+        low, high = min(truth.min(), predicted.min()), max(truth.max(), predicted.max())
+        axes.plot([low, high], [low, high], color=MUTED, linewidth=0.8)
+        axes.scatter(truth[chosen], predicted[chosen], s=9, color=CHOSEN, alpha=0.45, linewidths=0)
+        axes.set_xlabel("true")
+        axes.set_ylabel("predicted")
+        axes.set_aspect("equal", adjustable="datalim")
+
+    said = ", ".join(f"{metric.upper()} {number(value)}" for metric, value in scores.items())
+    sampled = (
+        f" {_MAX_POINTS:,} of {len(truth):,} rows are drawn." if len(truth) > _MAX_POINTS else ""
+    )
+    return Figure(
+        name=f"predicted-{_plain(name, target)}",
+        title=f"Predicted against true: {name}",
+        caption=f"Test rows of all fits together: {said}.{sampled}",
+        alternative=f"Scatter plot of predicted against true {name} along the diagonal; {said}.",
+        picture=Chart(draw, size=(4.2, 3.7)),
+    )
+
+
+def error_figure(outcomes: Sequence[Outcome], target: int, name: str) -> Figure | None:
+    """Draw how the errors of one target are distributed."""
+    truth, predicted = target_rows(outcomes, target)
+    if not len(truth):
+        return None
+    errors = predicted - truth
+    low, middle, high = np.quantile(errors, [0.05, 0.5, 0.95])
+
+    def draw(axes: Axes) -> None:
+        axes.hist(errors, bins=min(40, max(5, int(len(errors) ** 0.5))), color=CHOSEN, alpha=0.75)
+        axes.axvline(0, color=MUTED, linewidth=0.8)
+        axes.set_xlabel(f"predicted {MINUS} true")
+        axes.set_ylabel("rows")
+        axes.grid(axis="x", visible=False)
+
+    return Figure(
+        name=f"errors-{_plain(name, target)}",
+        title=f"Errors: {name}",
+        caption=f"Median {number(middle)}; 90 % of the errors lie between {number(low)} and "
+        f"{number(high)}.",
+        alternative=f"Histogram of errors; median {number(middle)}, 5 % below {number(low)}, 5 % "
+        f"above {number(high)}.",
+        picture=Chart(draw, size=(4.2, 3.7)),
+    )
+
+
+def _plain(name: str, target: int) -> str:
+    """Return a target's name as part of a file name."""
+    return f"{target}-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
