@@ -158,7 +158,7 @@ def test_real_data_and_weights_are_used_and_left_alone(shared_data: Path, tmp_pa
 def test_the_molecule_gcn_is_that_of_the_example() -> None:
     from histograph_post.models import build_model
 
-    example = Path(__file__).parents[1] / "examples" / "pretrain_gnns_gcn.py"
+    example = Path(__file__).parents[2] / "examples" / "pretrain_gnns_gcn.py"
     theirs = build_model(f"{example}:GNN", {"num_layer": 3, "emb_dim": 8}).eval()
     ours = MoleculeGCN(num_layers=3, width=8).eval()
     ours.load_state_dict(theirs.state_dict())

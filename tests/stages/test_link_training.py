@@ -186,7 +186,7 @@ def test_cora_from_its_checkpoint_to_the_table(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    example = Path(__file__).parents[1] / "examples" / "uvadlc_node_gcn.py"
+    example = Path(__file__).parents[2] / "examples" / "uvadlc_node_gcn.py"
     pretrained = load_pretrained(
         PretrainedSpec(
             model=f"{example}:GNNModel",
