@@ -10,13 +10,13 @@ from torch import nn
 
 from histograph_post.caches import Cache
 from histograph_post.capture import CapturePlan
-from histograph_post.experiments.fits import FitSpec
-from histograph_post.experiments.head_fits import HeadNetwork, make_head
+from histograph_post.experiments.head_fits import make_head
+from histograph_post.runs.fits import FitSpec
 from histograph_post.tasks import infer_task
 from histograph_post.training.graph_batches import GraphBatches
 from histograph_post.training.head_batches import HeadBatches, LoadedCache
 from histograph_post.training.loop import Progress, Source, Trainer
-from histograph_post.training.networks import HistoryNetwork
+from histograph_post.training.networks import HeadNetwork, HistoryNetwork
 from histograph_post.training.options import TrainingOptions
 
 from .workloads import Subject, Workloads

@@ -17,9 +17,9 @@ from .options import TaskKind
 from .terminal import Terminal
 
 if TYPE_CHECKING:
-    from histograph_post.experiments.fits import Fit
     from histograph_post.experiments.head_training import Experiment
     from histograph_post.experiments.stage import Stage
+    from histograph_post.runs.fits import Fit
 
 CacheArgument = Annotated[
     Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of per-fold caches.")

@@ -14,7 +14,7 @@ from .terminal import Terminal
 from .terminal import metric as shown
 
 if TYPE_CHECKING:
-    from histograph_post.runs.predictor import Predictions
+    from histograph_post.runs.predictions import Predictions
 
 #: Targets that the summary shows; the file has all of them.
 _SHOWN_TARGETS = 12

@@ -16,7 +16,6 @@ from torch import Tensor
 from ..errors import CacheError, DataError
 from ..splits import Splits
 from .format import Manifest
-from .joining import JoinedRows
 from .layout import TORCH_TYPES
 from .opening import read_manifest, read_splits
 from .shard import CachedBatch, CachedGraph, History, Shard, as_tensor, read_graph
@@ -74,11 +73,6 @@ class Runs(NamedTuple):
             node_ptr[stops] - rows_before,
             positions,
         )
-
-    @property
-    def rows(self) -> tuple[Integers, Integers, Integers]:
-        """The shard of each run, its first row there and one past its last: ``[runs]`` each."""
-        return self.shards, self.first_rows, self.stop_rows
 
     def each(self) -> Iterator[Run]:
         """Yield the runs in the order of the batch."""
@@ -281,30 +275,16 @@ class Cache:
 
     def _gather_history(self, runs: Runs, ptr: np.ndarray) -> History:
         layout = self.manifest.layout
-        if self._joined_rows is not None:
-            copied = [rows.take(*runs.rows) for rows in self._joined_rows]
-            batch = [as_tensor(values, layout) for values in copied]
-        else:
-            batch = [
-                torch.empty(dataset.shape, dtype=self.dtype)
-                for dataset in layout.activations(int(ptr[-1]))
-            ]
-            for shard, rows, place in self._stretches(runs, ptr):
-                for target, source in zip(batch, shard.activations, strict=True):
-                    part = as_tensor(source.read(rows.start, rows.stop), layout)
-                    target[place : place + len(part)] = part
+        all_open = len(self.manifest.shards) <= most_open_shards()
+        pieces = [(0, [np.empty(d.shape, d.dtype) for d in layout.activations(0)])]
+        for shard, rows, place in self._stretches(runs, ptr):
+            # Views of the files, unless they are compressed; a view keeps its file open.
+            stored = [source.read(rows.start, rows.stop) for source in shard.activations]
+            pieces.append((place, stored if all_open else [values.copy() for values in stored]))
+        ordered = [stored for _, stored in sorted(pieces, key=lambda piece: piece[0])]
+        # [num_nodes, L, D], or one [num_nodes, D_l] per layer
+        batch = [as_tensor(np.concatenate(parts), layout) for parts in zip(*ordered, strict=True)]
         return batch[0] if layout.is_uniform else batch
-
-    @cached_property
-    def _joined_rows(self) -> list[JoinedRows] | None:
-        """The activations of all shards, one entry or one per layer, where all can stay mapped."""
-        if self.manifest.layout.compression or len(self.manifest.shards) > most_open_shards():
-            return None
-        stored = [
-            [rows.read(0, shard.info.num_nodes) for rows in shard.activations]
-            for shard in self._all_shards()
-        ]
-        return [JoinedRows(arrays) for arrays in zip(*stored, strict=True)]
 
     def _stretches(self, runs: Runs, ptr: np.ndarray) -> Iterator[tuple[Shard, slice, int]]:
         """Yield the rows of every run: their shard, where they are in it and in the batch.

@@ -22,15 +22,17 @@ from ..errors import ConfigError
 from ..heads.each_layer_norm import EachLayerNorm
 from ..heads.registry import build_head
 from ..metrics import Key
+from ..runs.fits import Fit, FitSpec, find_fit
+from ..runs.predictions import LabelRows, row_names
 from ..runs.run import MODEL_NAME
 from ..tasks import infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import Trainer
 from ..training.networks import statistics_of
-from .fits import Fit, FitSpec, find_fit, train_fit
+from .fits import train_fit
 from .head_training import HeadSpec
 from .pretraining import Pretraining, plan_pretraining, untrained_model
-from .results import OWN, LabelRows, named, row_names, scores_of
+from .results import OWN, named, scores_of
 from .stage import Stage
 from .trained_backbones import NetworkParts, fit_network, write_folds
 from .unfreezing import BackboneOptions, layers_of_parameters

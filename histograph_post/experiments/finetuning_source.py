@@ -16,13 +16,13 @@ from ..data import GraphDataset, from_graphs, load_data
 from ..errors import CacheError, ConfigError, DataError, HistographError, NotFoundError
 from ..models import load_into, read_checkpoint, read_key_map
 from ..models.pretrained import PretrainedSpec
+from ..runs.fits import FitSpec
 from ..runs.run import RUN_NAME, SPLITS_NAME, Run, read_json
 from ..runs.saved_backbone import SavedBackbone, check_backbone
 from ..runs.saved_head import SavedHead
 from ..splits import Splits
 from ..training.options import TrainingOptions
 from ..utils.specifications import IN_MEMORY
-from .fits import FitSpec
 from .folds import load_folds, open_caches
 from .head_training import Experiment, HeadSpec
 from .trained_folds import fold_checkpoints

@@ -13,15 +13,16 @@ import torch
 from ..capture import CapturePlan
 from ..heads.registry import build_head
 from ..metrics import Key
+from ..runs.fits import HEAD_NAME, Fit, FitSpec, find_fit, load_fit
+from ..runs.predictions import LabelRows
 from ..runs.run import MODEL_NAME
 from ..runs.saved_backbone import describe_backbone
 from ..training.loop import Trainer
 from ..utils.files import sha256_file
 from .finetuning_source import CachedBackbones, SourceRun
-from .fits import HEAD_NAME, Fit, FitSpec, find_fit, load_fit
 from .head_fits import make_head
 from .head_training import Experiment, HeadSpec
-from .results import LabelRows, named, versus
+from .results import named, versus
 from .stage import Stage
 from .trained_backbones import NetworkParts, fit_network, write_folds
 from .unfreezing import BackboneOptions, Movement, Unfreezing

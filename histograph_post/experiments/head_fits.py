@@ -13,15 +13,16 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..heads.base import Readout
 from ..heads.histograph import HistoGraphHead
-from ..heads.history import TableRows
 from ..heads.registry import build_head, head_info
 from ..heads.standardize import Standardizer
+from ..runs.fits import Fit, FitSpec, find_fit
 from ..splits import Split
 from ..tasks import TargetScale, Task
-from ..training.head_batches import HeadBatches, HeadInputs, LoadedCache
+from ..training.head_batches import HeadBatches, LoadedCache
 from ..training.history_rows import HistoryRows
 from ..training.loop import Trainer
-from .fits import Fit, FitSpec, find_fit, train_fit
+from ..training.networks import HeadNetwork
+from .fits import train_fit
 
 # --- start a head where the checkpoint stands: recover the checkpoint's own classifier from a cache
 
@@ -65,38 +66,6 @@ def own_classifier(loaded: LoadedCache, task: Task, scale: TargetScale) -> tuple
         weight = weight / np.array(scale.deviation)[:, None]
         bias = (bias - np.array(scale.mean)) / np.array(scale.deviation)
     return torch.from_numpy(weight).float(), torch.from_numpy(bias).float()
-
-
-class HeadNetwork(nn.Module):
-    """A readout as the training loop calls it: on rows that are standardised already."""
-
-    def __init__(self, head: nn.Module) -> None:
-        super().__init__()
-        self.head = head
-        # A head that can standardise for itself must not do it twice.
-        self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
-
-    @property
-    def aux_loss(self) -> Tensor | None:
-        """What the last forward pass adds to the loss, for readouts that have such a term."""
-        return getattr(self.head, "aux_loss", None)
-
-    def forward(self, inputs: HeadInputs) -> Tensor:
-        """Return an output for every row that is asked for: ``[rows, out_dim]``."""
-        history = inputs.history
-        if isinstance(history, TableRows) and not isinstance(self.head, HistoGraphHead):
-            history = history.copy()  # [num_nodes, L, D]
-        outputs: Tensor = self.head(
-            history,
-            inputs.batch,
-            num_graphs=inputs.num_graphs,
-            edge_index=inputs.edge_index,
-            **self._arguments,
-        )
-        if inputs.pairs is not None:
-            scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]
-            return scores.unsqueeze(-1)  # [rows, 1]
-        return outputs if inputs.positions is None else outputs[inputs.positions]
 
 
 @dataclass(frozen=True)

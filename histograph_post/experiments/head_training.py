@@ -14,15 +14,16 @@ from ..caches import Cache
 from ..errors import ConfigError
 from ..heads.registry import build_head, head_info, head_names
 from ..metrics import Key
+from ..runs.fits import Fit, FitSpec
+from ..runs.predictions import LabelRows, row_names
 from ..runs.run import Run
 from ..runs.saved_backbone import describe_backbone
 from ..tasks import TargetScale, infer_task
 from ..training.loop import Trainer
 from ..training.options import TrainingOptions, suggested_lr
-from .fits import Fit, FitSpec
 from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_head, own_classifier
-from .results import BASELINES, LabelRows, row_names
+from .results import BASELINES
 from .stage import FitProgress, Stage
 from .stage import run_experiment as run_experiment
 

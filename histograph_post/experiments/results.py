@@ -7,36 +7,24 @@ import io
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..errors import ConfigError
 from ..metrics import Key, paired_difference, summarize
+from ..runs.fits import FIT_NAME, Fit
+from ..runs.predictions import LabelRows, prediction_cells, prediction_columns
 from ..runs.run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME
 from ..tasks import Task
 from ..utils.files import atomic_path, write_json, write_text
-from .fits import FIT_NAME, Fit
 
 #: The checkpoint's own readout, in tables and results.
 OWN = "own readout"
 
 #: The readouts to beat, for graphs and for nodes and links: the last layer, retrained.
 BASELINES = ("mean", "mlp")
-
-
-@dataclass(frozen=True)
-class LabelRows:
-    """The label rows of an experiment, as its predictions name them."""
-
-    names: Sequence[str]
-    #: NaN where missing: ``[rows, targets]``.
-    labels: np.ndarray
-    target_names: tuple[str, ...]
 
 
 def results(
@@ -157,51 +145,6 @@ def write_chosen_head(
             "backbone": dict(backbone),
         },
     )
-
-
-def prediction_columns(task: Task, target_names: Sequence[str]) -> list[str]:
-    """Return the columns that a prediction fills."""
-    if task.kind == "multiclass":
-        return ["class", *(f"p_{value:g}" for value in task.classes)]
-    if task.kind == "binary":
-        return ["class", f"p_{task.classes[1]:g}"]
-    if task.kind == "multilabel":
-        return [f"p_{name}" for name in target_names]
-    return list(target_names)
-
-
-def prediction_cells(task: Task, outputs: np.ndarray) -> list[list[str]]:
-    """Return a prediction per row: the class and its probabilities, or the values."""
-    probabilities = task.probabilities(torch.from_numpy(outputs).double()).numpy()
-    numbers = [[f"{value:.6g}" for value in row] for row in probabilities]
-    if task.kind == "multiclass":
-        chosen = probabilities.argmax(axis=1)
-    elif task.kind == "binary":
-        chosen = (probabilities[:, 0] > 0.5).astype(int)
-    else:
-        return numbers
-    return [[f"{task.classes[c]:g}", *cells] for c, cells in zip(chosen, numbers, strict=True)]
-
-
-def row_names(
-    ids: Sequence[str], label_ptr: np.ndarray, level: str, pairs: Tensor | None = None
-) -> list[str]:
-    """Return a name per label row: the graph's id, the node's number, or the two nodes of a link.
-
-    Args:
-        ids: One name per graph.
-        label_ptr: First label row of each graph, and the number of rows: ``[num_graphs + 1]``.
-        level: What a row is.
-        pairs: For links, the nodes of every row, numbered within their graph: ``[2, rows]``.
-    """
-    if level == "graph":
-        return list(ids)
-    counts = np.diff(label_ptr)  # [num_graphs]
-    owners = np.repeat(np.asarray(ids, dtype=object), counts)  # [rows]
-    if pairs is not None:
-        return [f"{name}:{u}-{v}" for name, (u, v) in zip(owners, pairs.t().tolist(), strict=True)]
-    within = np.arange(len(owners)) - np.repeat(label_ptr[:-1], counts)  # [rows]
-    return [f"{name}:{row}" for name, row in zip(owners, within, strict=True)]
 
 
 def write_predictions(

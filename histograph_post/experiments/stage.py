@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from ..metrics import Key
+from ..runs.fits import Fit, FitSpec
+from ..runs.predictions import LabelRows
 from ..runs.run import METRICS_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
 from ..splits import Splits
 from ..tasks import Task, label_summary
@@ -23,8 +25,7 @@ from ..training.loop import Trainer
 from ..utils.devices import resolve_device
 from ..utils.files import write_text
 from ..utils.text import plural
-from .fits import Fit, FitSpec
-from .results import LabelRows, choose_fit, results, write_chosen_head, write_predictions
+from .results import choose_fit, results, write_chosen_head, write_predictions
 from .trained_folds import remove_folds
 
 

@@ -16,6 +16,7 @@ from ..data import GraphDataset
 from ..errors import ConfigError
 from ..models.loading import save_weights, weights_sha256
 from ..models.pretrained import PretrainedSpec
+from ..runs.fits import Fit, FitSpec
 from ..runs.run import MODEL_NAME
 from ..splits import Split, Splits
 from ..tasks import Task
@@ -23,7 +24,7 @@ from ..training.graph_batches import GraphBatches
 from ..training.loop import Trainer
 from ..training.networks import HistoryNetwork, checkpoint_layers
 from ..utils.files import atomic_path
-from .fits import Fit, FitSpec, train_fit
+from .fits import train_fit
 from .results import choose_fit, named
 from .trained_folds import TrainedFold, fold_name, save_fold
 from .unfreezing import BackboneOptions, Movement, Unfreezing, parameters_of

@@ -22,10 +22,10 @@ import tomli_w
 
 from ..caches import Cache
 from ..errors import ConfigError
+from ..runs.fits import Fit, FitSpec
 from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run, open_run_folder
 from ..training.options import TrainingOptions
 from ..utils.files import write_text
-from .fits import Fit, FitSpec
 from .head_training import Experiment
 from .results import versus
 from .search import Search, Space, Trial, best_trial, plan_search

@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from ..errors import ConfigError
-from ..experiments.fits import OUTPUTS_NAME
 from ..experiments.results import OWN
 from ..metrics import Key
+from ..runs.fits import OUTPUTS_NAME
 from ..runs.run import FITS_NAME, METRICS_NAME, PREDICTIONS_NAME, SPLITS_NAME
 from ..runs.saved_head import SavedHead
 from ..runs.summary import RunSummary

@@ -17,7 +17,8 @@ from ..data.batching import NODE_BUDGET
 from ..models import load_into, read_checkpoint, read_key_map
 from ..utils.devices import resolve_device
 from ..utils.files import config_beside, require_free, write_config, write_text
-from .predictor import Predictions, Predictor
+from .predictions import Predictions
+from .predictor import Predictor
 from .run import Run
 from .saved_backbone import check_backbone
 from .saved_head import SavedHead

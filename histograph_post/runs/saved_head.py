@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import ConfigError, HistographError, NotFoundError
-from ..experiments.fits import FIT_NAME
 from ..heads.each_layer_norm import EachLayerNorm
 from ..heads.registry import build_head
 from ..heads.standardize import Standardizer
 from ..tasks import TargetScale, Task
+from .fits import FIT_NAME
 from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, read_json
 from .saved_backbone import SavedBackbone
 

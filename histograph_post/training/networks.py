@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ..capture import Capture, CapturePlan
 from ..errors import ConfigError
-from ..experiments.head_fits import HeadNetwork
+from ..heads.histograph import HistoGraphHead
+from ..heads.history import TableRows
 from .graph_batches import GraphInputs
 from .head_batches import HeadInputs
 
@@ -184,3 +185,35 @@ def _statistics_stay(layer: nn.Module) -> Iterator[None]:
     finally:
         for module, name, buffer in kept:
             setattr(module, name, buffer)
+
+
+class HeadNetwork(nn.Module):
+    """A readout as the training loop calls it: on rows that are standardised already."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+        # A head that can standardise for itself must not do it twice.
+        self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
+
+    @property
+    def aux_loss(self) -> Tensor | None:
+        """What the last forward pass adds to the loss, for readouts that have such a term."""
+        return getattr(self.head, "aux_loss", None)
+
+    def forward(self, inputs: HeadInputs) -> Tensor:
+        """Return an output for every row that is asked for: ``[rows, out_dim]``."""
+        history = inputs.history
+        if isinstance(history, TableRows) and not isinstance(self.head, HistoGraphHead):
+            history = history.copy()  # [num_nodes, L, D]
+        outputs: Tensor = self.head(
+            history,
+            inputs.batch,
+            num_graphs=inputs.num_graphs,
+            edge_index=inputs.edge_index,
+            **self._arguments,
+        )
+        if inputs.pairs is not None:
+            scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]
+            return scores.unsqueeze(-1)  # [rows, 1]
+        return outputs if inputs.positions is None else outputs[inputs.positions]

@@ -14,13 +14,14 @@ from histograph_post.caches.caching import cache
 from histograph_post.data import from_graphs, load_data
 from histograph_post.errors import ConfigError
 from histograph_post.experiments.finetuning import finetune
-from histograph_post.experiments.head_fits import HeadNetwork, own_classifier
+from histograph_post.experiments.head_fits import own_classifier
 from histograph_post.experiments.head_training import train_head
 from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.models import build_model
 from histograph_post.tasks import TargetScale, infer_task
 from histograph_post.training.head_batches import HeadBatches, LoadedCache
 from histograph_post.training.loop import Trainer
+from histograph_post.training.networks import HeadNetwork
 from histograph_post.training.options import TrainingOptions
 
 

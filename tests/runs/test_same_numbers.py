@@ -20,7 +20,7 @@ from histograph_cli.main import app
 from histograph_post.errors import DataError, ModelError, NotFoundError
 from histograph_post.experiments.head_training import HeadSpec, plan_experiment, run_experiment
 from histograph_post.models import build_model
-from histograph_post.runs.predictor import Predictions
+from histograph_post.runs.predictions import Predictions
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
 

@@ -15,7 +15,6 @@ from histograph_post.caches import Cache
 from histograph_post.caches.caching import cache
 from histograph_post.data import LinkOptions, from_graphs, load_data
 from histograph_post.errors import SplitError
-from histograph_post.experiments.head_fits import HeadNetwork
 from histograph_post.experiments.head_training import HeadSpec, plan_experiment, run_experiment
 from histograph_post.heads.registry import build_head, head_names
 from histograph_post.models import build_model
@@ -23,6 +22,7 @@ from histograph_post.models.pretrained import PretrainedSpec, load_pretrained
 from histograph_post.tasks import infer_task
 from histograph_post.training.head_batches import HeadBatches, HeadInputs, LoadedCache
 from histograph_post.training.loop import Step, Trainer
+from histograph_post.training.networks import HeadNetwork
 from histograph_post.training.options import TrainingOptions
 
 CPU = torch.device("cpu")
