@@ -19,7 +19,7 @@ from torch_geometric.data import Batch
 from .. import __version__
 from ..capture import Capture, CapturePlan, Parity, check_parity, plan_capture
 from ..data import GraphDataset
-from ..data.batching import NODE_BUDGET, budget_batches, make_batch
+from ..data.batching import budget_batches, make_batch
 from ..data.dataset import probe_graphs, probe_numbers
 from ..errors import CacheError, CaptureError, ConfigError
 from ..models import call_model, prediction
@@ -30,6 +30,7 @@ from ..splits import Splits
 from ..tasks import Task, has_labels, infer_task
 from ..utils.devices import resolve_device, synchronize
 from ..utils.levels import Level
+from ..utils.memory import NODE_BUDGET
 from ..utils.specifications import IN_MEMORY
 from . import Layout, plan_hash, plan_shards
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from ..errors import CacheError, DataError
 from ..splits import Splits
 from .format import Manifest
-from .layout import TORCH_TYPES
 from .opening import read_manifest, read_splits
+from .row_writers import TORCH_TYPES
 from .shard import CachedBatch, CachedGraph, History, Shard, as_tensor, read_graph
 from .shard_info import shard_name
 

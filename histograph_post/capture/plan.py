@@ -15,11 +15,11 @@ from torch_geometric.data import Batch
 
 from ..errors import CaptureError
 from .layers import Layer, Layers, find_layers
-from .points import CapturePlan, TimedPoint, anchor_value, module_point
+from .points import CapturePlan
 from .probe import run_trace
 from .readout import find_last_activation
 from .tensors import eager_module, frozen
-from .trace import ModuleCall, Trace
+from .trace import ModuleCall, TimedPoint, Trace, anchor_value, module_point
 
 # --- the automatic list of layers: what each message-passing layer consumes, then the readout
 

@@ -165,9 +165,6 @@ def count_batches(rows: np.ndarray, label_ptr: np.ndarray, *, batch_size: int) -
 
 # --- batches of whole graphs that stay within a number of nodes
 
-#: Nodes of a batch at most, unless told otherwise.
-NODE_BUDGET = 8192
-
 
 def budget_batches(num_nodes: Sequence[int] | np.ndarray, node_budget: int) -> Iterator[range]:
     """Cut graphs into batches of neighbours with at most ``node_budget`` nodes together.

@@ -13,10 +13,10 @@ from torch_geometric.data import Data
 
 from ..data import GraphDataset, from_graphs, load_data
 from ..data.arguments import FEATURE_ARGS, LEVEL_ARGS
-from ..data.batching import NODE_BUDGET
 from ..models import load_into, read_checkpoint, read_key_map
 from ..utils.devices import resolve_device
 from ..utils.files import config_beside, require_free, write_config, write_text
+from ..utils.memory import NODE_BUDGET
 from .predictions import Predictions
 from .predictor import Predictor
 from .run import Run

@@ -12,13 +12,14 @@ from torch_geometric.data import Batch, Data
 
 from ..capture import check_parity
 from ..data import GraphDataset, from_graphs
-from ..data.batching import NODE_BUDGET, budget_batches, make_batch
+from ..data.batching import budget_batches, make_batch
 from ..data.dataset import probe_graphs
 from ..errors import ConfigError, DataError
 from ..tasks import has_labels
 from ..training.graph_batches import GraphInputs
 from ..training.networks import HistoryNetwork
 from ..utils.levels import Level
+from ..utils.memory import NODE_BUDGET
 from .predictions import Predictions, row_names
 from .saved_head import SavedHead
 

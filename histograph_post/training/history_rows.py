@@ -25,7 +25,7 @@ from ..heads.base import pool_nodes
 from ..heads.history import History, TableRows
 from ..heads.ranges import ranges
 from ..heads.standardize import Standardizer
-from ..utils.devices import machine_memory
+from ..utils.memory import machine_memory
 
 #: Share of the machine's memory that training may take, unless told otherwise.
 MEMORY_SHARE = 2 / 3

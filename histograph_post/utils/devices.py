@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
 
 import torch
 
@@ -39,79 +35,3 @@ def resolve_device(name: str = "auto") -> torch.device:
             f"device: {name} was asked for, but this machine or build of torch has none"
         )
     return device
-
-
-# --- whether the process keeps memory that is freed, or gives it back to the system
-
-#: Options of glibc's ``mallopt``: how much may be free at the end of the heap, from which size on
-#: blocks are mapped, and how many at most.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
-
-
-def keep_memory() -> None:
-    """Keep what is freed for the tensors to come, where the C library is glibc.
-
-    This is for a process of one's own: the commands that run models do it.
-    """
-    _set({_TRIM_THRESHOLD: -1, _MMAP_MAX: 0})
-
-
-def give_memory_back() -> None:
-    """Do again what glibc comes to do by itself once large blocks were freed."""
-    _set({_TRIM_THRESHOLD: 64 << 20, _MMAP_THRESHOLD: 32 << 20, _MMAP_MAX: 1 << 16})
-
-
-def _set(options: dict[int, int]) -> None:
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        set_option = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
-        return
-    for option, value in options.items():
-        set_option(option, value)
-
-
-# --- the memory there is for this process: the machine's, or less in a container or a job
-
-#: The control groups this process is in, and where their files are (Linux).
-GROUPS = Path("/proc/self/cgroup")
-MOUNTS = Path("/sys/fs/cgroup")
-
-
-def machine_memory(groups: Path = GROUPS, mounts: Path = MOUNTS) -> int:
-    """Return the bytes of memory that this process may take at most.
-
-    Args:
-        groups: Names the control groups of the process; there need not be any.
-        mounts: Where their limits are.
-    """
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *_limits(groups, mounts)])
-
-
-def _limits(groups: Path, mounts: Path) -> Iterator[int]:
-    """Yield the limits of all control groups that the process is in, and of those above them."""
-    for path in _limit_files(groups, mounts):
-        try:
-            text = path.read_text(encoding="ascii").strip()
-        except OSError:  # a container does not see the groups above its own
-            continue
-        if text.isdecimal():  # "max" is no limit
-            yield int(text)
-
-
-def _limit_files(groups: Path, mounts: Path) -> Iterator[Path]:
-    try:
-        lines = groups.read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        group = PurePosixPath(name).relative_to("/")
-        for place in (group, *group.parents):
-            if not controllers:  # version 2, alone or beside version 1
-                yield mounts / place / "memory.max"
-                yield mounts / "unified" / place / "memory.max"
-            elif "memory" in controllers.split(","):
-                yield mounts / "memory" / place / "memory.limit_in_bytes"

@@ -12,7 +12,7 @@ import pytest
 FAULTS = """
 import resource
 import numpy as np
-from histograph_post.utils.devices import give_memory_back, keep_memory
+from histograph_post.utils.memory import give_memory_back, keep_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

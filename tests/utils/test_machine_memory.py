@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from histograph_post.utils.devices import machine_memory
+from histograph_post.utils.memory import machine_memory
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 UNLIMITED = "9223372036854771712"  # of version 1
