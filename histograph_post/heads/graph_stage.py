@@ -18,6 +18,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from . import compiled
+from .fast_path import LOOP_NORMALIZATIONS
 from .folded_maps import Maps, as_maps
 from .history import TableRows
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 #: Graphs with more nodes than this are left to operations that share the work on one graph.
 LARGEST_GRAPH = 1024
-
-#: A map with more weights than this is left to a library of matrix products, which is made for it.
-LARGEST_MAP = 3 << 16
 
 
 class StageOptions(NamedTuple):
@@ -54,27 +52,11 @@ class ReadGraphs(NamedTuple):
     layer_means: Tensor
 
 
-def fits_loops(dim: int, width: int) -> bool:
-    """Say whether the maps of a head are small enough for the loops to gain by it.
-
-    Args:
-        dim: Width of the head.
-        width: Channels of the history.
-    """
-    return dim * max(dim, width) <= LARGEST_MAP
-
-
-def can_read(rows: TableRows, dim: int) -> bool:
-    """Say whether :func:`read_graphs` can read this history, and gains by it.
-
-    Args:
-        rows: The history.
-        dim: Width of the head.
-    """
+def can_read(rows: TableRows) -> bool:
+    """Say whether :func:`read_graphs` can read this history, and gains by it."""
     table = rows.table
     return (
-        fits_loops(dim, table.size(2))
-        and compiled.usable(table)
+        compiled.usable(table)
         and not table.requires_grad
         and table.stride()[1:] == (table.size(2), 1)
         and 0 < rows.sizes.max(initial=0) <= LARGEST_GRAPH
@@ -110,7 +92,6 @@ class GraphStage:
     ) -> None:
         from .compiled.graph_records import Weighing
         from .compiled.loops import Shares
-        from .layer_weights import NORMALIZATIONS
 
         self.rows, self.options = rows, options
         self.layer_heads, self.dim = layer_heads, dim
@@ -120,7 +101,7 @@ class GraphStage:
         of_pair = 2 * dim  # and as much for its exponential
         self._shares = Shares(rows.sizes * (of_node + of_pair * rows.sizes))
         self._weighing = Weighing(
-            NORMALIZATIONS.index(options.normalization),
+            LOOP_NORMALIZATIONS.index(options.normalization),
             np.float32(options.bound),
             np.float32(1 / math.sqrt(dim // layer_heads)),
             np.float32(1 / math.sqrt(dim // options.node_heads)),

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
+from .fast_path import READ_IN_LOOPS, in_loops
 from .folded_maps import Maps
-from .graph_stage import StageOptions, can_read, fits_loops, read_graphs
+from .graph_stage import StageOptions, can_read, read_graphs
 from .histograph_config import HistoGraphConfig
 from .history import History, HistoryBatch, TableRows, check_layers
 from .layer_kernels import layer_means, layer_project
@@ -133,16 +134,7 @@ class HistoGraphHead(nn.Module):
 
         They are used where numba is, and for graphs that are not too large for them.
         """
-        options = self.options
-        return (
-            self.level == "graph"
-            and len(set(options.in_dims)) == 1
-            and fits_loops(options.dim, options.in_dims[-1])
-            and options.layer_attention == "learned"
-            and options.node_attention
-            and not (options.zero_token or options.attention_dropout or options.key_dropout)
-            and not options.layer_norm
-        )
+        return in_loops(self, READ_IN_LOOPS)
 
     @property
     def num_parameters(self) -> int:
@@ -295,23 +287,11 @@ class HistoGraphHead(nn.Module):
 
     def _read_graphs(self, inputs: HistoryBatch) -> tuple[Tensor, Tensor]:
         """Return the readout of each graph and what it is mixed with: ``[num_graphs, dim]``."""
-        rows = inputs.rows() if self._compiles else None
-        if rows is not None and can_read(rows, self.options.dim):
+        rows = inputs.rows() if self.trains_in_loops else None
+        if rows is not None and can_read(rows):
             return self._read_graphs_compiled(inputs, rows)
         nodes, _ = self.layer_weights(inputs.stacks, inputs.last, inputs.graphs)
         return self._attend_graphs(nodes, inputs.graphs), self._graph_base(inputs)
-
-    @property
-    def _compiles(self) -> bool:
-        """Whether this is a head that compiled loops are made for, as it is now."""
-        layers, attention = self.layer_weights, self.node_attention
-        return (
-            layers.attention == "learned"
-            and len(layers.groups) == 1
-            and attention is not None
-            and attention.is_plain
-            and self.norm is None
-        )
 
     def _read_graphs_compiled(self, inputs: HistoryBatch, rows: TableRows) -> tuple[Tensor, Tensor]:
         """Do what :meth:`_read_graphs` does in one reading of the history."""

@@ -15,7 +15,7 @@ history is made. Layers of the same width share one map ``E``; each other width 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -27,7 +27,6 @@ from .layer_kernels import layer_scores
 from .mapped_kernels import map_heads, mapped_combine, mapped_scores
 from .ragged import Graphs
 
-NORMALIZATIONS = ("bounded", "signed", "softmax", "none")
 LAYER_ATTENTIONS = ("learned", "mean", "last", "random")
 
 
@@ -62,15 +61,18 @@ def signed_weights(scores: Tensor, eps: float) -> Tensor:
     return scores / (sign * total.abs().clamp(min=eps))
 
 
+#: How scores become weights, both ``[..., L]``; each is called with ``eps`` and ``radius``.
+NORMALIZATIONS: dict[str, Callable[..., Tensor]] = {
+    "bounded": lambda scores, *, eps, radius: bounded_weights(scores, radius),
+    "signed": lambda scores, *, eps, radius: signed_weights(scores, eps),
+    "softmax": lambda scores, *, eps, radius: scores.softmax(-1),
+    "none": lambda scores, *, eps, radius: scores,
+}
+
+
 def normalize(scores: Tensor, kind: str, *, eps: float, radius: float) -> Tensor:
     """Turn scores into layer weights, both ``[..., L]``; ``kind`` is one of ``NORMALIZATIONS``."""
-    if kind == "bounded":
-        return bounded_weights(scores, radius)
-    if kind == "signed":
-        return signed_weights(scores, eps)
-    if kind == "softmax":
-        return scores.softmax(-1)
-    return scores
+    return NORMALIZATIONS[kind](scores, eps=eps, radius=radius)
 
 
 def sinusoidal_encoding(num_layers: int, dim: int) -> Tensor:

@@ -122,11 +122,6 @@ class NodeAttention(nn.Module):
         context = torch.cat([*contexts, context.flatten(1)])  # [graphs, dim]
         return move_rows(self.out_projection(context), None, layout.graphs, graphs.num_graphs)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every node attends to all nodes of its graph, and to nothing else."""
-        return not (self.zero_token or self._active(self.dropout) or self._active(self.key_dropout))
-
     @torch.no_grad()
     def received(self, nodes: Tensor, graphs: Graphs) -> Tensor:
         """Return the attention each node gets, averaged over queries and heads: ``[num_nodes]``.

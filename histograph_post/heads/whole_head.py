@@ -18,6 +18,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from . import compiled
+from .fast_path import RUN_IN_LOOPS, in_loops
 from .folded_maps import LayerMaps, Maps
 from .graph_stage import GraphStage, StageOptions, can_read, empty
 from .history import History, TableRows
@@ -64,11 +65,7 @@ class WholeHead:
     @classmethod
     def of(cls, head: HistoGraphHead) -> WholeHead | None:
         """Return how to run copies of a head; None if it is not written out, or not compiled."""
-        options = head.options
-        drawn_or_counted = options.dropout or options.mixing == "delayed"
-        if not head.trains_in_loops or drawn_or_counted or options.shortcut:
-            return None
-        return cls(head) if compiled.available() else None
+        return cls(head) if in_loops(head, RUN_IN_LOOPS) and compiled.available() else None
 
     def __call__(
         self, weights: Tensor, history: History | TableRows, batch: Tensor, *, num_graphs: int
@@ -92,7 +89,7 @@ class WholeHead:
         kept = self.form.num_layers
         if history.table.size(1) != kept:
             history = replace(history, table=history.table[:, -kept:])
-        if not can_read(history, self.form.dim):
+        if not can_read(history):
             return None
         outputs: Tensor = _WholeHead.apply(self, history, weights)
         return outputs

@@ -48,7 +48,7 @@ class TurnedMaps(NamedTuple):
 class Weighing(NamedTuple):
     """How scores become weights, of layers and of nodes."""
 
-    #: Place in :data:`~histograph_post.heads.layer_weights.NORMALIZATIONS`.
+    #: Place in :data:`~histograph_post.heads.fast_path.LOOP_NORMALIZATIONS`.
     kind: int
     #: The radius of bounded weights, the smallest divisor of signed ones.
     bound: np.float32

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import intrinsic
 
-from ..layer_weights import NORMALIZATIONS
+from ..fast_path import LOOP_NORMALIZATIONS
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -85,7 +85,7 @@ def forget_old_code(folder: Path) -> None:
     here = Path(__file__).parent
     sources = [*sorted(here.glob("*.py")), here.parent / "folded_maps.py"]
     texts = [source.read_bytes() for source in sources]
-    digest = hashlib.sha256(b"".join([repr(NORMALIZATIONS).encode(), *texts])).hexdigest()
+    digest = hashlib.sha256(b"".join([repr(LOOP_NORMALIZATIONS).encode(), *texts])).hexdigest()
     mark = folder / "loops.sha256"
     with suppress(OSError):
         if mark.read_text() == digest:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..layer_weights import NORMALIZATIONS
+from ..fast_path import LOOP_NORMALIZATIONS
 from .exponential import exponential
 from .loops import ONE, ZERO, Floats, loop, part_of_loop
 from .products import dot
 from .row_loops import copy_row
 
-#: How scores become weights: places in ``NORMALIZATIONS``.
-BOUNDED, SIGNED, SOFTMAX = (NORMALIZATIONS.index(name) for name in ("bounded", "signed", "softmax"))
+#: How scores become weights: places in ``LOOP_NORMALIZATIONS``.
+BOUNDED, SIGNED, SOFTMAX = map(LOOP_NORMALIZATIONS.index, ("bounded", "signed", "softmax"))
 
 
 @part_of_loop
@@ -39,7 +39,7 @@ def normalize(scores: Floats, kind: int, bound: np.float32, weights: Floats) -> 
 
     Args:
         scores: ``[L]``.
-        kind: Place in ``NORMALIZATIONS``.
+        kind: Place in ``LOOP_NORMALIZATIONS``.
         bound: The radius of bounded weights, the smallest divisor of signed ones.
         weights: Filled in, ``[L]``.
     """
@@ -67,7 +67,7 @@ def normalize_back(
     Args:
         scores: ``[L]``.
         grad: Of the weights, ``[L]``.
-        kind: Place in ``NORMALIZATIONS``.
+        kind: Place in ``LOOP_NORMALIZATIONS``.
         bound: The radius of bounded weights, the smallest divisor of signed ones.
         result: Filled in, ``[L]``.
     """
