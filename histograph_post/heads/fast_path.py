@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,9 @@ import torch
 from torch import nn
 
 from .histograph_config import HistoGraphConfig
+from .layer_weights import LayerWeights
+from .mixing import Mixing
+from .node_attention import NodeAttention
 
 if TYPE_CHECKING:
     from .histograph import HistoGraphHead
@@ -96,19 +98,59 @@ def _allows(
     return values is ANY or getattr(options, name) in values
 
 
-def _parts(head: HistoGraphHead) -> tuple[Any, ...]:
-    """Return names and types of all modules, hooks on them, names and shapes of all parameters."""
-    modules = [
-        (name, type(module), len(module._forward_hooks) + len(module._forward_pre_hooks))
+def _parts(head: HistoGraphHead) -> list[tuple[Any, ...]]:
+    """Return name and type of every module, and names and shapes of its own parameters."""
+    return [
+        (
+            name,
+            type(module),
+            _shapes(module),
+            bool(module._forward_hooks or module._forward_pre_hooks),
+        )
         for name, module in head.named_modules()
         if name != "standardizer"  # rows have been through it before
     ]
-    return tuple(modules), tuple((name, value.shape) for name, value in head.named_parameters())
 
 
-@lru_cache(maxsize=64)
-def _expected_parts(options: HistoGraphConfig) -> tuple[Any, ...]:
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in module.named_parameters(recurse=False)}
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _expected_parts(options: HistoGraphConfig) -> list[tuple[Any, ...]]:
+    """Return what the loops take for granted of a head, written out: see :func:`_parts`."""
     from .histograph import HistoGraphHead
 
-    with torch.device("meta"):
-        return _parts(HistoGraphHead(**options.to_json()))
+    dim, width, out_dim = options.dim, options.in_dims[-1], options.out_dim
+    parts: list[tuple[Any, ...]] = []
+
+    def add(name: str, kind: type[nn.Module], **shapes: tuple[int, ...]) -> None:
+        parts.append((name, kind, shapes, False))
+
+    def add_linear(name: str, rows: int, columns: int) -> None:
+        add(name, nn.Linear, weight=(rows, columns), bias=(rows,))
+
+    add("", HistoGraphHead)
+    add("layer_weights", LayerWeights, query=(dim, dim), key=(dim, dim))
+    add("layer_weights.embeddings", nn.ModuleList)
+    add_linear("layer_weights.embeddings.0", dim, width)
+    add("node_attention", NodeAttention)
+    add_linear("node_attention.in_projection", 3 * dim, dim)
+    add_linear("node_attention.out_projection", dim, dim)
+    if options.mix == "all":
+        add_linear("all_layers", dim, len(options.kept_dims) * width)
+    add("mixing", Mixing, **({} if options.mixing == "fixed" else {"logit": ()}))
+    if options.output_norm:
+        add("output_norm", nn.LayerNorm, weight=(dim,), bias=(dim,))
+    add("mlp", nn.Sequential)
+    for layer in range(options.mlp_layers):
+        add_linear(f"mlp.{3 * layer}", dim, dim)
+        add(f"mlp.{3 * layer + 1}", nn.ReLU)
+        add(f"mlp.{3 * layer + 2}", nn.Dropout)
+    add_linear("output", out_dim, dim)
+    if options.shortcut:
+        add_linear("shortcut", out_dim, width)
+    return parts

@@ -182,10 +182,19 @@ def test_a_subclass_takes_its_own_path() -> None:
     check_paths(head)
 
 
-@pytest.mark.parametrize("place", ["mlp", "layer_weights", ""])
-def test_a_head_with_another_module_takes_its_own_path(place: str) -> None:
+@pytest.mark.parametrize("place", ["mlp", "layer_weights", "node_attention", ""])
+@pytest.mark.parametrize("module", [nn.Linear(8, 8), nn.Tanh()], ids=["weights", "no weights"])
+def test_a_head_built_with_another_module_takes_its_own_path(
+    place: str, module: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = HistoGraphHead.__init__
+
+    def build_with_more(head: HistoGraphHead, *args: Any, **options: Any) -> None:
+        build(head, *args, **options)
+        head.get_submodule(place).add_module("more", module)
+
+    monkeypatch.setattr(HistoGraphHead, "__init__", build_with_more)
     head = make_head()
-    head.get_submodule(place).add_module("more", nn.Linear(8, 8))
     assert not head.trains_in_loops
     check_paths(head)
 
