@@ -17,6 +17,6 @@ EXPECTED = json.loads((FIXTURES / "expected.json").read_text())
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_run_of_version_1_predicts_what_it_did(name: str) -> None:
-    predictor = hg.load(FIXTURES / name, device="cpu")
+    predictor = hg.load(FIXTURES / name, checkpoint=FIXTURES / "model.safetensors", device="cpu")
     found = predictor.predict(load_data("demo:", args={"num_graphs": 12, "seed": 1}))
     np.testing.assert_allclose(found.outputs, EXPECTED[name], rtol=1e-5, atol=1e-6)
