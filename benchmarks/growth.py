@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from histograph_post.errors import HistographError
 from histograph_post.files import write_json, write_text
-from histograph_post.heads.node_attention import NodeAttention
+from histograph_post.heads.histograph.node_attention import NodeAttention
 from histograph_post.heads.ragged import Graphs
 from histograph_post.reporting.figures import require_matplotlib
 

@@ -2,7 +2,7 @@
 
 Beside it the same backbone, with the same initial weights, is trained with its own readout. The
 standardisation of the head stage has no place here: its statistics describe a network that stands
-still. Every row of the history is normalised by itself instead (see heads/each_layer_norm.py).
+still. Every row of the history is normalised by itself instead (see heads/standardize.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .fits import FIT_NAME, Fit, FitSpec, load_fit, train_fit
 from .graph_batches import BackboneNetwork, GraphBatches
 from .head_results import OWN, LabelRows, named, row_names, scores_of
 from .head_training import HeadSpec
-from .heads.each_layer_norm import EachLayerNorm
 from .heads.registry import build_head
+from .heads.standardize import EachLayerNorm
 from .pretraining import Pretraining, plan_pretraining
 from .run import MODEL_NAME
 from .summaries import Key

@@ -21,9 +21,8 @@ from safetensors.torch import save_file as save_tensors
 from torch import Tensor, nn
 
 from .files import atomic_path, write_json
-from .heads.each_layer_norm import EachLayerNorm
 from .heads.registry import head_config
-from .heads.standardize import Standardizer
+from .heads.standardize import EachLayerNorm, Standardizer
 from .resuming import STATE_NAME, train_resumably
 from .splits import PARTS, Split
 from .training import Trainer

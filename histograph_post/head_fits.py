@@ -13,11 +13,8 @@ from torch import Tensor, nn
 from .fits import FIT_NAME, Fit, FitSpec, load_fit, save_fit
 from .head_batches import HeadBatches, HeadInputs, LoadedCache
 from .heads.base import Readout
-from .heads.histograph import HistoGraphHead
-from .heads.history import TableRows
 from .heads.registry import build_head, head_info
 from .heads.standardize import Standardizer
-from .heads.whole_head import WholeHead
 from .history_rows import HistoryRows
 from .resuming import drop_states, train_resumably
 from .splits import Split
@@ -34,47 +31,19 @@ class HeadNetwork(nn.Module):
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
         self.head = head
-        # A head that can standardise for itself must not do it twice.
-        self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
-        self._whole = WholeHead.of(head) if isinstance(head, HistoGraphHead) else None
-
-    @property
-    def runs_whole(self) -> bool:
-        """Whether :meth:`run_copies` is quicker than a forward pass, also of a single network."""
-        weight = next(self.parameters())
-        in_loops = weight.device.type == "cpu" and weight.dtype == torch.float32
-        return in_loops and self._whole is not None
 
     @property
     def aux_loss(self) -> Tensor | None:
         """What the last forward pass adds to the loss, for readouts that have such a term."""
         return getattr(self.head, "aux_loss", None)
 
-    def run_copies(self, weights: Tensor, inputs: HeadInputs) -> Tensor | None:
-        """Return what copies with other weights make of every row, where that is done in one step.
-
-        Args:
-            weights: All parameters of each copy, one after the other, ``[copies, numel]``.
-            inputs: A batch.
-
-        Returns:
-            ``[copies, rows, out_dim]``, or None.
-        """
-        if self._whole is None or not self.runs_whole:
-            return None
-        return self._whole(weights, inputs.history, inputs.batch, num_graphs=inputs.num_graphs)
-
     def forward(self, inputs: HeadInputs) -> Tensor:
         """Return an output for every row that is asked for: ``[rows, out_dim]``."""
-        history = inputs.history
-        if isinstance(history, TableRows) and not isinstance(self.head, HistoGraphHead):
-            history = history.copy()  # [num_nodes, L, D]
         outputs: Tensor = self.head(
-            history,
+            inputs.history,
             inputs.batch,
             num_graphs=inputs.num_graphs,
             edge_index=inputs.edge_index,
-            **self._arguments,
         )
         if inputs.pairs is not None:
             scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]
@@ -95,12 +64,11 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
     standardizer = loaded.standardizer(split.train) if spec.standardize else None
     torch.manual_seed(spec.seed)
     head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
-    if isinstance(head, HistoGraphHead):
+    if spec.warm_start and head_info(spec.head).warm_starts:
+        classifier = own_classifier(loaded, task, TargetScale.of(task, loaded.labels[split.train]))
         if standardizer is not None:
-            head.standardizer = standardizer
-        if spec.warm_start:
-            scale = TargetScale.of(task, loaded.labels[split.train])
-            head.warm_start(*own_classifier(loaded, task, scale))
+            classifier = standardizer.fold_into(*classifier)
+        head.warm_start(*classifier)  # type: ignore[operator]
     return FreshHead(head, standardizer)
 
 

@@ -17,7 +17,7 @@ from histograph_cli.main import app
 from histograph_post.end_to_end import plan_end_to_end
 from histograph_post.errors import ConfigError, ModelError
 from histograph_post.head_training import HeadSpec
-from histograph_post.heads.each_layer_norm import EachLayerNorm
+from histograph_post.heads.standardize import EachLayerNorm
 from histograph_post.run import Run
 from histograph_post.training_options import TrainingOptions
 from histograph_post.untrained import untrained_model

@@ -1,4 +1,9 @@
-"""Readouts: HistoGraph and its rivals, all of them ``head(history, batch) -> output``."""
+"""Readouts: a history of layers goes in, ``[num_nodes, L, D]``, an output per graph or node comes out.
+
+All of them are ``head(history, batch) -> output``: read ``base.py`` first, then ``histograph/head.py``
+for the method of the paper. ``registry.py`` knows them by name; ``standardize.py`` is what stands
+before a head. A graph's output never depends on its batch-mates.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that earlier versions wrote still open and predict the same (``fixtures/make_runs_v1.py``)."""
+"""Runs of earlier versions still open and predict the same (made by ``make_runs_v1.py``)."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, fields
 from typing import Any
 
-from ..errors import ConfigError
-from ..levels import LEVELS
-from .history import kept_dims
-from .layer_weights import LAYER_ATTENTIONS, NORMALIZATIONS
+from ...errors import ConfigError
+from ...levels import LEVELS
+from ..history import kept_dims
+from .layer_attention import LAYER_ATTENTIONS, NORMALIZATIONS
 
 MIXINGS = ("learned", "fixed", "delayed")
 BASES = ("last", "all")
@@ -28,8 +28,6 @@ class HistoGraphConfig:
         dim: Width of the head.
         heads: Heads of the node attention.
         level: ``graph``, ``node`` or ``link``.
-        standardize: Standardise every channel of every layer with the statistics in
-            ``head.standardizer`` (nothing happens until they are fitted).
         history_layers: Use only the last so many layers; ``None`` uses all but a raw input, see
             :func:`~histograph_post.heads.history.kept_dims`.
         layer_attention: ``learned``, or the ablations ``mean``, ``last``, ``random``.
@@ -55,6 +53,8 @@ class HistoGraphConfig:
         dropout: Dropout inside the MLP.
         shortcut: A linear map from the last layer's mean straight to the outputs, as
             :meth:`~histograph_post.heads.histograph.HistoGraphHead.warm_start` adds it.
+        standardize: Without effect, for runs and scripts of the first version: standardisation
+            stands before a head, see :mod:`~histograph_post.heads.standardize`.
     """
 
     in_dims: tuple[int, ...]
@@ -63,7 +63,6 @@ class HistoGraphConfig:
     dim: int = 64
     heads: int = 4
     level: str = "graph"
-    standardize: bool = True
     history_layers: int | None = None
     layer_attention: str = "learned"
     normalization: str = "bounded"
@@ -84,6 +83,7 @@ class HistoGraphConfig:
     mlp_layers: int = 1
     dropout: float = 0.0
     shortcut: bool = False
+    standardize: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "in_dims", tuple(int(width) for width in self.in_dims))

@@ -1,56 +1,46 @@
 """HistoGraph: a readout that attends to the history of every node, then to the nodes of the graph.
 
-After "Learning from Historical Activations in Graph Neural Networks". A graph never sees its
-batch-mates: all means and all attention are taken inside each graph, so a graph has one output,
+After "Learning from Historical Activations in Graph Neural Networks". For one graph with the
+activations ``X [N, L, D_in]`` of N nodes after L layers:
+
+1. ``X' = X E + b``: one embedding for all layers of the same width.
+2. ``X~ = X' + P``: a fixed encoding of the layer's position is added.
+3. ``Q = X~_last Wq``, ``K = X~ Wk``, ``V = X~``.
+4. ``c = mean over nodes of (Q K^T / sqrt(D))``: a score per layer.
+5. ``alpha = normalize(c)``, ``H = sum_l alpha_l X~_l``: the layers of every node are summed.
+6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph.
+7. ``G = mean over nodes of Z``; node and link tasks keep ``Z``.
+8. ``Y = a G + (1 - a) base``, where ``base`` is the mean of the last layer, or of all of them; an
+   MLP turns ``Y`` into outputs.
+
+Steps 1 to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`. A graph never sees
+its batch-mates: all means and all attention are taken inside each graph, so a graph has one output,
 whatever it is batched with.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, DataError
-from .fast_path import READ_IN_LOOPS, in_loops
-from .folded_maps import Maps
-from .graph_stage import StageOptions, can_read, read_graphs
-from .histograph_config import HistoGraphConfig
-from .history import History, HistoryBatch, TableRows, check_layers
-from .layer_kernels import layer_means, layer_project
-from .layer_weights import LayerWeights
-from .mixing import Mixing
+from ...errors import DataError
+from ...levels import LEVELS
+from ..base import Explanation, Readout, in_own_precision
+from ..history import History, TableRows, last_layer
+from ..ragged import Graphs
+from .config import HistoGraphConfig
+from .layer_attention import LayerAttention
 from .node_attention import NodeAttention
-from .own_precision import in_own_precision
-from .ragged import Graphs
-from .registry import PAPER_FORM
-from .standardize import Standardizer
-
-__all__ = ["PAPER_FORM", "Explanation", "HistoGraphConfig", "HistoGraphHead"]
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """What a head paid attention to.
-
-    Args:
-        layer_weights: Weight of each layer, ``[num_graphs, L]``; ``[num_graphs, layer_heads, L]``
-            if there are several sets of weights.
-        node_attention: Attention each node received, averaged over the nodes of its graph and over
-            heads, ``[num_nodes]``; the share of the mean where there is no node attention.
-    """
-
-    layer_weights: Tensor
-    node_attention: Tensor
-
-
-class HistoGraphHead(nn.Module):
+class HistoGraphHead(Readout):
     """A readout over the history of a graph neural network.
 
     Args:
@@ -68,23 +58,22 @@ class HistoGraphHead(nn.Module):
     (without a normalisation of the layer weights, up to 1e6); beyond, gradients overflow.
     """
 
+    levels = LEVELS
+
     def __init__(self, in_dims: Sequence[int], out_dim: int, **options: Any) -> None:
-        super().__init__()
-        config = HistoGraphConfig(tuple(in_dims), out_dim, **options)
-        self.options, self.level = config, config.level
-        self.standardizer = Standardizer(config.in_dims) if config.standardize else None
-        self.layer_weights = LayerWeights(
-            config.kept_dims,
-            config.dim,
-            heads=config.layer_heads,
-            attention=config.layer_attention,
-            normalization=config.normalization,
-            eps=config.eps,
-            radius=config.radius,
+        self.options = config = HistoGraphConfig(tuple(in_dims), out_dim, **options)
+        super().__init__(
+            config.in_dims, out_dim, dim=config.dim, level=config.level, dropout=config.dropout
         )
+
+    def build(self) -> None:
+        """Make the modules."""
+        config, dim = self.options, self.dim
+        self.keep_layers(config.history_layers)
+        self.layer_weights = LayerAttention(config)
         self.node_attention = (
             NodeAttention(
-                config.dim,
+                dim,
                 config.heads,
                 zero_token=config.zero_token,
                 dropout=config.attention_dropout,
@@ -93,18 +82,16 @@ class HistoGraphHead(nn.Module):
             if config.node_attention
             else None
         )
-        self.norm = nn.LayerNorm(config.dim) if config.layer_norm else None
-        self.all_layers = (
-            nn.Linear(sum(config.kept_dims), config.dim) if config.mix == "all" else None
-        )
+        self.norm = nn.LayerNorm(dim) if config.layer_norm else None
+        self.all_layers = nn.Linear(sum(config.kept_dims), dim) if config.mix == "all" else None
         self.mixing = Mixing(config.mixing, config.mixing_init, config.mixing_delay)
-        self.output_norm = nn.LayerNorm(config.dim) if config.output_norm else None
+        self.output_norm = nn.LayerNorm(dim) if config.output_norm else None
         hidden: list[nn.Module] = []
         for _ in range(config.mlp_layers):
-            hidden += [nn.Linear(config.dim, config.dim), nn.ReLU(), nn.Dropout(config.dropout)]
+            hidden += [nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(config.dropout)]
         self.mlp = nn.Sequential(*hidden)
-        self.output = nn.Linear(config.dim, out_dim)
-        self.shortcut = nn.Linear(config.in_dims[-1], out_dim) if config.shortcut else None
+        self.output = nn.Linear(dim, config.out_dim)
+        self.shortcut = nn.Linear(config.in_dims[-1], config.out_dim) if config.shortcut else None
 
     @classmethod
     def from_config(cls, config: HistoGraphConfig) -> HistoGraphHead:
@@ -115,32 +102,6 @@ class HistoGraphHead(nn.Module):
         """Return the constructor's arguments as plain values, to build this head again."""
         return self.options.to_json()
 
-    @property
-    def stackable(self) -> bool:
-        """Whether copies with other weights can be run as one.
-
-        Nothing may be drawn or counted, and there must be no fused attention of every node: what
-        vmap makes of that is as slow as one copy after the other.
-        """
-        options = self.options
-        drawn = options.dropout or options.attention_dropout or options.key_dropout
-        own_buffers = options.layer_attention == "random" or options.mixing == "delayed"
-        fused = self.node_attention is not None and (self.level != "graph" or options.layer_norm)
-        return not (drawn or own_buffers or fused)
-
-    @property
-    def trains_in_loops(self) -> bool:
-        """Whether compiled loops are made for training it on a cache, whatever mode it is in.
-
-        They are used where numba is, and for graphs that are not too large for them.
-        """
-        return in_loops(self, READ_IN_LOOPS)
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of trainable values."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad)
-
     @in_own_precision
     def forward(
         self,
@@ -149,7 +110,6 @@ class HistoGraphHead(nn.Module):
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
-        standardized: bool = False,
     ) -> Tensor:
         """Read the history out.
 
@@ -159,24 +119,72 @@ class HistoGraphHead(nn.Module):
             batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph.
             num_graphs: Graphs in the batch, if the last ones may be empty.
             edge_index: Not used; structural readouts take it in this place.
-            standardized: The rows have been through ``standardizer.apply_`` as they were loaded.
 
         Returns:
             ``[num_graphs, out_dim]``, ``[num_nodes, out_dim]`` or ``[num_nodes, dim]``, by level.
         """
-        inputs = self._read(history, batch, num_graphs, standardized)
-        if self.level == "graph":
-            mixed = self.mixing(*self._read_graphs(inputs))  # [num_graphs, dim]
+        layers, graphs = self.read(history, batch, num_graphs)
+        read = self.read_graphs if self.level == "graph" else self.read_nodes
+        attended, base = read(layers, graphs)  # [rows, dim] each
+        last = None if self.shortcut is None else self._last_rows(layers, graphs)
+        return self.predict(attended, base, last)
+
+    def read_graphs(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
+        """Return the readout of each graph and what it is mixed with: ``[num_graphs, dim]`` each.
+
+        Args:
+            history: The layers that are kept, as :meth:`read` returns them.
+            graphs: Which graph each node belongs to.
+        """
+        nodes, _ = self.layer_weights(history, graphs)  # steps 1 to 5: [num_nodes, dim]
+        if self.node_attention is None or self.norm is not None:
+            attended = graphs.mean(self._attend_nodes(nodes, graphs))  # [num_graphs, dim]
         else:
-            nodes, _ = self.layer_weights(inputs.stacks, inputs.last, inputs.graphs)
-            mixed = self.mixing(self._attend_nodes(nodes, inputs.graphs), self._node_base(inputs))
+            attended = self.node_attention.pool(nodes, graphs)  # steps 6 and 7: [num_graphs, dim]
+            if self.options.residual:
+                attended = attended + graphs.mean(nodes)
+        if self.all_layers is None:
+            base = self.layer_weights.last_embedding(self._last_rows(history, graphs))
+        else:
+            blocks = self.layer_weights.blocks(history)
+            means = [graphs.mean(block.rows).flatten(1) for block in blocks]
+            base = self.all_layers(torch.cat(means, dim=1))
+        return attended, base * graphs.nonempty(base.dtype)  # an empty graph has no bias either
+
+    def read_nodes(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
+        """Return the readout of each node and what it is mixed with: ``[num_nodes, dim]`` each."""
+        nodes, _ = self.layer_weights(history, graphs)  # steps 1 to 5: [num_nodes, dim]
+        attended = self._attend_nodes(nodes, graphs)  # step 6: [num_nodes, dim]
+        if self.all_layers is None:
+            return attended, self.layer_weights.last_embedding(self._last_rows(history, graphs))
+        base: Tensor = self.all_layers.bias
+        start = 0
+        for block in self.layer_weights.blocks(history):
+            rows = block.rows.flatten(1)  # [num_nodes, layers * width]
+            weight = self.all_layers.weight[:, start : start + rows.size(1)]
+            base = base + rows @ weight.t()  # [num_nodes, dim]
+            start += rows.size(1)
+        return attended, base
+
+    def predict(self, attended: Tensor, base: Tensor, last: Tensor | None) -> Tensor:
+        """Mix, normalise and classify: step 8, for graphs or nodes alike.
+
+        Args:
+            attended: What attention has made of every row, ``[rows, dim]``.
+            base: What that is mixed with, ``[rows, dim]``.
+            last: The (mean) last layer for the shortcut, ``[rows, D_last]``; None without one.
+        """
+        mixed = self.mixing(attended, base)  # [rows, dim]
         if self.output_norm is not None:
-            mixed = self.output_norm(mixed)  # [rows, dim]
+            mixed = self.output_norm(mixed)
         if self.level == "link":
-            return mixed  # [num_nodes, dim]
-        outputs: Tensor = self.output(self.mlp(mixed))  # [rows, out_dim]
-        if self.shortcut is not None:
-            outputs = outputs + self.shortcut(self._unstandardized_last(inputs))
+            return mixed  # [num_nodes, dim], for pairs of them to be scored
+        outputs = self.classify(mixed)  # [rows, out_dim]
+        return outputs if self.shortcut is None else outputs + self.shortcut(last)
+
+    def classify(self, rows: Tensor) -> Tensor:
+        """Return the outputs of rows ``[rows, dim]``: ``[rows, out_dim]``."""
+        outputs: Tensor = self.output(self.mlp(rows))
         return outputs
 
     @in_own_precision
@@ -190,12 +198,7 @@ class HistoGraphHead(nn.Module):
         Returns:
             One logit per pair, ``[num_pairs]``.
         """
-        if self.level != "link":
-            raise ConfigError(f"score: found a head for level {self.level!r}, expected 'link'")
-        embeddings = embeddings.to(self.output.weight.dtype)
-        source, target = embeddings.index_select(0, pairs[0]), embeddings.index_select(0, pairs[1])
-        scores: Tensor = self.output(self.mlp(source * target))  # [num_pairs, 1]
-        return scores.squeeze(-1)
+        return super().score(embeddings, pairs)
 
     @torch.no_grad()
     @in_own_precision
@@ -205,30 +208,33 @@ class HistoGraphHead(nn.Module):
         batch: Tensor | None = None,
         *,
         num_graphs: int | None = None,
-        standardized: bool = False,
     ) -> Explanation:
         """Return the layer weights and the node attention behind a prediction, without dropout."""
-        was_training = self.training
-        self.eval()
-        try:
-            inputs = self._read(history, batch, num_graphs, standardized)
-            nodes, weights = self.layer_weights(inputs.stacks, inputs.last, inputs.graphs)
-            if self.node_attention is None:
-                attention = inputs.graphs.spread(inputs.graphs.divisor.to(nodes.dtype).reciprocal())
-            else:
-                attention = self.node_attention.received(nodes, inputs.graphs)
-        finally:
-            self.train(was_training)
+        layers, graphs = self.read(history, batch, num_graphs)
+        nodes, weights = self.layer_weights(layers, graphs)
+        if self.node_attention is None:
+            attention = graphs.spread(graphs.divisor.to(nodes.dtype).reciprocal())  # [num_nodes]
+        else:
+            attention = self.node_attention.received(nodes, graphs)  # [num_nodes]
         return Explanation(weights.squeeze(1), attention)
+
+    def node_stages(self, history: History, graphs: Graphs) -> dict[str, Tensor]:
+        """Return every node with its layers summed, then attended to: ``[num_nodes, dim]`` each."""
+        nodes, _ = self.layer_weights(history, graphs)
+        stages: dict[str, Tensor] = {"layers weighed": nodes}
+        if self.node_attention is not None:
+            stages["nodes attended"] = self._attend_nodes(nodes, graphs)
+        return stages
 
     @torch.no_grad()
     def warm_start(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Start where a mean-pool network stands: predict ``weight @ mean(last layer) + bias``.
 
-        The classifier becomes a linear shortcut from the last layer (as captured, before any
-        standardisation) to the outputs, and the head's own output map starts at zero: exact for
-        every option, and everything keeps learning. At node level there is no mean. This adds
-        parameters: call it before making an optimizer.
+        The classifier becomes a linear shortcut from the last layer, as the head is given it, to
+        the outputs, and the head's own output map starts at zero: exact for every option, and
+        everything keeps learning. At node level there is no mean. This adds parameters: call it
+        before making an optimizer. For rows that are standardised before they get here, see
+        :meth:`~histograph_post.heads.standardize.Standardizer.fold_into`.
 
         Args:
             weight: Of the network's own classifier, ``[out_dim, D_last]``.
@@ -244,38 +250,6 @@ class HistoGraphHead(nn.Module):
         self.output.weight.zero_()
         self.output.bias.zero_()
 
-    def _read(
-        self,
-        history: History | TableRows,
-        batch: Tensor | None,
-        num_graphs: int | None,
-        standardized: bool,
-    ) -> HistoryBatch:
-        """Check a batch."""
-        table = history.table if isinstance(history, TableRows) else history
-        num_nodes, device = check_layers(table, self.options.in_dims)
-        if isinstance(history, TableRows):
-            num_nodes = int(history.sizes.sum())
-        graphs = Graphs.from_batch(batch, num_nodes, num_graphs, device)
-        if isinstance(history, TableRows) and not np.array_equal(graphs.sizes, history.sizes):
-            raise DataError(
-                f"batch: found graphs of {graphs.sizes.tolist()} nodes, "
-                f"expected those of the rows, {history.sizes.tolist()}"
-            )
-        return HistoryBatch(
-            history,
-            graphs,
-            groups=self.layer_weights.groups,
-            statistics=None if standardized else self._statistics(),
-            dtype=self.output.weight.dtype,
-        )
-
-    def _statistics(self) -> list[tuple[Tensor, Tensor]] | None:
-        """Mean and scale of every layer, or ``None`` if there is nothing to apply."""
-        if self.standardizer is None or not self.standardizer.is_fitted:
-            return None
-        return [self.standardizer.statistics(layer) for layer in range(len(self.options.in_dims))]
-
     def _attend_nodes(self, nodes: Tensor, graphs: Graphs) -> Tensor:
         """Node attention with residual and LayerNorm: ``[num_nodes, dim]``."""
         attended = nodes
@@ -285,77 +259,9 @@ class HistoGraphHead(nn.Module):
                 attended = attended + nodes
         return attended if self.norm is None else self.norm(attended)
 
-    def _read_graphs(self, inputs: HistoryBatch) -> tuple[Tensor, Tensor]:
-        """Return the readout of each graph and what it is mixed with: ``[num_graphs, dim]``."""
-        rows = inputs.rows() if self.trains_in_loops else None
-        if rows is not None and can_read(rows):
-            return self._read_graphs_compiled(inputs, rows)
-        nodes, _ = self.layer_weights(inputs.stacks, inputs.last, inputs.graphs)
-        return self._attend_graphs(nodes, inputs.graphs), self._graph_base(inputs)
-
-    def _read_graphs_compiled(self, inputs: HistoryBatch, rows: TableRows) -> tuple[Tensor, Tensor]:
-        """Do what :meth:`_read_graphs` does in one reading of the history."""
-        layers, attention, graphs = self.layer_weights, self.node_attention, inputs.graphs
-        assert attention is not None  # it compiles
-        stage = read_graphs(
-            rows,
-            Maps(layers.folded(), attention.in_projection.weight, attention.in_projection.bias),
-            StageOptions(
-                layers.normalization,
-                bound=layers.bound,
-                node_heads=attention.heads,
-                with_means=self.all_layers is not None,
-            ),
-        )
-        attended = attention.out_projection(stage.contexts)  # [num_graphs, dim]
-        if self.options.residual:
-            attended = attended + stage.means
-        if not graphs.all_present:
-            attended = attended * graphs.nonempty(attended.dtype)
-        return attended, self._graph_base(inputs, stage.layer_means)
-
-    def _attend_graphs(self, nodes: Tensor, graphs: Graphs) -> Tensor:
-        """The mean of :meth:`_attend_nodes` over each graph, the short way where there is one."""
-        if self.norm is not None or self.node_attention is None:
-            return graphs.mean(self._attend_nodes(nodes, graphs))
-        pooled = self.node_attention.pool(nodes, graphs)  # [num_graphs, dim]
-        return pooled + graphs.mean(nodes) if self.options.residual else pooled
-
-    def _graph_base(self, inputs: HistoryBatch, known_means: Tensor | None = None) -> Tensor:
-        """What a graph's readout is mixed with: ``[num_graphs, dim]``.
-
-        Args:
-            inputs: The batch.
-            known_means: Of the nodes of every layer, ``[num_graphs, L * D]``.
-        """
-        graphs = inputs.graphs
-        if self.all_layers is None:
-            linear, rows = self.layer_weights.last_embedding, graphs.mean(inputs.last)
-        elif known_means is not None:
-            linear, rows = self.all_layers, known_means
-        else:
-            means = [layer_means(stack, graphs).flatten(1) for stack in inputs.stacks]
-            linear, rows = self.all_layers, torch.cat(means, dim=1)
-        base: Tensor = linear(rows)
-        return base if graphs.all_present else base * graphs.nonempty(rows.dtype)
-
-    def _node_base(self, inputs: HistoryBatch) -> Tensor:
-        """What a node's embedding is mixed with: ``[num_nodes, dim]``."""
-        if self.all_layers is None:
-            return self.layer_weights.last_embedding(inputs.last)
-        base: Tensor = self.all_layers.bias
-        sizes = [stack.num_layers * stack.width for stack in inputs.stacks]
-        maps = self.all_layers.weight.split(sizes, dim=1)
-        for stack, weight in zip(inputs.stacks, maps, strict=True):
-            base = base + layer_project(stack, weight)  # [num_nodes, dim]
-        return base
-
-    def _unstandardized_last(self, inputs: HistoryBatch) -> Tensor:
-        """The last layer as it was captured, averaged per graph at graph level."""
-        graphs, last = inputs.graphs, inputs.last
-        statistics = self._statistics()
-        if statistics is not None:
-            last = last * statistics[-1][1] + statistics[-1][0]  # [num_nodes, D_last]
+    def _last_rows(self, history: History, graphs: Graphs) -> Tensor:
+        """The last layer, averaged per graph at graph level: ``[rows, D_last]``."""
+        last = last_layer(history).to(self.output.weight.dtype)  # [num_nodes, D_last]
         return graphs.mean(last) if self.level == "graph" else last
 
     def __repr__(self) -> str:
@@ -366,5 +272,43 @@ class HistoGraphHead(nn.Module):
 
 
 # Tools and help texts see every option by name, from the one place that defines them.
-_signature = inspect.signature(HistoGraphConfig.__init__)
-HistoGraphHead.__init__.__signature__ = _signature  # type: ignore[attr-defined]
+HistoGraphHead.__signature__ = inspect.signature(HistoGraphConfig)
+
+
+class Mixing(nn.Module):
+    """The stabiliser of step 8: ``a * readout + (1 - a) * base`` with ``a`` in [0, 1].
+
+    Args:
+        kind: ``fixed``; ``learned``; or ``delayed``: learned, but not before ``delay`` training
+            steps have passed.
+        initial: The coefficient to start from.
+        delay: Training steps a ``delayed`` coefficient waits.
+    """
+
+    steps: Tensor
+
+    def __init__(self, kind: str, initial: float, delay: int) -> None:
+        super().__init__()
+        self.kind, self.initial, self.delay = kind, initial, delay
+        if kind != "fixed":
+            self.logit = nn.Parameter(torch.tensor(math.log(initial / (1 - initial))))
+        if kind == "delayed":
+            self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    @property
+    def coefficient(self) -> Tensor | float:
+        """The share ``a`` of the readout."""
+        return self.initial if self.kind == "fixed" else self.logit.sigmoid()
+
+    def forward(self, readout: Tensor, base: Tensor) -> Tensor:
+        """Mix two tensors of the same shape."""
+        coefficient = self.coefficient
+        if self.kind == "delayed" and self.training and isinstance(coefficient, Tensor):
+            if bool(self.steps < self.delay):
+                coefficient = coefficient.detach()
+            self.steps += 1
+        return coefficient * readout + (1 - coefficient) * base
+
+    def extra_repr(self) -> str:
+        """Describe the coefficient in one line."""
+        return f"kind={self.kind!r}, coefficient={float(self.coefficient):.3f}"

@@ -1,36 +1,39 @@
-"""The layer stage: weigh each graph's layers, and sum them per node.
+"""Attention over the layers of a history: steps 1 to 5 of the paper.
 
-Steps 1 to 5 of the method with all projections folded (exact algebra)::
+A new normalisation is one function and one entry in :data:`NORMALIZATIONS`.
 
-    q    = (E x_last + b + P_last) Wq          the last layer asks
+The projections are folded, which is exact algebra: with the embedding ``E, b`` of a layer, the
+encoding ``P_l`` of its position, and the maps ``Wq, Wk`` of queries and keys::
+
+    q    = (E x_last + b + P_last) Wq                                        the last layer asks
     c_l  = mean over nodes of  q . (E x_l + b + P_l) Wk / sqrt(D)
-         = mean over nodes of  (E^T Wk q) . x_l / sqrt(D)  +  mean(q) . (b + P_l) Wk / sqrt(D)
+         = mean over nodes of  (E^T Wk^T q) . x_l / sqrt(D)  +  mean(q) . (b + P_l) Wk / sqrt(D)
     H    = sum_l alpha_l (E x_l + b + P_l)
          = E (sum_l alpha_l x_l)  +  sum_l alpha_l (b + P_l)
 
-so no layer but the last is ever projected: the cost is O(N L D), and nothing of the size of the
-history is made. Layers of the same width share one map ``E``; each other width has its own.
+No layer but the last is projected, so the cost is O(N L D) and nothing of the size of the history
+``[N, L, D]`` is made. Layers of the same width share one embedding; each other width has its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from .folded_maps import LayerMaps
-from .history import LayerStack
-from .layer_kernels import layer_scores
-from .mapped_kernels import map_heads, mapped_combine, mapped_scores
-from .ragged import Graphs
+from ..history import History, last_layer
+from ..ragged import Graphs
+
+if TYPE_CHECKING:
+    from .config import HistoGraphConfig
 
 LAYER_ATTENTIONS = ("learned", "mean", "last", "random")
 
 
-def bounded_weights(scores: Tensor, radius: float) -> Tensor:
+def bounded_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
     """Signed weights that sum to one and stay in a ball around the mean over layers.
 
     With ``d = scores - mean(scores)``::
@@ -51,28 +54,34 @@ def bounded_weights(scores: Tensor, radius: float) -> Tensor:
     unit = deviation.detach().abs().amax(-1, keepdim=True).clamp(min=1.0)  # [..., 1]
     deviation = deviation / unit
     norm = (unit.reciprocal().square() + deviation.square().sum(-1, keepdim=True)).sqrt()
-    return 1.0 / scores.size(-1) + radius * deviation / norm
+    return 1.0 / scores.size(-1) + options.radius * deviation / norm
 
 
-def signed_weights(scores: Tensor, eps: float) -> Tensor:
+def signed_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
     """Divide by the sum, as the paper does; near zero it keeps its sign and counts as ``eps``."""
     total = scores.sum(-1, keepdim=True)  # [..., 1]
     sign = torch.where(total < 0, -1.0, 1.0).to(scores.dtype)
-    return scores / (sign * total.abs().clamp(min=eps))
+    return scores / (sign * total.abs().clamp(min=options.eps))
 
 
-#: How scores become weights, both ``[..., L]``; each is called with ``eps`` and ``radius``.
-NORMALIZATIONS: dict[str, Callable[..., Tensor]] = {
-    "bounded": lambda scores, *, eps, radius: bounded_weights(scores, radius),
-    "signed": lambda scores, *, eps, radius: signed_weights(scores, eps),
-    "softmax": lambda scores, *, eps, radius: scores.softmax(-1),
-    "none": lambda scores, *, eps, radius: scores,
+def softmax_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
+    """Positive weights that sum to one: an ablation of the paper."""
+    return scores.softmax(-1)
+
+
+def plain_scores(scores: Tensor, options: HistoGraphConfig) -> Tensor:
+    """Take the scores as weights: an ablation of the paper."""
+    return scores
+
+
+#: How scores become layer weights, both ``[num_graphs, heads, L]``. Each function is also given all
+#: options of the head, for those that are its own. Names are what the option takes.
+NORMALIZATIONS: dict[str, Callable[[Tensor, HistoGraphConfig], Tensor]] = {
+    "bounded": bounded_weights,
+    "signed": signed_weights,
+    "softmax": softmax_weights,
+    "none": plain_scores,
 }
-
-
-def normalize(scores: Tensor, kind: str, *, eps: float, radius: float) -> Tensor:
-    """Turn scores into layer weights, both ``[..., L]``; ``kind`` is one of ``NORMALIZATIONS``."""
-    return NORMALIZATIONS[kind](scores, eps=eps, radius=radius)
 
 
 def sinusoidal_encoding(num_layers: int, dim: int) -> Tensor:
@@ -84,181 +93,172 @@ def sinusoidal_encoding(num_layers: int, dim: int) -> Tensor:
     return encoding.to(torch.get_default_dtype())
 
 
-class LayerWeights(nn.Module):
+class LayerBlock(NamedTuple):
+    """Neighbouring layers of one width, in the precision of the head's weights."""
+
+    #: Which layers.
+    layers: slice
+    #: ``[num_nodes, number of layers, width]``.
+    rows: Tensor
+    #: Index of the width's map in :attr:`LayerAttention.embeddings`.
+    embedding: int
+
+
+class LayerAttention(nn.Module):
     """Embed a history, weigh its layers per graph and sum them per node.
 
+    There are ``layer_heads`` sets of weights, each for its own slice of the ``dim`` channels.
+
     Args:
-        in_dims: Width of each layer of the history.
-        dim: Width of the result.
-        heads: Sets of layer weights, each for its own slice of the ``dim`` channels.
-        attention: ``learned``; or one of the ablations ``mean`` (all layers alike), ``last`` (the
-            last layer only) and ``random`` (scores drawn once and kept).
-        normalization: How scores become weights, one of ``NORMALIZATIONS``.
-        eps: Smallest magnitude of the divisor of ``signed``.
-        radius: Largest distance of ``bounded`` weights from the mean over layers.
+        options: Of the head; ``layer_attention`` and ``normalization`` choose what is computed.
     """
 
     encoding: Tensor
     random_scores: Tensor
 
-    def __init__(
-        self,
-        in_dims: Sequence[int],
-        dim: int,
-        *,
-        heads: int = 1,
-        attention: str = "learned",
-        normalization: str = "bounded",
-        eps: float = 1e-6,
-        radius: float = 2.0,
-    ) -> None:
+    def __init__(self, options: HistoGraphConfig) -> None:
         super().__init__()
-        self.in_dims = tuple(in_dims)
-        self.dim, self.heads = dim, heads
-        self.attention, self.normalization = attention, normalization
-        self.eps, self.radius = eps, radius
-        widths = dict.fromkeys(self.in_dims)
-        #: The layers of each width, in the order in which the widths first occur.
-        self.groups = tuple(
-            tuple(layer for layer, own in enumerate(self.in_dims) if own == width)
-            for width in widths
-        )
-        self.embeddings = nn.ModuleList(nn.Linear(width, dim) for width in widths)
-        self.register_buffer(
-            "encoding", sinusoidal_encoding(len(self.in_dims), dim), persistent=False
-        )
-        if attention == "learned":
-            self.query = nn.Parameter(torch.empty(dim, dim))
-            self.key = nn.Parameter(torch.empty(dim, dim))
-        if attention == "random":
-            self.register_buffer("random_scores", torch.empty(heads, len(self.in_dims)))
+        self.options = options
+        self.dim, self.heads, self.in_dims = options.dim, options.layer_heads, options.kept_dims
+        widths = list(dict.fromkeys(self.in_dims))
+        #: Index of the embedding of each layer.
+        self.embedding_of = [widths.index(width) for width in self.in_dims]
+        self.embeddings = nn.ModuleList(nn.Linear(width, self.dim) for width in widths)
+        encoding = sinusoidal_encoding(len(self.in_dims), self.dim)
+        self.register_buffer("encoding", encoding, persistent=False)
+        if options.layer_attention == "learned":
+            self.query = nn.Parameter(torch.empty(self.dim, self.dim))
+            self.key = nn.Parameter(torch.empty(self.dim, self.dim))
+        if options.layer_attention == "random":
+            self.register_buffer("random_scores", torch.empty(self.heads, len(self.in_dims)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""
         for embedding in self.embeddings:
             cast(nn.Linear, embedding).reset_parameters()
-        if self.attention == "learned":
+        if self.options.layer_attention == "learned":
             nn.init.xavier_uniform_(self.key)
-            if self.normalization in ("bounded", "softmax"):
+            if self._starts_from_the_mean():
                 nn.init.zeros_(self.query)  # every seed starts from the mean over layers
             else:
-                nn.init.xavier_uniform_(self.query)  # zero scores have no sum to divide by
-        if self.attention == "random":
+                nn.init.xavier_uniform_(self.query)
+        if self.options.layer_attention == "random":
             nn.init.normal_(self.random_scores)
 
-    @property
-    def last_embedding(self) -> nn.Linear:
-        """The map of the last layer."""
-        group = next(i for i, layers in enumerate(self.groups) if len(self.in_dims) - 1 in layers)
-        return cast(nn.Linear, self.embeddings[group])
+    def _starts_from_the_mean(self) -> bool:
+        """Whether scores of zero mean that all layers count alike."""
+        zeros = torch.zeros(1, 1, 3, device="cpu")
+        weights = NORMALIZATIONS[self.options.normalization](zeros, self.options)  # [1, 1, 3]
+        return torch.allclose(weights, torch.full_like(weights, 1 / 3))
 
-    @property
-    def bound(self) -> float:
-        """What bounds its normalisation: the radius, or the smallest magnitude of a divisor."""
-        return self.radius if self.normalization == "bounded" else self.eps
-
-    def forward(
-        self, stacks: Sequence[LayerStack], last: Tensor, graphs: Graphs
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
         """Weigh and sum the layers.
 
         Args:
-            stacks: The history, one stack per group of equal widths.
-            last: The last layer, standardised, ``[num_nodes, D_last]``.
+            history: The layers that are kept, ``[num_nodes, L, D]`` or L of ``[num_nodes, D_l]``.
             graphs: Which graph each node belongs to.
 
         Returns:
             Node embeddings ``[num_nodes, dim]`` and layer weights ``[num_graphs, heads, L]``.
         """
-        weights = self.weights(stacks, last, graphs)  # [num_graphs, heads, L]
-        embedded: Tensor | None = None
-        for stack, layers, weight, offset in self._by_group(stacks):
-            group_weights = weights[..., layers]  # [num_graphs, heads, L_group]
-            maps = self._split(weight, 0).transpose(1, 2)  # [heads, D_group, dim / heads]
-            offset = self._split(offset, 1).transpose(0, 1)  # [heads, L_group, dim / heads]
-            constant = map_heads(group_weights, offset)  # [num_graphs, heads, dim / heads]
-            part = mapped_combine(stack, group_weights, maps, constant, graphs)
-            embedded = part if embedded is None else embedded + part
-        assert embedded is not None  # a history has layers
-        return embedded.flatten(1), weights
+        weights = self.weights(history, graphs)  # [num_graphs, heads, L]
+        of_nodes = graphs.spread(weights)  # [num_nodes, heads, L]
+        sums: dict[int, Tensor] = {}  # sum_l alpha_l x_l, one per embedding
+        for layers, rows, embedding in self.blocks(history):
+            part = of_nodes[..., layers] @ rows  # [num_nodes, heads, width]
+            sums[embedding] = sums[embedding] + part if embedding in sums else part
+        offsets = self._split(self.offsets())  # [L, heads, dim / heads]
+        constant = torch.einsum(
+            "ghl,lhd->ghd", weights, offsets
+        )  # [num_graphs, heads, dim / heads]
+        nodes = graphs.spread(constant)  # [num_nodes, heads, dim / heads]
+        for embedding, combined in sums.items():
+            maps = self._split(self._map(embedding).t())  # [width, heads, dim / heads]
+            nodes = nodes + torch.einsum("nhw,whd->nhd", combined, maps)
+        return nodes.flatten(1), weights  # [num_nodes, dim], [num_graphs, heads, L]
 
-    def weights(self, stacks: Sequence[LayerStack], last: Tensor, graphs: Graphs) -> Tensor:
+    def weights(self, history: History, graphs: Graphs) -> Tensor:
         """Return the layer weights of every graph: ``[num_graphs, heads, L]``."""
-        num_layers = len(self.in_dims)
-        if self.attention == "mean":
-            return last.new_full((graphs.num_graphs, self.heads, num_layers), 1.0 / num_layers)
-        if self.attention == "last":
-            weights = last.new_zeros(graphs.num_graphs, self.heads, num_layers)
+        kind, num_layers = self.options.layer_attention, len(self.in_dims)
+        if kind == "mean":
+            return self.encoding.new_full(
+                (graphs.num_graphs, self.heads, num_layers), 1 / num_layers
+            )
+        if kind == "last":
+            weights = self.encoding.new_zeros(graphs.num_graphs, self.heads, num_layers)
             weights[..., -1] = 1.0
             return weights
-        if self.attention == "random":
-            scores = self.random_scores.expand(graphs.num_graphs, -1, -1)
-        else:
-            scores = self.scores(stacks, last, graphs)
-        return normalize(scores, self.normalization, eps=self.eps, radius=self.radius)
+        if kind == "random":
+            return self.normalize(self.random_scores.expand(graphs.num_graphs, -1, -1))
+        return self.normalize(self.scores(history, graphs))
 
-    def scores(self, stacks: Sequence[LayerStack], last: Tensor, graphs: Graphs) -> Tensor:
+    def normalize(self, scores: Tensor) -> Tensor:
+        """Turn scores into layer weights, both ``[num_graphs, heads, L]``."""
+        return NORMALIZATIONS[self.options.normalization](scores, self.options)
+
+    def scores(self, history: History, graphs: Graphs) -> Tensor:
         """Return the mean score of every layer in every graph: ``[num_graphs, heads, L]``."""
-        embedding = self.last_embedding
-        query_map = embedding.weight.t() @ self.query  # [D_last, dim]
-        query_bias = (embedding.bias + self.encoding[-1]) @ self.query  # [dim]
-        mean_query = torch.addmm(query_bias, graphs.mean(last), query_map)  # [num_graphs, dim]
-        mean_query = self._split(mean_query, 1)  # [num_graphs, heads, dim / heads]
+        last = last_layer(history).to(self.encoding.dtype)  # [num_nodes, D_last]
+        query = (self.last_embedding(last) + self.encoding[-1]) @ self.query  # [num_nodes, dim]
+        query = self._split(query)  # [num_nodes, heads, dim / heads]
+        filters = []  # E^T Wk^T q, one per embedding: [num_nodes, heads, width]
+        for embedding in range(len(self.embeddings)):
+            maps = self._split(self._map(embedding).t() @ self.key)  # [width, heads, dim / heads]
+            filters.append(torch.einsum("nhd,whd->nhw", query, maps))
         parts = []
-        for stack, _, weight, offset in self._by_group(stacks):
-            key_map = self._split(self.key.t() @ weight, 0)  # [heads, dim / heads, D_group]
-            if self.heads == 1:  # no query per node: the two maps are one
-                (only,) = key_map
-                filters = torch.addmm(query_bias @ only, last, query_map @ only).unsqueeze(1)
-                sums = layer_scores(stack, filters, graphs)  # [num_graphs, 1, L_group]
-            else:
-                query = torch.addmm(query_bias, last, query_map)  # [num_nodes, dim]
-                sums = mapped_scores(stack, self._split(query, 1), key_map, graphs)
-            keys = self._split(offset @ self.key, 1).permute(1, 2, 0)  # [heads, dim / heads, L]
-            fixed = map_heads(mean_query, keys)  # [num_graphs, heads, L_group]
-            parts.append(sums / graphs.divisor.view(-1, 1, 1) + fixed)
-        order = [layer for layers in self.groups for layer in layers]
-        scores = torch.cat(parts, dim=-1)  # [num_graphs, heads, L], group by group
-        if len(self.groups) > 1:
-            scores = scores[..., sorted(range(len(order)), key=order.__getitem__)]
-        return scores / math.sqrt(self.dim // self.heads)
+        for _, rows, embedding in self.blocks(history):
+            products = rows @ filters[embedding].mT  # [num_nodes, layers of the block, heads]
+            parts.append(graphs.mean(products))  # [num_graphs, layers of the block, heads]
+        scores = torch.cat(parts, dim=1)  # [num_graphs, L, heads], in the order of the blocks
+        if len(self.embeddings) > 1:
+            order = self._order()
+            scores = scores[:, sorted(range(len(order)), key=order.__getitem__)]
+        keys = self._split(self.offsets() @ self.key)  # [L, heads, dim / heads]
+        fixed = torch.einsum("ghd,lhd->ghl", graphs.mean(query), keys)  # [num_graphs, heads, L]
+        return (scores.mT + fixed) / math.sqrt(self.dim // self.heads)
 
-    def folded(self) -> LayerMaps[Tensor]:
-        """Return the maps of learned weights over layers that all have one width."""
-        ((_, embedding),) = zip(self.groups, self.embeddings, strict=True)
-        linear = cast(nn.Linear, embedding)
-        offset = linear.bias + self.encoding  # [L, dim]
-        both = torch.cat([self.query, self.key], dim=1)  # [dim, 2 * dim]: half as many products
-        query, key = (both.t() @ linear.weight).split(self.dim)  # [dim, D] each
-        fixed_queries, fixed_keys = (offset @ both).split(self.dim, dim=1)  # [L, dim] each
-        return LayerMaps(
-            query=query,
-            query_bias=fixed_queries[-1],  # [dim]
-            key=self._split(key, 0),  # [heads, dim / heads, D]
-            fixed_keys=self._split(fixed_keys, 1).permute(1, 2, 0),  # [heads, dim / heads, L]
-            embedding=linear.weight,  # [dim, D]
-            offset=offset,
-        )
+    def blocks(self, history: History) -> Iterator[LayerBlock]:
+        """Yield all layers: at once if they need not be converted, else one after the other.
 
-    def _by_group(
-        self, stacks: Sequence[LayerStack]
-    ) -> list[tuple[LayerStack, list[int] | slice, Tensor, Tensor]]:
-        """Pair each stack with its layers, its map and its constants ``b + P_l [L_group, dim]``."""
-        result: list[tuple[LayerStack, list[int] | slice, Tensor, Tensor]] = []
-        for stack, layers, embedding in zip(stacks, self.groups, self.embeddings, strict=True):
-            chosen = slice(None) if len(self.groups) == 1 else list(layers)
-            linear = cast(nn.Linear, embedding)
-            result.append((stack, chosen, linear.weight, linear.bias + self.encoding[chosen]))
-        return result
+        They come width by width, in the order in which the widths first occur.
+        """
+        dtype = self.encoding.dtype
+        if isinstance(history, Tensor) and history.dtype == dtype:
+            yield LayerBlock(slice(0, len(self.in_dims)), history, 0)
+            return
+        for layer in self._order():
+            rows = history[:, layer] if isinstance(history, Tensor) else history[layer]
+            place = slice(layer, layer + 1)
+            yield LayerBlock(place, rows.unsqueeze(1).to(dtype), self.embedding_of[layer])
 
-    def _split(self, values: Tensor, axis: int) -> Tensor:
-        """View the ``dim`` channels on ``axis`` as ``[heads, dim / heads]``."""
-        return values.unflatten(axis, (self.heads, self.dim // self.heads))
+    @property
+    def last_embedding(self) -> nn.Linear:
+        """The map of the last layer."""
+        return cast(nn.Linear, self.embeddings[self.embedding_of[-1]])
+
+    def offsets(self) -> Tensor:
+        """Return what a layer adds whatever its activations, ``b + P_l``: ``[L, dim]``."""
+        biases = [cast(nn.Linear, embedding).bias for embedding in self.embeddings]
+        if len(biases) == 1:
+            return biases[0] + self.encoding
+        return torch.stack([biases[own] for own in self.embedding_of]) + self.encoding
+
+    def _order(self) -> list[int]:
+        """Return the layers width by width, in the order in which the widths first occur."""
+        return sorted(range(len(self.in_dims)), key=self.embedding_of.__getitem__)
+
+    def _map(self, embedding: int) -> Tensor:
+        return cast(nn.Linear, self.embeddings[embedding]).weight  # [dim, width]
+
+    def _split(self, values: Tensor) -> Tensor:
+        """View the last ``dim`` channels as ``[..., heads, dim / heads]``."""
+        return values.unflatten(-1, (self.heads, self.dim // self.heads))
 
     def extra_repr(self) -> str:
         """Describe the module in one line."""
+        options = self.options
         return (
             f"{len(self.in_dims)} layers, dim={self.dim}, heads={self.heads}, "
-            f"attention={self.attention!r}, normalization={self.normalization!r}"
+            f"attention={options.layer_attention!r}, normalization={options.normalization!r}"
         )

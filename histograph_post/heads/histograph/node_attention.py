@@ -1,4 +1,4 @@
-"""Multi-head self-attention between the nodes of each graph, graphs of any size in one batch.
+"""Attention between the nodes of each graph: step 6 of the paper, for graphs of any size.
 
 Graphs of similar size share a dense bucket under a padding budget; a large graph is on its own,
 with fused attention whose memory is linear in its nodes. No graph is padded to the largest of its
@@ -7,14 +7,15 @@ batch, and no graph sees another.
 
 from __future__ import annotations
 
+import math
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .padded_attention import padded_attention
-from .ragged import Bucket, Graphs, Layout, bucket_layout, move_rows
-from .received_attention import block_size, received_attention
+from ..ragged import Bucket, Graphs, Layout, bucket_layout
 
 #: Scores a bucket may waste on padding: computing them costs about as much as one more bucket.
 PADDING_BUDGET = 1 << 14
@@ -22,8 +23,11 @@ PADDING_BUDGET = 1 << 14
 #: Attention weights of a bucket: as many as stay in a processor's cache (2 MB).
 BUCKET_WEIGHTS = 1 << 19
 
-#: Graphs with more nodes than this are attended to one by one, without holding their scores.
+#: Graphs with more nodes than this have a bucket of their own.
 LARGE_GRAPH = 256
+
+#: Attention weights that are held at a time where they are not fused away (32 MB).
+BLOCK_WEIGHTS = 1 << 23
 
 
 class NodeAttention(nn.Module):
@@ -53,7 +57,6 @@ class NodeAttention(nn.Module):
         self.zero_token = zero_token
         self.dropout, self.key_dropout = dropout, key_dropout
         self.padding_budget, self.large_graph = PADDING_BUDGET, LARGE_GRAPH
-        self.capacity = BUCKET_WEIGHTS // heads
         self.in_projection = nn.Linear(dim, 3 * dim)  # queries, keys, values
         self.out_projection = nn.Linear(dim, dim)
         self.reset_parameters()
@@ -67,163 +70,140 @@ class NodeAttention(nn.Module):
 
     def forward(self, nodes: Tensor, graphs: Graphs) -> Tensor:
         """Return the attended node embeddings: ``[num_nodes, dim]``."""
-        projected = self.in_projection(nodes)  # [num_nodes, 3 * dim]
-        if torch.compiler.is_exporting():
-            context = padded_attention(projected, graphs, self.heads, zero_token=self.zero_token)
-            return self.out_projection(context)  # [num_nodes, dim]
-        layout, kept = self._layout(graphs), self._kept_keys(graphs)
-        if not layout.buckets:
-            return nodes
-        contexts = []  # one [graphs, width, dim] per bucket
-        for bucket, rows, keys in self._parts(layout, projected, kept):
-            if bucket.width > self.large_graph:
-                contexts.append(self._attend_large(rows, keys))
-                continue
-            query, key, value = self._heads(rows).unbind(0)  # [graphs, heads, width, d]
-            context = functional.scaled_dot_product_attention(
-                query,
-                self._with_token(key),
-                self._with_token(value),
-                attn_mask=self._key_mask(bucket, keys)[:, None, None],
-                dropout_p=self._active(self.dropout),
-            )
-            contexts.append(context.transpose(1, 2).flatten(2))
-        attended: Tensor = self.out_projection(layout.unpad(contexts))
+        attended: Tensor = self.out_projection(self.contexts(nodes, graphs))
         return attended
 
     def pool(self, nodes: Tensor, graphs: Graphs) -> Tensor:
         """Return the mean of :meth:`forward` over each graph's nodes: ``[num_graphs, dim]``.
 
-        Averaging commutes with everything after the softmax: the mean over queries turns attention
-        into one weight per head and node, values are projected per graph and not per node.
+        The mean commutes with the output projection, which then runs per graph and not per node.
         """
+        pooled: Tensor = self.out_projection(graphs.mean(self.contexts(nodes, graphs)))
+        return pooled * graphs.nonempty(pooled.dtype)  # an empty graph has no bias either
+
+    def contexts(self, nodes: Tensor, graphs: Graphs) -> Tensor:
+        """Return what every node finds, before the output projection: ``[num_nodes, dim]``."""
+        projected = self.in_projection(nodes)  # [num_nodes, 3 * dim]
         if torch.compiler.is_exporting():
-            return graphs.mean(self(nodes, graphs))
-        split = 2 * self.dim  # queries and keys before it, values from there on
-        value_map, value_bias = self.in_projection.weight[split:], self.in_projection.bias[split:]
+            return self._padded_contexts(projected, graphs)
         layout, kept = self._layout(graphs), self._kept_keys(graphs)
-        padded = layout.pad(nodes)  # [graphs, width, dim] each
-        parts = self._parts(layout, self._query_key(nodes), kept)
-        contexts = []  # of the large graphs, which come first
-        summaries = [nodes.new_zeros(0, self.heads, self.dim)]
-        totals = [nodes.new_zeros(0, self.heads, 1)]  # less than one if there is a zero token
-        for (bucket, query_key, keys), own in zip(parts, padded, strict=True):
-            if bucket.width > self.large_graph:
-                value = functional.linear(own, value_map, value_bias)  # [1, nodes, dim]
-                rows = torch.cat([query_key, value], dim=-1)  # [1, nodes, 3 * dim]
-                contexts.append(self._attend_large(rows, keys).mean(1))  # [1, dim]
-                continue
-            received = self._received(bucket, query_key, keys)  # [graphs, heads, width]
-            summaries.append(received @ own)  # [graphs, heads, dim]
-            totals.append(received.sum(-1, keepdim=True))  # [graphs, heads, 1]
-        values = value_map.unflatten(0, (self.heads, -1)).transpose(1, 2)  # [heads, dim, d]
-        context = torch.bmm(torch.cat(summaries).transpose(0, 1), values).transpose(0, 1)
-        context = context + torch.cat(totals) * value_bias.unflatten(0, (self.heads, -1))
-        context = torch.cat([*contexts, context.flatten(1)])  # [graphs, dim]
-        return move_rows(self.out_projection(context), None, layout.graphs, graphs.num_graphs)
+        if not layout.buckets:
+            return nodes
+        contexts = []  # one [graphs, width, dim] per bucket
+        for bucket, rows in zip(layout.buckets, layout.pad(projected), strict=True):
+            query, key, value = self._heads(rows).unbind(0)  # [graphs, heads, width, d]
+            key, value = self._with_token(key), self._with_token(value)
+            mask = self._key_mask(bucket, kept)  # [graphs, 1, 1, keys]
+            context = self._attend(query, key, value, mask)  # [graphs, heads, width, d]
+            contexts.append(context.transpose(1, 2).flatten(2))
+        return layout.unpad(contexts)  # [num_nodes, dim]
 
     @torch.no_grad()
     def received(self, nodes: Tensor, graphs: Graphs) -> Tensor:
         """Return the attention each node gets, averaged over queries and heads: ``[num_nodes]``.
 
-        It sums to one over each graph (to less if there is a zero token). No keys are dropped.
+        It sums to one over each graph (to less if there is a zero token). Nothing is dropped.
         """
         layout = self._layout(graphs)
         if not layout.buckets:
             return nodes.new_zeros(0)
-        parts = [
-            self._received(bucket, rows, None).mean(1).unsqueeze(-1)  # [graphs, width, 1]
-            for bucket, rows, _ in self._parts(layout, self._query_key(nodes), None)
-        ]
-        return layout.unpad(parts).squeeze(-1)
+        parts = []  # one [graphs, width, 1] per bucket
+        for bucket, rows in zip(layout.buckets, layout.pad(self.in_projection(nodes)), strict=True):
+            query, key, _ = self._heads(rows).unbind(0)  # [graphs, heads, width, d]
+            key, mask = self._with_token(key), self._key_mask(bucket, None)
+            share = bucket.occupied().to(query.dtype) / bucket.sizes.unsqueeze(
+                -1
+            )  # [graphs, width]
+            total = query.new_zeros(len(query), key.size(2))  # [graphs, keys]
+            size = self._block_size(key)
+            for queries, shares in zip(query.split(size, 2), share.split(size, 1), strict=True):
+                scores = queries @ key.mT / math.sqrt(query.size(-1))  # [graphs, heads, size, keys]
+                if mask is not None:
+                    scores = scores.masked_fill(~mask, -math.inf)
+                total = total + torch.einsum("gq,ghqk->gk", shares, scores.softmax(-1))
+            parts.append((total / self.heads)[:, : bucket.width, None])
+        return layout.unpad(parts).squeeze(-1)  # [num_nodes]
 
-    def _query_key(self, nodes: Tensor) -> Tensor:
-        """Return queries and keys side by side: ``[num_nodes, 2 * dim]``."""
-        split = 2 * self.dim
-        weight, bias = self.in_projection.weight[:split], self.in_projection.bias[:split]
-        return functional.linear(nodes, weight, bias)
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Softmax attention in memory linear in the keys: ``[graphs, heads, queries, d]``."""
+        dropout = self.dropout if self.training else 0.0
+        if not dropout or query.is_cuda:
+            return functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, dropout_p=dropout
+            )
+        # Not fused on a CPU: a block of queries at a time, made again for the gradient.
+        blocks = [
+            checkpoint(
+                functional.scaled_dot_product_attention,
+                *(queries, key, value, mask, dropout),
+                use_reentrant=False,
+            )
+            for queries in query.split(self._block_size(key), dim=2)
+        ]
+        return torch.cat(blocks, dim=2)
+
+    def _block_size(self, key: Tensor) -> int:
+        """Return how many queries to handle at a time, for keys ``[graphs, heads, keys, d]``."""
+        return max(16, BLOCK_WEIGHTS // max(1, key.shape[:3].numel()))
 
     def _layout(self, graphs: Graphs) -> Layout:
         return bucket_layout(
             graphs,
             padding_budget=self.padding_budget,
             largest=self.large_graph,
-            capacity=self.capacity,
+            capacity=BUCKET_WEIGHTS // self.heads,
         )
-
-    def _active(self, probability: float) -> float:
-        return probability if self.training else 0.0
 
     def _kept_keys(self, graphs: Graphs) -> Tensor | None:
         """Draw the nodes that may be attended to, at least one per graph: ``[num_nodes]``."""
-        if not self._active(self.key_dropout):
+        if not (self.training and self.key_dropout):
             return None
         drawn = torch.rand(len(graphs.index), device=graphs.index.device)
         kept = drawn >= self.key_dropout
         return kept | graphs.spread(graphs.sum(kept.long()) == 0)
 
-    @staticmethod
-    def _parts(
-        layout: Layout, rows: Tensor, kept: Tensor | None
-    ) -> list[tuple[Bucket, Tensor, Tensor | None]]:
-        """Pair each bucket with its padded rows and its kept keys ``[graphs, width]``."""
-        buckets, parts = layout.buckets, layout.pad(rows)
-        flags: list[Tensor] | list[None] = [None] * len(buckets)
+    def _key_mask(self, bucket: Bucket, kept: Tensor | None) -> Tensor | None:
+        """Mark what may be attended to, ``[graphs, 1, 1, keys]``; None if that is everything."""
+        if kept is None and len(bucket.sizes) == 1:
+            return None
+        mask = bucket.occupied()  # [graphs, width]
         if kept is not None:
-            flags = [part.squeeze(-1) for part in layout.pad(kept.unsqueeze(-1))]
-        return list(zip(buckets, parts, flags, strict=True))
+            mask = bucket.pad(kept[bucket.nodes].unsqueeze(-1)).squeeze(-1)
+        if self.zero_token:
+            mask = functional.pad(mask, (0, 1), value=True)  # [graphs, width + 1]
+        return mask[:, None, None]
 
     def _heads(self, rows: Tensor) -> Tensor:
-        """Split ``[graphs, width, parts * dim]`` into ``[parts, graphs, heads, width, d]``."""
-        shape = (rows.size(-1) // self.dim, self.heads, self.dim // self.heads)
-        return rows.unflatten(-1, shape).permute(2, 0, 3, 1, 4)
+        """Split ``[graphs, width, 3 * dim]`` into ``[3, graphs, heads, width, d]``."""
+        return rows.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
 
     def _with_token(self, rows: Tensor) -> Tensor:
         """Append the zero token to keys or values ``[..., width, d]``, if there is one."""
         return functional.pad(rows, (0, 0, 0, 1)) if self.zero_token else rows
 
-    def _key_mask(self, bucket: Bucket, kept: Tensor | None) -> Tensor:
-        """Mark what may be attended to: ``[graphs, width]``, one wider with a zero token."""
-        mask = bucket.occupied() if kept is None else kept
-        return functional.pad(mask, (0, 1), value=True) if self.zero_token else mask
+    def _padded_contexts(self, projected: Tensor, graphs: Graphs) -> Tensor:
+        """Do what :meth:`contexts` does in a program that is exported, without dropout.
 
-    def _received(self, bucket: Bucket, query_key: Tensor, kept: Tensor | None) -> Tensor:
-        """Average the attention of a bucket over its queries: ``[graphs, heads, width]``."""
-        query, key = self._heads(query_key).unbind(0)  # [graphs, heads, width, d]
-        share = bucket.occupied().to(key.dtype) / bucket.sizes.unsqueeze(-1)  # [graphs, width]
-        alone = len(bucket.sizes) == 1 and kept is None
-        received = received_attention(
-            query,
-            self._with_token(key),
-            None if alone else self._key_mask(bucket, kept),
-            share,
-            dropout=self._active(self.dropout),
-        )
-        return received[..., : bucket.width]
-
-    def _attend_large(self, rows: Tensor, kept: Tensor | None) -> Tensor:
-        """Attend inside one graph in memory linear in its nodes: ``[1, nodes, dim]``."""
-        query, key, value = self._heads(rows).unbind(0)  # [1, heads, nodes, d]
-        if kept is not None:
-            key, value = key[:, :, kept[0]], value[:, :, kept[0]]
-        key, value = self._with_token(key), self._with_token(value)
-        dropout = self._active(self.dropout)
-        if not dropout or query.is_cuda:
-            context = functional.scaled_dot_product_attention(
-                query, key, value, dropout_p=dropout
-            )  # [1, heads, nodes, d]
-        else:  # not fused on a CPU: a block of queries at a time, made again for the gradient
-            size = block_size(self.heads * key.size(2))
-            blocks = [
-                checkpoint(
-                    functional.scaled_dot_product_attention,
-                    *(block, key, value, None, dropout),
-                    use_reentrant=False,
-                )
-                for block in query.split(size, dim=2)
-            ]
-            context = torch.cat(blocks, dim=2)  # [1, heads, nodes, d]
-        return context.transpose(1, 2).flatten(2)
+        How many buckets there are would be fixed in it, so all graphs are padded to the largest
+        one, whose size the program finds when it runs.
+        """
+        width = cast(int, graphs.counts.max().item())  # not known until the program runs
+        torch._check(width >= 1)
+        starts = graphs.counts.cumsum(0) - graphs.counts  # [num_graphs]
+        within = torch.arange(projected.size(0), device=projected.device) - graphs.spread(starts)
+        slots = graphs.index * width + within  # [num_nodes]
+        padded = projected.new_zeros(graphs.num_graphs * width, projected.size(1))
+        padded = padded.index_copy(0, slots, projected).view(graphs.num_graphs, width, -1)
+        query, key, value = self._heads(padded).unbind(0)  # [num_graphs, heads, width, d]
+        occupied = torch.arange(width, device=slots.device) < graphs.counts.unsqueeze(-1)
+        if self.zero_token:
+            key, value = self._with_token(key), self._with_token(value)
+            occupied = functional.pad(occupied, (0, 1), value=True)  # [num_graphs, width + 1]
+        scores = query @ key.transpose(2, 3) / math.sqrt(query.size(-1))
+        scores = scores.masked_fill(~occupied[:, None, None], -math.inf)
+        context = scores.softmax(-1) @ value  # [num_graphs, heads, width, d]
+        context = context.transpose(1, 2).reshape(graphs.num_graphs * width, -1)
+        return context.index_select(0, slots)  # [num_nodes, dim]
 
     def extra_repr(self) -> str:
         """Describe the options in one line."""

@@ -1,4 +1,4 @@
-"""The fast path is the algorithm: for any shape, options, bucket layout and stored precision."""
+"""The head is the algorithm: for any shape, options, bucket layout and stored precision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from histograph_post.heads import history as history_module
 from histograph_post.heads.histograph import HistoGraphHead
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -31,7 +30,6 @@ class Case:
     options: dict[str, Any]
     stacked: bool
     dtype: torch.dtype
-    block_bytes: int
     padding_budget: int
     large_graph: int
     seed: int
@@ -95,7 +93,6 @@ def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...], **fixed: Any) -> Cas
         "normalization": choose("bounded", "signed", "softmax", "none"),
         "layer_attention": choose("learned", "learned", "learned", "mean", "last", "random"),
         "history_layers": draw(st.none() | st.integers(1, depth)),
-        "standardize": draw(st.booleans()),
         "residual": draw(st.booleans()),
         "layer_norm": draw(st.booleans()),
         "output_norm": draw(st.booleans()),
@@ -107,7 +104,6 @@ def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...], **fixed: Any) -> Cas
         options=options | fixed,
         stacked=equal and draw(st.booleans()),
         dtype=draw(st.sampled_from(dtypes)),
-        block_bytes=choose(1, 500, 1 << 20),
         padding_budget=choose(0, 7, 40, 300, 10**6),
         large_graph=choose(0, 1, 4, 12, 10**6),
         seed=draw(st.integers(0, 99)),
@@ -152,12 +148,10 @@ def compare(case: Case, toy: Any, oracle: Any, *, single: bool = False, toleranc
     expected = case.run_literally(literal, history, oracle)
     wanted = backward(expected, literal, history)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(history_module, "CPU_BLOCK_BYTES", case.block_bytes)
-        output = case.run(head, history, toy)
-        gradients = backward(output, head, history)
-        with torch.no_grad():
-            inferred = case.run(head, history, toy)
+    output = case.run(head, history, toy)
+    gradients = backward(output, head, history)
+    with torch.no_grad():
+        inferred = case.run(head, history, toy)
     assert_close(output, expected, tolerance, "output")
     assert_close(inferred, expected, tolerance, "output without gradients")
     for name, gradient in gradients.items():
@@ -173,7 +167,7 @@ def test_values_and_gradients_are_the_algorithms(
 
 
 @settings(max_examples=50, deadline=None)
-@given(case=cases((torch.float32, *HALVES), normalization="bounded", standardize=True))
+@given(case=cases((torch.float32, *HALVES), normalization="bounded"))
 def test_single_precision_is_close_whatever_is_stored(
     toy: Any, literal_histograph: Any, case: Case
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,16 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from histograph_post.heads.history import LayerStack
-from histograph_post.heads.layer_weights import (
-    LayerWeights,
+from histograph_post.heads.histograph import HistoGraphConfig
+from histograph_post.heads.histograph.layer_attention import (
+    NORMALIZATIONS,
+    LayerAttention,
     bounded_weights,
-    normalize,
     signed_weights,
     sinusoidal_encoding,
 )
 from histograph_post.heads.ragged import Graphs
 
+OPTIONS = HistoGraphConfig((4,), 1, radius=2.0, eps=1e-6)
 FINITE = st.floats(-(2.0**50), 2.0**50, width=32)
 SCORES = arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=FINITE)
 
@@ -28,7 +30,7 @@ class TestNormalisations:
     @given(values=SCORES)
     def test_bounded_weights_sum_to_one_inside_the_ball(self, values: np.ndarray) -> None:
         scores = torch.from_numpy(values).requires_grad_()
-        weights = bounded_weights(scores, 2.0)
+        weights = bounded_weights(scores, OPTIONS)
         torch.testing.assert_close(weights.sum(-1), torch.ones(len(scores)), rtol=0, atol=1e-5)
         assert ((weights - 1 / scores.size(1)).norm(dim=-1) <= 2.0 + 1e-5).all()
         weights.square().sum().backward()
@@ -39,14 +41,14 @@ class TestNormalisations:
     @given(values=SCORES)
     def test_signed_weights_are_finite_forward_and_backward(self, values: np.ndarray) -> None:
         scores = torch.from_numpy(values).requires_grad_()
-        weights = signed_weights(scores, 1e-6)
+        weights = signed_weights(scores, OPTIONS)
         weights.sum().backward()
         assert weights.isfinite().all()
         assert scores.grad is not None
         assert scores.grad.isfinite().all()
 
     def test_signed_weights_divide_by_the_sum(self) -> None:
-        weights = signed_weights(torch.tensor([3.0, -1.0, 2.0]), 1e-6)
+        weights = signed_weights(torch.tensor([3.0, -1.0, 2.0]), OPTIONS)
         torch.testing.assert_close(weights, torch.tensor([0.75, -0.25, 0.5]))
 
     @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ class TestNormalisations:
         self, scores: list[float], expected: list[float]
     ) -> None:
         torch.testing.assert_close(
-            signed_weights(torch.tensor(scores), 0.1), torch.tensor(expected)
+            signed_weights(torch.tensor(scores), replace(OPTIONS, eps=0.1)), torch.tensor(expected)
         )
 
     @settings(max_examples=50, deadline=None)
@@ -72,28 +74,25 @@ class TestNormalisations:
         weights = 1.9 * weights / weights.norm().clamp(min=1.0) + 1 / len(weights)
         offset = weights - 1 / len(weights)
         scores = offset / (2.0**2 - offset.square().sum()).sqrt()
-        torch.testing.assert_close(bounded_weights(scores, 2.0), weights)
+        torch.testing.assert_close(bounded_weights(scores, OPTIONS), weights)
 
     def test_gradient_vanishes_slowly_not_at_once(self) -> None:
         scores = torch.tensor([1e4, -3e4, 2e4], dtype=torch.float64)
-        jacobian = torch.autograd.functional.jacobian(lambda s: bounded_weights(s, 2.0), scores)
+        jacobian = torch.autograd.functional.jacobian(lambda s: bounded_weights(s, OPTIONS), scores)
         assert 1e-6 < torch.linalg.matrix_norm(jacobian, 2) < 1e-3
 
-    def test_gradcheck(self) -> None:
+    @pytest.mark.parametrize("name", NORMALIZATIONS)
+    def test_gradcheck(self, name: str) -> None:
         scores = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-        for kind in ("bounded", "signed", "softmax", "none"):
-            assert torch.autograd.gradcheck(
-                lambda s, kind=kind: normalize(s, kind, eps=1e-6, radius=2.0), scores
-            )
+        assert torch.autograd.gradcheck(lambda s: NORMALIZATIONS[name](s, OPTIONS), scores)
 
 
 @pytest.mark.parametrize("normalization", ["bounded", "softmax"])
 def test_every_seed_starts_from_the_mean_over_layers(normalization: str) -> None:
-    filtered = LayerWeights([4] * 3, 8, heads=2, normalization=normalization)
+    options = HistoGraphConfig((4,) * 3, 1, dim=8, layer_heads=2, normalization=normalization)
     history = torch.randn(5, 3, 4)
     graphs = Graphs.from_batch(None, 5, None, history.device)
-    stack = LayerStack((history,), None, None, torch.float32)
-    weights = filtered.weights([stack], history[:, -1], graphs)
+    weights = LayerAttention(options).weights(history, graphs)
     torch.testing.assert_close(weights, torch.full((1, 2, 3), 1 / 3))
 
 
@@ -113,12 +112,12 @@ def fit_first_difference(normalization: str) -> float:
     target = history[:, 2] - history[:, 1]
     index = torch.arange(400) // 20
     graphs = Graphs.from_batch(index, 400, 20, history.device)
-    filtered = LayerWeights([4] * 3, 8, normalization=normalization)
+    options = HistoGraphConfig((4,) * 3, 1, dim=8, layer_heads=1, normalization=normalization)
+    filtered = LayerAttention(options)
     output = torch.nn.Linear(8, 4)
     optimizer = torch.optim.Adam([*filtered.parameters(), *output.parameters()], lr=0.02)
-    stack = LayerStack((history,), None, None, torch.float32)
     for _ in range(300):
-        nodes, _ = filtered([stack], history[:, -1], graphs)
+        nodes, _ = filtered(history, graphs)
         error = (output(nodes) - target).square().mean()
         optimizer.zero_grad()
         error.backward()
