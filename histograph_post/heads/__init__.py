@@ -1,8 +1,8 @@
-"""Readouts: a history of layers goes in, ``[num_nodes, L, D]``, an output per graph or node comes out.
+"""Readouts: a history of layers goes in, an output per graph, node or pair comes out.
 
-All of them are ``head(history, batch) -> output``: read ``base.py`` first, then ``histograph/head.py``
-for the method of the paper. ``registry.py`` knows them by name; ``standardize.py`` is what stands
-before a head. A graph's output never depends on its batch-mates.
+Every one is ``head(history, batch) -> output``, and a graph's output never depends on its
+batch-mates. Read ``base.py`` first, then ``histograph/head.py`` for the method of the paper;
+``registry.py`` knows them all by name, and ``standardize.py`` is what stands before them.
 """
 
 from __future__ import annotations
