@@ -267,20 +267,29 @@ class Readout(nn.Module):
         self, history: History | TableRows, batch: Tensor | None, num_graphs: int | None
     ) -> tuple[History, Graphs]:
         """Check a batch; return the layers that are kept and which graph each node belongs to."""
-        rows = history if isinstance(history, TableRows) else None
+        graphs = self.check(history, batch, num_graphs)
+        depth = len(self.kept_dims)
         if isinstance(history, TableRows):
             history = history.copy()  # [num_nodes, L, D]
-        num_nodes, device = check_layers(history, self.in_dims)
-        graphs = Graphs.from_batch(batch, num_nodes, num_graphs, device)
-        if rows is not None and not np.array_equal(graphs.sizes, rows.sizes):
-            raise DataError(
-                f"batch: found graphs of {graphs.sizes.tolist()} nodes, "
-                f"expected those of the rows, {rows.sizes.tolist()}"
-            )
-        depth = len(self.kept_dims)
         if isinstance(history, Tensor):
             return history[:, -depth:], graphs
         return history[-depth:], graphs
+
+    def check(
+        self, history: History | TableRows, batch: Tensor | None, num_graphs: int | None
+    ) -> Graphs:
+        """Refuse a batch that does not fit; return which graph each node belongs to."""
+        if not isinstance(history, TableRows):
+            num_nodes, device = check_layers(history, self.in_dims)
+            return Graphs.from_batch(batch, num_nodes, num_graphs, device)
+        _, device = check_layers(history.table, self.in_dims)
+        graphs = Graphs.from_batch(batch, int(history.sizes.sum()), num_graphs, device)
+        if not np.array_equal(graphs.sizes, history.sizes):
+            raise DataError(
+                f"batch: found graphs of {graphs.sizes.tolist()} nodes, "
+                f"expected those of the rows, {history.sizes.tolist()}"
+            )
+        return graphs
 
     def in_own_type(self, history: History) -> History:
         """Return a history in the precision of the weights."""
