@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from histograph_post.errors import HistographError
-from histograph_post.heads.node_attention import NodeAttention
+from histograph_post.heads.histograph.node_attention import NodeAttention
 from histograph_post.heads.ragged import Graphs
 from histograph_post.reporting.figures import require_matplotlib
 from histograph_post.utils.files import write_json, write_text

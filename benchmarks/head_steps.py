@@ -97,7 +97,7 @@ def transformer_steps(work: Workloads, layers: int = 6) -> list[Ratio]:
 
 def _forward(head: HistoGraphHead, rows: GraphRows) -> Tensor:
     outputs: Tensor = head(
-        rows.history, rows.batch, num_graphs=rows.num_graphs, standardized=True
+        rows.history, rows.batch, num_graphs=rows.num_graphs
     )  # [num_graphs, out_dim]
     return outputs
 

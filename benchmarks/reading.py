@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from histograph_post.heads.ranges import ranges
+from histograph_post.heads.ragged import ranges
 from histograph_post.training.history_rows import history_rows
 
 from .measuring import Ratio, race, speedup

@@ -107,9 +107,7 @@ def say_beforehand(terminal: Terminal, experiment: Experiment, device: str) -> N
     Its batches may not stay within `--memory-limit`; and the first epoch may have to wait for a
     compiler, or would be faster with one.
     """
-    from histograph_post.heads import compiled
     from histograph_post.heads.registry import build_head
-    from histograph_post.utils.devices import resolve_device
 
     widths, task = experiment.caches[0].widths, experiment.task
     built = [
@@ -119,9 +117,6 @@ def say_beforehand(terminal: Terminal, experiment: Experiment, device: str) -> N
     notes = []
     if task.level != "graph" or not all(getattr(head, "reads_means", False) for head in built):
         notes.append(experiment.folds[0].loaded.batch_note(experiment.training.batch_size))
-    on_cpu = resolve_device(device).type == "cpu"
-    if on_cpu and any(getattr(head, "trains_in_loops", False) for head in built):
-        notes.append(compiled.note())
     for note in notes:
         if note is not None:
             terminal.say(f"note: {note}")

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import histograph_post as hg
 from histograph_cli.main import app
 from histograph_cli.reference import reference
-from histograph_post.heads.histograph_config import HistoGraphConfig
+from histograph_post.heads.histograph import HistoGraphConfig
 from histograph_post.heads.registry import HEADS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -2,7 +2,7 @@
 
 Beside it the same backbone, with the same initial weights, is trained with its own readout. The
 standardisation of the head stage has no place here: its statistics describe a network that stands
-still. Every row of the history is normalised by itself instead (see heads/each_layer_norm.py).
+still. Every row of the history is normalised by itself instead (see heads/standardize.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch_geometric.data import Batch
 from ..capture import CapturePlan, plan_capture
 from ..data.dataset import probe_graphs
 from ..errors import ConfigError
-from ..heads.each_layer_norm import EachLayerNorm
 from ..heads.registry import build_head
+from ..heads.standardize import EachLayerNorm
 from ..metrics import Key
 from ..runs.fits import Fit, FitSpec, find_fit
 from ..runs.predictions import LabelRows, row_names

@@ -11,9 +11,8 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file as save_tensors
 from torch import Tensor, nn
 
-from ..heads.each_layer_norm import EachLayerNorm
 from ..heads.registry import head_config
-from ..heads.standardize import Standardizer
+from ..heads.standardize import EachLayerNorm, Standardizer
 from ..runs.fits import FIT_NAME, HEAD_NAME, OUTPUTS_NAME, Fit, FitSpec
 from ..splits import PARTS, Split
 from ..training.loop import Trainer

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..heads.base import Readout
-from ..heads.histograph import HistoGraphHead
 from ..heads.registry import build_head, head_info
 from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec, find_fit
@@ -81,12 +80,11 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
     standardizer = loaded.standardizer(split.train) if spec.standardize else None
     torch.manual_seed(spec.seed)
     head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
-    if isinstance(head, HistoGraphHead):
+    if spec.warm_start and head_info(spec.head).warm_starts:
+        classifier = own_classifier(loaded, task, TargetScale.of(task, loaded.labels[split.train]))
         if standardizer is not None:
-            head.standardizer = standardizer
-        if spec.warm_start:
-            scale = TargetScale.of(task, loaded.labels[split.train])
-            head.warm_start(*own_classifier(loaded, task, scale))
+            classifier = standardizer.fold_into(*classifier)
+        head.warm_start(*classifier)  # type: ignore[operator]
     return FreshHead(head, standardizer)
 
 

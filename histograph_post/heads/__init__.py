@@ -1,4 +1,9 @@
-"""Readouts: HistoGraph and its rivals, all of them ``head(history, batch) -> output``."""
+"""Readouts: a history of layers goes in, an output per graph, node or pair comes out.
+
+Every one is ``head(history, batch) -> output``, and a graph's output never depends on its
+batch-mates. Read ``base.py`` first, then ``histograph/head.py`` for the method of the paper;
+``registry.py`` knows them all by name, and ``standardize.py`` is what stands before them.
+"""
 
 from __future__ import annotations
 

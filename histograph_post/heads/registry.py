@@ -19,6 +19,8 @@ from ..utils.levels import LEVELS
 if TYPE_CHECKING:
     from torch import nn
 
+    from .base import Readout
+
 #: Arguments of every head's constructor that :func:`build_head` passes itself.
 _FIXED = ("in_dims", "out_dim", "level")
 
@@ -35,7 +37,6 @@ class HeadInfo:
         needs_edge_index: Whether it needs the edges of the graphs.
         warm_starts: Whether it can start at the checkpoint's own predictions.
         preset: Options of the class that this name stands for.
-        options_location: Where its options are declared, if not in the class's constructor.
     """
 
     name: str
@@ -45,16 +46,15 @@ class HeadInfo:
     needs_edge_index: bool = False
     warm_starts: bool = False
     preset: Mapping[str, Any] = field(default_factory=dict)
-    options_location: str | None = None
 
-    def load(self) -> type[nn.Module]:
+    def load(self) -> type[Readout]:
         """Import and return the class."""
-        found: type[nn.Module] = _import(self.location)
+        found: type[Readout] = _import(self.location)
         return found
 
     def options(self) -> dict[str, Any]:
         """Return the options this readout takes and their defaults."""
-        declared = inspect.signature(_import(self.options_location or self.location))
+        declared = inspect.signature(self.load())
         return {
             name: parameter.default
             for name, parameter in declared.parameters.items()
@@ -85,7 +85,6 @@ _HEADS = (
         ".histograph:HistoGraphHead",
         levels=LEVELS,
         warm_starts=True,
-        options_location=".histograph_config:HistoGraphConfig",
     ),
     HeadInfo(
         "histograph-paper",
@@ -94,7 +93,6 @@ _HEADS = (
         levels=LEVELS,
         warm_starts=True,
         preset=PAPER_FORM,
-        options_location=".histograph_config:HistoGraphConfig",
     ),
     HeadInfo(
         "mean",
@@ -242,7 +240,7 @@ def head_info(name: str) -> HeadInfo:
 
 def build_head(
     name: str, in_dims: Sequence[int], out_dim: int, level: str = "graph", **options: Any
-) -> nn.Module:
+) -> Readout:
     """Build a readout by name.
 
     Args:
@@ -275,5 +273,4 @@ def build_head(
 def head_config(name: str, head: nn.Module) -> dict[str, Any]:
     """Return what builds a head again, as plain values: ``build_head(name, **config)``."""
     config: Any = head.config
-    values = config() if callable(config) else config.to_json()
-    return {key: value for key, value in values.items() if key not in head_info(name).preset}
+    return {key: value for key, value in config().items() if key not in head_info(name).preset}

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..heads.histograph import HistoGraphHead
-from ..heads.node_embeddings import node_embeddings
+from ..heads.base import Readout
 from .examples import Sample
 from .record import RunRecord
 
@@ -150,7 +149,7 @@ class Attention:
 class TrainedHead:
     """A head of a run, ready to look at a sample."""
 
-    head: nn.Module
+    head: Readout
     #: What rows go through before they reach it.
     standardizer: nn.Module | None
 
@@ -164,17 +163,16 @@ class TrainedHead:
 
     def embeddings(self, sample: Sample) -> dict[str, Tensor]:
         """Return what the head makes of each node, stage by stage: ``[num_nodes, width]``."""
-        return node_embeddings(
-            self.head, self.prepared(sample), sample.batch, num_graphs=len(sample.graphs)
-        )
+        history, graphs = self.head.read(self.prepared(sample), sample.batch, len(sample.graphs))
+        with torch.no_grad():
+            return self.head.node_stages(history, graphs)
 
     def attention(self, sample: Sample) -> Attention | None:
         """Return the layer weights and the node attention; None for another kind of head."""
-        if not isinstance(self.head, HistoGraphHead):
+        history, num_graphs = self.prepared(sample), len(sample.graphs)
+        found = self.head.explain(history, sample.batch, num_graphs=num_graphs)
+        if found is None:
             return None
-        found = self.head.explain(
-            self.prepared(sample), sample.batch, num_graphs=len(sample.graphs), standardized=True
-        )
         weights = found.layer_weights.numpy()  # [num_graphs, layers] or [num_graphs, heads, layers]
         if weights.ndim == 2:
             weights = weights[:, None]

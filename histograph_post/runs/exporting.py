@@ -25,7 +25,6 @@ from torch.export import load as load_program
 from torch.export import save as save_program
 
 from ..errors import ModelError, OutputExistsError
-from ..heads.histograph import HistoGraphHead
 from ..heads.registry import head_info
 from ..heads.standardize import Standardizer
 from ..models.loading import save_weights
@@ -79,7 +78,6 @@ class HeadProgram(nn.Module):
         super().__init__()
         head, self.standardizer = saved.build()
         self.head = head
-        self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
         self._uniform = len(set(saved.backbone.capture.widths)) == 1
         self._scale = saved.scale
 
@@ -96,10 +94,9 @@ class HeadProgram(nn.Module):
             torch.stack(layers, dim=1) if self._uniform else layers,  # [num_nodes, L, D]
             batch,
             num_graphs=sizes.size(0),
-            **self._arguments,
         )  # [rows, out_dim]
         if pairs is not None:
-            outputs = self.head.score(outputs, pairs).unsqueeze(-1)  # type: ignore[operator]
+            outputs = self.head.score(outputs, pairs).unsqueeze(-1)
         return self._scale.undo(outputs)
 
 

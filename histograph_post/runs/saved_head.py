@@ -9,12 +9,12 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ConfigError, HistographError, NotFoundError
-from ..heads.each_layer_norm import EachLayerNorm
+from ..heads.base import Readout
 from ..heads.registry import build_head
-from ..heads.standardize import Standardizer
+from ..heads.standardize import EachLayerNorm, Standardizer, head_behind
 from ..tasks import TargetScale, Task
 from .fits import FIT_NAME
 from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, read_json
@@ -70,7 +70,7 @@ class SavedHead:
         stored = read_json(folder, FIT_NAME)
         return replace(self, folder=folder, config=stored["config"])
 
-    def build(self) -> tuple[nn.Module, Standardizer | EachLayerNorm | None]:
+    def build(self) -> tuple[Readout, Standardizer | EachLayerNorm | None]:
         """Return the trained head, and what its rows go through before it."""
         head = build_head(self.name, **self.config)
         path = self.folder / HEAD_NAME
@@ -80,12 +80,10 @@ class SavedHead:
             raise ConfigError(f"{path}: not the weights of a head ({error})") from error
         widths = self.backbone.capture.widths
         standardizer = Standardizer(widths) if self.standardize else None
-        if standardizer is not None and hasattr(head, "standardizer"):
-            head.standardizer = standardizer  # one object, as in training
         try:
-            head.load_state_dict(_under("head.", tensors))
             if standardizer is not None:
                 standardizer.load_state_dict(_under("standardizer.", tensors))
+            head.load_state_dict(head_behind(standardizer, _under("head.", tensors)))
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise ConfigError(f"{path}: does not fit {HEAD_CONFIG_NAME}: {reason}") from error

@@ -18,7 +18,7 @@ from ..data.links import NonEdges
 from ..errors import CacheError
 from ..heads.base import History, last_layer
 from ..heads.history import TableRows
-from ..heads.ranges import ranges
+from ..heads.ragged import ranges
 from ..heads.standardize import Standardizer
 from ..tasks import Task
 from .history_rows import (

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..caches import Cache
 from ..heads.base import pool_nodes
 from ..heads.history import History, TableRows
-from ..heads.ranges import ranges
+from ..heads.ragged import ranges
 from ..heads.standardize import Standardizer
 from ..utils.memory import machine_memory
 

@@ -13,8 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from ..capture import Capture, CapturePlan
 from ..errors import ConfigError
-from ..heads.histograph import HistoGraphHead
-from ..heads.history import TableRows
 from .graph_batches import GraphInputs
 from .head_batches import HeadInputs
 
@@ -193,8 +191,6 @@ class HeadNetwork(nn.Module):
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
         self.head = head
-        # A head that can standardise for itself must not do it twice.
-        self._arguments = {"standardized": True} if isinstance(head, HistoGraphHead) else {}
 
     @property
     def aux_loss(self) -> Tensor | None:
@@ -203,15 +199,11 @@ class HeadNetwork(nn.Module):
 
     def forward(self, inputs: HeadInputs) -> Tensor:
         """Return an output for every row that is asked for: ``[rows, out_dim]``."""
-        history = inputs.history
-        if isinstance(history, TableRows) and not isinstance(self.head, HistoGraphHead):
-            history = history.copy()  # [num_nodes, L, D]
         outputs: Tensor = self.head(
-            history,
+            inputs.history,
             inputs.batch,
             num_graphs=inputs.num_graphs,
             edge_index=inputs.edge_index,
-            **self._arguments,
         )
         if inputs.pairs is not None:
             scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]

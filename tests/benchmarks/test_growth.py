@@ -21,7 +21,7 @@ from histograph_benchmarks.growth import (
     measure,
     peak_bytes,
 )
-from histograph_post.heads.node_attention import NodeAttention
+from histograph_post.heads.histograph.node_attention import NodeAttention
 from histograph_post.heads.ragged import Graphs
 
 MEGABYTE = 1 << 20

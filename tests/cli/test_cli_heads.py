@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from typer.testing import CliRunner, Result
 from histograph_cli.main import app
 from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
-from histograph_post.heads import compiled
 from histograph_post.models import build_model
 
 
@@ -46,35 +44,6 @@ def test_compare_ranks_the_readouts_by_their_test_score(demo_cache: Path, tmp_pa
     # The checkpoint's own readout costs no epochs; every other tells what one takes.
     assert all((row[-1] == "-") == (row[1] == "own readout") for row in rows)
     assert f"next: histograph report {out}" in found.stdout.replace("\n", "")
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], True),
-        (["--head", "histograph-paper"], True),
-        (["--head", "concat"], False),
-        (["--head-args", "key_dropout=0.1"], False),
-        (["--head-args", "node_attention=False"], False),
-    ],
-    ids=str,
-)
-def test_loops_are_told_of_where_the_head_has_some(
-    demo_cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    expected: bool,
-) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)  # as if it was not installed
-    compiled.available.cache_clear()
-    try:
-        arguments = ["-o", str(tmp_path / "run"), "--epochs", "1", "--dim", "8", *words]
-        found = CliRunner().invoke(app, ["train-head", str(demo_cache), *arguments])
-    finally:
-        compiled.available.cache_clear()
-    assert found.exit_code == 0, found.output
-    assert ("histograph-post[fast]" in found.stderr) == expected
 
 
 def test_without_an_own_readout_the_table_compares_with_the_last_layer(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def first_outputs(written: Cache) -> np.ndarray:
     split = written.splits.folds[0]
     history, standardizer = loaded.history(split.train), loaded.standardizer(split.train)
     head = HistoGraphHead(written.widths, task.out_dim, dim=8, heads=2, level=task.level)
-    head.standardizer = standardizer
-    head.warm_start(*own_classifier(loaded, task, TargetScale.of(task, loaded.labels[split.train])))
+    scale = TargetScale.of(task, loaded.labels[split.train])
+    head.warm_start(*standardizer.fold_into(*own_classifier(loaded, task, scale)))
     source = HeadBatches(loaded, history, task, torch.device("cpu"))
     trainer = Trainer(HeadNetwork(head), source, split, task, TrainingOptions(), seed=0)
     return trainer.predict(np.arange(len(loaded.labels)))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from histograph_post.errors import ConfigError, DataError
 from histograph_post.heads.histograph import HistoGraphConfig, HistoGraphHead
+from histograph_post.heads.histograph.layer_attention import NORMALIZATIONS
 
 SIZES = (5, 1, 9, 3)
 
@@ -54,6 +56,27 @@ class TestOptions:
         other.load_state_dict(shared, strict=False)
         difference = plain(history, toy.batch(SIZES)) - other(history, toy.batch(SIZES))
         assert difference.abs().max() > 1e-4
+
+    def test_a_new_normalisation_is_one_function_and_one_entry(
+        self, toy: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def squashed(scores: torch.Tensor, options: HistoGraphConfig) -> torch.Tensor:
+            return (scores / options.radius).tanh()
+
+        monkeypatch.setitem(NORMALIZATIONS, "squashed", squashed)
+        head, history = toy.head([6] * 4, normalization="squashed"), toy.history([6] * 4, SIZES)
+        scores = toy.head([6] * 4, normalization="none").explain(history, toy.batch(SIZES))
+        found = head.explain(history, toy.batch(SIZES)).layer_weights
+        torch.testing.assert_close(found, (scores.layer_weights / 2).tanh())
+        with pytest.raises(ConfigError, match="one of bounded, signed, softmax, none, squashed"):
+            HistoGraphHead([6] * 3, 2, normalization="max")
+
+    def test_a_subclass_has_the_options_of_the_head(self) -> None:
+        class Own(HistoGraphHead):
+            pass
+
+        assert inspect.signature(Own) == inspect.signature(HistoGraphHead)
+        assert "normalization" in inspect.signature(Own).parameters
 
     def test_dropout_is_off_in_evaluation(self, toy: Any) -> None:
         options = {"attention_dropout": 0.5, "key_dropout": 0.5, "dropout": 0.5}

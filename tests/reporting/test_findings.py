@@ -44,7 +44,7 @@ def test_layer_weights_are_those_of_explain(binary_run: Path) -> None:
             history = cache[int(row)].history
             assert isinstance(history, torch.Tensor)
             layers = standardizer(history.unbind(1))
-            explained = head.explain(torch.stack(layers, 1), standardized=True).layer_weights
+            explained = head.explain(torch.stack(layers, 1)).layer_weights
             mean = explained.reshape(-1, explained.size(-1)).mean(0)
             weights[float(cache.labels()[row, 0])].append(mean.numpy())
     for label, members in weights.items():

@@ -81,7 +81,7 @@ def test_gradients_are_those_of_a_network_written_by_hand(
     means = network.standardizer.mean.split([4, 6, 6, 6])
     scales = network.standardizer.scale.split([4, 6, 6, 6])
     scaled = [(x - m) / s for x, m, s in zip(layers, means, scales, strict=True)]
-    expected = head(scaled, batch.batch, num_graphs=6, standardized=True)
+    expected = head(scaled, batch.batch, num_graphs=6)
     torch.testing.assert_close(found, expected)
     F.mse_loss(expected, targets).backward()
     ours, theirs = gradients(network.backbone), gradients(by_hand)
