@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .errors import DataError
+from .errors import ConfigError, DataError
 from .metrics import (
     LINK_METRICS,
     LOWER_IS_BETTER,
@@ -26,6 +26,7 @@ from .metrics import (
     ranking_scores,
     regression_scores,
 )
+from .utils.decoding import Positive, decode
 from .utils.levels import Level
 
 Kind = Literal["binary", "multiclass", "multilabel", "regression"]
@@ -40,7 +41,7 @@ class Task:
 
     kind: Kind
     level: Level
-    num_targets: int
+    num_targets: Positive
     metric: str
     #: The label value of each class (binary and multiclass), in the order of the outputs.
     classes: tuple[float, ...] = ()
@@ -65,9 +66,9 @@ class Task:
         return {**asdict(self), "classes": list(self.classes)}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Task:
-        """Rebuild a task from :meth:`to_json`."""
-        return cls(**{**value, "classes": tuple(value["classes"])})
+    def from_json(cls, value: Any, *, where: str = "task") -> Task:
+        """Read what :meth:`to_json` returned, checking every type."""
+        return decode(cls, value, where, error=ConfigError)
 
     def accepts(self, width: int) -> bool:
         """Whether outputs of this width can be scored: one logit or two for a binary task."""

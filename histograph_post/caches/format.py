@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CacheError
-from ..utils.decoding import Fields, json_sha256, parse_json
+from ..utils.decoding import Count, Sha256, decode, json_sha256, parse_json
 from ..utils.files import to_json
 from .layout import Layout
 from .shard_info import ShardInfo
@@ -80,9 +80,9 @@ class DataSource:
 
     spec: str
     args: Mapping[str, Any]
-    fingerprint: str
-    num_graphs: int
-    num_nodes: int
+    fingerprint: Sha256
+    num_graphs: Count
+    num_nodes: Count
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,14 @@ class Manifest:
     """
 
     tool_version: str
-    weights_sha256: str
+    weights_sha256: Sha256
     checkpoint: str | None
     model: ModelSource
     data: DataSource
     capture: Any
     layout: Layout
-    plan_hash: str
-    splits_sha256: str
+    plan_hash: Sha256
+    splits_sha256: Sha256
     own_metrics: Mapping[str, Any] | None
     no_metrics_because: str | None
     shards: tuple[ShardInfo, ...]
@@ -183,61 +183,32 @@ class Manifest:
     @classmethod
     def from_json(cls, value: Any, where: str) -> Manifest:
         """Read what :meth:`to_json` returned, checking its hash, every type and every range."""
-        fields = Fields(value, where)
-        version = fields.text("format_version")
+        seal = decode(_Seal, value, where, unknown=True)
         major = FORMAT_VERSION.partition(".")[0]
-        if version.partition(".")[0] != major:
+        if seal.format_version.partition(".")[0] != major:
             raise CacheError(
-                f"{where}: found format version {version}, expected {major}.x; "
+                f"{where}: found format version {seal.format_version}, expected {major}.x; "
                 "another version of histograph-post wrote this cache"
             )
-        found = fields.sha256("manifest_sha256")
-        expected = json_sha256({k: v for k, v in value.items() if k != "manifest_sha256"}, where)
-        if found != expected:
+        contents = {key: item for key, item in value.items() if key != "manifest_sha256"}
+        expected = json_sha256(contents, where)
+        if seal.manifest_sha256 != expected:
             raise CacheError(
-                f"{where}: found manifest_sha256 {found}, expected {expected}; the file was changed"
+                f"{where}: found manifest_sha256 {seal.manifest_sha256}, expected {expected}; "
+                "the file was changed"
             )
-        layout = Layout.from_json(fields.take("layout"), where)
-        manifest = cls(
-            format_version=version,
-            tool_version=fields.text("tool_version"),
-            weights_sha256=fields.sha256("weights_sha256"),
-            checkpoint=fields.optional_text("checkpoint"),
-            model=_model_source(fields.take("model"), f"{where}: model"),
-            data=_data_source(fields.take("data"), f"{where}: data"),
-            capture=fields.take("capture"),
-            layout=layout,
-            plan_hash=fields.sha256("plan_hash"),
-            splits_sha256=fields.sha256("splits_sha256"),
-            own_metrics=fields.optional_mapping("own_metrics"),
-            no_metrics_because=fields.optional_text("no_metrics_because"),
-            shards=tuple(ShardInfo.from_json(shard, where) for shard in fields.items("shards")),
-        )
-        if version == FORMAT_VERSION:
-            fields.done()
+        manifest = decode(cls, contents, where, unknown=seal.format_version != FORMAT_VERSION)
         manifest.validate(where)
         return manifest
 
 
+@dataclass(frozen=True)
+class _Seal:
+    """What is checked of a manifest before the rest of it is looked at."""
+
+    format_version: str
+    manifest_sha256: Sha256
+
+
 def _is_path(name: str) -> bool:
     return name in ("", ".", "..") or any(mark in name for mark in "/\\\0")
-
-
-def _model_source(value: Any, where: str) -> ModelSource:
-    fields = Fields(value, where)
-    source = ModelSource(spec=fields.text("spec"), args=fields.mapping("args"))
-    fields.done()
-    return source
-
-
-def _data_source(value: Any, where: str) -> DataSource:
-    fields = Fields(value, where)
-    source = DataSource(
-        spec=fields.text("spec"),
-        args=fields.mapping("args"),
-        fingerprint=fields.sha256("fingerprint"),
-        num_graphs=fields.count("num_graphs"),
-        num_nodes=fields.count("num_nodes"),
-    )
-    fields.done()
-    return source

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CacheError
-from ..utils.decoding import Fields, is_count
+from ..utils.decoding import Count
 from ..utils.levels import LEVELS, Level
 
 #: How activations are stored. NumPy has no bfloat16, nor has HDF5: its bits are kept as uint16.
@@ -77,24 +77,22 @@ class Layout:
     """
 
     layer_names: tuple[str, ...]
-    widths: tuple[int, ...]
+    widths: tuple[Count, ...]
     dtype: str
     level: Level
     target_names: tuple[str, ...] = ()
-    output_width: int | None = None
+    output_width: Count | None = None
     output_level: Level | None = None
     has_edges: bool = True
     compression: str | None = None
 
     def __post_init__(self) -> None:
-        _check_names("layer_names", self.layer_names)
-        _check_names("target_names", self.target_names)
-        if not self.layer_names:
-            _refuse("layer_names", self.layer_names, "at least one name")
-        if len(self.widths) != len(self.layer_names):
-            _refuse("widths", self.widths, f"one for each of {len(self.layer_names)} layers")
-        if not all(is_count(width) and width > 0 for width in self.widths):
-            _refuse("widths", self.widths, "whole numbers from 1")
+        if not self.layer_names or not all(self.layer_names):
+            _refuse("layer_names", self.layer_names, "at least one text, and none empty")
+        if not all(self.target_names):
+            _refuse("target_names", self.target_names, "texts that are not empty")
+        if len(self.widths) != len(self.layer_names) or min(self.widths) < 1:
+            _refuse("widths", self.widths, f"{len(self.layer_names)} whole numbers from 1")
         _check_choice("dtype", self.dtype, tuple(STORED_TYPES))
         _check_choice("level", self.level, LEVELS)
         _check_choice("compression", self.compression, (None, "gzip"))
@@ -103,7 +101,7 @@ class Layout:
         else:
             levels = LEVELS if self.level == "link" else LEVELS[:2]
             _check_choice("output_level", self.output_level, levels)
-            if not is_count(self.output_width) or self.output_width < 1:
+            if self.output_width < 1:
                 _refuse("output_width", self.output_width, "a whole number from 1, or null")
 
     @property
@@ -163,32 +161,6 @@ class Layout:
         value = asdict(self)
         return {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
 
-    @classmethod
-    def from_json(cls, value: Any, where: str) -> Layout:
-        """Read what :meth:`to_json` returned, checking everything."""
-        fields = Fields(value, f"{where}: layout")
-        values: dict[str, Any] = {
-            "layer_names": tuple(fields.items("layer_names")),
-            "widths": tuple(fields.items("widths")),
-            "dtype": fields.text("dtype"),
-            "level": fields.text("level"),
-            "target_names": tuple(fields.items("target_names")),
-            "output_width": fields.take("output_width"),
-            "output_level": fields.optional_text("output_level"),
-            "has_edges": fields.flag("has_edges"),
-            "compression": fields.optional_text("compression"),
-        }
-        fields.done()
-        try:
-            return cls(**values)
-        except CacheError as error:
-            raise CacheError(f"{where}: {error}") from None
-
-
-def _check_names(field: str, names: tuple[str, ...]) -> None:
-    if not all(isinstance(name, str) and name for name in names):
-        _refuse(field, names, "texts that are not empty")
-
 
 def _check_choice(field: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
@@ -198,7 +170,7 @@ def _check_choice(field: str, value: Any, choices: tuple[Any, ...]) -> None:
 def _refuse(field: str, value: Any, expected: str) -> None:
     found = repr(value)
     found = found if len(found) <= 80 else f"{found[:77]}..."
-    raise CacheError(f"layout: found {field} = {found}, expected {expected}")
+    raise CacheError(f"found {field} = {found}, expected {expected}")
 
 
 # --- what must hold for the values of a shard, whoever wrote it

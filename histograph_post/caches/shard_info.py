@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 from ..errors import CacheError
-from ..utils.decoding import Fields, is_count
+from ..utils.decoding import Count, Form, Sha256, is_count
 from .layout import Counts, Dataset, Layout
 
 #: Every dataset starts at a multiple of this, so that mapped values are aligned for any CPU.
@@ -18,6 +18,20 @@ MAX_DEFLATE_RATIO = 1032
 
 #: Where a piece of a dataset lies in its file: (offset, bytes).
 Extent = tuple[int, int]
+
+
+def _are_extents(pieces: Any) -> bool:
+    return isinstance(pieces, list) and all(
+        isinstance(piece, list) and len(piece) == 2 and all(map(is_count, piece))
+        for piece in pieces
+    )
+
+
+#: The pieces of a dataset. There may be a million, so they are read in one go.
+Extents = Annotated[
+    tuple[Extent, ...],
+    Form("a list of [offset, bytes]", _are_extents, lambda pieces: tuple(map(tuple, pieces))),
+]
 
 
 def shard_name(index: int) -> str:
@@ -34,17 +48,17 @@ class ShardInfo:
     values, so opening a cache never hands a stranger's file to the HDF5 library.
     """
 
-    index: int
-    start: int
-    stop: int
-    num_nodes: int
-    num_edges: int
-    num_labels: int
-    num_bytes: int
-    sha256: str
+    index: Count
+    start: Count
+    stop: Count
+    num_nodes: Count
+    num_edges: Count
+    num_labels: Count
+    num_bytes: Count
+    sha256: Sha256
     #: Of everything before the activations, which a reader checks before it uses any of it.
-    head_sha256: str
-    extents: Mapping[str, tuple[Extent, ...]]
+    head_sha256: Sha256
+    extents: Mapping[str, Extents]
 
     @property
     def counts(self) -> Counts:
@@ -122,34 +136,3 @@ class ShardInfo:
         extents = {name: [list(piece) for piece in pieces] for name, pieces in self.extents.items()}
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**values, "extents": extents}
-
-    @classmethod
-    def from_json(cls, value: Any, where: str) -> ShardInfo:
-        """Read what :meth:`to_json` returned, checking types and ranges."""
-        entry = Fields(value, f"{where}: shards")
-        info = cls(
-            index=entry.count("index"),
-            start=entry.count("start"),
-            stop=entry.count("stop"),
-            num_nodes=entry.count("num_nodes"),
-            num_edges=entry.count("num_edges"),
-            num_labels=entry.count("num_labels"),
-            num_bytes=entry.count("num_bytes"),
-            sha256=entry.sha256("sha256"),
-            head_sha256=entry.sha256("head_sha256"),
-            extents={
-                name: _extents(pieces, f"{where}: shards: extents of {name!r}")
-                for name, pieces in entry.mapping("extents").items()
-            },
-        )
-        entry.done()
-        return info
-
-
-def _extents(pieces: Any, where: str) -> tuple[Extent, ...]:
-    if not isinstance(pieces, list) or not all(
-        isinstance(piece, list) and len(piece) == 2 and all(map(is_count, piece))
-        for piece in pieces
-    ):
-        raise CacheError(f"{where}: expected a list of [offset, bytes]")
-    return tuple((offset, size) for offset, size in pieces)

@@ -256,7 +256,7 @@ FILE_DAMAGES = [
     ),
     ("found splits of", {}, splits(lambda data: b"[]")),
     ("splits.json: found", {}, splits(lambda data: data.replace(b'"seed": 0', b'"seed": "0"'))),
-    ("splits.json: expected", {}, splits(lambda data: data.replace(b'"train"', b'"training"'))),
+    ("found the unknown field", {}, splits(lambda data: data.replace(b'"train"', b'"training"'))),
 ]
 
 

@@ -119,8 +119,12 @@ class TestOptions:
             HistoGraphHead([6] * 3, 2, **options)
 
     def test_unknown_and_missing_names_are_refused(self) -> None:
-        with pytest.raises(ConfigError, match=r"unknown \['depth'\], missing \['in_dims'\]"):
-            HistoGraphConfig.from_json({"out_dim": 2, "depth": 3})
+        for values, message in (
+            ({"in_dims": [3], "out_dim": 2, "depth": 3}, "found the unknown field 'depth'"),
+            ({"out_dim": 2}, "found no 'in_dims'"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                HistoGraphConfig.from_json(values)
 
     def test_repr(self) -> None:
         assert repr(HistoGraphHead([64] * 6, 2)) == "HistoGraphHead(6 x 64 -> 2)"

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, fields
 from typing import Any
 
 from ...errors import ConfigError
+from ...utils.decoding import decode
 from ...utils.levels import LEVELS
 from ..history import kept_dims
 from .layer_attention import LAYER_ATTENTIONS, NORMALIZATIONS
@@ -133,14 +134,7 @@ class HistoGraphConfig:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> HistoGraphConfig:
         """Read what :meth:`to_json` wrote; unknown and missing names are refused."""
-        known = {field.name for field in fields(cls)}
-        unknown, missing = set(values) - known, {"in_dims", "out_dim"} - set(values)
-        if unknown or missing:
-            raise ConfigError(
-                f"head configuration: found unknown {sorted(unknown)}, missing {sorted(missing)}, "
-                f"expected {', '.join(sorted(known))}"
-            )
-        return cls(**values)
+        return decode(cls, values, "head configuration", error=ConfigError, defaults=True)
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, in order."""
