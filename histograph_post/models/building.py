@@ -13,15 +13,14 @@ import inspect
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from torch import Tensor, nn
 
 from ..errors import ConfigError, HistographError, ModelError
-from ..utils.specifications import home_of, is_defined_in, refuse_standard_library, without_partial
-from ..utils.user_modules import imported_file, imported_package
+from ..utils.specifications import home_of, is_defined_in, without_partial
+from ..utils.user_modules import imported_place
 from .builtin_models import GNN
 from .builtin_settings import CHOICES, GNNSettings, settings_of
 
@@ -79,12 +78,7 @@ def build_model(
             f"no model called {spec!r}{hint} built-in ones are {', '.join(BUILT_IN)}; "
             "your own is named file.py:Name or package.module:Name"
         )
-    if place.endswith(".py"):
-        opened = imported_file(Path(place))
-    else:
-        refuse_standard_library(place, ModelError)
-        opened = imported_package(place)
-    with opened as module:
+    with imported_place(place, ModelError) as module:
         target = _find(module, name, place)
         _check_target(target, module, spec)
         # Built while the folder of the file is importable: constructors import things, too.

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import Any, Final, Literal
 
-from ..errors import DataError, ModelError
+from ..errors import DataError, HistographError, ModelError
 
 #: The models of this package.
 BUILT_IN_MODELS: Final = ("gcn", "gin", "gat", "sage", "gps")
@@ -69,8 +69,8 @@ def specification_to_follow(
     )
 
 
-def refuse_standard_library(place: str, kind: type[ModelError | DataError]) -> None:
-    """Refuse a module of Python itself before it is imported: it makes no models and no graphs."""
+def refuse_standard_library(place: str, kind: type[HistographError]) -> None:
+    """Refuse a module of Python itself before it is imported: it has none of these."""
     if place.partition(".")[0] in sys.stdlib_module_names:
         raise kind(
             f"{place}: found a module of Python's standard library, expected code of yours or of "

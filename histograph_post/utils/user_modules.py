@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..errors import HistographError, ModelError, NotFoundError
+from .specifications import refuse_standard_library
 
 
 @contextmanager
@@ -54,6 +55,23 @@ def imported_package(name: str) -> Iterator[ModuleType]:
         with _one_line_errors(name):
             module = importlib.import_module(name)
         yield module
+
+
+@contextmanager
+def imported_place(place: str, kind: type[HistographError]) -> Iterator[ModuleType]:
+    """Import what stands before the colon of a specification: a file, or a dotted module name.
+
+    Args:
+        place: ``file.py`` or ``package.module``.
+        kind: The error for a module of Python itself.
+    """
+    if place.endswith(".py"):
+        with imported_file(Path(place)) as module:
+            yield module
+    else:
+        refuse_standard_library(place, kind)
+        with imported_package(place) as module:
+            yield module
 
 
 @contextmanager
