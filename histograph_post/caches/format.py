@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..data.spec import DataSpec
 from ..errors import CacheError
+from ..models.spec import ModelSpec
 from ..utils.decoding import Fields, json_sha256, parse_json
 from ..utils.files import to_json
 from .layout import Layout
@@ -67,25 +69,6 @@ def plan_hash(
 
 
 @dataclass(frozen=True)
-class ModelSource:
-    """Which model ran: its specification and arguments."""
-
-    spec: str
-    args: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class DataSource:
-    """Which data it ran on: specification, arguments, and what they turned out to be."""
-
-    spec: str
-    args: Mapping[str, Any]
-    fingerprint: str
-    num_graphs: int
-    num_nodes: int
-
-
-@dataclass(frozen=True)
 class Manifest:
     """What makes a folder of shards a cache. It is written last.
 
@@ -108,8 +91,8 @@ class Manifest:
     tool_version: str
     weights_sha256: str
     checkpoint: str | None
-    model: ModelSource
-    data: DataSource
+    model: ModelSpec
+    data: DataSpec
     capture: Any
     layout: Layout
     plan_hash: str
@@ -156,8 +139,14 @@ class Manifest:
             "tool_version": self.tool_version,
             "weights_sha256": self.weights_sha256,
             "checkpoint": self.checkpoint,
-            "model": vars(self.model),
-            "data": vars(self.data),
+            "model": {"spec": self.model.spec, "args": self.model.args},
+            "data": {
+                "spec": self.data.spec,
+                "args": self.data.args,
+                "fingerprint": self.data.fingerprint,
+                "num_graphs": self.data.num_graphs,
+                "num_nodes": self.data.num_nodes,
+            },
             "capture": self.capture,
             "layout": self.layout.to_json(),
             "plan_hash": self.plan_hash,
@@ -203,8 +192,8 @@ class Manifest:
             tool_version=fields.text("tool_version"),
             weights_sha256=fields.sha256("weights_sha256"),
             checkpoint=fields.optional_text("checkpoint"),
-            model=_model_source(fields.take("model"), f"{where}: model"),
-            data=_data_source(fields.take("data"), f"{where}: data"),
+            model=_model_spec(fields.take("model"), where),
+            data=_data_spec(fields.take("data"), where),
             capture=fields.take("capture"),
             layout=layout,
             plan_hash=fields.sha256("plan_hash"),
@@ -223,21 +212,22 @@ def _is_path(name: str) -> bool:
     return name in ("", ".", "..") or any(mark in name for mark in "/\\\0")
 
 
-def _model_source(value: Any, where: str) -> ModelSource:
-    fields = Fields(value, where)
-    source = ModelSource(spec=fields.text("spec"), args=fields.mapping("args"))
+def _model_spec(value: Any, where: str) -> ModelSpec:
+    fields = Fields(value, f"{where}: model")
+    spec = ModelSpec(fields.text("spec"), fields.mapping("args"), recorded_in=where)
     fields.done()
-    return source
+    return spec
 
 
-def _data_source(value: Any, where: str) -> DataSource:
-    fields = Fields(value, where)
-    source = DataSource(
-        spec=fields.text("spec"),
-        args=fields.mapping("args"),
+def _data_spec(value: Any, where: str) -> DataSpec:
+    fields = Fields(value, f"{where}: data")
+    spec = DataSpec(
+        fields.text("spec"),
+        fields.mapping("args"),
         fingerprint=fields.sha256("fingerprint"),
         num_graphs=fields.count("num_graphs"),
         num_nodes=fields.count("num_nodes"),
+        recorded_in=where,
     )
     fields.done()
-    return source
+    return spec
