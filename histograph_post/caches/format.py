@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from ..data.spec import DataSpec
 from ..errors import CacheError
-from ..utils.decoding import Count, Sha256, decode, json_sha256, parse_json
+from ..models.spec import ModelSpec
+from ..utils.decoding import Count, Form, Sha256, decode, json_sha256, parse_json
 from ..utils.files import to_json
+from ..utils.specifications import Specification
 from .layout import Layout
 from .shard_info import ShardInfo
 
@@ -67,22 +70,30 @@ def plan_hash(
 
 
 @dataclass(frozen=True)
-class ModelSource:
-    """Which model ran: its specification and arguments."""
-
+class _StoredModel:
     spec: str
     args: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class DataSource:
-    """Which data it ran on: specification, arguments, and what they turned out to be."""
-
+class _StoredData:
     spec: str
     args: Mapping[str, Any]
     fingerprint: Sha256
     num_graphs: Count
     num_nodes: Count
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """What a manifest says of the model that ran and of the data it ran on."""
+
+    model: _StoredModel
+    data: _StoredData
+
+
+#: Made of :class:`_Sources` before the manifest is.
+_DECODED = Form("a specification", lambda value: isinstance(value, Specification))
 
 
 @dataclass(frozen=True)
@@ -108,8 +119,8 @@ class Manifest:
     tool_version: str
     weights_sha256: Sha256
     checkpoint: str | None
-    model: ModelSource
-    data: DataSource
+    model: Annotated[ModelSpec, _DECODED]
+    data: Annotated[DataSpec, _DECODED]
     capture: Any
     layout: Layout
     plan_hash: Sha256
@@ -156,8 +167,14 @@ class Manifest:
             "tool_version": self.tool_version,
             "weights_sha256": self.weights_sha256,
             "checkpoint": self.checkpoint,
-            "model": vars(self.model),
-            "data": vars(self.data),
+            "model": {"spec": self.model.spec, "args": self.model.args},
+            "data": {
+                "spec": self.data.spec,
+                "args": self.data.args,
+                "fingerprint": self.data.fingerprint,
+                "num_graphs": self.data.num_graphs,
+                "num_nodes": self.data.num_nodes,
+            },
             "capture": self.capture,
             "layout": self.layout.to_json(),
             "plan_hash": self.plan_hash,
@@ -197,6 +214,9 @@ class Manifest:
                 f"{where}: found manifest_sha256 {seal.manifest_sha256}, expected {expected}; "
                 "the file was changed"
             )
+        found = decode(_Sources, contents, where, unknown=True)
+        contents["model"] = ModelSpec(**vars(found.model), recorded_in=where)
+        contents["data"] = DataSpec(**vars(found.data), recorded_in=where)
         manifest = decode(cls, contents, where, unknown=seal.format_version != FORMAT_VERSION)
         manifest.validate(where)
         return manifest
