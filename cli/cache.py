@@ -72,9 +72,9 @@ def cache(
 
     A killed run goes on where it stopped when the same command is given again.
     """
-    from histograph_post.caches.planning import CacheOptions, Provenance, plan_cache
+    from histograph_post.caches.planning import CacheOptions, plan_cache
     from histograph_post.models import parse_args
-    from histograph_post.models.pretrained import load_pretrained
+    from histograph_post.models.spec import load_pretrained
     from histograph_post.splits import resolve_splits
 
     jobs = find_jobs(
@@ -88,7 +88,7 @@ def cache(
         data=data,
         data_root=data_root,
         key_map=key_map,
-        trust_checkpoint=trust_checkpoint,
+        trust=trust_checkpoint,
     )
     options = CacheOptions(
         layers=layers,
@@ -102,13 +102,14 @@ def cache(
     results: list[dict[str, Any]] = []
     caches: list[Cache] = []
     for job in jobs:
-        source = load_pretrained(job.spec, dataset=dataset)
+        source = load_pretrained(job.model, job.data, dataset=dataset)
         plan = plan_cache(
             source.model,
             source.dataset,
             resolve_splits(source.dataset, job.split, seed=split_seed),
             options=options,
-            provenance=Provenance.of(source.spec),
+            model_spec=job.model,
+            data_args=job.data.args,
             device=device,
         )
         if dataset is None:  # folds share data and layers: what is to be said is said once

@@ -137,11 +137,9 @@ def finetune(
         terminal, planned, out, chosen=planned.name, device=device, overwrite=overwrite
     )
     _show_moved(terminal, found)
-    used = planned.backbones.spec
-    terminal.result(
-        found,
-        next_command=f"{predict_command(out)}, or {cache_command(out, used.model, used.data)}",
-    )
+    used = planned.backbones
+    caching = cache_command(out, used.model.spec, used.data.spec)
+    terminal.result(found, next_command=f"{predict_command(out)}, or {caching}")
 
 
 def _names(text: str) -> tuple[str, ...]:

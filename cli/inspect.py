@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +13,9 @@ from .heads import show_results
 from .next_commands import cache_command, predict_command
 from .pretrain import show_folds
 from .terminal import Terminal, size
+
+if TYPE_CHECKING:
+    from histograph_post.runs.run import Run
 
 #: A run has the own readout, the one to beat and its head; with more it is a comparison.
 _FEW_READOUTS = 3
@@ -50,21 +52,14 @@ def inspect(
         _inspect_checkpoint(terminal, path, trust=trust_checkpoint)
         return
     from histograph_post.caches.planning import CacheOptions, plan_cache
-    from histograph_post.models import parse_args
-    from histograph_post.models.pretrained import PretrainedSpec, load_pretrained
+    from histograph_post.data import DataSpec
+    from histograph_post.models import ModelSpec, parse_args
+    from histograph_post.models.spec import load_pretrained
     from histograph_post.splits import resolve_splits
 
     source = load_pretrained(
-        PretrainedSpec(
-            model=model,
-            checkpoint=path,
-            data=data,
-            model_args=parse_args(model_args),
-            data_args=parse_args(data_args),
-            data_root=data_root,
-            key_map=key_map,
-            trust_checkpoint=trust_checkpoint,
-        )
+        ModelSpec(model, parse_args(model_args), path, key_map, trust_checkpoint),
+        DataSpec(data, parse_args(data_args), data_root),
     )
     plan = plan_cache(
         source.model,
@@ -118,62 +113,62 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
 def _inspect_folder(terminal: Terminal, path: Path) -> None:
     """Show what a command has left in a folder; none of that needs torch."""
     from histograph_post.caches.format import MANIFEST_NAME
-    from histograph_post.runs.run import HEAD_CONFIG_NAME, RESULTS_NAME, read_json
-    from histograph_post.runs.summary import is_run
+    from histograph_post.runs.run import HEAD_CONFIG_NAME, Run, is_run
 
     members = sorted(path.glob("*.cache"))
-    if (path / RESULTS_NAME).is_file() and "folds" in (results := read_json(path, RESULTS_NAME)):
-        show_folds(terminal, results)
-        terminal.result(
-            {"folder": str(path), **results},
-            next_command=cache_command(path, results["model"], results["data"], named=False),
-        )
-    elif is_run(path):
-        _inspect_run(terminal, path)
+    if is_run(path):
+        _inspect_run(terminal, Run.open(path))
     elif (path / HEAD_CONFIG_NAME).is_file():
-        _inspect_export(terminal, path, read_json(path, HEAD_CONFIG_NAME))
+        _inspect_export(terminal, Run.of(path))
     elif members and not (path / MANIFEST_NAME).exists():
         _inspect_caches(terminal, path, members)
     else:
         _inspect_cache(terminal, path)
 
 
-def _inspect_run(terminal: Terminal, path: Path) -> None:
-    from histograph_post.runs.summary import RunSummary
+def _inspect_run(terminal: Terminal, run: Run) -> None:
+    from histograph_post.runs import summary as texts
 
-    found = RunSummary.open(path)
-    facts = found.facts()
-    terminal.table(f"{path}", ["", ""], facts)
-    compared = len(found.results["readouts"]) > _FEW_READOUTS
-    show_results(terminal, found.results, {}, ranked=compared)
+    results = run.results
+    if "folds" in results:
+        show_folds(terminal, results)
+        terminal.result(
+            {"folder": str(run.folder), **results},
+            next_command=cache_command(run.folder, results["model"], results["data"], named=False),
+        )
+        return
+    facts = texts.facts(run.require_readouts())
+    terminal.table(f"{run.folder}", ["", ""], facts)
+    compared = len(results["readouts"]) > _FEW_READOUTS
+    show_results(terminal, results, {}, ranked=compared)
     terminal.result(
         {
-            "run": str(path),
+            "run": str(run.folder),
             "facts": dict(facts),
-            "command": found.command(),
-            **found.results,
+            "command": texts.command(run),
+            **results,
         },
-        next_command=f"histograph report {path}",
+        next_command=f"histograph report {run.folder}",
     )
 
 
-def _inspect_export(terminal: Terminal, path: Path, stored: Mapping[str, Any]) -> None:
+def _inspect_export(terminal: Terminal, run: Run) -> None:
     """Show a backbone and head that were exported together."""
-    backbone = stored["backbone"]
-    layers = [point["name"] for point in backbone["capture"]["points"]]
+    stored, backbone = run.stored_head, run.backbone
+    layers = backbone.capture.names
     facts = [
         ("task", f"{stored['task']['kind']}, {stored['task']['level']} level"),
         ("targets", ", ".join(stored["target_names"])),
         ("head", f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"),
-        ("model", backbone["model"]["spec"]),
+        ("model", backbone.model.spec),
         ("layers", f"{len(layers)}: {', '.join(layers)}"),
-        ("weights sha256", backbone["weights_sha256"]),
-        ("trained on", backbone["data"]["spec"]),
+        ("weights sha256", backbone.model.weights_sha256),
+        ("trained on", backbone.data.spec),
     ]
-    terminal.table(f"{path}: backbone and head", ["", ""], facts)
+    terminal.table(f"{run.folder}: backbone and head", ["", ""], facts)
     terminal.result(
-        {"export": str(path), **stored},
-        next_command=predict_command(path, named=False),
+        {"export": str(run.folder), **stored},
+        next_command=predict_command(run.folder, named=False),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from histograph_post.runs.run import HEAD_CONFIG_NAME, read_json
+from histograph_post.runs.run import Run
 from histograph_post.utils.specifications import IN_MEMORY, is_built_in
 
 
@@ -17,8 +17,7 @@ def predict_command(run: Path, *, named: bool = True) -> str:
         named: Show the recorded specification of a model that is code, not ``SPEC``: for runs that
             were made just now, not for those that may come from anybody.
     """
-    model = read_json(run, HEAD_CONFIG_NAME)["backbone"]["model"]["spec"]
-    flags = _code({"model": model}, named=named)
+    flags = _code({"model": Run.of(run).backbone.model.spec}, named=named)
     return f"histograph predict {run}{flags} --data SPEC -o predictions.csv"
 
 

@@ -45,7 +45,7 @@ def predict(
     """
     from histograph_post.models import parse_args
     from histograph_post.runs.predicting import predict as predict_graphs
-    from histograph_post.runs.run import HEAD_CONFIG_NAME, read_json
+    from histograph_post.runs.run import Run
 
     with terminal.progress("predicting nodes") as update:
         found = predict_graphs(
@@ -66,7 +66,7 @@ def predict(
         )
     for note in found.notes:
         terminal.say(f"note: {note}")
-    stored = read_json(run, HEAD_CONFIG_NAME)
+    stored = Run.of(run).stored_head
     fit = f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"
     terminal.say(f"predicted with {fit}, the best by validation")
     show_predictions(terminal, found)

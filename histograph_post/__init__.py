@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .runs.exporting import export as export
     from .runs.predicting import load as load
     from .runs.predicting import predict as predict
+    from .runs.run import Run as Run
     from .training.options import TrainingOptions as TrainingOptions
 
 #: Public name -> module. Loaded on first use, so that `histograph --help` never waits for torch.
@@ -31,6 +32,7 @@ _PUBLIC = {
     "GraphDataset": ".data",
     "HistoGraphHead": ".heads.histograph",
     "HistographError": ".errors",
+    "Run": ".runs.run",
     "TrainingOptions": ".training.options",
     "cache": ".caches.caching",
     "export": ".runs.exporting",
@@ -48,6 +50,7 @@ __all__ = [
     "GraphDataset",
     "HistoGraphHead",
     "HistographError",
+    "Run",
     "TrainingOptions",
     "cache",
     "export",

@@ -16,9 +16,7 @@ from ..utils.lazy import lazy_names
 if TYPE_CHECKING:
     from ..utils.levels import Level as Level
     from .format import FORMAT_VERSION as FORMAT_VERSION
-    from .format import DataSource as DataSource
     from .format import Manifest as Manifest
-    from .format import ModelSource as ModelSource
     from .format import plan_hash as plan_hash
     from .layout import Layout as Layout
     from .reader import Cache as Cache
@@ -44,12 +42,10 @@ __all__ = [
     "Cache",
     "CachedBatch",
     "CachedGraph",
-    "DataSource",
     "History",
     "Layout",
     "Level",
     "Manifest",
-    "ModelSource",
     "RowBlock",
     "ShardGraphs",
     "ShardInfo",
@@ -72,12 +68,10 @@ __getattr__ = lazy_names(
         "Cache": ".reader",
         "CachedBatch": ".shard",
         "CachedGraph": ".shard",
-        "DataSource": ".format",
         "History": ".shard",
         "Layout": ".layout",
         "Level": "..utils.levels",
         "Manifest": ".format",
-        "ModelSource": ".format",
         "RowBlock": ".row_writers",
         "ShardGraphs": ".shard",
         "ShardInfo": ".shard_info",

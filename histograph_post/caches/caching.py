@@ -23,17 +23,16 @@ from torch_geometric.data import Batch, Data
 
 from .. import __version__
 from ..capture import Capture
-from ..data import GraphDataset, from_graphs
+from ..data import DataSpec, GraphDataset, from_graphs
 from ..errors import CacheError, CaptureError, ConfigError
+from ..models import ModelSpec
 from ..models.loading import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
 from ..utils.files import remove_leftovers, sha256_file, to_json, write_text
 from . import (
     Cache,
-    DataSource,
     Manifest,
-    ModelSource,
     ShardGraphs,
     ShardInfo,
     ShardWriter,
@@ -139,18 +138,13 @@ def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
 def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> Cache:
     """Score the model's own outputs over all shards and write the manifest, which ends the work."""
     remove_leftovers(folder)
+    checkpoint = plan.model_spec.checkpoint
     manifest = Manifest(
         tool_version=__version__,
         weights_sha256=plan.weights_sha256,
-        checkpoint=plan.provenance.checkpoint,
-        model=ModelSource(plan.provenance.model_spec, dict(plan.provenance.model_args)),
-        data=DataSource(
-            spec=plan.dataset.spec,
-            args=dict(plan.provenance.data_args),
-            fingerprint=plan.dataset.fingerprint(),
-            num_graphs=len(plan.dataset),
-            num_nodes=int(plan.dataset.num_nodes.sum()),
-        ),
+        checkpoint=None if checkpoint is None else checkpoint.name,
+        model=ModelSpec(plan.model_spec.spec, dict(plan.model_spec.args)),
+        data=DataSpec.of(plan.dataset, plan.data_args),
         capture=plan.capture.to_json(),
         layout=plan.layout,
         plan_hash=plan.hash,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from ..data.spec import DataSpec
 from ..errors import CacheError
-from ..utils.decoding import Count, Sha256, decode, json_sha256, parse_json
+from ..models.spec import ModelSpec
+from ..utils.decoding import Count, Form, Sha256, decode, json_sha256, parse_json
 from ..utils.files import to_json
 from .layout import Layout
 from .shard_info import ShardInfo
@@ -67,16 +69,16 @@ def plan_hash(
 
 
 @dataclass(frozen=True)
-class ModelSource:
-    """Which model ran: its specification and arguments."""
+class _ModelEntry:
+    """What the manifest says of the model."""
 
     spec: str
     args: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class DataSource:
-    """Which data it ran on: specification, arguments, and what they turned out to be."""
+class _DataEntry:
+    """What the manifest says of the data: their name, and what they turned out to be."""
 
     spec: str
     args: Mapping[str, Any]
@@ -108,8 +110,8 @@ class Manifest:
     tool_version: str
     weights_sha256: Sha256
     checkpoint: str | None
-    model: ModelSource
-    data: DataSource
+    model: Annotated[ModelSpec, Form("an object", lambda value: isinstance(value, ModelSpec))]
+    data: Annotated[DataSpec, Form("an object", lambda value: isinstance(value, DataSpec))]
     capture: Any
     layout: Layout
     plan_hash: Sha256
@@ -156,8 +158,14 @@ class Manifest:
             "tool_version": self.tool_version,
             "weights_sha256": self.weights_sha256,
             "checkpoint": self.checkpoint,
-            "model": vars(self.model),
-            "data": vars(self.data),
+            "model": {"spec": self.model.spec, "args": self.model.args},
+            "data": {
+                "spec": self.data.spec,
+                "args": self.data.args,
+                "fingerprint": self.data.fingerprint,
+                "num_graphs": self.data.num_graphs,
+                "num_nodes": self.data.num_nodes,
+            },
             "capture": self.capture,
             "layout": self.layout.to_json(),
             "plan_hash": self.plan_hash,
@@ -197,6 +205,10 @@ class Manifest:
                 f"{where}: found manifest_sha256 {seal.manifest_sha256}, expected {expected}; "
                 "the file was changed"
             )
+        for name, entry, spec in (("model", _ModelEntry, ModelSpec), ("data", _DataEntry, DataSpec)):
+            if name in contents:
+                read = decode(entry, contents[name], f"{where}: {name}")
+                contents[name] = spec(**vars(read), recorded_in=where)
         manifest = decode(cls, contents, where, unknown=seal.format_version != FORMAT_VERSION)
         manifest.validate(where)
         return manifest

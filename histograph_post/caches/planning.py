@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..errors import CacheError, CaptureError, ConfigError
 from ..models import call_model, prediction
 from ..models.loading import weights_sha256
 from ..models.model_call import OutputForm
-from ..models.pretrained import PretrainedSpec
+from ..models.spec import ModelSpec
 from ..splits import Splits
 from ..tasks import Task, has_labels, infer_task
 from ..utils.devices import resolve_device, synchronize
@@ -57,22 +57,6 @@ class CacheOptions:
 
 
 @dataclass(frozen=True)
-class Provenance:
-    """Where the model and the data came from, as the user named them."""
-
-    model_spec: str = IN_MEMORY
-    model_args: Mapping[str, Any] = field(default_factory=dict)
-    #: File name of the checkpoint; None for a model that was handed over in memory.
-    checkpoint: str | None = None
-    data_args: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, spec: PretrainedSpec) -> Provenance:
-        """Return what the manifest keeps of a specification: no paths of this machine."""
-        return cls(spec.model, spec.model_args, spec.checkpoint.name, spec.data_args)
-
-
-@dataclass(frozen=True)
 class OwnOutput:
     """What a model gives by itself."""
 
@@ -100,7 +84,9 @@ class CachePlan:
     parity: Parity
     layout: Layout
     options: CacheOptions
-    provenance: Provenance
+    #: The model as the user named it, and the arguments of the data.
+    model_spec: ModelSpec
+    data_args: Mapping[str, Any]
     #: First and one-past-last graph of every shard.
     shards: tuple[tuple[int, int], ...]
     weights_sha256: str
@@ -138,7 +124,7 @@ class CachePlan:
         return plan_hash(
             tool_version=__version__,
             weights_sha256=self.weights_sha256,
-            model={"spec": self.provenance.model_spec, "args": dict(self.provenance.model_args)},
+            model={"spec": self.model_spec.spec, "args": dict(self.model_spec.args)},
             data={"spec": self.dataset.spec, "fingerprint": self.dataset.fingerprint()},
             capture=self.capture.to_json(),
             layout=self.layout,
@@ -177,16 +163,25 @@ def plan_cache(
     splits: Splits,
     *,
     options: CacheOptions | None = None,
-    provenance: Provenance | None = None,
+    model_spec: ModelSpec | None = None,
+    data_args: Mapping[str, Any] | None = None,
     device: str = "auto",
 ) -> CachePlan:
     """Find out what would be captured and how it would be laid out; nothing is written.
 
     Runs the model on a few graphs to find its layers, and refuses a model whose activations
     change when they are recorded, or when other graphs share the batch.
+
+    Args:
+        model: A trained model; it is put into ``eval()`` and onto the device.
+        dataset: The graphs to run it on.
+        splits: Which rows train, validate and test; kept with the cache.
+        options: What a user can choose about a cache.
+        model_spec: The model as the user named it; none for one that was handed over in memory.
+        data_args: The arguments the data were loaded with.
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
     options = options or CacheOptions()
-    provenance = provenance or Provenance()
     where = resolve_device(device)
     model = model.to(where).eval()
     probe = [graph.to(where) for graph in probe_graphs(dataset)]
@@ -219,7 +214,8 @@ def plan_cache(
         parity=parity,
         layout=layout,
         options=options,
-        provenance=provenance,
+        model_spec=model_spec or ModelSpec(IN_MEMORY),
+        data_args=dict(data_args or {}),
         shards=tuple(plan_shards(dataset.num_nodes, layout.row_bytes, options.shard_bytes)),
         weights_sha256=weights_sha256(model.state_dict()),
         own=own,

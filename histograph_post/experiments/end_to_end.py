@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch_geometric.data import Batch
 
 from ..capture import CapturePlan, plan_capture
+from ..data import DataSpec
 from ..data.dataset import probe_graphs
 from ..errors import ConfigError
 from ..heads.registry import build_head
@@ -24,7 +25,8 @@ from ..heads.standardize import EachLayerNorm
 from ..metrics import Key
 from ..runs.fits import Fit, FitSpec, find_fit
 from ..runs.predictions import LabelRows, row_names
-from ..runs.run import MODEL_NAME
+from ..runs.run import HEAD_CONFIG_NAME, MODEL_NAME
+from ..runs.saved_backbone import SavedBackbone
 from ..tasks import infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import Trainer
@@ -111,7 +113,7 @@ class EndToEnd(Stage):
             return found
         given, task = self.pretraining, self.task
         split = self.splits.folds[spec.fold]
-        model = untrained_model(given.spec, given.dataset, self._labels_width, seed=spec.seed)
+        model = untrained_model(given.model_spec, given.dataset, self._labels_width, seed=spec.seed)
         if not spec.stage:
             source = GraphBatches(given.dataset, task, device)
             network = BackboneNetwork(model).to(device)
@@ -160,27 +162,25 @@ class EndToEnd(Stage):
         """Return how to build the backbone of a fit again; its weights are in the run."""
         assert fit.backbone is not None  # of a fit with a head
         given = self.pretraining
-        return {
-            "weights_sha256": fit.backbone["weights_sha256"],
-            "checkpoint": MODEL_NAME,
-            "model": {
-                "spec": given.spec.model,
-                "args": dict(given.spec.model_args),
-                "out_dim": None if self.task.level == "link" else self._labels_width,
-            },
-            "data": {
-                "spec": given.dataset.spec,
-                "args": dict(given.spec.data_args),
-                "fingerprint": given.dataset.fingerprint(),
-            },
-            "capture": self.capture.to_json(),
-            "cache": ".",
-            "in_run": True,
-        }
+        saved = SavedBackbone(
+            file=folder / HEAD_CONFIG_NAME,
+            model=replace(
+                given.model_spec,
+                checkpoint=Path(MODEL_NAME),
+                out_dim=None if self.task.level == "link" else self._labels_width,
+                weights_sha256=fit.backbone["weights_sha256"],
+            ),
+            data=DataSpec.of(given.dataset, given.data_spec.args),
+            capture=self.capture,
+            cache=folder,
+            in_run=True,
+        )
+        return saved.to_json()
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Write a checkpoint per fold."""
-        write_folds(folder, fits, chosen, self.task, self.splits, self.pretraining.spec)
+        named = (self.pretraining.model_spec, self.pretraining.data_spec)
+        write_folds(folder, fits, chosen, self.task, self.splits, *named)
         return {}
 
 

@@ -21,7 +21,7 @@ from ..data.dataset import probe_graphs
 from ..errors import ConfigError
 from ..runs.run import Run
 from ..training.options import TrainingOptions
-from .finetuning_source import load_backbones, open_source
+from .finetuning_source import load_backbones, open_source, source_experiment, source_head
 from .finetuning_stage import Finetuning
 from .head_training import HeadSpec, plan_experiment, with_baseline
 from .stage import FitProgress, run_experiment
@@ -85,8 +85,8 @@ def plan_finetuning(
         given = next((name for name, value in fresh.items() if value is not None), None)
         if given is not None:
             raise ConfigError(f"{given}: found one, but the run {run.folder} brings its own")
-        frozen = run.experiment(training, seeds=seeds, cache=cache)
-        chosen = run.head
+        frozen = source_experiment(run, training, seeds=seeds, cache=cache)
+        chosen = source_head(run)
     else:
         if cache is not None:
             raise ConfigError(
@@ -127,7 +127,7 @@ def plan_finetuning(
         backbones=backbones,
         options=options or BackboneOptions(),
         source=run,
-        layers=layers_of_parameters(backbones.models[0], backbones.saved.capture, probe),
+        layers=layers_of_parameters(backbones.models[0], backbones.capture, probe),
     )
     planned.movement()  # refuses before anything is trained or written
     return planned

@@ -15,11 +15,11 @@ from ..heads.registry import build_head
 from ..metrics import Key
 from ..runs.fits import HEAD_NAME, Fit, FitSpec, find_fit, load_fit
 from ..runs.predictions import LabelRows
-from ..runs.run import MODEL_NAME
+from ..runs.run import MODEL_NAME, Run
 from ..runs.saved_backbone import describe_backbone
 from ..training.loop import Trainer
 from ..utils.files import sha256_file
-from .finetuning_source import CachedBackbones, SourceRun
+from .finetuning_source import CachedBackbones
 from .head_fits import make_head
 from .head_training import Experiment, HeadSpec
 from .results import named, versus
@@ -41,7 +41,7 @@ class Finetuning(Stage):
     backbones: CachedBackbones
     options: BackboneOptions
     #: The run whose heads go on learning; None for fresh ones.
-    source: SourceRun | None
+    source: Run | None
     #: Layer of each parameter; the folds' backbones are alike.
     layers: Mapping[str, int]
 
@@ -53,7 +53,7 @@ class Finetuning(Stage):
     @property
     def capture(self) -> CapturePlan:
         """What is recorded of a backbone."""
-        return self.backbones.saved.capture
+        return self.backbones.capture
 
     def plan(self) -> dict[str, Any]:
         """Return all that the result depends on, as plain values."""
@@ -65,9 +65,10 @@ class Finetuning(Stage):
             "start": None if self.source is None else self._head_hashes(self.source),
         }
 
-    def _head_hashes(self, source: SourceRun) -> list[str]:
+    def _head_hashes(self, source: Run) -> list[str]:
         specs = [spec for spec in self.fits() if spec.stage]
-        return [sha256_file(source.head_folder(spec) / HEAD_NAME) for spec in specs]
+        folders = [source.fit_folder(spec.head, spec.fold, spec.seed) for spec in specs]
+        return [sha256_file(folder / HEAD_NAME) for folder in folders]
 
     def check(self, device: torch.device) -> None:
         """Refuse mixed precision on a device that has none."""
@@ -108,7 +109,7 @@ class Finetuning(Stage):
         before = self.backbones.models[spec.fold % len(self.backbones.models)]
         backbone = copy.deepcopy(before)
         if self.source is not None:
-            head, standardizer = self.source.build_head(spec)
+            head, standardizer = self.source.load_head(spec.fold, spec.seed)
         else:
             made = make_head(spec, fold.loaded, fold.split, self.task)
             head, standardizer = made.head, made.standardizer
@@ -149,7 +150,7 @@ class Finetuning(Stage):
         backbone = copy.deepcopy(self.backbones.models[0])
         unfreezing = Unfreezing(backbone, self.layers, len(self.capture.points), self.options)
         if self.source is not None:
-            head, _ = self.source.saved.build()
+            head, _ = self.source.load_head()
         else:
             widths, task = self.capture.widths, self.task
             head = build_head(self.head.name, widths, task.out_dim, task.level, **self.head.options)
@@ -161,7 +162,8 @@ class Finetuning(Stage):
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Write a checkpoint per fold; return what moved, and the gain over the frozen backbone."""
-        write_folds(folder, fits, chosen, self.task, self.splits, self.backbones.spec)
+        named_as = (self.backbones.model, self.backbones.data)
+        write_folds(folder, fits, chosen, self.task, self.splits, *named_as)
         first = named(fits, chosen)[0].backbone
         return {
             "versus_frozen": versus(fits, chosen, self.head.name, self.task.metric),

@@ -19,14 +19,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.data import Batch
 
-from ..data import GraphDataset, load_data
+from ..data import DataSpec, GraphDataset
 from ..data.dataset import probe_graphs
 from ..errors import ConfigError, ModelError
 from ..metrics import summarize
-from ..models import BUILT_IN, build_model, call_model
+from ..models import BUILT_IN, ModelSpec, call_model
 from ..models.builtin_models import GNN
 from ..models.loading import save_weights, weights_sha256
-from ..models.pretrained import PretrainedSpec
 from ..runs.run import MODEL_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import TargetScale, Task, infer_task
@@ -49,7 +48,7 @@ from .trained_folds import (
 
 
 def untrained_model(
-    spec: PretrainedSpec, dataset: GraphDataset, out_dim: int, *, seed: int
+    spec: ModelSpec, dataset: GraphDataset, out_dim: int, *, seed: int
 ) -> nn.Module:
     """Build a model with initial weights of its own.
 
@@ -60,9 +59,7 @@ def untrained_model(
         seed: Of the weights.
     """
     torch.manual_seed(seed)
-    built = build_model(
-        spec.model, spec.model_args, in_dim=_input_sizes(spec.model, dataset), out_dim=out_dim
-    )
+    built = replace(spec, out_dim=out_dim).build(in_dim=_input_sizes(spec.spec, dataset))
     if any(is_lazy(parameter) for parameter in built.parameters()):
         with torch.no_grad():
             call_model(built.eval(), Batch.from_data_list(probe_graphs(dataset)))
@@ -96,7 +93,8 @@ class Pretraining:
     """A backbone, the data and the folds to train it on: everything that decides the result."""
 
     #: Model and data as the user names them.
-    spec: PretrainedSpec
+    model_spec: ModelSpec
+    data_spec: DataSpec
     #: The untrained backbone; every fold trains a copy of it.
     model: nn.Module
     dataset: GraphDataset
@@ -109,8 +107,8 @@ class Pretraining:
         """Return all that the result depends on, as plain values."""
         return {
             "stage": "pretrain",
-            "model": self.spec.model,
-            "model_args": dict(self.spec.model_args),
+            "model": self.model_spec.spec,
+            "model_args": dict(self.model_spec.args),
             "data": self.dataset.fingerprint(),
             "task": self.task.to_json(),
             "splits": self.splits.to_json(),
@@ -158,21 +156,15 @@ def plan_pretraining(
         seed: Of initial weights, batches and dropout; the same for every fold.
         own_readout: Whether the model has to predict by itself what the labels ask for.
     """
-    spec = PretrainedSpec(
-        model=model,
-        checkpoint=Path(MODEL_NAME),
-        data=data,
-        model_args=dict(model_args or {}),
-        data_args=dict(data_args or {}),
-        data_root=data_root,
-    )
-    dataset = load_data(data, root=data_root, args=spec.data_args)
+    model_spec = ModelSpec(model, dict(model_args or {}), Path(MODEL_NAME))
+    data_spec = DataSpec(data, dict(data_args or {}), data_root)
+    dataset = data_spec.load()
     if dataset.level == "link" and own_readout:
         raise ConfigError(f"{data}: found link labels, expected graph or node labels")
     if dataset.level != "graph" and model in BUILT_IN:
-        spec = replace(spec, model_args={"pool": "none", **spec.model_args})
+        model_spec = replace(model_spec, args={"pool": "none", **model_spec.args})
     task = infer_task(dataset.labels(), dataset.level, metric=metric)
-    built = untrained_model(spec, dataset, task.out_dim, seed=seed)
+    built = untrained_model(model_spec, dataset, task.out_dim, seed=seed)
     width = output_width(built, dataset, task) if own_readout else task.out_dim
     if task.kind == "binary" and width == 2:
         # The other way to write a binary classifier: a column per class.
@@ -183,7 +175,8 @@ def plan_pretraining(
             f"{task.kind} labels of {data}"
         )
     return Pretraining(
-        spec=spec,
+        model_spec=model_spec,
+        data_spec=data_spec,
         model=built,
         dataset=dataset,
         splits=resolve_splits(dataset, split, seed=split_seed),
@@ -298,7 +291,8 @@ def _train_fold(
     )
     own_split = replace(pretraining.splits, folds=(split,))
     save_weights(model.state_dict(), folder / MODEL_NAME)
-    save_fold(folder, trained, pretraining.spec, own_split, trainer.progress.log)
+    named = (pretraining.model_spec, pretraining.data_spec)
+    save_fold(folder, trained, *named, own_split, trainer.progress.log)
     (folder / STATE_NAME).unlink(missing_ok=True)
     return trained
 
@@ -323,8 +317,8 @@ def _results(pretraining: Pretraining, folds: list[TrainedFold]) -> dict[str, An
         summary = summarize([scores[metric] for scores in found])
         summaries[part] = None if summary is None else summary.to_json()
     return {
-        "model": pretraining.spec.model,
-        "data": pretraining.spec.data,
+        "model": pretraining.model_spec.spec,
+        "data": pretraining.data_spec.spec,
         "task": pretraining.task.to_json(),
         "metric": metric,
         "higher_is_better": pretraining.task.higher_is_better,

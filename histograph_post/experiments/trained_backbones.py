@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from ..capture import CapturePlan
-from ..data import GraphDataset
+from ..data import DataSpec, GraphDataset
 from ..errors import ConfigError
+from ..models import ModelSpec
 from ..models.loading import save_weights, weights_sha256
-from ..models.pretrained import PretrainedSpec
 from ..runs.fits import Fit, FitSpec
 from ..runs.run import MODEL_NAME
 from ..splits import Split, Splits
@@ -126,7 +126,8 @@ def write_folds(
     chosen: str,
     task: Task,
     splits: Splits,
-    spec: PretrainedSpec,
+    model: ModelSpec,
+    data: DataSpec,
 ) -> None:
     """Write the best backbone of every fold (of its seeds, by validation) as a checkpoint.
 
@@ -136,7 +137,8 @@ def write_folds(
         chosen: The name of those that trained a backbone.
         task: Ranks them.
         splits: Of all folds.
-        spec: The model and the data as the user names them.
+        model: The model as the user names it.
+        data: The data as the user names them.
     """
     tuned = named(fits, chosen)
     for number in dict.fromkeys(fit.spec.fold for fit in tuned):
@@ -157,4 +159,5 @@ def write_folds(
             weights_sha256=best.backbone["weights_sha256"],
             head=best.spec.head,
         )
-        save_fold(place, trained, spec, replace(splits, folds=(splits.folds[number],)), best.log)
+        own_split = replace(splits, folds=(splits.folds[number],))
+        save_fold(place, trained, model, data, own_split, best.log)

@@ -19,13 +19,12 @@ from typing import Any
 
 import tomli_w
 
+from ..data import DataSpec
 from ..errors import ConfigError, NotFoundError
-from ..models import parse_args
-from ..models.pretrained import PretrainedSpec
+from ..models import ModelSpec, parse_args
 from ..runs.run import CONFIG_NAME, METRICS_NAME, MODEL_NAME, RESULTS_NAME, SPLITS_NAME, read_json
 from ..splits import Splits
 from ..utils.files import write_json, write_text
-from ..utils.specifications import specification_to_follow
 
 _FOLD_PREFIX = "fold-"
 
@@ -55,7 +54,8 @@ class FoldCheckpoint:
     """What a fold's folder says about itself; its code is what the user named, or built in."""
 
     folder: Path
-    spec: PretrainedSpec
+    model: ModelSpec
+    data: DataSpec
     #: The splits file of that fold.
     split: Path
     #: The readout it was trained with, if that was not the model's own.
@@ -91,7 +91,8 @@ def remove_folds(folder: Path) -> None:
 def save_fold(
     folder: Path,
     trained: TrainedFold,
-    spec: PretrainedSpec,
+    model: ModelSpec,
+    data: DataSpec,
     splits: Splits,
     log: Sequence[Mapping[str, float]],
 ) -> None:
@@ -100,11 +101,12 @@ def save_fold(
     Args:
         folder: The fold's folder; the weights of the best epoch are there.
         trained: The scores.
-        spec: The model and the data as the user names them.
+        model: The model as the user names it.
+        data: The data as the user names them.
         splits: That fold alone.
         log: What was measured after every epoch.
     """
-    write_text(folder / CONFIG_NAME, tomli_w.dumps(_config(spec)))
+    write_text(folder / CONFIG_NAME, tomli_w.dumps(_config(model, data)))
     splits.save(folder / SPLITS_NAME)
     write_text(folder / METRICS_NAME, "".join(json.dumps(dict(entry)) + "\n" for entry in log))
     write_json(folder / RESULTS_NAME, trained.to_json())
@@ -115,17 +117,17 @@ def load_fold(folder: Path) -> TrainedFold:
     return TrainedFold(**read_json(folder, RESULTS_NAME))
 
 
-def _config(spec: PretrainedSpec) -> dict[str, Any]:
+def _config(model: ModelSpec, data: DataSpec) -> dict[str, Any]:
     config = {
-        "model": spec.model,
-        "model_args": _pairs(spec.model_args),
+        "model": model.spec,
+        "model_args": _pairs(model.args),
         "checkpoint": MODEL_NAME,
-        "data": spec.data,
-        "data_args": _pairs(spec.data_args),
+        "data": data.spec,
+        "data_args": _pairs(data.args),
         "split": SPLITS_NAME,
     }
-    if spec.data_root is not None:
-        config["data_root"] = str(spec.data_root.resolve())
+    if data.root is not None:
+        config["data_root"] = str(data.root.resolve())
     return config
 
 
@@ -164,15 +166,25 @@ def _read_checkpoint(folder: Path, model: str | None, data: str | None) -> FoldC
     path = folder / CONFIG_NAME
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
-        spec = PretrainedSpec(
-            model=specification_to_follow("model", config["model"], model, path),
-            checkpoint=folder / config["checkpoint"],
-            data=specification_to_follow("data", config["data"], data, path),
-            model_args=parse_args(config["model_args"]),
-            data_args=parse_args(config["data_args"]),
-            data_root=Path(config["data_root"]) if "data_root" in config else None,
+        recorded_model = ModelSpec(
+            config["model"],
+            parse_args(config["model_args"]),
+            folder / config["checkpoint"],
+            recorded_in=str(path),
         )
-        return FoldCheckpoint(folder, spec, folder / config["split"], load_fold(folder).head)
+        recorded_data = DataSpec(
+            config["data"],
+            parse_args(config["data_args"]),
+            Path(config["data_root"]) if "data_root" in config else None,
+            recorded_in=str(path),
+        )
+        return FoldCheckpoint(
+            folder,
+            recorded_model.to_follow(model),
+            recorded_data.to_follow(data),
+            folder / config["split"],
+            load_fold(folder).head,
+        )
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
     except KeyError as error:

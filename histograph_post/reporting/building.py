@@ -14,7 +14,6 @@ from ..utils.files import require_folder, require_free, write_text
 from .evidence import gather_evidence
 from .figures import Figure, Format, require_matplotlib
 from .page import GENERATOR, Page
-from .record import RunRecord
 from .search import search_section
 from .sections import (
     examples_section,
@@ -31,54 +30,54 @@ from .sections import (
 # --- the caches a run was trained on, if they can still be found
 
 
-def find_caches(record: RunRecord, given: Path | None) -> tuple[list[Cache], str]:
+def find_caches(run: Run, given: Path | None) -> tuple[list[Cache], str]:
     """Return the caches of a run, one or one per fold, or none and the reason.
 
     Args:
-        record: The run.
+        run: The run.
         given: Where they are now; a cache of other weights or other data is refused.
     """
     if given is not None:
         caches = open_caches(given)
-        if record.saved.backbone.in_run:
+        if run.backbone.in_run:
             # A run that trained its backbone makes a cache per fold; its head reads one of them.
-            own = record.saved.backbone.weights_sha256
+            own = run.backbone.model.weights_sha256
             caches = [cache for cache in caches if cache.weights_sha256 == own] or caches
-        _check(record, caches)
+        _check(run, caches)
         return caches, ""
-    backbone = record.saved.backbone
+    backbone = run.backbone
     if backbone.in_run:
         return [], (
-            f"{record.folder} trained its backbone, whose activations no cache holds yet; make one "
-            f"with `histograph cache {record.folder} -o CACHES` and give --cache CACHES"
+            f"{run.folder} trained its backbone, whose activations no cache holds yet; make one "
+            f"with `histograph cache {run.folder} -o CACHES` and give --cache CACHES"
         )
     place = backbone.cache
     try:
-        caches = open_caches(place.parent if len(_weights(record)) > 1 else place)
-        _check(record, caches)
+        caches = open_caches(place.parent if len(_weights(run)) > 1 else place)
+        _check(run, caches)
     except HistographError as error:
         return [], f"{error}; say where the cache is with --cache PATH"
     return caches, ""
 
 
-def _weights(record: RunRecord) -> list[str]:
-    backbone = record.saved.backbone
+def _weights(run: Run) -> list[str]:
+    backbone = run.backbone
     if backbone.in_run:
-        return [backbone.weights_sha256]
-    return list(record.plan.get("weights", [backbone.weights_sha256]))
+        return [backbone.model.weights_sha256]
+    return list(run.plan.get("weights", [backbone.model.weights_sha256]))
 
 
-def _check(record: RunRecord, caches: list[Cache]) -> None:
+def _check(run: Run, caches: list[Cache]) -> None:
     """Refuse caches of another backbone or of other data."""
-    backbone = record.saved.backbone
+    backbone = run.backbone
     for what, found, expected in (
-        ("weights", [cache.weights_sha256 for cache in caches], _weights(record)),
-        ("data", [caches[0].manifest.data.fingerprint], [backbone.data_fingerprint]),
+        ("weights", [cache.weights_sha256 for cache in caches], _weights(run)),
+        ("data", [caches[0].manifest.data.fingerprint], [backbone.data.fingerprint]),
     ):
         if found != expected:
             raise CacheError(
                 f"{caches[0].path}: found {what} {_short(found)}, expected {_short(expected)}, "
-                f"on which {record.folder} was trained"
+                f"on which {run.folder} was trained"
             )
 
 
@@ -127,12 +126,12 @@ def report(
         on_progress: Called with the steps done and the steps in all.
     """
     require_matplotlib()
-    record = RunRecord.open(run.folder if isinstance(run, Run) else Path(run))
-    target = record.folder / REPORT_NAME if out is None else Path(out)
+    opened = Run.open(run.folder if isinstance(run, Run) else run).require_readouts()
+    target = opened.folder / REPORT_NAME if out is None else Path(out)
     _require_free(target, overwrite=overwrite, own=out is None)
     if figures is not None:
         require_folder(Path(figures))
-    page = build_page(record, None if cache is None else Path(cache), on_progress=on_progress)
+    page = build_page(opened, None if cache is None else Path(cache), on_progress=on_progress)
     files: list[Path] = []
     if figures is not None:
         files = _write_figures(page.figures, Path(figures), form, overwrite=overwrite)
@@ -144,32 +143,32 @@ def report(
 
 
 def build_page(
-    record: RunRecord,
+    run: Run,
     cache: Path | None = None,
     *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Page:
     """Return the report of a run, not yet written."""
-    caches, missing = find_caches(record, cache)
+    caches, missing = find_caches(run, cache)
     notes = []
     if not caches:
         notes.append(f"layers, over-smoothing and examples are missing: {missing}")
-    evidence = gather_evidence(record, caches, on_progress=on_progress)
-    ranked = rank_readouts(record)
+    evidence = gather_evidence(run, caches, on_progress=on_progress)
+    ranked = rank_readouts(run)
     sections = [
-        scores_section(record, ranked),
-        search_section(record),
-        learning_section(record, ranked),
+        scores_section(run, ranked),
+        search_section(run),
+        learning_section(run, ranked),
         layers_section(evidence.layer_figures),
         smoothing_section(evidence.smoothing_figures, evidence.profile),
-        outcomes_section(record),
+        outcomes_section(run),
         examples_section(evidence.example_figures, attended=evidence.attended),
-        *facts_sections(record),
+        *facts_sections(run),
     ]
     return Page(
-        title=record.name,
-        kicker=f"{record.saved.backbone.data} · {record.task.kind} · {record.task.level} level",
-        headline=headline(record, ranked),
+        title=run.name,
+        kicker=f"{run.backbone.data.spec} · {run.task.kind} · {run.task.level} level",
+        headline=headline(run, ranked),
         notes=[*notes, *evidence.notes],
         sections=[section for section in sections if not section.is_empty],
     )

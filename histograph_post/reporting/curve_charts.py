@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn import metrics as sk
 
+from ..runs.run import Run
 from ..tasks import Task
 from ..utils.text import number, plural
 from .figures import CHOSEN, DASHES, GRID, MUTED, Chart, Figure, series_colour
+from .outcomes import Outcome, chosen_outcomes, outcomes_of, readout_to_beat
 from .prediction_charts import class_rows
-from .record import Outcome, RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,9 +33,9 @@ def two_class_rows(outcome: Outcome, task: Task) -> Pair:
     return truth.astype(int), outcome.predicted[present, -1]
 
 
-def roc_figure(record: RunRecord) -> Figure | None:
+def roc_figure(run: Run) -> Figure | None:
     """Draw the ROC curve of every fit; None where the test part has one class only."""
-    curves = _curves(record)
+    curves = _curves(run)
     if not curves:
         return None
     areas = _means(curves, sk.roc_auc_score)
@@ -49,20 +50,20 @@ def roc_figure(record: RunRecord) -> Figure | None:
     return Figure(
         name="roc",
         title="ROC curves",
-        caption=f"Test part, a line per fit ({plural(len(record.outcomes), 'fit')}); the numbers "
-        "are areas under the curve, means over fits.",
+        caption=f"Test part, a line per fit ({plural(len(chosen_outcomes(run)), 'fit')}); the "
+        "numbers are areas under the curve, means over fits.",
         alternative=f"ROC curves; area under the curve: {_listed(areas)}.",
         picture=Chart(draw, size=_SQUARE),
     )
 
 
-def precision_figure(record: RunRecord) -> Figure | None:
+def precision_figure(run: Run) -> Figure | None:
     """Draw precision against recall of every fit; None where there is one class only."""
-    curves = _curves(record)
+    curves = _curves(run)
     if not curves:
         return None
     areas = _means(curves, sk.average_precision_score)
-    share = float(np.mean([truth.mean() for truth, _ in curves[record.head]]))
+    share = float(np.mean([truth.mean() for truth, _ in curves[run.head]]))
 
     def draw(axes: Axes) -> None:
         axes.axhline(share, color=MUTED, linewidth=0.8)
@@ -87,13 +88,13 @@ def precision_figure(record: RunRecord) -> Figure | None:
     )
 
 
-def _curves(record: RunRecord) -> dict[str, list[Pair]]:
+def _curves(run: Run) -> dict[str, list[Pair]]:
     """Return the rows of every fit that has both classes, of the chosen readout and its rival."""
     found = {}
-    for head in filter(None, (record.head, record.baseline)):
-        pairs = [two_class_rows(outcome, record.task) for outcome in record.outcomes_of(head)]
+    for head in filter(None, (run.head, readout_to_beat(run))):
+        pairs = [two_class_rows(outcome, run.task) for outcome in outcomes_of(run, head)]
         found[head] = [pair for pair in pairs if len(np.unique(pair[0])) == 2]
-    return {head: pairs for head, pairs in found.items() if pairs and found[record.head]}
+    return {head: pairs for head, pairs in found.items() if pairs and found[run.head]}
 
 
 def _means(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..caches import Cache
 from ..errors import HistographError
-from ..runs.run import PREDICTIONS_NAME
+from ..runs.run import PREDICTIONS_NAME, Run
 from ..tasks import Task
 from ..utils.text import number, plural
 from .examples import Sample, choose_examples, read_sample, sample_test_graphs
@@ -27,7 +27,7 @@ from .layer_analysis import (
 )
 from .layer_charts import evolution_figures, smoothness_figures, weight_sets_figure, weights_figure
 from .molecules import find_molecules
-from .record import Outcome, RunRecord
+from .outcomes import Outcome, chosen_outcomes
 
 # --- layer weights by class: which graphs to average over
 
@@ -85,15 +85,15 @@ class Evidence:
 
 
 def gather_evidence(
-    record: RunRecord,
+    run: Run,
     caches: Sequence[Cache],
     *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Evidence:
     """Look at the test graphs of a run through its head."""
     found = Evidence()
-    outcomes = [outcome for outcome in record.outcomes if len(outcome.rows)]
-    own = next((o for o in outcomes if (o.fold, o.seed) == record.chosen), None)
+    outcomes = [outcome for outcome in chosen_outcomes(run) if len(outcome.rows)]
+    own = next((o for o in outcomes if (o.fold, o.seed) == run.chosen), None)
     if not caches:
         return found
     if own is None:
@@ -112,16 +112,16 @@ def gather_evidence(
     cache = _cache_of(caches, own.fold)
     sample = sample_test_graphs(cache, own.rows)
     try:
-        head = load_fit_head(record, own.fold, own.seed)
+        head = load_fit_head(run, own.fold, own.seed)
     except HistographError as error:  # what needs no head can still be shown
         head = None
         found.notes.append(f"layer weights and attention are missing: {error}")
-    _add_profile(found, record, cache, sample, head)
+    _add_profile(found, run, cache, sample, head)
     done(1)
     if head is not None:
-        _add_weights(found, record, caches, outcomes, own, sample, head)
+        _add_weights(found, run, caches, outcomes, own, sample, head)
     done(2)
-    _add_examples(found, record, cache, own, head)
+    _add_examples(found, run, cache, own, head)
     done(3)
     return found
 
@@ -141,7 +141,7 @@ def _about(sample: Sample) -> str:
 
 
 def _add_profile(
-    found: Evidence, record: RunRecord, cache: Cache, sample: Sample, head: TrainedHead | None
+    found: Evidence, run: Run, cache: Cache, sample: Sample, head: TrainedHead | None
 ) -> None:
     largest = int(np.diff(sample.ptr).max())
     stages: dict[str, Tensor] = {}
@@ -166,14 +166,14 @@ def _add_profile(
         because = (
             f"a graph has {largest:,} nodes, more than {MAX_ATTENDED_NODES:,}"
             if largest > MAX_ATTENDED_NODES
-            else f"{record.head} turns a graph into one row at once"
+            else f"{run.head} turns a graph into one row at once"
         )
         found.notes.append(f"over-smoothing: no node embeddings of the head, {because}")
 
 
 def _add_weights(
     found: Evidence,
-    record: RunRecord,
+    run: Run,
     caches: Sequence[Cache],
     outcomes: Sequence[Outcome],
     own: Outcome,
@@ -185,7 +185,7 @@ def _add_weights(
         return
     parts: list[tuple[Attention, np.ndarray]] = []
     others = [outcome for outcome in outcomes if outcome is not own]
-    if record.saved.backbone.in_run:  # every fit has a backbone of its own
+    if run.backbone.in_run:  # every fit has a backbone of its own
         others = []
     chosen = [own, *others][:MAX_FITS]
     for outcome in chosen:
@@ -193,7 +193,7 @@ def _add_weights(
         looked_at, trained = sample, head
         if outcome is not own:
             try:
-                trained = load_fit_head(record, outcome.fold, outcome.seed)
+                trained = load_fit_head(run, outcome.fold, outcome.seed)
             except HistographError:  # a fit whose folder was cleared away
                 continue
             looked_at = sample_test_graphs(cache, outcome.rows)
@@ -209,7 +209,7 @@ def _add_weights(
     about = f"over the test graphs of {plural(len(parts), 'fit')}"
     if not sample.is_whole:
         about += f", at most {len(sample.graphs)} of each"
-    groups = group_weights(weights.mean(axis=1), labels, record.task)
+    groups = group_weights(weights.mean(axis=1), labels, run.task)
     figures = [weights_figure(groups, first, about=about)]
     if weights.shape[1] > 1:
         figures.append(weight_sets_figure(weights, first, about=about))
@@ -217,9 +217,9 @@ def _add_weights(
 
 
 def _add_examples(
-    found: Evidence, record: RunRecord, cache: Cache, own: Outcome, head: TrainedHead | None
+    found: Evidence, run: Run, cache: Cache, own: Outcome, head: TrainedHead | None
 ) -> None:
-    examples = choose_examples(own, record.task, cache)
+    examples = choose_examples(own, run.task, cache)
     graphs = np.unique([example.graph for example in examples]).astype(np.int64)
     if not len(graphs):
         return
@@ -230,12 +230,12 @@ def _add_examples(
         if looked is not None:
             pieces = np.split(looked.node_attention, sample.ptr[1:-1])
             attention = dict(zip(graphs.tolist(), pieces, strict=True))
-    molecules = find_molecules(cache, graphs.tolist()) if record.task.level == "graph" else {}
+    molecules = find_molecules(cache, graphs.tolist()) if run.task.level == "graph" else {}
     found.attended = bool(attention)
     found.example_figures = example_figures(examples, cache, attention, molecules)
     kind = cache.manifest.data.spec.partition(":")[0]
     missing = len(graphs) - len(molecules)
-    if kind in ("smiles", "ogbg") and record.task.level == "graph" and missing:
+    if kind in ("smiles", "ogbg") and run.task.level == "graph" and missing:
         found.notes.append(
             f"{plural(missing, 'molecule')} drawn as graphs: RDKit or {cache.manifest.data.spec} "
             "is not there any more"

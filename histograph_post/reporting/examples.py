@@ -12,7 +12,7 @@ from torch import Tensor
 from ..caches import Cache
 from ..tasks import Task
 from ..utils.text import number
-from .record import Outcome
+from .outcomes import Outcome
 
 # --- a bounded part of a cache, chosen by a seed: what the analyses of a report look at
 

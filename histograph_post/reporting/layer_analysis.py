@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..heads.base import Readout
+from ..runs.run import Run
 from .examples import Sample
-from .record import RunRecord
 
 # --- how alike the nodes of a graph are: the three measures of over-smoothing, and layer distances
 
@@ -179,12 +179,9 @@ class TrainedHead:
         return Attention(weights, found.node_attention.numpy())
 
 
-def load_fit_head(record: RunRecord, fold: int, seed: int) -> TrainedHead:
-    """Load the head of one fit of the chosen readout; the run's own one from the top folder."""
-    saved = record.saved
-    if (fold, seed) != record.chosen:
-        saved = saved.of_fit(record.fit_folder(record.head, fold, seed))
-    head, standardizer = saved.build()
+def load_fit_head(run: Run, fold: int, seed: int) -> TrainedHead:
+    """Load the head of one fit of the chosen readout."""
+    head, standardizer = run.load_head(fold, seed)
     return TrainedHead(head.eval(), standardizer)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from ..metrics import regression_scores
+from ..runs.run import Run
 from ..tasks import Task
 from ..utils.text import MINUS, number
 from .figures import CHOSEN, INK, MUTED, Chart, Figure, series_colour
-from .record import Outcome, RunRecord
+from .outcomes import Outcome, chosen_outcomes, outcomes_of, readout_to_beat
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,13 +104,13 @@ def confusion_counts(outcomes: Sequence[Outcome], task: Task) -> np.ndarray:
     return counts
 
 
-def confusion_figure(record: RunRecord) -> Figure | None:
+def confusion_figure(run: Run) -> Figure | None:
     """Draw the confusion matrix; None where there are too many classes to read it."""
-    counts = confusion_counts(record.outcomes, record.task)
+    counts = confusion_counts(chosen_outcomes(run), run.task)
     if len(counts) > _MAX_CLASSES or not counts.any():
         return None
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)  # of each true class
-    names = [f"{value:g}" for value in record.task.classes]
+    names = [f"{value:g}" for value in run.task.classes]
     counted = len(names) <= _COUNTED_CLASSES
 
     def text(row: int, column: int) -> str:
@@ -154,14 +155,14 @@ def target_areas(outcomes: Sequence[Outcome], num_targets: int) -> list[float]:
     return areas
 
 
-def targets_figure(record: RunRecord) -> Figure | None:
+def targets_figure(run: Run) -> Figure | None:
     """Draw the ROC-AUC of every target of a multi-label task, best first."""
-    names = record.saved.target_names
+    names = run.saved_head.target_names
     scores = {}
-    for head in filter(None, (record.head, record.baseline)):
-        areas = target_areas(record.outcomes_of(head), len(names))
+    for head in filter(None, (run.head, readout_to_beat(run))):
+        areas = target_areas(outcomes_of(run, head), len(names))
         scores[head] = {n: area for n, area in zip(names, areas, strict=True) if area == area}
-    ordered = sorted(scores[record.head].items(), key=lambda pair: -pair[1])
+    ordered = sorted(scores[run.head].items(), key=lambda pair: -pair[1])
     shown = [name for name, _ in ordered[:_MAX_TARGETS]]
     if not shown:
         return None
@@ -190,7 +191,7 @@ def targets_figure(record: RunRecord) -> Figure | None:
         caption="Test part, mean over fits; rows without a label do not count"
         + (f"; the best {len(shown)} of {len(ordered)} targets." if left_out else "."),
         alternative="ROC-AUC by target: "
-        + ", ".join(f"{name} {number(scores[record.head][name])}" for name in shown)
+        + ", ".join(f"{name} {number(scores[run.head][name])}" for name in shown)
         + ".",
         picture=Chart(draw, size=(4.2, max(2.2, 0.9 + 0.2 * len(shown)))),
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from ..runs.run import Run
 from ..runs.summary import ranked_trials
 from ..utils.text import metric_name, number, setting
 from .figures import CHOSEN, MUTED, Chart, Figure
 from .page import Section, Table
-from .record import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _MAX_TRIALS = 10
 
 
-def search_section(record: RunRecord) -> Section:
+def search_section(run: Run) -> Section:
     """Return what a search has tried; an empty section where there was none."""
-    tuning = record.results.get("tuning")
+    tuning = run.results.get("tuning")
     if tuning is None:
         return Section("search", "Search")
     trials = tuning["trials"]
@@ -36,30 +36,30 @@ def search_section(record: RunRecord) -> Section:
         "search",
         "Search",
         text=text,
-        tables=[_trials_table(record, list(tuning["values"]))],
-        figures=[_trials_figure(record, trials, scored)],
+        tables=[_trials_table(run, list(tuning["values"]))],
+        figures=[_trials_figure(run, trials, scored)],
     )
 
 
-def _trials_table(record: RunRecord, names: list[str]) -> Table:
+def _trials_table(run: Run, names: list[str]) -> Table:
     rows = [
         [
             str(trial["number"]),
             number(trial["score"]),
             *(setting(trial["values"][name]) for name in names),
         ]
-        for trial in ranked_trials(record.results)[:_MAX_TRIALS]
+        for trial in ranked_trials(run.results)[:_MAX_TRIALS]
     ]
-    metric = metric_name(record.results["metric"])
+    metric = metric_name(run.results["metric"])
     columns = ["trial", f"validation {metric}", *(name.replace("_", " ") for name in names)]
     return Table(columns, rows, caption="The best trials.", chosen=0)
 
 
-def _trials_figure(record: RunRecord, trials: list[Any], scored: list[Any]) -> Figure:
-    metric = metric_name(record.results["metric"])
+def _trials_figure(run: Run, trials: list[Any], scored: list[Any]) -> Figure:
+    metric = metric_name(run.results["metric"])
     places = [trial["number"] for trial in scored]
     scores = [trial["score"] for trial in scored]
-    best = list(accumulate(scores, max if record.results["higher_is_better"] else min))
+    best = list(accumulate(scores, max if run.results["higher_is_better"] else min))
     others = [trial["number"] for trial in trials if trial["score"] is None]
 
     def draw(axes: Axes) -> None:

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
+from ..runs.run import Run
+from ..runs.summary import command, counted, facts
 from ..utils.text import MISSING, difference, metric_name, number, spread
 from .curve_charts import calibration_figure, precision_figure, roc_figure
 from .figures import Figure
 from .layer_analysis import LayerProfile, Smoothness
+from .outcomes import chosen_outcomes, readout_to_beat
 from .page import Section, Table
 from .prediction_charts import confusion_figure, error_figure, scatter_figure, targets_figure
-from .record import RunRecord
 from .score_charts import learning_figures, ranking_figure
 
 # --- predictions against the truth as figures, for every kind of task
@@ -21,85 +23,85 @@ from .score_charts import learning_figures, ranking_figure
 _MAX_REGRESSIONS = 4
 
 
-def outcome_figures(record: RunRecord) -> list[Figure]:
+def outcome_figures(run: Run) -> list[Figure]:
     """Draw what the chosen readout predicted for the test rows."""
-    outcomes, task = record.outcomes, record.task
+    outcomes, task = chosen_outcomes(run), run.task
     if not any(len(outcome.rows) for outcome in outcomes):
         return []
     found: list[Figure | None] = []
     if task.kind == "regression":
-        for at, name in enumerate(record.saved.target_names[:_MAX_REGRESSIONS]):
+        for at, name in enumerate(run.saved_head.target_names[:_MAX_REGRESSIONS]):
             found += [scatter_figure(outcomes, at, name), error_figure(outcomes, at, name)]
     elif task.kind == "binary":
-        found += [roc_figure(record), precision_figure(record), confusion_figure(record)]
+        found += [roc_figure(run), precision_figure(run), confusion_figure(run)]
     elif task.kind == "multiclass":
-        found.append(confusion_figure(record))
+        found.append(confusion_figure(run))
     else:
-        found.append(targets_figure(record))
+        found.append(targets_figure(run))
     if task.kind != "regression":
         found.append(calibration_figure(outcomes, task))
     return [figure for figure in found if figure is not None]
 
 
-def rank_readouts(record: RunRecord) -> dict[str, Summary]:
+def rank_readouts(run: Run) -> dict[str, Summary]:
     """Return the test score of every readout, the checkpoint's own one among them, best first."""
     found = {}
-    for name, row in record.results["readouts"].items():
+    for name, row in run.results["readouts"].items():
         if row["test"] is not None:
             found[name] = Summary(**row["test"])
-    sign = -1 if record.results["higher_is_better"] else 1
+    sign = -1 if run.results["higher_is_better"] else 1
     return dict(sorted(found.items(), key=lambda pair: sign * pair[1].mean))
 
 
-def headline(record: RunRecord, ranked: Mapping[str, Summary]) -> str:
+def headline(run: Run, ranked: Mapping[str, Summary]) -> str:
     """Return the result in a sentence."""
-    metric = metric_name(record.results["metric"])
-    own = ranked.get(record.head)
+    metric = metric_name(run.results["metric"])
+    own = ranked.get(run.head)
     if own is None:
-        return f"{record.head} was trained; no test part has a {metric}."
-    said = f"{record.head}: test {metric} {_mean_and_deviation(own)}"
-    said += f" over {record.counted()}"
+        return f"{run.head} was trained; no test part has a {metric}."
+    said = f"{run.head}: test {metric} {_mean_and_deviation(own)}"
+    said += f" over {counted(run)}"
     for key, other in (
         ("versus_frozen", "on the frozen backbone"),
         ("versus_default", "with its defaults"),
         ("versus_baseline", "retrained"),
     ):
-        versus = record.results.get(key)
+        versus = run.results.get(key)
         if versus is not None:
             said += f"; {difference(versus)} against {versus['baseline']}, {other}"
-    said += "" if record.results["higher_is_better"] else " (lower is better)"
+    said += "" if run.results["higher_is_better"] else " (lower is better)"
     return f"{said}."
 
 
-def scores_section(record: RunRecord, ranked: Mapping[str, Summary]) -> Section:
+def scores_section(run: Run, ranked: Mapping[str, Summary]) -> Section:
     """Return the headline table, all metrics of the head, and the ranking."""
-    figures = [ranking_figure(record, ranked)] if ranked else []
-    tables = [table for table in (_headline_table(record, ranked), _metrics_table(record)) if table]
+    figures = [ranking_figure(run, ranked)] if ranked else []
+    tables = [table for table in (_headline_table(run, ranked), _metrics_table(run)) if table]
     return Section(
         "scores",
         "Scores",
         text=f"Every readout was trained on the same activations, splits and seeds: "
-        f"{record.counted()}. The epoch of each fit was chosen on the validation part.",
+        f"{counted(run)}. The epoch of each fit was chosen on the validation part.",
         tables=tables,
         figures=figures,
     )
 
 
-def _headline_table(record: RunRecord, ranked: Mapping[str, Summary]) -> Table | None:
-    names = [*ranked, *(name for name in record.readouts if name not in ranked)]
+def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
+    names = [*ranked, *(name for name in run.readouts if name not in ranked)]
     if not names:
         return None
-    own, baseline = OWN in ranked, record.baseline
+    own, baseline = OWN in ranked, readout_to_beat(run)
     rows = []
     for name in names:
-        stored = record.results["readouts"][name]
+        stored = run.results["readouts"][name]
         valid, test = stored.get("valid"), ranked.get(name)
         row = [name, _mean_and_deviation(test)]
         row.append(_mean_and_deviation(None if valid is None else Summary(**valid)))
         if own:
             row.append(difference(stored["versus_own"]))
         if baseline:
-            row.append(MISSING if name in (baseline, OWN) else _versus(record, name, baseline))
+            row.append(MISSING if name in (baseline, OWN) else _versus(run, name, baseline))
         count = stored["num_parameters"]
         row.append(MISSING if count is None else f"{count:,}")
         rows.append(row)
@@ -109,16 +111,16 @@ def _headline_table(record: RunRecord, ranked: Mapping[str, Summary]) -> Table |
     return Table(
         [*columns, "parameters"],
         rows,
-        caption=f"{metric_name(record.results['metric'])}"
-        f"{'' if record.results['higher_is_better'] else ', lower is better'}: mean ± standard "
+        caption=f"{metric_name(run.results['metric'])}"
+        f"{'' if run.results['higher_is_better'] else ', lower is better'}: mean ± standard "
         "deviation. Differences are paired by fold and seed, with the 95 % Student interval of "
         "their mean; folds share training data, so it is somewhat too narrow.",
-        chosen=names.index(record.head) if record.head in names else None,
+        chosen=names.index(run.head) if run.head in names else None,
     )
 
 
-def _versus(record: RunRecord, name: str, other: str) -> str:
-    found = paired_difference(record.scores(name, "test"), record.scores(other, "test"))
+def _versus(run: Run, name: str, other: str) -> str:
+    found = paired_difference(run.scores(name, "test"), run.scores(other, "test"))
     return difference(None if found is None else found.to_json())
 
 
@@ -130,30 +132,28 @@ def _mean_and_deviation(summary: Summary | None) -> str:
     return spread(summary.mean, summary.deviation)
 
 
-def _metrics_table(record: RunRecord) -> Table | None:
+def _metrics_table(run: Run) -> Table | None:
     """Return every metric of the run's head on every part."""
     rows = []
     for part in ("train", "valid", "test"):
-        values = {
-            m: list(record.scores(record.head, part, m).values()) for m in record.task.metrics
-        }
+        values = {m: list(run.scores(run.head, part, m).values()) for m in run.task.metrics}
         if any(values.values()):
             cells = [_mean_and_deviation(summarize(found)) for found in values.values()]
             rows.append([part, *cells])
     if not rows:
         return None
-    columns = [record.head, *(metric_name(name) for name in record.task.metrics)]
-    return Table(columns, rows, caption=f"All metrics of {record.head}.")
+    columns = [run.head, *(metric_name(name) for name in run.task.metrics)]
+    return Table(columns, rows, caption=f"All metrics of {run.head}.")
 
 
-def learning_section(record: RunRecord, ranked: Mapping[str, Summary]) -> Section:
+def learning_section(run: Run, ranked: Mapping[str, Summary]) -> Section:
     """Return the learning curves."""
-    return Section("learning", "Learning", figures=learning_figures(record, list(ranked)))
+    return Section("learning", "Learning", figures=learning_figures(run, list(ranked)))
 
 
-def outcomes_section(record: RunRecord) -> Section:
+def outcomes_section(run: Run) -> Section:
     """Return what was predicted against what was true."""
-    return Section("predictions", "Predictions", figures=outcome_figures(record))
+    return Section("predictions", "Predictions", figures=outcome_figures(run))
 
 
 def layers_section(figures: Sequence[Figure]) -> Section:
@@ -212,10 +212,10 @@ def examples_section(figures: Sequence[Figure], *, attended: bool) -> Section:
     )
 
 
-def facts_sections(record: RunRecord) -> list[Section]:
+def facts_sections(run: Run) -> list[Section]:
     """Return what was trained, on what, and how to repeat it."""
-    facts = Table((), [list(pair) for pair in record.facts()])
+    table = Table((), [list(pair) for pair in facts(run)])
     return [
-        Section("run", "What was trained", tables=[facts]),
-        Section("repeat", "Repeat it", code=record.command()),
+        Section("run", "What was trained", tables=[table]),
+        Section("repeat", "Repeat it", code=command(run)),
     ]

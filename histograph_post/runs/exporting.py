@@ -13,7 +13,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,8 @@ from ..utils.files import (
     write_config,
     write_json,
 )
-from ..utils.specifications import is_built_in
 from .predicting import load
-from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, Run, read_json
+from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, Run
 from .saved_head import SavedHead
 
 #: The file inside a ``.pt2`` that says what goes in and what comes out.
@@ -128,12 +127,12 @@ def export(
         overwrite: Replace an older export.
         config: The options this came from, saved beside the file, or in the folder.
     """
-    saved, target = SavedHead.read(run), Path(out)
+    opened, target = Run.of(run), Path(out)
     if not whole:
-        return _export_head(saved, target, overwrite=overwrite, config=config)
+        return _export_head(opened.saved_head, target, overwrite=overwrite, config=config)
     _require_free_folder(target, overwrite=overwrite)
     predictor = load(
-        saved.folder,
+        opened,
         model=model,
         checkpoint=checkpoint,
         key_map=key_map,
@@ -144,19 +143,24 @@ def export(
     target.mkdir(parents=True, exist_ok=True)
     save_weights(predictor.network.backbone.state_dict(), target / MODEL_NAME)
     with atomic_path(target / HEAD_NAME) as partial:
-        shutil.copyfile(saved.folder / HEAD_NAME, partial)
-    stored = read_json(saved.folder, HEAD_CONFIG_NAME)
-    backbone = {**stored["backbone"], "checkpoint": MODEL_NAME, "in_run": True, "cache": "."}
+        shutil.copyfile(opened.folder / HEAD_NAME, partial)
+    named = opened.backbone.model
     if isinstance(model, str):
-        backbone["model"] = {**backbone["model"], "spec": model}
-    write_json(target / HEAD_CONFIG_NAME, {**stored, "backbone": backbone})
+        named = named.to_follow(model)
+    backbone = replace(
+        opened.backbone,
+        file=target / HEAD_CONFIG_NAME,
+        model=replace(named, checkpoint=Path(MODEL_NAME)),
+        cache=target,
+        in_run=True,
+    )
+    write_json(backbone.file, {**opened.stored_head, "backbone": backbone.to_json()})
     if config is not None:
         write_config(target / CONFIG_NAME, config)
     load(target, model=model, in_dim=in_dim, device="cpu")  # refuses other weights
-    spec = backbone["model"]["spec"]
-    code = "..." if isinstance(model, nn.Module) else repr(spec)
-    named = "" if is_built_in("model", spec) else f", model={code}"
-    return Exported(target, f"hg.load({str(target)!r}{named})(batch)")
+    code = "..." if isinstance(model, nn.Module) else repr(named.spec)
+    argument = "" if named.is_built_in else f", model={code}"
+    return Exported(target, f"hg.load({str(target)!r}{argument})(batch)")
 
 
 def _export_head(
@@ -264,7 +268,7 @@ def describe(saved: SavedHead) -> dict[str, Any]:
         else "logits",
         "task": saved.task.to_json(),
         "target_names": list(saved.target_names),
-        "backbone_weights_sha256": saved.backbone.weights_sha256,
+        "backbone_weights_sha256": saved.backbone.model.weights_sha256,
     }
 
 
@@ -286,10 +290,10 @@ def _refusal(saved: SavedHead, reason: str) -> str:
 def _require_free_folder(folder: Path, *, overwrite: bool) -> None:
     require_folder(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    strangers = names - {CONFIG_NAME, MODEL_NAME, HEAD_NAME, HEAD_CONFIG_NAME}
-    if strangers:
+    foreign = names - {CONFIG_NAME, MODEL_NAME, HEAD_NAME, HEAD_CONFIG_NAME}
+    if foreign:
         raise OutputExistsError(
-            f"{folder}: found {min(strangers)!r}, which is not an export's; choose another -o"
+            f"{folder}: found {min(foreign)!r}, which is not an export's; choose another -o"
         )
     if names and not overwrite:
         raise OutputExistsError(

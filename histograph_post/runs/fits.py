@@ -7,7 +7,6 @@ trained too, ``model.safetensors``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,10 @@ from safetensors.numpy import load_file as load_arrays
 
 from ..training.options import TrainingOptions
 from ..training.resuming import STATE_NAME
+from .run import HEAD_NAME as HEAD_NAME
+from .run import fit_place, read_json
 
 FIT_NAME = "fit.json"
-HEAD_NAME = "head.safetensors"
 OUTPUTS_NAME = "test.safetensors"
 
 
@@ -47,7 +47,7 @@ class FitSpec:
     @property
     def folder(self) -> Path:
         """Where the fit is kept inside a run."""
-        return Path("fits") / self.name.replace(" ", "-") / f"fold-{self.fold}-seed-{self.seed}"
+        return fit_place(self.name, self.fold, self.seed)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def find_fit(spec: FitSpec, folder: Path) -> Fit | None:
 
 def load_fit(spec: FitSpec, folder: Path) -> Fit:
     """Read a finished fit back."""
-    stored = json.loads((folder / FIT_NAME).read_text(encoding="utf-8"))
+    stored = read_json(folder, FIT_NAME)
     arrays = load_arrays(folder / OUTPUTS_NAME)
     return Fit(
         spec=spec,

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..errors import ConfigError, HistographError, NotFoundError
+from ..errors import ConfigError
 from ..heads.base import Readout
 from ..heads.registry import build_head
 from ..heads.standardize import EachLayerNorm, Standardizer, head_behind
@@ -38,32 +38,22 @@ class SavedHead:
     layer_norm: bool = False
 
     @classmethod
-    def read(cls, run: str | Path | Run) -> SavedHead:
+    def read(cls, run: Run) -> SavedHead:
         """Read ``head.json`` of a run."""
-        folder = run.folder if isinstance(run, Run) else Path(run)
-        if not folder.is_dir():
-            raise NotFoundError(f"{folder}: found no folder, expected a run")
-        stored = read_json(folder, HEAD_CONFIG_NAME)
-        try:
+        stored = run.stored_head
+        with run.reading_head():
             scale = stored["target_scale"]
             return cls(
-                folder=folder,
+                folder=run.folder,
                 name=stored["head"],
                 config=stored["config"],
                 standardize=stored["standardize"],
                 scale=TargetScale(tuple(scale["mean"]), tuple(scale["deviation"])),
                 task=Task.from_json(stored["task"]),
                 target_names=tuple(stored["target_names"]),
-                backbone=SavedBackbone.from_json(stored["backbone"], folder / HEAD_CONFIG_NAME),
+                backbone=run.backbone,
                 layer_norm=stored.get("layer_norm", False),
             )
-        except HistographError:
-            raise
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"{folder / HEAD_CONFIG_NAME}: not a head this version can read "
-                f"({type(error).__name__}: {error})"
-            ) from error
 
     def of_fit(self, folder: Path) -> SavedHead:
         """Return another fit of the same readout in the same run, from that fit's folder."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 from ..errors import DataError, HistographError, ModelError
 
@@ -37,36 +39,55 @@ def is_built_in(what: Literal["model", "data"], spec: Any) -> bool:
     return (bool(colon) and kind in BUILT_IN_DATA) or spec.endswith(GRAPH_FILES)
 
 
-def specification_to_follow(
-    what: Literal["model", "data"], recorded: Any, given: str | None, where: object
-) -> str:
-    """Return the specification the user gave, or the one a file holds if that is built in.
+@dataclass(frozen=True)
+class Specification:
+    """A model or data by name, as the user gave it or as a file recorded it.
 
-    Args:
-        what: What it specifies, which is also the name of the flag.
-        recorded: The specification that the file holds; unless built in, it is not looked up.
-        given: What the user named, if anything.
-        where: The file, for the message.
-
-    Raises:
-        ModelError: for a recorded model that is code, of which the user says nothing.
-        DataError: for such data.
+    The rule of this module stands here: whatever turns a specification into code asks
+    :meth:`to_follow` first, which refuses one that a file recorded, unless it is built in.
     """
-    if given is not None:
-        return given
-    if is_built_in(what, recorded):
-        return str(recorded)
-    model = what == "model"
-    kind, example = (ModelError, "my_model.py:Net") if model else (DataError, "my_data.py:graphs")
-    if recorded == IN_MEMORY:
+
+    #: What is specified, which is also the name of the flag.
+    WHAT: ClassVar[Literal["model", "data"]]
+
+    spec: str
+    #: Arguments of the constructor, or of the data.
+    args: Mapping[str, Any] = field(default_factory=dict)
+    #: The file that this was read from; None for what the user named.
+    recorded_in: str | None = field(default=None, compare=False, kw_only=True)
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it leads to no code but that of this package."""
+        return is_built_in(self.WHAT, self.spec)
+
+    def to_follow(self, given: str | None = None) -> Self:
+        """Return what may become code: what the user gave or named, or what is built in.
+
+        Args:
+            given: What the user names now; it replaces what was recorded, arguments aside.
+
+        Raises:
+            ModelError: for a recorded model that is code, of which the user says nothing.
+            DataError: for such data.
+        """
+        if given is not None:
+            return replace(self, spec=given, recorded_in=None)
+        if self.recorded_in is None or self.is_built_in:
+            return self
+        what, where = self.WHAT, self.recorded_in
+        model = what == "model"
+        kind = ModelError if model else DataError
+        example = "my_model.py:Net" if model else "my_data.py:graphs"
+        if self.spec == IN_MEMORY:
+            raise kind(
+                f"{where}: found a {what} that was handed over in memory, expected it again with "
+                f"{what}= in Python, or by name, as in --{what} {example}"
+            )
         raise kind(
-            f"{where}: found a {what} that was handed over in memory, expected it again with "
-            f"{what}= in Python, or by name, as in --{what} {example}"
+            f"{where}: found the {what} {self.spec!r}, which is code that a file names, so it was "
+            f"not run; expected you to name it, as in --{what} {example} ({what}= in Python)"
         )
-    raise kind(
-        f"{where}: found the {what} {recorded!r}, which is code that a file names, so it was not "
-        f"run; expected you to name it, as in --{what} {example} ({what}= in Python)"
-    )
 
 
 def refuse_standard_library(place: str, kind: type[HistographError]) -> None:

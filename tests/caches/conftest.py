@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from histograph_post.caches import (
-    DataSource,
     Layout,
     Manifest,
-    ModelSource,
     ShardGraphs,
     ShardInfo,
     ShardWriter,
     plan_hash,
     write_manifest,
 )
+from histograph_post.data import DataSpec
+from histograph_post.models import ModelSpec
 from histograph_post.splits import Split, Splits
 from histograph_post.utils.files import sha256_file
 
@@ -101,8 +101,13 @@ class Example:
             tool_version="0.1.0",
             weights_sha256="a" * 64,
             checkpoint="model.pt",
-            model=ModelSource("gin", {}),
-            data=DataSource("memory", {}, "b" * 64, self.num_graphs, int(self.num_nodes.sum())),
+            model=ModelSpec("gin", {}),
+            data=DataSpec(
+                "memory",
+                fingerprint="b" * 64,
+                num_graphs=self.num_graphs,
+                num_nodes=int(self.num_nodes.sum()),
+            ),
             capture={"points": list(self.layout.layer_names)},
             layout=self.layout,
             plan_hash=self.plan(shards),

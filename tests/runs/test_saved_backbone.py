@@ -17,7 +17,6 @@ from histograph_post.models import build_model
 from histograph_post.models.loading import weights_sha256
 from histograph_post.runs.run import Run
 from histograph_post.runs.saved_backbone import check_backbone
-from histograph_post.runs.saved_head import SavedHead
 
 
 def make_model(seed: int = 0, **args: object) -> nn.Module:
@@ -58,7 +57,7 @@ def test_backbone_with_other_weights_is_refused_with_both_hashes(run: Run, tmp_p
 
 
 def test_cache_of_another_backbone_is_refused_with_both_hashes(run: Run, tmp_path: Path) -> None:
-    saved = SavedHead.read(run).backbone
+    saved = run.backbone
     same = hg.cache(make_model(), demo_graphs(6), tmp_path / "same.cache")
     other = hg.cache(make_model(seed=1), demo_graphs(6), tmp_path / "other.cache")
     assert same is not None

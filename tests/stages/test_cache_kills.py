@@ -19,12 +19,16 @@ from histograph_post.models import build_model
 
 KILLED = """
 import os, signal, sys
-from histograph_post.models.pretrained import PretrainedSpec, load_pretrained
+from histograph_post.data import DataSpec
+from histograph_post.models import ModelSpec
+from histograph_post.models.spec import load_pretrained
 from histograph_post.caches.planning import plan_cache
 from histograph_post.caches.caching import cache, write_cache
 from pathlib import Path
 checkpoint, data, root, out, moment, shard_bytes, budget = sys.argv[1:]
-source = load_pretrained(PretrainedSpec("gin", Path(checkpoint), data, data_root=Path(root)))
+source = load_pretrained(
+    ModelSpec("gin", checkpoint=Path(checkpoint)), DataSpec(data, root=Path(root))
+)
 calls = 0
 def progress(done, total):
     global calls

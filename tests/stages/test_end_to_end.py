@@ -106,7 +106,7 @@ def test_all_that_the_history_depends_on_moves_from_its_initial_weights(run: Run
     stage = plan_end_to_end("gin", "demo:", HeadSpec("mean"), **_without_head(DEMO))
     given = stage.pretraining
     fit = json.loads((run.folder / "head.json").read_text())
-    before = untrained_model(given.spec, given.dataset, 1, seed=fit["seed"]).state_dict()
+    before = untrained_model(given.model_spec, given.dataset, 1, seed=fit["seed"]).state_dict()
     after = load_file(run.folder / "model.safetensors")
     same = {name for name in before if torch.equal(before[name], after[name])}
     # The model's own classifier takes no part, and the settings are no weights.

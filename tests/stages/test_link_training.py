@@ -13,12 +13,12 @@ from torch_geometric.utils import stochastic_blockmodel_graph
 
 from histograph_post.caches import Cache
 from histograph_post.caches.caching import cache
-from histograph_post.data import LinkOptions, from_graphs, load_data
+from histograph_post.data import DataSpec, LinkOptions, from_graphs, load_data
 from histograph_post.errors import SplitError
 from histograph_post.experiments.head_training import HeadSpec, plan_experiment, run_experiment
 from histograph_post.heads.registry import build_head, head_names
 from histograph_post.models import build_model
-from histograph_post.models.pretrained import PretrainedSpec, load_pretrained
+from histograph_post.models.spec import ModelSpec, load_pretrained
 from histograph_post.tasks import infer_task
 from histograph_post.training.head_batches import HeadBatches, HeadInputs, LoadedCache
 from histograph_post.training.loop import Step, Trainer
@@ -188,13 +188,11 @@ def test_cora_from_its_checkpoint_to_the_table(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     example = Path(__file__).parents[2] / "examples" / "uvadlc_node_gcn.py"
     pretrained = load_pretrained(
-        PretrainedSpec(
-            model=f"{example}:GNNModel",
+        ModelSpec(
+            f"{example}:GNNModel",
             checkpoint=shared_data / "checkpoints" / "uvadlc_tutorial7" / "NodeLevelGNN.ckpt",
-            data="planetoid:Cora",
-            data_args={"level": "link"},
-            data_root=shared_data,
-        )
+        ),
+        DataSpec("planetoid:Cora", {"level": "link"}, shared_data),
     )
     stored = cache(pretrained.model, pretrained.dataset, tmp_path / "cora.cache")
     assert stored is not None

@@ -21,7 +21,7 @@ from histograph_post.errors import ConfigError, ModelError, NotFoundError, Outpu
 from histograph_post.experiments.folds import open_caches
 from histograph_post.experiments.pretraining import FoldProgress, plan_pretraining, run_pretraining
 from histograph_post.experiments.trained_folds import fold_checkpoints
-from histograph_post.models.pretrained import load_pretrained
+from histograph_post.models.spec import load_pretrained
 from histograph_post.splits import Splits, resolve_splits
 from histograph_post.tasks import infer_task
 from histograph_post.training.options import TrainingOptions
@@ -66,7 +66,7 @@ def test_every_fold_is_a_checkpoint_with_its_own_split(tmp_path: Path) -> None:
         found, pretraining.splits.folds, run.results["folds"], strict=True
     ):
         assert Splits.load(fold.split).folds == (split,)
-        loaded = load_pretrained(fold.spec)
+        loaded = load_pretrained(fold.model, fold.data)
         with torch.inference_mode():
             outputs = [
                 loaded.model(g.x, g.edge_index, batch=torch.zeros(g.num_nodes, dtype=torch.long))
@@ -206,7 +206,8 @@ def test_depth_64_trains_with_a_finite_loss(tmp_path: Path) -> None:
     )
     run_pretraining(deep, tmp_path / "p", only=[0], on_epoch=epoch_done)
     assert np.isfinite(losses).all()
-    weights = load_pretrained(fold_checkpoints(tmp_path / "p/fold-0")[0].spec).model.state_dict()
+    (fold,) = fold_checkpoints(tmp_path / "p/fold-0")
+    weights = load_pretrained(fold.model, fold.data).model.state_dict()
     before = deep.model.state_dict()
     assert not torch.equal(weights["convs.0.nn.0.weight"], before["convs.0.nn.0.weight"])
 
@@ -288,7 +289,7 @@ def test_quantities_are_predicted_in_their_own_units(
     changes: dict[str, Any] = {"model": f"{graphs}:Own", "model_args": {}} if model == "own" else {}
     pretraining = plan(data=f"{graphs}:make", data_args={"kind": "quantities"}, **changes)
     run = run_pretraining(pretraining, tmp_path / "p", only=[0])
-    named = ("--data", f"{graphs}:make", "--model", pretraining.spec.model)
+    named = ("--data", f"{graphs}:make", "--model", pretraining.model_spec.spec)
     (scores,) = own_scores(tmp_path / "p", tmp_path / "caches", *named)
     assert scores["rmse"] == pytest.approx(run.results["test"]["mean"], rel=1e-4)
     if model == "gin":
