@@ -87,6 +87,11 @@ class _DataEntry:
     num_nodes: Count
 
 
+# The manifest takes these two as they are: from_json has made them of their entries before.
+_Model = Annotated[ModelSpec, Form("a model", lambda value: isinstance(value, ModelSpec))]
+_Data = Annotated[DataSpec, Form("data", lambda value: isinstance(value, DataSpec))]
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What makes a folder of shards a cache. It is written last.
@@ -110,8 +115,8 @@ class Manifest:
     tool_version: str
     weights_sha256: Sha256
     checkpoint: str | None
-    model: Annotated[ModelSpec, Form("an object", lambda value: isinstance(value, ModelSpec))]
-    data: Annotated[DataSpec, Form("an object", lambda value: isinstance(value, DataSpec))]
+    model: _Model
+    data: _Data
     capture: Any
     layout: Layout
     plan_hash: Sha256
@@ -205,7 +210,8 @@ class Manifest:
                 f"{where}: found manifest_sha256 {seal.manifest_sha256}, expected {expected}; "
                 "the file was changed"
             )
-        for name, entry, spec in (("model", _ModelEntry, ModelSpec), ("data", _DataEntry, DataSpec)):
+        specs: Any = {"model": (_ModelEntry, ModelSpec), "data": (_DataEntry, DataSpec)}
+        for name, (entry, spec) in specs.items():
             if name in contents:
                 read = decode(entry, contents[name], f"{where}: {name}")
                 contents[name] = spec(**vars(read), recorded_in=where)

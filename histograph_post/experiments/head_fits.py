@@ -71,7 +71,7 @@ def own_classifier(loaded: LoadedCache, task: Task, scale: TargetScale) -> tuple
 class FreshHead:
     """An untrained head, with what its rows go through before it."""
 
-    head: nn.Module
+    head: Readout
     standardizer: Standardizer | None
 
 
