@@ -15,7 +15,6 @@ from ..errors import CacheError
 from ..models.spec import ModelSpec
 from ..utils.decoding import Count, Form, Sha256, decode, json_sha256, parse_json
 from ..utils.files import to_json
-from ..utils.specifications import Specification
 from .layout import Layout
 from .shard_info import ShardInfo
 
@@ -70,13 +69,17 @@ def plan_hash(
 
 
 @dataclass(frozen=True)
-class _StoredModel:
+class _ModelEntry:
+    """What the manifest says of the model."""
+
     spec: str
     args: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class _StoredData:
+class _DataEntry:
+    """What the manifest says of the data: their name, and what they turned out to be."""
+
     spec: str
     args: Mapping[str, Any]
     fingerprint: Sha256
@@ -84,16 +87,9 @@ class _StoredData:
     num_nodes: Count
 
 
-@dataclass(frozen=True)
-class _Sources:
-    """What a manifest says of the model that ran and of the data it ran on."""
-
-    model: _StoredModel
-    data: _StoredData
-
-
-#: Made of :class:`_Sources` before the manifest is.
-_DECODED = Form("a specification", lambda value: isinstance(value, Specification))
+# The manifest takes these two as they are: from_json has made them of their entries before.
+_Model = Annotated[ModelSpec, Form("a model", lambda value: isinstance(value, ModelSpec))]
+_Data = Annotated[DataSpec, Form("data", lambda value: isinstance(value, DataSpec))]
 
 
 @dataclass(frozen=True)
@@ -119,8 +115,8 @@ class Manifest:
     tool_version: str
     weights_sha256: Sha256
     checkpoint: str | None
-    model: Annotated[ModelSpec, _DECODED]
-    data: Annotated[DataSpec, _DECODED]
+    model: _Model
+    data: _Data
     capture: Any
     layout: Layout
     plan_hash: Sha256
@@ -214,9 +210,11 @@ class Manifest:
                 f"{where}: found manifest_sha256 {seal.manifest_sha256}, expected {expected}; "
                 "the file was changed"
             )
-        found = decode(_Sources, contents, where, unknown=True)
-        contents["model"] = ModelSpec(**vars(found.model), recorded_in=where)
-        contents["data"] = DataSpec(**vars(found.data), recorded_in=where)
+        specs: Any = {"model": (_ModelEntry, ModelSpec), "data": (_DataEntry, DataSpec)}
+        for name, (entry, spec) in specs.items():
+            if name in contents:
+                read = decode(entry, contents[name], f"{where}: {name}")
+                contents[name] = spec(**vars(read), recorded_in=where)
         manifest = decode(cls, contents, where, unknown=seal.format_version != FORMAT_VERSION)
         manifest.validate(where)
         return manifest

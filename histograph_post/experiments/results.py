@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..errors import ConfigError
 from ..metrics import Key, paired_difference, summarize
 from ..runs.fits import FIT_NAME, Fit
 from ..runs.predictions import LabelRows, prediction_cells, prediction_columns
-from ..runs.run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME
+from ..runs.run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME, read_json
 from ..tasks import Task
 from ..utils.files import atomic_path, write_json, write_text
 
@@ -129,7 +128,7 @@ def write_chosen_head(
         if (source / name).is_file():
             with atomic_path(folder / name) as partial:
                 shutil.copyfile(source / name, partial)
-    stored = json.loads((source / FIT_NAME).read_text(encoding="utf-8"))
+    stored = read_json(source, FIT_NAME)
     write_json(
         folder / HEAD_CONFIG_NAME,
         {

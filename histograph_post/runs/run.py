@@ -132,12 +132,14 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Read one of a run's JSON files."""
     path = folder / name
     try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         hint = "; give the same command again to finish it" if (folder / RUN_NAME).is_file() else ""
         raise ConfigError(f"{folder}: found no {name}, expected a finished run{hint}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a JSON file ({error})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: found {type(value).__name__}, expected an object")
     return value
 
 
@@ -146,7 +148,7 @@ def write_results(folder: Path, results: Mapping[str, Any]) -> None:
     write_json(folder / RESULTS_NAME, dict(results))
 
 
-Kind = Literal["train-head", "compare", "tune", "finetune", "pretrain"]
+Kind = Literal["train-head", "compare", "tune", "finetune", "pretrain", "export"]
 
 #: Entries of the results of every run that trained readouts.
 _RESULTS = ("task", "metric", "higher_is_better", "head", "readouts", "fits")
@@ -238,7 +240,9 @@ class Run:
 
     @property
     def kind(self) -> Kind:
-        """The command that makes such a run."""
+        """The command that makes such a folder."""
+        if not is_run(self.folder):
+            return "export"
         stage = self.plan.get("stage")
         if stage is not None:
             return stage if stage in ("finetune", "tune") else "pretrain"
