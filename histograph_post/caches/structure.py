@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import replace
-from io import FileIO
 from pathlib import Path
 
 import h5py
@@ -91,39 +90,20 @@ def inspect_shard(path: Path, layout: Layout, plan_hash: str) -> ShardInfo:
     Everything is checked against the layout before any of it is used: links are hard, types,
     shapes and filters are the expected ones, and all values are in this file and within it.
     """
+    where = str(path)
     with open_regular(path) as opened:
-        return _hashed(opened, _read_info(opened, layout, plan_hash, str(path)), layout)
-
-
-def check_shard(path: Path, layout: Layout, plan_hash: str) -> ShardInfo:
-    """Return the same, its two hashes still missing: they take a hundred times as long."""
-    with open_regular(path) as opened:
-        return _read_info(opened, layout, plan_hash, str(path))
-
-
-def hash_shard(path: Path, layout: Layout, info: ShardInfo) -> ShardInfo:
-    """Fill in the hashes that :func:`check_shard` left out."""
-    with open_regular(path) as opened:
-        return _hashed(opened, info, layout)
-
-
-def _read_info(opened: FileIO, layout: Layout, plan_hash: str, where: str) -> ShardInfo:
-    try:
-        with h5py.File(opened, "r") as file:
-            info = _read_root(h5g.open(file.id, b"/"), layout, plan_hash, where)
-    except CacheError:
-        raise
-    except Exception as error:
-        # The library reports damage as an exception of almost any type.
-        reason = str(error).partition("\n")[0]
-        raise CacheError(f"{where}: found a damaged file ({reason}), expected HDF5") from None
-    info = replace(info, num_bytes=os.fstat(opened.fileno()).st_size)
-    info.validate(layout, where)
-    return info
-
-
-def _hashed(opened: FileIO, info: ShardInfo, layout: Layout) -> ShardInfo:
-    head, whole = sha256_prefixes(opened, (info.head_bytes(layout), info.num_bytes))
+        try:
+            with h5py.File(opened, "r") as file:
+                info = _read_root(h5g.open(file.id, b"/"), layout, plan_hash, where)
+        except CacheError:
+            raise
+        except Exception as error:
+            # The library reports damage as an exception of almost any type.
+            reason = str(error).partition("\n")[0]
+            raise CacheError(f"{where}: found a damaged file ({reason}), expected HDF5") from None
+        info = replace(info, num_bytes=os.fstat(opened.fileno()).st_size)
+        info.validate(layout, where)
+        head, whole = sha256_prefixes(opened, (info.head_bytes(layout), info.num_bytes))
     return replace(info, sha256=whole, head_sha256=head)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,14 +27,7 @@ from .row_writers import (
 )
 from .shard import Shard, ShardGraphs
 from .shard_info import ShardInfo, shard_name
-from .structure import (
-    check_shard,
-    create_dataset,
-    create_file,
-    create_group,
-    hash_shard,
-    inspect_shard,
-)
+from .structure import create_dataset, create_file, create_group, inspect_shard
 
 
 def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:
@@ -80,7 +72,7 @@ class ShardWriter:
         self._outputs: PlainWriter | None = None
         self._activations: list[RowWriter] = []
         self._next_graph = 0
-        self._checked: ShardInfo | None = None
+        self._info: ShardInfo | None = None
         self._steps = self._writing()
 
     def __enter__(self) -> Self:
@@ -113,18 +105,15 @@ class ShardWriter:
         next(self._steps)
 
     def close(self) -> None:
-        """Check how the file is made up and move it to its name: it is complete then."""
+        """Check and hash the file and move it to its name: it is complete then."""
         next(self._steps, None)
 
-    @cached_property
+    @property
     def info(self) -> ShardInfo:
-        """What the manifest says of a shard that is closed; the file is hashed for it.
-
-        A shard is complete without: a job that is killed meanwhile finds it when it goes on.
-        """
-        if self._checked is None:
+        """What the manifest says of a shard that is closed."""
+        if self._info is None:
             raise CacheError(f"{self._path}: found an unfinished shard, expected a closed one")
-        return hash_shard(self._path, self._layout, self._checked)
+        return self._info
 
     def discard(self) -> None:
         """Remove what was written; a shard that is closed already stays."""
@@ -208,7 +197,7 @@ class ShardWriter:
                 self._finish()
             finally:
                 self._close(file)
-            self._checked = check_shard(partial, self._layout, self._plan_hash)
+            self._info = inspect_shard(partial, self._layout, self._plan_hash)
 
     def _create_datasets(self, file: h5f.FileID) -> None:
         layout, counts = self._layout, self._counts

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
@@ -156,7 +157,8 @@ def _decode_object(
 @cache
 def _field_types(cls: Any) -> dict[str, tuple[Any, bool]]:
     """Return the annotation of every field of a dataclass, and whether it has a default."""
-    types = get_type_hints(cls, include_extras=True)
+    # Without the module's names as globals, a lambda inside an annotation would not see them.
+    types = get_type_hints(cls, vars(sys.modules[cls.__module__]), include_extras=True)
     return {
         field.name: (
             types[field.name],

@@ -111,7 +111,7 @@ def append_all(made, folder: Path) -> None:
         shard.append(*made.batch(0, made.num_graphs))
 
 
-def test_a_closed_shard_is_complete_before_it_is_hashed(example, tmp_path):
+def test_a_closed_shard_says_what_it_holds(example, tmp_path):
     made = example()
     shard = open_writer(made, tmp_path)
     with pytest.raises(CacheError, match="found an unfinished shard"):

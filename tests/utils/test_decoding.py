@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from histograph_post.errors import ConfigError, DataError
-from histograph_post.utils.decoding import Count, Positive, Sha256, decode
+from histograph_post.utils.decoding import Count, Form, Positive, Sha256, decode
+
+SOILS = ("clay", "sand")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Tree:
     digest: Sha256
     leaves: tuple[Leaf, ...]
     sizes: Mapping[str, tuple[int, ...]]
+    soil: Annotated[str, Form("one of the soils", lambda value: value in SOILS, str.upper)]
     notes: Any
     best: Leaf | None
     label: str | None = None
@@ -47,6 +50,7 @@ TREE: dict[str, Any] = {
     "digest": "a" * 64,
     "leaves": [{"color": "green", "area": 2}, {"color": "red", "area": 0.5}],
     "sizes": {"winter": [1, 2], "summer": []},
+    "soil": "clay",
     "notes": [None, {"any": "thing"}],
     "best": {"color": "red", "area": 1.5},
     "label": "x",
@@ -57,6 +61,7 @@ def test_every_field_becomes_its_type() -> None:
     tree = decode(Tree, TREE, "tree.json")
     assert tree.leaves == (Leaf("green", 2.0), Leaf("red", 0.5))
     assert type(tree.leaves[0].area) is float
+    assert tree.soil == "CLAY"
     assert tree.best == Leaf("red", 1.5)
     assert tree.sizes == {"winter": (1, 2), "summer": ()}
     assert decode(Tree, {**TREE, "best": None, "label": None}, "tree.json").label is None
@@ -88,6 +93,7 @@ def test_every_field_becomes_its_type() -> None:
         ({"best": 3}, "found best = 3, expected an object"),
         ({"sizes": []}, "found sizes = [], expected an object"),
         ({"sizes": {"winter": ["1"]}}, "found sizes['winter'][0] = '1', expected a whole number"),
+        ({"soil": "air"}, "found soil = 'air', expected one of the soils"),
         ({"label": 3}, "found label = 3, expected a text or null"),
         ({"more": 1}, "found the unknown field 'more', expected none"),
         ({"name": list(range(99))}, "..., expected a text"),
