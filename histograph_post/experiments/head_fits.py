@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..heads.base import Readout
+from ..heads.histograph.accelerate import threads
 from ..heads.registry import build_head, head_info
 from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec, find_fit
@@ -116,14 +117,16 @@ def fit_head(
     needs_edges = head_info(spec.head).needs_edge_index
     source = HeadBatches(loaded, history, task, device, edges=needs_edges)
     network = HeadNetwork(made.head).to(device)
-    return train_fit(
-        spec,
-        Trainer(network, source, split, task, spec.training, seed=spec.seed),
-        folder / spec.folder,
-        head=made.head,
-        standardizer=made.standardizer,
-        on_epoch=on_epoch,
-    )
+    trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
+    with threads(made.head):
+        return train_fit(
+            spec,
+            trainer,
+            folder / spec.folder,
+            head=made.head,
+            standardizer=made.standardizer,
+            on_epoch=on_epoch,
+        )
 
 
 def _history(head: nn.Module, loaded: LoadedCache, rows: np.ndarray | None) -> HistoryRows:

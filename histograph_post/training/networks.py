@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..capture import Capture, CapturePlan
 from ..errors import ConfigError
+from ..heads.histograph.accelerate import read_out
 from .graph_batches import GraphInputs
 from .head_batches import HeadInputs
 
@@ -199,12 +200,14 @@ class HeadNetwork(nn.Module):
 
     def forward(self, inputs: HeadInputs) -> Tensor:
         """Return an output for every row that is asked for: ``[rows, out_dim]``."""
-        outputs: Tensor = self.head(
-            inputs.history,
-            inputs.batch,
-            num_graphs=inputs.num_graphs,
-            edge_index=inputs.edge_index,
-        )
+        outputs = read_out(self.head, inputs.history, inputs.batch, inputs.num_graphs)
+        if outputs is None:
+            outputs = self.head(
+                inputs.history,
+                inputs.batch,
+                num_graphs=inputs.num_graphs,
+                edge_index=inputs.edge_index,
+            )
         if inputs.pairs is not None:
             scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]
             return scores.unsqueeze(-1)  # [rows, 1]
