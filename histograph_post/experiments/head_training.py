@@ -27,7 +27,6 @@ from .head_fits import fit_head, own_classifier
 from .options import ExperimentOptions, run_with_options, with_keywords
 from .results import BASELINES
 from .stage import Stage
-from .stage import run_experiment as run_experiment
 
 
 @dataclass(frozen=True)
