@@ -28,9 +28,9 @@ def cache(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="What `pretrain` or `finetune` wrote, or one fold of it, instead of --checkpoint, "
-            "--data and --model (which are still needed where they are code of yours). All folds "
-            "give a fold-K.cache each, in the folder CACHE.",
+            help="A folder that pretrain or finetune wrote, or that of one of its folds: it says "
+            "what --checkpoint, --data and --model would (but your own code has to be named "
+            "again). Of all folds, each gets a fold-K.cache in the folder CACHE.",
             show_default=False,
         ),
     ] = None,
@@ -45,32 +45,37 @@ def cache(
     layers: opt.LayersOption = "auto",
     key_map: opt.KeyMapOption = None,
     output_key: opt.OutputKeyOption = None,
-    dtype: Annotated[opt.Dtype, typer.Option(help="How activations are stored.")] = (
+    dtype: Annotated[opt.Dtype, typer.Option(help="Precision of the stored activations.")] = (
         opt.Dtype.FLOAT32
     ),
     compress: Annotated[
-        bool, typer.Option("--compress", help="Compress activations (gzip): smaller, slower.")
+        bool,
+        typer.Option("--compress", help="Compress activations with gzip: smaller, but slower."),
     ] = False,
-    node_budget: Annotated[
-        int, typer.Option(min=1, help="A batch takes whole graphs up to this many nodes.")
-    ] = NODE_BUDGET,
+    node_budget: opt.NodeBudgetOption = NODE_BUDGET,
     shard_mb: Annotated[
-        int, typer.Option(min=1, help="Megabytes of a shard, the unit of resuming.")
+        int, typer.Option(min=1, help="Size of a shard in MB; a killed run resumes at a shard.")
     ] = 64,
     device: opt.DeviceOption = "auto",
     shard: Annotated[
         str | None,
-        typer.Option(metavar="I/N", help="This is job I of N, from 0; the last one joins."),
+        typer.Option(
+            metavar="I/N",
+            help="Write part I of N (from 0), one job each; the last to end joins them.",
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be written, and how long it takes.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Only say what would be written, and how long that would take."
+        ),
     ] = False,
     trust_checkpoint: opt.TrustOption = False,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
     """Run a pretrained model once and write every layer's node activations to a cache.
 
-    A killed run goes on where it stopped when the same command is given again.
+    Give the same command again to continue a run that was killed.
     """
     from histograph_post.caches.planning import CacheOptions, plan_cache
     from histograph_post.models import parse_args

@@ -9,9 +9,9 @@ import typer
 
 from . import options as opt
 from .cache import show_cache, show_plan, summary
-from .heads import show_results
 from .next_commands import cache_command, predict_command
 from .pretrain import show_folds
+from .results import show_results
 from .terminal import Terminal, size
 
 if TYPE_CHECKING:
@@ -24,13 +24,21 @@ _FEW_READOUTS = 3
 def inspect(
     terminal: Terminal,
     path: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT|CACHE|RUN", help="What to look into.")
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT|CACHE|RUN",
+            help="A checkpoint file, or the folder of a cache, a run or an export.",
+        ),
     ],
     model: Annotated[
-        str | None, typer.Option("--model", metavar="SPEC", help="Show what it would capture.")
+        str | None,
+        typer.Option("--model", metavar="SPEC", help="Show what would be captured of this model."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", metavar="SPEC", help="Data for the probe pass.")
+        str | None,
+        typer.Option(
+            "--data", metavar="SPEC", help="Data to run the model on, to find its layers."
+        ),
     ] = None,
     model_args: opt.ModelArgsOption = [],  # noqa: B006  # typer copies it
     data_root: opt.DataRootOption = None,
@@ -39,9 +47,9 @@ def inspect(
     key_map: opt.KeyMapOption = None,
     trust_checkpoint: opt.TrustOption = False,
 ) -> None:
-    """Show what a checkpoint, a cache or a run holds; nothing is written.
+    """Show what is in a checkpoint, a cache or a run; nothing is written.
 
-    A checkpoint with --model and --data shows which layers would be captured, and where.
+    For a checkpoint, --model and --data show which layers would be captured, and where.
     """
     if path.is_dir():
         _inspect_folder(terminal, path)
@@ -134,7 +142,9 @@ def _inspect_run(terminal: Terminal, run: Run) -> None:
         show_folds(terminal, results)
         terminal.result(
             {"folder": str(run.folder), **results},
-            next_command=cache_command(run.folder, results["model"], results["data"], named=False),
+            next_command=cache_command(
+                run.folder, model=results["model"], data=results["data"], named=False
+            ),
         )
         return
     facts = texts.facts(run.require_readouts())

@@ -21,11 +21,22 @@ def predict_command(run: Path, *, named: bool = True) -> str:
     return f"histograph predict {run}{flags} --data SPEC -o predictions.csv"
 
 
-def cache_command(folder: Path, model: str, data: str, *, named: bool = True) -> str:
-    """Return how to cache the backbones that were trained in a folder."""
-    return (
-        f"histograph cache {folder}{_code({'model': model, 'data': data}, named=named)} -o CACHES"
-    )
+def cache_command(
+    folder: Path, *, model: str | None = None, data: str | None = None, named: bool = True
+) -> str:
+    """Return how to cache the backbones that were trained in a folder.
+
+    Args:
+        folder: What ``pretrain`` or ``finetune`` wrote.
+        model: How the model was named, if not as it is recorded.
+        data: How the data were named, if not as they are recorded.
+        named: Show recorded specifications that are code, not ``SPEC``.
+    """
+    if model is None or data is None:
+        recorded = Run.of(folder).backbone
+        model, data = model or recorded.model.spec, data or recorded.data.spec
+    flags = _code({"model": model, "data": data}, named=named)
+    return f"histograph cache {folder}{flags} -o CACHES"
 
 
 def _code(specs: dict[str, str], *, named: bool) -> str:

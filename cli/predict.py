@@ -25,23 +25,21 @@ def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     data: opt.DataOption,
     out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FILE.csv", help="Where predictions go.")
+        Path, typer.Option("-o", "--out", metavar="FILE.csv", help="File for the predictions.")
     ],
     checkpoint: opt.MovedCheckpointOption = None,
     model: opt.MovedModelOption = None,
     key_map: opt.KeyMapOption = None,
     data_root: opt.DataRootOption = None,
     data_args: opt.DataArgsOption = [],  # noqa: B006  # typer copies it
-    node_budget: Annotated[
-        int, typer.Option(min=1, help="A batch takes whole graphs up to this many nodes.")
-    ] = NODE_BUDGET,
+    node_budget: opt.NodeBudgetOption = NODE_BUDGET,
     device: opt.DeviceOption = "auto",
     trust_checkpoint: opt.TrustOption = False,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
-    """Predict new graphs with a trained head; labels are optional, and scored if they are there.
+    """Predict new graphs with a trained head; if they have labels, score the predictions.
 
-    The backbone is loaded again and must have the weights that the head was trained on.
+    The backbone is loaded again, and must have the weights that the head was trained on.
     """
     from histograph_post.models import parse_args
     from histograph_post.runs.predicting import predict as predict_graphs

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from .errors import HistographError as HistographError
     from .experiments.finetuning import finetune as finetune
     from .experiments.from_scratch import pretrain as pretrain
+    from .experiments.head_training import compare as compare
     from .experiments.head_training import train_head as train_head
+    from .experiments.options import ExperimentOptions as ExperimentOptions
     from .experiments.tuning import tune as tune
     from .heads.histograph import HistoGraphHead as HistoGraphHead
     from .reporting import report as report
@@ -29,12 +31,14 @@ if TYPE_CHECKING:
 #: Public name -> module. Loaded on first use, so that `histograph --help` never waits for torch.
 _PUBLIC = {
     "Cache": ".caches",
+    "ExperimentOptions": ".experiments.options",
     "GraphDataset": ".data",
     "HistoGraphHead": ".heads.histograph",
     "HistographError": ".errors",
     "Run": ".runs.run",
     "TrainingOptions": ".training.options",
     "cache": ".caches.caching",
+    "compare": ".experiments.head_training",
     "export": ".runs.exporting",
     "finetune": ".experiments.finetuning",
     "load": ".runs.predicting",
@@ -47,12 +51,14 @@ _PUBLIC = {
 }
 __all__ = [
     "Cache",
+    "ExperimentOptions",
     "GraphDataset",
     "HistoGraphHead",
     "HistographError",
     "Run",
     "TrainingOptions",
     "cache",
+    "compare",
     "export",
     "finetune",
     "load",

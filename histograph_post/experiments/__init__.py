@@ -1,5 +1,6 @@
 """Experiments: a cache (or graphs) and options come in, a run folder goes out.
 
-Read ``stage.py`` first: what every stage has in common, and the one function that runs it. Then
-a stage: ``head_training.py``, ``finetuning.py``, ``pretraining.py``, ``end_to_end.py``.
+Read ``options.py`` first, what every experiment takes, and ``stage.py``, what every stage has in
+common and the one function that runs it. Then a stage: ``head_training.py``, ``finetuning.py``,
+``pretraining.py``, ``end_to_end.py``.
 """

@@ -19,7 +19,6 @@ from torch_geometric.data import Batch
 from ..capture import CapturePlan, plan_capture
 from ..data import DataSpec
 from ..data.dataset import probe_graphs
-from ..errors import ConfigError
 from ..heads.registry import build_head
 from ..heads.standardize import EachLayerNorm
 from ..metrics import Key
@@ -33,6 +32,7 @@ from ..training.loop import Trainer
 from ..training.networks import statistics_of
 from .fits import train_fit
 from .head_training import HeadSpec
+from .options import ExperimentOptions
 from .pretraining import Pretraining, plan_pretraining, untrained_model
 from .results import OWN, named, scores_of
 from .stage import Stage
@@ -145,6 +145,11 @@ class EndToEnd(Stage):
     def _probe(self) -> Batch:
         return Batch.from_data_list(probe_graphs(self.pretraining.dataset))
 
+    def notes(self) -> list[str]:
+        """Return what the user should know: of the data, of the layers, what cannot be scored."""
+        about = (*self.pretraining.dataset.notes, *self.capture.notes)
+        return [*about, *super().notes()]
+
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
         """Return the test score of the backbone that was trained with its own readout."""
         return scores_of(named(fits, OWN), "test", self.task.metric)
@@ -188,8 +193,8 @@ def plan_end_to_end(
     model: str,
     data: str,
     head: HeadSpec,
+    options: ExperimentOptions,
     *,
-    seeds: Sequence[int] = (0,),
     layers: str | Sequence[str] = "auto",
     baseline: bool = True,
     normalize: bool = True,
@@ -204,19 +209,28 @@ def plan_end_to_end(
         model: A built-in name, ``file.py:Name`` or ``package.module:Name``.
         data: A data specification, such as ``tu:PROTEINS``.
         head: The readout over the history.
-        seeds: One fit per seed and fold.
+        options: What all experiments share.
         layers: ``auto``, or names, globs and indices of the layers that make up the history.
         baseline: Train the backbone with its own readout too.
-        normalize: Bring every row of the history to one scale before the head.
+        normalize: Normalise the activations of every node in every layer before the head.
         only: Train these folds; all by default.
-        checkpoint_layers: Save memory: compute the inside of layers again for gradients.
+        checkpoint_layers: Save memory: compute the inside of layers again in the backward pass.
         amp: Mixed precision (CUDA).
         pretraining: Any other argument of
             :func:`~histograph_post.experiments.pretraining.plan_pretraining`.
     """
-    if not seeds:
-        raise ConfigError("seeds: found none, expected at least one")
-    given = plan_pretraining(model, data, seed=seeds[0], own_readout=baseline, **pretraining)
+    seeds = tuple(options.seeds or (0,))
+    given = plan_pretraining(
+        model,
+        data,
+        split=options.split,
+        split_seed=options.split_seed,
+        metric=options.metric,
+        training=options.training_options(),
+        seed=seeds[0],
+        own_readout=baseline,
+        **pretraining,
+    )
     probe = Batch.from_data_list(probe_graphs(given.dataset))
     capture = plan_capture(given.model.eval(), probe, layers=layers)
     counted = any(statistics_of(module) for module in given.model.modules())
@@ -225,7 +239,7 @@ def plan_end_to_end(
     return EndToEnd(
         splits=given.splits,
         task=task,
-        seeds=tuple(seeds),
+        seeds=seeds,
         pretraining=given,
         head=head,
         capture=capture,

@@ -17,10 +17,10 @@ from ..errors import CacheError, ConfigError, DataError, HistographError, NotFou
 from ..models import ModelSpec
 from ..runs.run import RUN_NAME, Run
 from ..runs.saved_backbone import SavedBackbone
-from ..training.options import TrainingOptions
 from ..utils.specifications import IN_MEMORY
 from .folds import load_folds, open_caches
 from .head_training import Experiment, HeadSpec
+from .options import ExperimentOptions
 from .trained_folds import fold_checkpoints
 
 
@@ -51,23 +51,18 @@ def _heads(run: Run) -> list[HeadSpec]:
 
 
 def source_experiment(
-    run: Run,
-    training: TrainingOptions,
-    *,
-    seeds: Sequence[int] | None,
-    cache: str | Path | None,
+    run: Run, options: ExperimentOptions, *, cache: str | Path | None
 ) -> Experiment:
     """Return the experiment of a run, on its caches and splits.
 
     Args:
         run: A finished run on a cache, whose heads are to be trained further.
-        training: How to train on.
-        seeds: Some of the run's; all by default.
-        cache: Where the cache, or the folder of caches, is now.
+        options: How to train; the seeds are some of the run's, all by default.
+        cache: Where the cache, or the folder of caches, is now, if it was moved.
     """
     plan, place = run.plan, run.backbone.cache
     known = tuple(plan["seeds"])
-    for seed in seeds or ():
+    for seed in options.seeds or ():
         if seed not in known:
             raise ConfigError(f"seeds: found {seed}, expected some of the run's, {list(known)}")
     weights = plan["weights"]
@@ -81,11 +76,11 @@ def source_experiment(
     return Experiment(
         splits=run.splits,
         task=run.saved_head.task,
-        seeds=known if seeds is None else tuple(seeds),
+        seeds=tuple(options.seeds or known),
         caches=tuple(caches),
-        folds=tuple(load_folds(caches, run.splits)),
+        folds=tuple(load_folds(caches, run.splits, memory_limit=options.memory_limit)),
         heads=tuple(_heads(run)),
-        training=training,
+        training=options.training_options(),
         standardize=plan["standardize"],
         warm_start=plan["warm_start"],
     )

@@ -157,8 +157,8 @@ class Finetuning(Stage):
         return Movement.asked(backbone, [*unfreezing.layers, *unfreezing.statistics], head)
 
     def notes(self) -> list[str]:
-        """Return what the user should know: what moves, and columns that cannot be scored."""
-        return [f"training moves {self.movement()}", *super().notes()]
+        """Return what the user should know: what is trained, and what cannot be scored."""
+        return [f"training changes {self.movement()}", *super().notes()]
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Write a checkpoint per fold; return what moved, and the gain over the frozen backbone."""

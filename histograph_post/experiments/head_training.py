@@ -1,4 +1,4 @@
-"""The head stage: train readouts on a cache, over folds and seeds, and say what they gained."""
+"""Readouts on a cache: train one beside its baseline, or compare several, over folds and seeds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..caches import Cache
 from ..errors import ConfigError
@@ -23,9 +24,9 @@ from ..training.loop import Trainer
 from ..training.options import TrainingOptions, suggested_lr
 from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_head, own_classifier
+from .options import ExperimentOptions, run_with_options, with_keywords
 from .results import BASELINES
-from .stage import FitProgress, Stage
-from .stage import run_experiment as run_experiment
+from .stage import Stage
 
 
 @dataclass(frozen=True)
@@ -135,65 +136,80 @@ class Experiment(Stage):
         """Return what the cache of a fit's fold says of its backbone."""
         return describe_backbone(self.folds[fit.spec.fold].loaded.cache, folder)
 
+    def build_heads(self) -> list[nn.Module]:
+        """Build every readout once; options that do not fit are refused."""
+        widths, task = self.caches[0].widths, self.task
+        with torch.random.fork_rng(devices=[]):
+            return [
+                build_head(head.name, widths, task.out_dim, task.level, **head.options)
+                for head in self.heads
+            ]
+
+    def notes(self) -> list[str]:
+        """Return what the user should know: of memory, and what cannot be scored."""
+        note = None
+        reads_means = [getattr(head, "reads_means", False) for head in self.build_heads()]
+        if self.task.level != "graph" or not all(reads_means):
+            note = self.folds[0].loaded.batch_note(self.training.batch_size)
+        return [*([] if note is None else [note]), *super().notes()]
+
 
 def plan_experiment(
     cache: str | Path | Cache,
     heads: Sequence[HeadSpec],
-    *,
-    training: TrainingOptions | None = None,
-    seeds: Sequence[int] = (0,),
-    split: str | None = None,
-    split_seed: int = 0,
-    task: str = "auto",
-    metric: str | None = None,
-    standardize: bool = True,
-    warm_start: bool = False,
-    memory_limit: int | None = None,
+    options: ExperimentOptions | None = None,
 ) -> Experiment:
     """Read a cache (or a folder of per-fold caches) and lay out what is to be trained on it.
 
-    The arguments are those of :func:`train_head`.
+    What does not fit is refused here, before anything is trained or written.
     """
+    options = options or ExperimentOptions()
     caches = tuple(open_caches(cache))
     folds, splits = make_folds(
-        caches, split=split, split_seed=split_seed, memory_limit=memory_limit
+        caches,
+        split=options.split,
+        split_seed=options.split_seed,
+        memory_limit=options.memory_limit,
     )
-    found = infer_task(
-        caches[0].labels(), caches[0].manifest.layout.level, kind=task, metric=metric
-    )
+    level = caches[0].manifest.layout.level
+    task = infer_task(caches[0].labels(), level, kind=options.task, metric=options.metric)
     for head in heads:
-        if found.level not in head_info(head.name).levels:
+        if task.level not in head_info(head.name).levels:
             raise ConfigError(
-                f"head {head.name!r}: found a {found.level} task, expected "
+                f"head {head.name!r}: found a {task.level} task, expected "
                 f"{' or '.join(head_info(head.name).levels)}; "
-                f"for {found.level}s: {', '.join(head_names(found.level))}"
+                f"for {task.level}s: {', '.join(head_names(task.level))}"
             )
-    if not seeds:
-        raise ConfigError("seeds: found none, expected at least one")
-    # The one that is asked for comes last; the readout to beat beside it starts as it always does.
-    if warm_start and not head_info(heads[-1].name).warm_starts:
-        able = [name for name in head_names(found.level) if head_info(name).warm_starts]
+    # The head that was asked for comes last; the baseline beside it starts as it always does.
+    if options.warm_start and not head_info(heads[-1].name).warm_starts:
+        able = [name for name in head_names(task.level) if head_info(name).warm_starts]
         raise ConfigError(
             f"warm_start: found head {heads[-1].name!r}, expected one that can start at the "
             f"checkpoint's own predictions: {', '.join(able)}"
         )
-    with torch.random.fork_rng(devices=[]):
-        for head in heads:  # options that do not fit are refused before anything is trained
-            build_head(head.name, caches[0].widths, found.out_dim, found.level, **head.options)
-    if warm_start:
-        scale = TargetScale.of(found, folds[0].loaded.labels[folds[0].split.train])
-        own_classifier(folds[0].loaded, found, scale)
-    return Experiment(
+    experiment = Experiment(
         caches=caches,
         folds=tuple(folds),
         splits=splits,
-        task=found,
+        task=task,
         heads=tuple(heads),
-        seeds=tuple(seeds),
-        training=training or TrainingOptions(lr=suggested_lr(len(caches[0]))),
-        standardize=standardize,
-        warm_start=warm_start,
+        seeds=tuple(options.seeds or (0,)),
+        training=options.training_options(suggested_lr(len(caches[0]))),
+        standardize=options.standardize,
+        warm_start=options.warm_start,
     )
+    experiment.build_heads()
+    if options.warm_start:
+        scale = TargetScale.of(task, folds[0].loaded.labels[folds[0].split.train])
+        own_classifier(folds[0].loaded, task, scale)
+    return experiment
+
+
+def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:
+    """Return the baseline, a readout of the last layer alone, and the head that is asked for."""
+    baseline = "mean" if level == "graph" else "mlp"
+    width = {name: value for name, value in head.options.items() if name == "dim"}
+    return [head] if head.name == baseline else [HeadSpec(baseline, width), head]
 
 
 def train_head(
@@ -201,19 +217,9 @@ def train_head(
     out: str | Path,
     *,
     head: str = "histograph",
-    seeds: Sequence[int] = (0,),
-    split: str | None = None,
-    split_seed: int = 0,
-    task: str = "auto",
-    metric: str | None = None,
-    standardize: bool = True,
-    warm_start: bool = False,
-    memory_limit: int | None = None,
-    training: TrainingOptions | None = None,
-    device: str = "auto",
-    overwrite: bool = False,
-    on_epoch: Callable[[FitProgress], None] | None = None,
-    **options: Any,
+    head_options: Mapping[str, Any] | None = None,
+    options: ExperimentOptions | None = None,
+    **keywords: Any,
 ) -> Run:
     """Train a readout on a cache, and beside it the retrained mean pool it has to beat.
 
@@ -221,43 +227,49 @@ def train_head(
         cache: A cache, its folder, or a folder of per-fold caches.
         out: The run folder.
         head: Name of the readout.
-        seeds: One fit per seed and fold.
-        split: Another split than the cache's own: a file, ``kfold:10``, ...
-        split_seed: Seed of a split that is made.
-        task: Overrides the task that is found from the labels.
-        metric: Overrides the tracked metric.
-        standardize: Standardise every layer with the statistics of the training graphs.
-        warm_start: Predict at first what the checkpoint predicts (``histograph`` only).
-        memory_limit: Bytes that training may take beyond its libraries; a cache that needs more is
-            read batch by batch. Two thirds of the machine's memory by default.
-        training: Epochs, learning rate and so on.
-        device: Where to train.
-        overwrite: Replace another run in that folder.
-        on_epoch: Told after every epoch.
-        options: Options of the readout, such as ``dim=64, heads=4``.
+        head_options: Options of the readout; needed only for those that are named like one of
+            :class:`~histograph_post.experiments.options.ExperimentOptions`.
+        options: Seeds, split, training and so on, which all experiments share.
+        keywords: Any of those by itself, such as ``seeds=[0, 1]``, and options of the readout, such
+            as ``dim=64, heads=4``.
     """
-    caches = open_caches(cache)
-    level = caches[0].manifest.layout.level
-    experiment = plan_experiment(
-        cache,
-        with_baseline(HeadSpec(head, options), level),
-        training=training,
-        seeds=seeds,
-        split=split,
-        split_seed=split_seed,
-        task=task,
-        metric=metric,
-        standardize=standardize,
-        warm_start=warm_start,
-        memory_limit=memory_limit,
-    )
-    return run_experiment(
-        experiment, out, chosen=head, device=device, overwrite=overwrite, on_epoch=on_epoch
-    )
+    options, others = with_keywords(options, keywords)
+    spec = HeadSpec(head, {**(head_options or {}), **others})
+    level = open_caches(cache)[0].manifest.layout.level
+    experiment = plan_experiment(cache, with_baseline(spec, level), options)
+    return run_with_options(experiment, out, chosen=head, options=options)
 
 
-def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:
-    """Return the readout to beat, the last layer retrained, and the one that is asked for."""
-    baseline = "mean" if level == "graph" else "mlp"
-    width = {name: value for name, value in head.options.items() if name == "dim"}
-    return [head] if head.name == baseline else [HeadSpec(baseline, width), head]
+def compare(
+    cache: str | Path | Cache,
+    out: str | Path,
+    *,
+    heads: Sequence[str] | None = None,
+    head_options: Mapping[str, Any] | None = None,
+    options: ExperimentOptions | None = None,
+    **keywords: Any,
+) -> Run:
+    """Train several readouts on the same cache with the same training, to be ranked.
+
+    The run predicts with ``histograph`` if that is one of them, else with the first.
+
+    Args:
+        cache: A cache, its folder, or a folder of per-fold caches.
+        out: The run folder.
+        heads: Names of readouts; by default all that suit the labels of the cache.
+        head_options: Options that every readout gets.
+        options: Seeds, split, training and so on, which all experiments share.
+        keywords: Any of those by itself, such as ``seeds=[0, 1]``, and options that every readout
+            gets, such as ``dim=64``.
+    """
+    options, others = with_keywords(options, keywords)
+    options.refuse("warm_start", reason="readouts are compared from random weights")
+    if heads is None:
+        heads = head_names(open_caches(cache)[0].manifest.layout.level)
+    names = list(dict.fromkeys(heads))
+    if not names:
+        raise ConfigError("heads: found none, expected at least one")
+    specs = [HeadSpec(name, {**(head_options or {}), **others}) for name in names]
+    experiment = plan_experiment(cache, specs, options)
+    chosen = "histograph" if "histograph" in names else names[0]
+    return run_with_options(experiment, out, chosen=chosen, options=options)

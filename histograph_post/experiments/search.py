@@ -14,6 +14,7 @@ from ..heads.registry import head_info
 from ..training.options import TrainingOptions
 from .folds import open_caches
 from .head_training import Experiment, HeadSpec, plan_experiment, with_baseline
+from .options import ExperimentOptions
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -231,38 +232,26 @@ def import_optuna() -> Any:
 
 def plan_search(
     cache: str | Path | Cache,
+    head: HeadSpec,
+    options: ExperimentOptions,
     *,
-    head: str = "histograph",
-    options: Mapping[str, Any] | None = None,
     space: Space | None = None,
-    seeds: Sequence[int] = (0, 1, 2, 3, 4),
     trial_seeds: Sequence[int] = (0,),
     search_seed: int = 0,
     prune: bool = True,
-    **settings: Any,
 ) -> Search:
-    """Lay out a search; the arguments are those of :func:`tune`.
+    """Lay out a search; the arguments are those of :func:`~histograph_post.tune`.
 
-    Args:
-        cache: A cache, its folder, or a folder of per-fold caches.
-        head: Name of the readout.
-        options: Options of the readout that stay as they are.
-        space: What is searched.
-        seeds: Of the fits after the search.
-        trial_seeds: Of the fits of a trial.
-        search_seed: Of the choices.
-        prune: Give up trials early.
-        settings: Of :func:`~histograph_post.experiments.head_training.plan_experiment`.
+    What does not fit is refused here, before anything is trained or written.
     """
     import_optuna()  # before anything is read
-    fixed = dict(options or {})
     level = open_caches(cache)[0].manifest.layout.level
-    heads = with_baseline(HeadSpec(head, fixed), level)
-    experiment = plan_experiment(cache, heads, seeds=seeds, **settings)
+    experiment = plan_experiment(cache, with_baseline(head, level), options)
+    fixed = head.options
     if space is None:
-        every = default_space(head, experiment.training)
+        every = default_space(head.name, experiment.training)
         space = {name: choice for name, choice in every.items() if name not in fixed}
-    known = (*TRAINING_NAMES, *head_info(head).options())
+    known = (*TRAINING_NAMES, *head_info(head.name).options())
     for name in space:
         if name not in known:
             raise ConfigError(f"search space: found {name!r}, expected one of {', '.join(known)}")

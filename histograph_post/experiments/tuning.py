@@ -13,7 +13,7 @@ holds ``study.log``, the trials as optuna keeps them, ``trials.csv``, the same a
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,21 @@ from ..caches import Cache
 from ..errors import ConfigError
 from ..runs.fits import Fit, FitSpec
 from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run, open_run_folder
-from ..training.options import TrainingOptions
 from ..utils.files import write_text
-from .head_training import Experiment
+from .head_training import Experiment, HeadSpec
+from .options import ExperimentOptions, run_with_options, with_keywords
 from .results import versus
-from .search import Search, Space, Trial, best_trial, plan_search
-from .stage import FitProgress, run_experiment
+from .search import Search, Space, Trial, best_trial, plan_search, read_space
 from .trials import TrialCallback, run_trials
 
 #: What the tuned readout is called after its name.
 STAGE = "tuned"
 
-#: Trials unless told otherwise.
+#: Trials by default.
 TRIALS = 30
+
+#: Seeds of the fits after the search, by default.
+SEEDS = (0, 1, 2, 3, 4)
 
 #: Options of a readout that `train-head` has flags for.
 _FLAGS = ("dim", "heads")
@@ -85,56 +87,6 @@ class Tuned(Experiment):
         }
 
 
-def run_search(
-    search: Search,
-    out: str | Path,
-    *,
-    trials: int = TRIALS,
-    storage: str | None = None,
-    device: str = "auto",
-    overwrite: bool = False,
-    config: Mapping[str, Any] | None = None,
-    on_epoch: Callable[[FitProgress], None] | None = None,
-    on_trial: TrialCallback | None = None,
-    on_fit: Callable[[Fit, int, int], None] | None = None,
-) -> Run:
-    """Search, then train the best options and the defaults with every seed.
-
-    A search that was killed goes on where it stopped; one that is over goes on if more trials are
-    asked for. The arguments are those of :func:`tune`, and of
-    :func:`~histograph_post.experiments.stage.run_experiment`.
-    """
-    if trials < 1:
-        raise ConfigError(f"trials: found {trials}, expected 1 or more")
-    folder = Path(out)
-    open_run_folder(folder, search.plan(), config=config, overwrite=overwrite)
-    found = run_trials(
-        search,
-        folder,
-        trials=trials,
-        storage=storage,
-        device=device,
-        on_epoch=on_epoch,
-        on_trial=on_trial,
-    )
-    best = best_trial(search, found)
-    if best is None:
-        reasons = "; ".join(dict.fromkeys(trial.reason for trial in found if trial.reason))
-        raise ConfigError(f"{folder}: found no trial with a score ({reasons}), expected one")
-    given = {field.name: getattr(search.experiment, field.name) for field in fields(Experiment)}
-    tuned = Tuned(**given, search=search, trials=found, best=best)
-    _keep_best(tuned, folder)
-    return run_experiment(
-        tuned,
-        folder,
-        chosen=tuned.chosen,
-        device=device,
-        config=config,
-        on_epoch=on_epoch,
-        on_fit=on_fit,
-    )
-
-
 def _keep_best(tuned: Tuned, folder: Path) -> None:
     """Write the best options down; fits of other ones, from a search with fewer trials, go."""
     head, training = tuned.search.chosen(tuned.best.values)
@@ -160,75 +112,72 @@ def tune(
     *,
     trials: int = TRIALS,
     head: str = "histograph",
-    space: Space | None = None,
+    head_options: Mapping[str, Any] | None = None,
+    space: Space | str | Path | None = None,
     storage: str | None = None,
-    seeds: Sequence[int] = (0, 1, 2, 3, 4),
     trial_seeds: Sequence[int] = (0,),
     search_seed: int = 0,
     prune: bool = True,
-    split: str | None = None,
-    split_seed: int = 0,
-    task: str = "auto",
-    metric: str | None = None,
-    standardize: bool = True,
-    memory_limit: int | None = None,
-    training: TrainingOptions | None = None,
-    device: str = "auto",
-    overwrite: bool = False,
     on_trial: TrialCallback | None = None,
-    **options: Any,
+    options: ExperimentOptions | None = None,
+    **keywords: Any,
 ) -> Run:
     """Search the options of a readout by validation; train the best beside the defaults.
+
+    A search that was killed goes on where it stopped; one that is over goes on if more trials are
+    asked for. The learning rate and the weight decay of ``training`` are what is searched around
+    (a weight decay of 0 stays 0); everything else of it stays as it is.
 
     Args:
         cache: A cache, its folder, or a folder of per-fold caches.
         out: The run folder.
-        trials: Choices that are tried, the defaults among them; given again with more, it goes on.
+        trials: Choices that are tried, the defaults among them.
         head: Name of the readout.
-        space: What is searched, see :mod:`.search_space`; learning rate, weight
-            decay and what the readout is made of by default.
+        head_options: Options of the readout that stay as they are.
+        space: What is searched, or a TOML file that says so, see :mod:`.search`; by default
+            learning rate, weight decay, and what the readout is made of.
         storage: URL of an optuna storage, for several processes that search together; a file in
             the run folder by default.
-        seeds: One fit per seed and fold after the search.
-        trial_seeds: A trial's score is the mean over these and over folds.
-        search_seed: Of the choices.
-        prune: Give up trials that are worse than the median of the others at the same epoch.
-        split: Another split than the cache's own: a file, ``kfold:10``, ...
-        split_seed: Seed of a split that is made.
-        task: Overrides the task that is found from the labels.
-        metric: Overrides the tracked metric.
-        standardize: Standardise every layer with the statistics of the training graphs.
-        memory_limit: Bytes that training may take beyond its libraries.
-        training: The learning rate and the weight decay that are searched around, and the rest,
-            which stays; no weight decay stays none.
-        device: Where to train.
-        overwrite: Replace another run in that folder.
-        on_trial: Told of every trial that is over.
-        options: Options of the readout that stay as they are.
+        trial_seeds: The score of a trial is the mean over these seeds and over folds.
+        search_seed: Seed of the choices.
+        prune: Stop trials that are worse than the median of the others at the same epoch.
+        on_trial: Called after every trial.
+        options: Seeds of the fits after the search, split, training and so on, which all
+            experiments share.
+        keywords: Any of those by itself, such as ``seeds=[0, 1]``, and options of the readout that
+            stay as they are, such as ``dim=64``.
     """
+    if trials < 1:
+        raise ConfigError(f"trials: found {trials}, expected 1 or more")
+    options, others = with_keywords(options, keywords)
     search = plan_search(
         cache,
-        head=head,
-        options=options,
-        space=space,
-        seeds=seeds,
+        HeadSpec(head, {**(head_options or {}), **others}),
+        replace(options, seeds=options.seeds or SEEDS),
+        space=read_space(Path(space), head) if isinstance(space, str | Path) else space,
         trial_seeds=trial_seeds,
         search_seed=search_seed,
         prune=prune,
-        split=split,
-        split_seed=split_seed,
-        task=task,
-        metric=metric,
-        standardize=standardize,
-        memory_limit=memory_limit,
-        training=training,
     )
-    return run_search(
+    experiment, folder = search.experiment, Path(out)
+    options.start(experiment)
+    open_run_folder(folder, search.plan(), config=options.config, overwrite=options.overwrite)
+    found = run_trials(
         search,
-        out,
+        folder,
         trials=trials,
         storage=storage,
-        device=device,
-        overwrite=overwrite,
+        device=options.device,
+        on_epoch=options.on_epoch,
         on_trial=on_trial,
     )
+    best = best_trial(search, found)
+    if best is None:
+        reasons = "; ".join(dict.fromkeys(trial.reason for trial in found if trial.reason))
+        raise ConfigError(f"{folder}: found no trial with a score ({reasons}), expected one")
+    given = {field.name: getattr(experiment, field.name) for field in fields(Experiment)}
+    tuned = Tuned(**given, search=search, trials=found, best=best)
+    _keep_best(tuned, folder)
+    # Of the same run: its trials have just been written, and its start has been told.
+    rest = replace(options, overwrite=False, on_start=None)
+    return run_with_options(tuned, folder, chosen=tuned.chosen, options=rest)

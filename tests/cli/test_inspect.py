@@ -13,7 +13,6 @@ from typer.testing import CliRunner, Result
 
 import histograph_post as hg
 from histograph_cli.main import app
-from histograph_post.experiments.head_training import HeadSpec, plan_experiment, run_experiment
 from histograph_post.models import build_model
 from histograph_post.training.options import TrainingOptions
 
@@ -38,9 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("train-head", cache, "-o", folder / "run", "--epochs", 2, "--dim", 8, "--heads", 2, "-q")
     )
     assert done.exit_code == 0, done.output
-    heads = [HeadSpec(name, {"dim": 8}) for name in ("mean", "max", "sum", "concat")]
-    experiment = plan_experiment(cache, heads, training=QUICK)
-    run_experiment(experiment, folder / "compared", chosen="concat")
+    heads = ("concat", "mean", "max", "sum")
+    hg.compare(cache, folder / "compared", heads=heads, dim=8, training=QUICK)
     return folder
 
 

@@ -18,7 +18,6 @@ from typer.testing import CliRunner, Result
 import histograph_post as hg
 from histograph_cli.main import app
 from histograph_post.errors import DataError, ModelError, NotFoundError
-from histograph_post.experiments.head_training import HeadSpec, plan_experiment, run_experiment
 from histograph_post.models import build_model
 from histograph_post.runs.predictions import Predictions
 from histograph_post.runs.run import Run
@@ -98,9 +97,8 @@ def test_every_kind_of_head_predicts_what_its_run_stored(
 
 
 def test_head_that_leaves_standardising_to_the_run(folder: Path, tmp_path: Path) -> None:
-    head = HeadSpec("histograph", {"dim": 8, "standardize": False})
-    experiment = plan_experiment(folder / "demo.cache", [head], training=SHORT)
-    run = run_experiment(experiment, tmp_path / "run", chosen="histograph")
+    head = {"dim": 8, "standardize": False}
+    run = hg.train_head(folder / "demo.cache", tmp_path / "run", head_options=head, training=SHORT)
     assert_stored(run, hg.predict(run, demo_graphs()), "p_1")
 
 

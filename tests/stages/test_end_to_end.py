@@ -17,6 +17,7 @@ from histograph_cli.main import app
 from histograph_post.errors import ConfigError, ModelError
 from histograph_post.experiments.end_to_end import plan_end_to_end
 from histograph_post.experiments.head_training import HeadSpec
+from histograph_post.experiments.options import with_keywords
 from histograph_post.experiments.pretraining import untrained_model
 from histograph_post.heads.standardize import EachLayerNorm
 from histograph_post.runs.run import Run
@@ -103,7 +104,8 @@ def test_every_fold_is_a_checkpoint_to_cache(run: Run, tmp_path: Path) -> None:
 
 
 def test_all_that_the_history_depends_on_moves_from_its_initial_weights(run: Run) -> None:
-    stage = plan_end_to_end("gin", "demo:", HeadSpec("mean"), **_without_head(DEMO))
+    options, others = with_keywords(None, _without_head(DEMO))
+    stage = plan_end_to_end("gin", "demo:", HeadSpec("mean"), options, **others)
     given = stage.pretraining
     fit = json.loads((run.folder / "head.json").read_text())
     before = untrained_model(given.model_spec, given.dataset, 1, seed=fit["seed"]).state_dict()
@@ -172,7 +174,7 @@ def test_embedding_network_needs_no_readout_of_its_own(tmp_path: Path) -> None:
     )
     options = {**_without_head(DEMO), "model_args": {}}
     with pytest.raises(ModelError):
-        plan_end_to_end(f"{source}:Embed", "demo:", HeadSpec("histograph"), **options)
+        hg.pretrain(f"{source}:Embed", "demo:", tmp_path / "x", head="histograph", **options)
     run = hg.pretrain(
         f"{source}:Embed",
         "demo:",
@@ -191,7 +193,7 @@ def test_embedding_network_needs_no_readout_of_its_own(tmp_path: Path) -> None:
 
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a readout such as"):
-        plan_end_to_end("gin", "demo:", HeadSpec("histogram"), **_without_head(DEMO))
+        hg.pretrain("gin", "demo:", tmp_path / "x", head="histogram", **DEMO)
     command = ["pretrain", "--model", "gin", "--data", "demo:", "-o", str(tmp_path / "x"), "-q"]
     for extra, code in ((["--dim", "8"], 2), (["--head", "mean", "--only", "7"], 1),
                         (["--head", "mean", "--amp", "--device", "cpu"], 1)):  # fmt: skip

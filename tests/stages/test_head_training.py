@@ -15,12 +15,7 @@ from torch_geometric.data import Data
 from histograph_post.caches.caching import cache
 from histograph_post.data import from_graphs, load_data
 from histograph_post.errors import CacheError, ConfigError, OutputExistsError
-from histograph_post.experiments.head_training import (
-    HeadSpec,
-    plan_experiment,
-    run_experiment,
-    train_head,
-)
+from histograph_post.experiments.head_training import compare, train_head
 from histograph_post.heads.registry import head_names
 from histograph_post.models import build_model
 from histograph_post.training.options import TrainingOptions
@@ -106,13 +101,9 @@ def test_killed_and_resumed_gives_the_same_results(
 def test_every_readout_trains_on_the_same_cache(
     demo_cache: Path, tmp_path: Path, head: str
 ) -> None:
-    experiment = plan_experiment(
-        demo_cache,
-        [HeadSpec(head, {"dim": 8})],
-        training=TrainingOptions(epochs=2, batch_size=16),
-        split="stratified",
-    )
-    run = run_experiment(experiment, tmp_path / "run", chosen=head)
+    training = TrainingOptions(epochs=2, batch_size=16)
+    given = {"heads": [head], "dim": 8, "training": training, "split": "stratified"}
+    run = compare(demo_cache, tmp_path / "run", **given)
     fit = run.results["fits"][0]
     assert 0 <= fit["scores"]["test"]["accuracy"] <= 1
     assert np.isfinite(run.results["readouts"][head]["test"]["mean"])
@@ -128,7 +119,7 @@ def test_per_fold_caches_use_their_own_split(tmp_path: Path) -> None:
     assert {fit["fold"] for fit in run.results["fits"]} == {0, 1, 2}
     assert run.results["readouts"]["own readout"]["test"]["count"] == 3
     with pytest.raises(CacheError, match="own splits"):
-        plan_experiment(tmp_path / "caches", [HeadSpec("mean")], split="kfold:4")
+        compare(tmp_path / "caches", tmp_path / "x", heads=["mean"], split="kfold:4")
 
 
 def test_missing_labels_and_one_class_columns_are_no_crash(tmp_path: Path) -> None:
@@ -157,4 +148,4 @@ def test_node_task_on_one_graph(tmp_path: Path) -> None:
     run = train_head(tmp_path / "a.cache", tmp_path / "run", training=QUICK, dim=8, heads=2)
     assert list(run.results["readouts"]) == ["own readout", "mlp", "histograph"]
     with pytest.raises(ConfigError, match="expected graph"):
-        plan_experiment(tmp_path / "a.cache", [HeadSpec("set2set")])
+        compare(tmp_path / "a.cache", tmp_path / "x", heads=["set2set"])

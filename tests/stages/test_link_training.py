@@ -15,7 +15,7 @@ from histograph_post.caches import Cache
 from histograph_post.caches.caching import cache
 from histograph_post.data import DataSpec, LinkOptions, from_graphs, load_data
 from histograph_post.errors import SplitError
-from histograph_post.experiments.head_training import HeadSpec, plan_experiment, run_experiment
+from histograph_post.experiments.head_training import compare, train_head
 from histograph_post.heads.registry import build_head, head_names
 from histograph_post.models import build_model
 from histograph_post.models.spec import ModelSpec, load_pretrained
@@ -156,12 +156,9 @@ def test_a_resumed_run_draws_what_an_unbroken_one_draws(link_cache: Cache) -> No
 
 @pytest.mark.parametrize("head", head_names("link"))
 def test_every_link_readout_finds_communities(link_cache: Cache, tmp_path: Path, head: str) -> None:
-    experiment = plan_experiment(
-        link_cache,
-        [HeadSpec(head, {"dim": 16})],
-        training=TrainingOptions(epochs=25, batch_size=1, lr=1e-2),
-    )
-    run = run_experiment(experiment, tmp_path / "run", chosen=head, device="cpu")
+    training = TrainingOptions(epochs=25, batch_size=1, lr=1e-2)
+    given = {"heads": [head], "dim": 16, "training": training, "device": "cpu"}
+    run = compare(link_cache, tmp_path / "run", **given)
     scores = run.results["fits"][0]["scores"]
     # Chance is 0.5, and 1 is out of reach: negatives inside a community look like links.
     assert scores["test"]["roc_auc"] > 0.65
@@ -177,9 +174,9 @@ def test_every_link_readout_finds_communities(link_cache: Cache, tmp_path: Path,
     assert predictions[1].startswith(f"{link_cache.ids()[graph]}:{u}-{v},0,0,")
 
 
-def test_another_split_of_the_cached_links_would_leak(link_cache: Cache) -> None:
+def test_another_split_of_the_cached_links_would_leak(link_cache: Cache, tmp_path: Path) -> None:
     with pytest.raises(SplitError, match="messages run along"):
-        plan_experiment(link_cache, [HeadSpec("mlp")], split="kfold:5")
+        compare(link_cache, tmp_path / "run", heads=["mlp"], split="kfold:5")
 
 
 def test_cora_from_its_checkpoint_to_the_table(
@@ -198,12 +195,8 @@ def test_cora_from_its_checkpoint_to_the_table(
     assert stored is not None
     assert stored.widths == (1433, 16, 7)
     assert stored.manifest.own_metrics is None
-    experiment = plan_experiment(
-        stored,
-        [HeadSpec("mlp"), HeadSpec("histograph", {"dim": 16, "heads": 2})],
-        training=TrainingOptions(epochs=5, lr=1e-2),
-    )
-    results = run_experiment(experiment, tmp_path / "run", chosen="histograph").results
+    training = TrainingOptions(epochs=5, lr=1e-2)
+    results = train_head(stored, tmp_path / "run", dim=16, heads=2, training=training).results
     assert list(results["readouts"]) == ["mlp", "histograph"]  # links have no readout of their own
     for fit in results["fits"]:
         assert fit["scores"]["test"]["roc_auc"] > 0.7
@@ -215,8 +208,6 @@ def test_links_of_many_small_graphs(tmp_path: Path) -> None:
     model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
     stored = cache(model, dataset, tmp_path / "a.cache", node_budget=200)
     assert stored is not None
-    experiment = plan_experiment(
-        stored, [HeadSpec("mlp")], training=TrainingOptions(epochs=3, batch_size=8)
-    )
-    results = run_experiment(experiment, tmp_path / "run", chosen="mlp").results
+    training = TrainingOptions(epochs=3, batch_size=8)
+    results = compare(stored, tmp_path / "run", heads=["mlp"], training=training).results
     assert 0 < results["fits"][0]["scores"]["test"]["roc_auc"] < 1

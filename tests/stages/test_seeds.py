@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import histograph_post as hg
 from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
-from histograph_post.experiments.head_training import HeadSpec, plan_experiment, run_experiment
 from histograph_post.models import build_model
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
@@ -39,9 +39,8 @@ def train(
     **options: Any,
 ) -> Run:
     """Train one readout with some seeds."""
-    spec = HeadSpec(head, {"dim": 8, **options})
-    experiment = plan_experiment(demo_cache, [spec], seeds=seeds, training=training)
-    return run_experiment(experiment, out, chosen=head)
+    given = {"seeds": seeds, "training": training, **options}
+    return hg.compare(demo_cache, out, heads=[head], dim=8, **given)
 
 
 def weights(run: Path, head: str, seed: int) -> dict[str, Tensor]:
@@ -63,10 +62,8 @@ def test_what_a_seed_gives_does_not_depend_on_the_other_seeds(
 
 
 TRAIN = """
-experiment = plan_experiment(
-    cache, [HeadSpec("histograph", {"dim": 8})], seeds=[0, 1, 2],
-    training=TrainingOptions(epochs=6, batch_size=16, patience=2))
-run_experiment(experiment, out, chosen="histograph", on_epoch=epoch_done)
+compare(cache, out, heads=["histograph"], dim=8, seeds=[0, 1, 2], on_epoch=epoch_done,
+        training=TrainingOptions(epochs=6, batch_size=16, patience=2))
 """
 
 

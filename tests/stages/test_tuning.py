@@ -115,12 +115,9 @@ _KILLED = """
 import os, signal, sys
 import histograph_post as hg
 from histograph_post.experiments.search import Range, Values
-from histograph_post.experiments.search import plan_search
-from histograph_post.experiments.tuning import run_search
 
 cache, out, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3])
 space = {"lr": Range(1e-3, 1e-1, log=True), "dim": Values((4, 8)), "heads": Values((1, 2))}
-search = plan_search(cache, space=space, seeds=[0, 1], training=hg.TrainingOptions(epochs=4))
 
 def count(progress):
     global epochs
@@ -128,7 +125,8 @@ def count(progress):
     if epochs < 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
-run_search(search, out, trials=3, on_epoch=count)
+hg.tune(cache, out, trials=3, space=space, seeds=[0, 1], on_epoch=count,
+        training=hg.TrainingOptions(epochs=4))
 """
 
 
