@@ -31,6 +31,7 @@ def export(
         ),
     ] = False,
     model: opt.MovedModelOption = None,
+    head: opt.OwnHeadOption = None,
     checkpoint: opt.MovedCheckpointOption = None,
     key_map: opt.KeyMapOption = None,
     in_dim: Annotated[
@@ -57,6 +58,7 @@ def export(
         out,
         whole=whole,
         model=model,
+        head=head,
         checkpoint=checkpoint,
         key_map=key_map,
         trust=trust_checkpoint,

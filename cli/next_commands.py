@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from histograph_post.heads.registry import registered_heads
 from histograph_post.runs.run import Run
 from histograph_post.utils.specifications import IN_MEMORY, is_built_in
 
@@ -17,7 +18,11 @@ def predict_command(run: Path, *, named: bool = True) -> str:
         named: Show the recorded specification of a model that is code, not ``SPEC``: for runs that
             were made just now, not for those that may come from anybody.
     """
-    flags = _code({"model": Run.of(run).backbone.model.spec}, named=named)
+    opened = Run.of(run)
+    flags = _code({"model": opened.backbone.model.spec}, named=named)
+    for info in registered_heads():  # those that this command line has named
+        if info.name == opened.stored_head["head"] and info.code is not None:
+            flags += f" --head {shlex.quote(info.code)}"
     return f"histograph predict {run}{flags} --data SPEC -o predictions.csv"
 
 

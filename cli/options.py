@@ -46,6 +46,14 @@ MovedModelOption = Annotated[
         "run has recorded is never executed.",
     ),
 ]
+OwnHeadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        metavar="SPEC",
+        help="The head, if it is code: file.py:Class or package.module:Class.",
+    ),
+]
 MovedCheckpointOption = Annotated[
     Path | None,
     typer.Option(
@@ -142,7 +150,10 @@ CacheArgument = Annotated[
 RunOption = Annotated[Path, typer.Option("-o", "--out", metavar="RUN", help="Folder to write.")]
 HeadOption = Annotated[
     str,
-    typer.Option("--head", help="The readout to train: histograph, mean, linear, concat, gmt, ..."),
+    typer.Option(
+        "--head",
+        help="The readout to train: histograph, mean, concat, gmt, ..., or file.py:Class.",
+    ),
 ]
 HeadArgsOption = Annotated[
     list[str],

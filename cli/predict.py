@@ -29,6 +29,7 @@ def predict(
     ],
     checkpoint: opt.MovedCheckpointOption = None,
     model: opt.MovedModelOption = None,
+    head: opt.OwnHeadOption = None,
     key_map: opt.KeyMapOption = None,
     data_root: opt.DataRootOption = None,
     data_args: opt.DataArgsOption = [],  # noqa: B006  # typer copies it
@@ -53,6 +54,7 @@ def predict(
             data_root=data_root,
             data_args=parse_args(data_args),
             model=model,
+            head=head,
             checkpoint=checkpoint,
             key_map=key_map,
             trust=trust_checkpoint,

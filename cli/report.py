@@ -43,6 +43,7 @@ def report(
         Path | None,
         typer.Option("--cache", metavar="CACHE", help="The run's cache, if it was moved."),
     ] = None,
+    head: opt.OwnHeadOption = None,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
     """Write the results of a run as one HTML file that works offline.
@@ -57,6 +58,7 @@ def report(
             run,
             out,
             cache=cache,
+            head=head,
             figures=figures,
             form=form.value,
             overwrite=overwrite,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .experiments.head_training import train_head as train_head
     from .experiments.options import ExperimentOptions as ExperimentOptions
     from .experiments.tuning import tune as tune
+    from .heads import Readout as Readout
+    from .heads import register_head as register_head
     from .heads.histograph import HistoGraphHead as HistoGraphHead
     from .reporting import report as report
     from .runs.exporting import export as export
@@ -35,6 +37,7 @@ _PUBLIC = {
     "GraphDataset": ".data",
     "HistoGraphHead": ".heads.histograph",
     "HistographError": ".errors",
+    "Readout": ".heads",
     "Run": ".runs.run",
     "TrainingOptions": ".training.options",
     "cache": ".caches.caching",
@@ -45,6 +48,7 @@ _PUBLIC = {
     "load_data": ".data",
     "predict": ".runs.predicting",
     "pretrain": ".experiments.from_scratch",
+    "register_head": ".heads",
     "report": ".reporting",
     "train_head": ".experiments.head_training",
     "tune": ".experiments.tuning",
@@ -55,6 +59,7 @@ __all__ = [
     "GraphDataset",
     "HistoGraphHead",
     "HistographError",
+    "Readout",
     "Run",
     "TrainingOptions",
     "cache",
@@ -65,6 +70,7 @@ __all__ = [
     "load_data",
     "predict",
     "pretrain",
+    "register_head",
     "report",
     "train_head",
     "tune",

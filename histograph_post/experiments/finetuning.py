@@ -19,6 +19,8 @@ from ..caches import Cache
 from ..data import GraphDataset
 from ..data.dataset import probe_graphs
 from ..errors import ConfigError
+from ..heads.base import Readout
+from ..heads.registry import head_name
 from ..runs.run import Run
 from .finetuning_source import load_backbones, open_source, source_experiment, source_head
 from .finetuning_stage import Finetuning
@@ -66,8 +68,8 @@ def plan_finetuning(
     options = replace(options, training=options.training_options())
     if run is not None:
         reason = f"the run {run.folder} brings its own"
-        if head is not None:
-            raise ConfigError(f"head: found one, but {reason}")
+        if head is not None and (head.options or head.name != run.head):
+            raise ConfigError(f"head: found {head.name!r}, but {reason}, {run.head!r}")
         options.refuse(*_OF_THE_RUN, reason=reason)
         frozen, chosen = source_experiment(run, options, cache=cache), source_head(run)
     else:
@@ -109,7 +111,7 @@ def finetune(
     source: str | Path | Run | Cache,
     out: str | Path,
     *,
-    head: str | None = None,
+    head: str | type[Readout] | None = None,
     head_options: Mapping[str, Any] | None = None,
     backbone_lr: float = 1e-4,
     unfreeze: Sequence[str] | None = None,
@@ -126,7 +128,8 @@ def finetune(
     Args:
         source: A run on a cache, a cache, or a folder of per-fold caches.
         out: The run folder.
-        head: Name of a new readout, for a cache; ``histograph`` by default.
+        head: Name of a new readout, for a cache; ``histograph`` by default. Of a run, only a
+            readout that is code of yours has to be named again.
         head_options: Options of a new readout, such as ``dim`` and ``heads``.
         backbone_lr: Highest learning rate of the backbone; the head's is ``training``'s.
         unfreeze: Names and globs of the modules or parameters of the backbone that are trained; all
@@ -145,7 +148,7 @@ def finetune(
     options, planning = with_keywords(options, keywords)
     new = None
     if head is not None or head_options:
-        new = HeadSpec(head or "histograph", head_options or {})
+        new = HeadSpec(head_name(head or "histograph"), head_options or {})
     backbone = BackboneOptions(
         lr=backbone_lr,
         unfreeze=None if unfreeze is None else tuple(unfreeze),

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..heads.base import Readout
+from ..heads.registry import head_name
 from ..runs.run import Run
 from .end_to_end import plan_end_to_end
 from .head_training import HeadSpec
@@ -23,7 +25,7 @@ def pretrain(
     data: str,
     out: str | Path,
     *,
-    head: str | None = None,
+    head: str | type[Readout] | None = None,
     head_options: Mapping[str, Any] | None = None,
     seed: int = 0,
     only: Collection[int] = (),
@@ -56,7 +58,7 @@ def pretrain(
         stage = plan_end_to_end(
             model,
             data,
-            HeadSpec(head, head_options or {}),
+            HeadSpec(head_name(head), head_options or {}),
             replace(options, seeds=options.seeds or (seed,)),
             only=only,
             **planning,

@@ -13,7 +13,8 @@ from torch import nn
 
 from ..caches import Cache
 from ..errors import ConfigError
-from ..heads.registry import build_head, head_info, head_names
+from ..heads.base import Readout
+from ..heads.registry import build_head, head_info, head_name, head_names
 from ..metrics import Key
 from ..runs.fits import Fit, FitSpec
 from ..runs.predictions import LabelRows, row_names
@@ -216,7 +217,7 @@ def train_head(
     cache: str | Path | Cache,
     out: str | Path,
     *,
-    head: str = "histograph",
+    head: str | type[Readout] = "histograph",
     head_options: Mapping[str, Any] | None = None,
     options: ExperimentOptions | None = None,
     **keywords: Any,
@@ -226,7 +227,7 @@ def train_head(
     Args:
         cache: A cache, its folder, or a folder of per-fold caches.
         out: The run folder.
-        head: Name of the readout.
+        head: Name of the readout; or your own, as ``my_head.py:MyHead`` or the class.
         head_options: Options of the readout; needed only for those that are named like one of
             :class:`~histograph_post.experiments.options.ExperimentOptions`.
         options: Seeds, split, training and so on, which all experiments share.
@@ -234,17 +235,17 @@ def train_head(
             as ``dim=64, heads=4``.
     """
     options, others = with_keywords(options, keywords)
-    spec = HeadSpec(head, {**(head_options or {}), **others})
+    spec = HeadSpec(head_name(head), {**(head_options or {}), **others})
     level = open_caches(cache)[0].manifest.layout.level
     experiment = plan_experiment(cache, with_baseline(spec, level), options)
-    return run_with_options(experiment, out, chosen=head, options=options)
+    return run_with_options(experiment, out, chosen=spec.name, options=options)
 
 
 def compare(
     cache: str | Path | Cache,
     out: str | Path,
     *,
-    heads: Sequence[str] | None = None,
+    heads: Sequence[str | type[Readout]] | None = None,
     head_options: Mapping[str, Any] | None = None,
     options: ExperimentOptions | None = None,
     **keywords: Any,
@@ -256,7 +257,8 @@ def compare(
     Args:
         cache: A cache, its folder, or a folder of per-fold caches.
         out: The run folder.
-        heads: Names of readouts; by default all that suit the labels of the cache.
+        heads: Names of readouts, or your own as for :func:`train_head`; by default all that suit
+            the labels of the cache.
         head_options: Options that every readout gets.
         options: Seeds, split, training and so on, which all experiments share.
         keywords: Any of those by itself, such as ``seeds=[0, 1]``, and options that every readout
@@ -266,7 +268,7 @@ def compare(
     options.refuse("warm_start", reason="readouts are compared from random weights")
     if heads is None:
         heads = head_names(open_caches(cache)[0].manifest.layout.level)
-    names = list(dict.fromkeys(heads))
+    names = list(dict.fromkeys(head_name(head) for head in heads))
     if not names:
         raise ConfigError("heads: found none, expected at least one")
     specs = [HeadSpec(name, {**(head_options or {}), **others}) for name in names]

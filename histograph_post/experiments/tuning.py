@@ -22,6 +22,8 @@ import tomli_w
 
 from ..caches import Cache
 from ..errors import ConfigError
+from ..heads.base import Readout
+from ..heads.registry import head_name
 from ..runs.fits import Fit, FitSpec
 from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run, open_run_folder
 from ..utils.files import write_text
@@ -111,7 +113,7 @@ def tune(
     out: str | Path,
     *,
     trials: int = TRIALS,
-    head: str = "histograph",
+    head: str | type[Readout] = "histograph",
     head_options: Mapping[str, Any] | None = None,
     space: Space | str | Path | None = None,
     storage: str | None = None,
@@ -132,7 +134,7 @@ def tune(
         cache: A cache, its folder, or a folder of per-fold caches.
         out: The run folder.
         trials: Choices that are tried, the defaults among them.
-        head: Name of the readout.
+        head: Name of the readout; or your own, as ``my_head.py:MyHead`` or the class.
         head_options: Options of the readout that stay as they are.
         space: What is searched, or a TOML file that says so, see :mod:`.search`; by default
             learning rate, weight decay, and what the readout is made of.
@@ -150,6 +152,7 @@ def tune(
     if trials < 1:
         raise ConfigError(f"trials: found {trials}, expected 1 or more")
     options, others = with_keywords(options, keywords)
+    head = head_name(head)
     search = plan_search(
         cache,
         HeadSpec(head, {**(head_options or {}), **others}),

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..caches import Cache
-from ..errors import CacheError, HistographError, OutputExistsError
+from ..errors import CacheError, ConfigError, HistographError, OutputExistsError
 from ..experiments.folds import open_caches
+from ..heads.base import Readout
+from ..heads.registry import head_name
 from ..runs.run import REPORT_NAME, Run
 from ..utils.files import require_folder, require_free, write_text
 from .evidence import gather_evidence
@@ -107,6 +109,7 @@ def report(
     out: str | Path | None = None,
     *,
     cache: str | Path | None = None,
+    head: str | type[Readout] | None = None,
     figures: str | Path | None = None,
     form: Format = "png",
     overwrite: bool = False,
@@ -120,12 +123,15 @@ def report(
         run: A finished run, or its folder; a folder of compared readouts is one too.
         out: The file; ``report.html`` in the run's folder by default.
         cache: The cache, or folder of per-fold caches, if it was moved.
+        head: A readout of your own, as ``my_head.py:MyHead`` or the class, if the run has one.
         figures: A folder that gets every figure as a file of its own.
         form: ``png`` or ``svg``, for those files.
         overwrite: Replace a file that is not the run's own older report, and figures.
         on_progress: Called with the steps done and the steps in all.
     """
     require_matplotlib()
+    if head is not None:
+        head_name(head)  # known by its name from here on
     opened = Run.open(run.folder if isinstance(run, Run) else run).require_readouts()
     target = opened.folder / REPORT_NAME if out is None else Path(out)
     _require_free(target, overwrite=overwrite, own=out is None)
@@ -150,6 +156,10 @@ def build_page(
 ) -> Page:
     """Return the report of a run, not yet written."""
     caches, missing = find_caches(run, cache)
+    try:
+        _ = run.saved_head.info
+    except ConfigError as error:
+        caches, missing = [], str(error)
     notes = []
     if not caches:
         notes.append(f"layers, over-smoothing and examples are missing: {missing}")

@@ -25,7 +25,8 @@ from torch.export import load as load_program
 from torch.export import save as save_program
 
 from ..errors import ModelError, OutputExistsError
-from ..heads.registry import head_info
+from ..heads.base import Readout
+from ..heads.registry import head_name
 from ..heads.standardize import Standardizer
 from ..models.loading import save_weights
 from ..utils.files import (
@@ -105,6 +106,7 @@ def export(
     *,
     whole: bool = False,
     model: nn.Module | str | None = None,
+    head: str | type[Readout] | None = None,
     checkpoint: str | Path | None = None,
     key_map: str | Path | None = None,
     trust: bool = False,
@@ -120,6 +122,7 @@ def export(
         whole: Backbone and head together, for :func:`~histograph_post.load` without the cache.
         model: See :func:`~histograph_post.load`, as for ``checkpoint``, ``key_map``, ``trust`` and
             ``in_dim``; for the whole model only.
+        head: A readout of your own, as ``my_head.py:MyHead`` or the class, if the run has one.
         checkpoint: The backbone's weights.
         key_map: Old weight names to new ones.
         trust: Unpickle a checkpoint that can run code.
@@ -127,6 +130,8 @@ def export(
         overwrite: Replace an older export.
         config: The options this came from, saved beside the file, or in the folder.
     """
+    if head is not None:
+        head_name(head)  # known by its name from here on
     opened, target = Run.of(run), Path(out)
     if not whole:
         return _export_head(opened.saved_head, target, overwrite=overwrite, config=config)
@@ -169,7 +174,7 @@ def _export_head(
     require_free(target, overwrite=overwrite)
     if config is not None:
         require_free(config_beside(target), overwrite=overwrite)
-    if head_info(saved.name).needs_edge_index:
+    if saved.info.needs_edge_index:
         raise ModelError(_refusal(saved, "it changes the graph as it goes"))
     program = HeadProgram(saved).eval()
     buffer = io.BytesIO()

@@ -18,6 +18,8 @@ from ..data.arguments import FEATURE_ARGS, LEVEL_ARGS
 from ..data.batching import budget_batches, make_batch
 from ..data.dataset import probe_graphs
 from ..errors import ConfigError, DataError
+from ..heads.base import Readout
+from ..heads.registry import head_name
 from ..tasks import has_labels
 from ..training.graph_batches import GraphInputs
 from ..training.networks import HistoryNetwork
@@ -38,6 +40,7 @@ def load(
     run: str | Path | Run,
     *,
     model: nn.Module | str | None = None,
+    head: str | type[Readout] | None = None,
     checkpoint: str | Path | None = None,
     key_map: str | Path | None = None,
     trust: bool = False,
@@ -54,12 +57,15 @@ def load(
         model: The backbone itself, for one that was handed over in memory (it is put into
             ``eval()`` and onto the device; a run that trained it puts its weights into a copy),
             or its specification, such as ``my_model.py:Net``; not needed for a built-in model.
+        head: A readout of your own, as ``my_head.py:MyHead`` or the class, if the run has one.
         checkpoint: The backbone's weights; by default where the cache had them from.
         key_map: TOML or JSON: old weight names to new ones; by default the cache's.
         trust: Unpickle a checkpoint that can run code.
         in_dim: Node features, for a model whose constructor insists on them.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
+    if head is not None:
+        head_name(head)  # known by its name from here on
     opened, where = Run.of(run), resolve_device(device)
     saved = opened.saved_head  # before a checkpoint is looked for
     backbone = opened.backbone.build(
@@ -80,6 +86,7 @@ def predict(
     data_root: str | Path | None = None,
     data_args: Mapping[str, Any] | None = None,
     model: nn.Module | str | None = None,
+    head: str | type[Readout] | None = None,
     checkpoint: str | Path | None = None,
     key_map: str | Path | None = None,
     trust: bool = False,
@@ -98,7 +105,8 @@ def predict(
         data_root: Offline copies of benchmark data.
         data_args: Arguments of the data. Those on node features and links are by default the ones
             of the data the head was trained on, if this is data of the same kind.
-        model: See :func:`load`, as for ``checkpoint``, ``key_map``, ``trust`` and ``device``.
+        model: See :func:`load`, as for ``head``, ``checkpoint``, ``key_map`` and ``trust``.
+        head: A readout of your own.
         checkpoint: The backbone's weights.
         key_map: Old weight names to new ones.
         trust: Unpickle a checkpoint that can run code.
@@ -129,6 +137,7 @@ def predict(
     predictor = load(
         opened,
         model=model,
+        head=head,
         checkpoint=checkpoint,
         key_map=key_map,
         trust=trust,

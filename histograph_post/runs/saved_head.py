@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..heads.base import Readout
-from ..heads.registry import build_head
+from ..heads.registry import HeadInfo, build_head, head_info
 from ..heads.standardize import EachLayerNorm, Standardizer, head_behind
 from ..tasks import TargetScale, Task
 from .fits import FIT_NAME
@@ -60,9 +60,21 @@ class SavedHead:
         stored = read_json(folder, FIT_NAME)
         return replace(self, folder=folder, config=stored["config"])
 
+    @property
+    def info(self) -> HeadInfo:
+        """What is known of the readout; one that is code has to be named by the user."""
+        try:
+            return head_info(self.name)
+        except ConfigError:
+            raise ConfigError(
+                f"{self.folder}: found the head {self.name!r}, which is code that a file names, so "
+                f"it was not run; expected you to name it, as in --head my_head.py:{self.name} "
+                "(head= in Python)"
+            ) from None
+
     def build(self) -> tuple[Readout, Standardizer | EachLayerNorm | None]:
         """Return the trained head, and what its rows go through before it."""
-        head = build_head(self.name, **self.config)
+        head = build_head(self.info.name, **self.config)
         path = self.folder / HEAD_NAME
         try:
             tensors = load_file(path)
