@@ -27,7 +27,7 @@ from .row_writers import (
 )
 from .shard import Shard, ShardGraphs
 from .shard_info import ShardInfo, shard_name
-from .structure import create_dataset, create_file, create_group, inspect_shard
+from .hdf5 import create_dataset, create_file, create_group, inspect_shard
 
 
 def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:
