@@ -16,8 +16,15 @@ from ..errors import CacheError, DataError
 from ..splits import Splits
 from .format import Manifest
 from .opening import read_manifest, read_splits
-from .row_writers import TORCH_TYPES
-from .shard import CachedBatch, CachedGraph, History, Shard, as_tensor, read_graph
+from .shard import (
+    TORCH_TYPES,
+    CachedBatch,
+    CachedGraph,
+    History,
+    Shard,
+    as_tensor,
+    read_graph,
+)
 from .shard_info import shard_name
 
 #: Shards that are open at most; each holds a file descriptor.
