@@ -1,6 +1,6 @@
 """The cache stage: run a frozen model once and write down what every layer hands on.
 
-    plan_cache    (cache_plan.py) find the layers, check parity, lay out the shards
+    plan_cache    (planning.py) find the layers, check parity, lay out the shards
     write_shards  run the model over the graphs of this job's shards (the rest are other jobs');
                   a thread (shard_thread.py) writes meanwhile
     join_shards   when every shard is there, score the model's own outputs, write the manifest
@@ -30,19 +30,13 @@ from ..models.loading import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
 from ..utils.files import remove_leftovers, sha256_file, to_json, write_text
-from . import (
-    Cache,
-    Manifest,
-    ShardGraphs,
-    ShardInfo,
-    ShardWriter,
-    existing_shard,
-    write_manifest,
-)
-from .folder import CONFIG_NAME, found_shards, open_folder, refuse_strangers
-from .format import SPLITS_NAME
+from .folder import CONFIG_NAME, found_shards, open_folder, refuse_foreign_files
+from .format import SPLITS_NAME, Manifest
 from .planning import CacheOptions, CachePlan, plan_cache
+from .reader import Cache
+from .shard_info import ShardInfo
 from .shard_thread import ShardThread
+from .writer import ShardGraphs, ShardWriter, existing_shard, write_manifest
 
 #: Called with the number of nodes done and the number of nodes in all.
 ProgressCallback = Callable[[int, int], None]
@@ -219,7 +213,7 @@ def write_cache(
     if config is not None:
         written[CONFIG_NAME] = tomli_w.dumps(dict(config))
     if not any(found):
-        refuse_strangers(folder, written)
+        refuse_foreign_files(folder, written)
     for name, text in written.items():
         write_text(folder / name, text)
     shards = write_shards(plan, folder, found, part=part, on_progress=on_progress)

@@ -1,4 +1,4 @@
-"""The folder of a cache: what is there already, what may be replaced, and what is a stranger's."""
+"""The folder of a cache: what is there already, what may be replaced, and foreign files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 
 from ..errors import CacheError, OutputExistsError
 from ..utils.files import PARTIAL_SUFFIX, remove_leftovers
-from . import Cache, ShardInfo, existing_shard, shard_name
 from .format import MANIFEST_NAME
 from .planning import CachePlan
+from .reader import Cache
+from .shard_info import ShardInfo, shard_name
+from .writer import existing_shard
 
 #: The resolved configuration of the command, beside the shards.
 CONFIG_NAME = "config.toml"
@@ -80,7 +82,7 @@ def found_shards(plan: CachePlan, folder: Path) -> list[ShardInfo | None]:
         raise OutputExistsError(f"{error}; choose another -o, or --overwrite") from None
 
 
-def refuse_strangers(folder: Path, written: Mapping[str, str]) -> None:
+def refuse_foreign_files(folder: Path, written: Mapping[str, str]) -> None:
     """Refuse to replace files that, without a shard beside them, may be anybody's."""
     for name, text in written.items():
         path = folder / name

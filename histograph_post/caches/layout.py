@@ -1,9 +1,13 @@
-"""What every shard of a cache holds: the names, shapes and types of its datasets."""
+"""What every shard of a cache holds: the names, shapes and types of its datasets.
+
+Here is also how a chunk of compressed activations is stored: bytes of equal weight side by side
+(HDF5's shuffle filter), then deflate.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import zlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +23,9 @@ STORED_TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 #: Bytes of activations that one gzip chunk holds (at least one row): small, since reading one
 #: graph in random order expands the whole chunk around it.
 CHUNK_BYTES = 256 * 2**10
+
+#: On activations, level 4 takes half as long again and saves 2 %.
+GZIP_LEVEL = 1
 
 
 @dataclass(frozen=True)
@@ -173,54 +180,27 @@ def _refuse(field: str, value: Any, expected: str) -> None:
     raise CacheError(f"found {field} = {found}, expected {expected}")
 
 
-# --- what must hold for the values of a shard, whoever wrote it
+def compress(chunk: np.ndarray) -> bytes:
+    """Return the stored bytes of a chunk."""
+    itemsize = chunk.dtype.itemsize
+    planes = np.ascontiguousarray(chunk).view(np.uint8).reshape(-1, itemsize).T
+    return zlib.compress(planes.tobytes(), GZIP_LEVEL)
 
 
-def check_contents(
-    arrays: Mapping[str, np.ndarray], counts: Counts, start: int, where: str
-) -> None:
-    """Refuse offsets and node numbers that point outside of a graph.
-
-    ``start`` is the position of the shard's first graph in the data set.
-    """
-    totals = {
-        "ptr": counts.num_nodes,
-        "id_ptr": len(arrays["ids"]),
-        "edge_ptr": counts.num_edges,
-        "label_ptr": counts.num_labels,
-    }
-    for name, total in totals.items():
-        if name in arrays:
-            _check_offsets(arrays[name], total, f"{where}: found {name}")
-    for name, offsets in (("edge_index", "edge_ptr"), ("edge_label_index", "label_ptr")):
-        if name in arrays:
-            _check_pairs(
-                arrays[name],
-                np.diff(arrays[offsets]),
-                np.diff(arrays["ptr"]),
-                start,
-                f"{where}: found {name}",
-            )
-
-
-def _check_offsets(offsets: np.ndarray, total: int, found: str) -> None:
-    """Refuse offsets that do not rise from 0 to the number of what they count."""
-    if offsets[0] != 0 or offsets[-1] != total or (offsets[1:] < offsets[:-1]).any():
+def expand(stored: memoryview, shape: tuple[int, ...], dtype: str, where: str) -> np.ndarray:
+    """Return the chunk that :func:`compress` stored; never allocates more than it should be."""
+    itemsize = np.dtype(dtype).itemsize
+    expected = int(np.prod(shape)) * itemsize
+    inflater = zlib.decompressobj()
+    try:
+        data = inflater.decompress(stored, expected)
+        # All of the values may be out before the end of the stream has been read.
+        rest = b"" if inflater.eof else inflater.decompress(inflater.unconsumed_tail, 1)
+    except zlib.error as error:
+        raise CacheError(f"{where}: found a damaged chunk ({error})") from None
+    if len(data) != expected or rest or not inflater.eof:
         raise CacheError(
-            f"{found} from {offsets[0]} to {offsets[-1]}, expected it to rise from 0 to {total}"
+            f"{where}: found a chunk that does not expand to the expected {expected} bytes"
         )
-
-
-def _check_pairs(
-    pairs: np.ndarray, pairs_per_graph: np.ndarray, num_nodes: np.ndarray, start: int, found: str
-) -> None:
-    """Refuse node numbers, ``[2, num_pairs]``, outside of their graph."""
-    limit = np.repeat(num_nodes, pairs_per_graph)  # [num_pairs]
-    wrong = ((pairs < 0) | (pairs >= limit)).any(axis=0)
-    if wrong.any():
-        first = int(np.flatnonzero(wrong)[0])
-        graph = int(np.searchsorted(np.cumsum(pairs_per_graph), first, side="right"))
-        raise CacheError(
-            f"{found} {pairs[:, first].tolist()} in graph {start + graph}, "
-            f"expected nodes 0 to {num_nodes[graph] - 1}"
-        )
+    planes = np.frombuffer(data, np.uint8).reshape(itemsize, -1)
+    return np.ascontiguousarray(planes.T).view(dtype).reshape(shape)

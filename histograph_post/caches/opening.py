@@ -1,4 +1,8 @@
-"""Opening a cache: its manifest and its splits, without its activations and without torch."""
+"""Opening a cache: its manifest and its splits, without its activations and without torch.
+
+A cache may come from anybody, so its files are opened with care: no links, no pipes, and no more
+bytes than a file of its kind can have.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,6 @@ from ..splits import Splits
 from ..utils.decoding import parse_json
 from ..utils.text import plural
 from .format import MANIFEST_LIMIT, MANIFEST_NAME, SPLITS_LIMIT, SPLITS_NAME, Manifest
-
-# --- opening a file that may be a trap: no links, no pipes, no more than a limit
 
 # Not every system has these flags; where they are missing, the check below still refuses links.
 _FLAGS = (

@@ -32,7 +32,8 @@ from ..utils.devices import resolve_device, synchronize
 from ..utils.levels import Level
 from ..utils.memory import NODE_BUDGET
 from ..utils.specifications import IN_MEMORY
-from . import Layout, plan_hash, plan_shards
+from .format import plan_hash
+from .layout import Layout
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,22 @@ def plan_cache(
         weights_sha256=weights_sha256(model.state_dict()),
         own=own,
     )
+
+
+def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:
+    """Return the first and one-past-last graph of every shard.
+
+    A shard takes graphs in order while their activations stay within ``shard_bytes``, and at least
+    one, however large.
+    """
+    # ends[i] is the number of bytes of the graphs up to and including i.  [num_graphs]
+    ends = np.cumsum(num_nodes, dtype=np.int64) * row_bytes
+    shards, start, done = [], 0, 0
+    while start < len(ends):
+        stop = max(start + 1, int(np.searchsorted(ends, done + shard_bytes, side="right")))
+        shards.append((start, stop))
+        start, done = stop, int(ends[stop - 1])
+    return shards
 
 
 @torch.inference_mode()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,71 +16,16 @@ from ..errors import CacheError, DataError
 from ..splits import Splits
 from .format import Manifest
 from .opening import read_manifest, read_splits
-from .row_writers import TORCH_TYPES
-from .shard import CachedBatch, CachedGraph, History, Shard, as_tensor, read_graph
+from .shard import (
+    TORCH_TYPES,
+    CachedBatch,
+    CachedGraph,
+    History,
+    Shard,
+    as_tensor,
+    read_graph,
+)
 from .shard_info import shard_name
-
-# --- graphs of a batch that are neighbours in a shard, and are read in one go
-
-Integers = npt.NDArray[np.int64]
-
-
-class Run(NamedTuple):
-    """Graphs ``start`` to ``stop`` of a shard, rows ``first_row`` to ``stop_row`` of it."""
-
-    shard: int
-    start: int
-    stop: int
-    first_row: int
-    stop_row: int
-    #: Of the first of these graphs in the batch.
-    position: int
-
-
-class Runs(NamedTuple):
-    """The runs of a batch in its order, each ``[runs]``; see :class:`Run`."""
-
-    shards: Integers
-    starts: Integers
-    stops: Integers
-    first_rows: Integers
-    stop_rows: Integers
-    positions: Integers
-
-    @classmethod
-    def of(cls, graphs: Integers, shards: Integers, before: Integers, node_ptr: Integers) -> Self:
-        """Find the runs of a batch.
-
-        Args:
-            graphs: The batch, ``[batch]``.
-            shards: The shard of each of them, ``[batch]``.
-            before: Graphs before each shard, ``[shards]``.
-            node_ptr: First node of each graph of all, and their number, ``[num_graphs + 1]``.
-        """
-        breaks = np.flatnonzero((np.diff(graphs) != 1) | (np.diff(shards) != 0)) + 1
-        positions = np.concatenate([[0], breaks])[: len(graphs)]  # [runs]
-        next_positions = np.append(positions[1:], len(graphs))[: len(positions)]  # [runs]
-        own, starts = shards[positions], graphs[positions]  # [runs] each
-        stops = starts + next_positions - positions
-        first_graphs = before[own]
-        rows_before = node_ptr[first_graphs]
-        return cls(
-            own,
-            starts - first_graphs,
-            stops - first_graphs,
-            node_ptr[starts] - rows_before,
-            node_ptr[stops] - rows_before,
-            positions,
-        )
-
-    def each(self) -> Iterator[Run]:
-        """Yield the runs in the order of the batch."""
-        return map(Run._make, np.stack(self, axis=1).tolist())
-
-    def in_file_order(self) -> Iterator[Run]:
-        """Yield the runs in the order of the shards and of what is in them."""
-        return iter(sorted(self.each()))
-
 
 #: Shards that are open at most; each holds a file descriptor.
 MAX_OPEN_SHARDS = 512
@@ -92,6 +36,21 @@ PIECE_VALUES = (1 << 15) - 1
 
 #: Pieces after which their pages are handed back: a page that is touched maps others around it.
 MAPPED_PIECES = 8
+
+
+class Span(NamedTuple):
+    """Graphs of a batch that are neighbours in a shard, and are read in one go.
+
+    They are graphs ``start`` to ``stop`` of the shard, and rows ``first_row`` to ``stop_row``.
+    """
+
+    shard: int
+    start: int
+    stop: int
+    first_row: int
+    stop_row: int
+    #: Place of the first of these graphs in the batch.
+    position: int
 
 
 class Cache:
@@ -208,7 +167,7 @@ class Cache:
     def edge_index(self) -> Tensor:
         """Return the edges of all graphs, nodes numbered through the cache: ``[2, num_edges]``."""
         graphs = np.arange(self.num_graphs)
-        return self._gather_edges(self._runs(graphs), self.node_ptr)
+        return self._gather_edges(self._spans(graphs), self.node_ptr)
 
     def release(self) -> None:
         """Hand the mapped pages back to the system; views of them are read from the file again."""
@@ -229,9 +188,9 @@ class Cache:
         With ``edges``, ``edge_index`` is there too, its nodes numbered through the batch.
         """
         graphs, ptr = self._checked(indices)
-        runs = self._runs(graphs)
-        history = self._gather_history(runs, ptr)
-        edge_index = self._gather_edges(runs, ptr) if edges else None
+        spans = self._spans(graphs)
+        history = self._gather_history(spans)
+        edge_index = self._gather_edges(spans, ptr) if edges else None
         return CachedBatch(history, torch.from_numpy(ptr), edge_index)
 
     def pieces(self, indices: Sequence[int] | np.ndarray) -> Iterator[tuple[slice, list[Tensor]]]:
@@ -244,10 +203,11 @@ class Cache:
         graphs, ptr = self._checked(indices)
         step = max(1, PIECE_VALUES // max(1, sum(self.widths)))
         count = 0
-        for shard, rows, place in self._stretches(self._runs(graphs), ptr):
-            for start in range(rows.start, rows.stop, step):
-                stop = min(start + step, rows.stop)
-                first = place + start - rows.start
+        for span in sorted(self._spans(graphs)):
+            for start in range(span.first_row, span.stop_row, step):
+                stop = min(start + step, span.stop_row)
+                first = int(ptr[span.position]) + start - span.first_row
+                shard = self._shard(span.shard)
                 stored = [source.read(start, stop) for source in shard.activations]
                 layers = [as_tensor(values, self.manifest.layout) for values in stored]
                 yield slice(first, first + stop - start), layers
@@ -269,39 +229,49 @@ class Cache:
             raise IndexError(f"graphs {graphs.min()} to {graphs.max()} of {self.num_graphs}")
         return graphs, np.concatenate([[0], np.cumsum(self.num_nodes[graphs])])
 
-    def _runs(self, graphs: np.ndarray) -> Runs:
-        """Return the stretches of ``graphs`` that are neighbours in one shard."""
-        return Runs.of(graphs, self._shard_of_graph[graphs], self._first_graphs, self.node_ptr)
+    def _spans(self, graphs: np.ndarray) -> list[Span]:
+        """Return the spans of a batch in its order; sorted, they are in the order of the files."""
+        shards = self._shard_of_graph[graphs]  # [batch]
+        breaks = np.flatnonzero((np.diff(graphs) != 1) | (np.diff(shards) != 0)) + 1
+        positions = np.concatenate([[0], breaks])[: len(graphs)]  # [spans]
+        next_positions = np.append(positions[1:], len(graphs))[: len(positions)]  # [spans]
+        own, starts = shards[positions], graphs[positions]  # [spans] each
+        stops = starts + next_positions - positions
+        first_graphs = self._first_graphs[own]
+        rows_before = self.node_ptr[first_graphs]
+        columns = (
+            own,
+            starts - first_graphs,
+            stops - first_graphs,
+            self.node_ptr[starts] - rows_before,
+            self.node_ptr[stops] - rows_before,
+            positions,
+        )
+        return list(map(Span._make, np.stack(columns, axis=1).tolist()))
 
-    def _gather_history(self, runs: Runs, ptr: np.ndarray) -> History:
+    def _gather_history(self, spans: list[Span]) -> History:
         layout = self.manifest.layout
         all_open = len(self.manifest.shards) <= most_open_shards()
-        pieces = [(0, [np.empty(d.shape, d.dtype) for d in layout.activations(0)])]
-        for shard, rows, place in self._stretches(runs, ptr):
+        # By place in the batch; the first is empty, for a batch without graphs.
+        pieces = {-1: [np.empty(d.shape, d.dtype) for d in layout.activations(0)]}
+        # In the order of the files: the disk likes it, and a compressed chunk is expanded once.
+        for span in sorted(spans):
             # Views of the files, unless they are compressed; a view keeps its file open.
-            stored = [source.read(rows.start, rows.stop) for source in shard.activations]
-            pieces.append((place, stored if all_open else [values.copy() for values in stored]))
-        ordered = [stored for _, stored in sorted(pieces, key=lambda piece: piece[0])]
+            sources = self._shard(span.shard).activations
+            stored = [source.read(span.first_row, span.stop_row) for source in sources]
+            pieces[span.position] = stored if all_open else [values.copy() for values in stored]
+        ordered = [pieces[position] for position in sorted(pieces)]
         # [num_nodes, L, D], or one [num_nodes, D_l] per layer
         batch = [as_tensor(np.concatenate(parts), layout) for parts in zip(*ordered, strict=True)]
         return batch[0] if layout.is_uniform else batch
 
-    def _stretches(self, runs: Runs, ptr: np.ndarray) -> Iterator[tuple[Shard, slice, int]]:
-        """Yield the rows of every run: their shard, where they are in it and in the batch.
-
-        In the order of the file, whatever the order of the batch: the disk likes it, and a
-        compressed chunk is expanded once.
-        """
-        for run in runs.in_file_order():
-            yield self._shard(run.shard), slice(run.first_row, run.stop_row), int(ptr[run.position])
-
-    def _gather_edges(self, runs: Runs, ptr: np.ndarray) -> Tensor:
+    def _gather_edges(self, spans: list[Span], ptr: np.ndarray) -> Tensor:
         if not self.manifest.layout.has_edges:
             raise CacheError(f"{self.path}: found no edge_index, expected a cache made with edges")
         pairs, counts = [np.empty((2, 0), np.int64)], [np.empty(0, np.int64)]
-        for run in runs.each():
-            arrays = self._shard(run.shard).arrays
-            bounds = arrays["edge_ptr"][run.start : run.stop + 1]
+        for span in spans:
+            arrays = self._shard(span.shard).arrays
+            bounds = arrays["edge_ptr"][span.start : span.stop + 1]
             pairs.append(arrays["edge_index"][:, bounds[0] : bounds[-1]])
             counts.append(np.diff(bounds))
         edge_index = np.concatenate(pairs, axis=1)  # [2, num_edges]

@@ -1,9 +1,12 @@
-"""Filling a dataset of a shard from top to bottom."""
+"""Rows of activations on their way into a shard.
+
+While the model runs, each layer is checked and copied into its place in a :class:`RowBlock`; full
+blocks are then written to the datasets of the shard from top to bottom, plain or compressed.
+"""
 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -14,41 +17,8 @@ from h5py import h5d, h5s
 from torch import Tensor
 
 from ..errors import CacheError
-from .layout import Dataset, Layout
-
-# --- one gzip chunk of activations: bytes of equal weight side by side, then deflate
-
-#: On activations, level 4 takes half as long again and saves 2 %.
-GZIP_LEVEL = 1
-
-
-def compress(chunk: np.ndarray) -> bytes:
-    """Return the stored bytes of a chunk."""
-    itemsize = chunk.dtype.itemsize
-    planes = np.ascontiguousarray(chunk).view(np.uint8).reshape(-1, itemsize).T
-    return zlib.compress(planes.tobytes(), GZIP_LEVEL)
-
-
-def expand(stored: memoryview, shape: tuple[int, ...], dtype: str, where: str) -> np.ndarray:
-    """Return the chunk that :func:`compress` stored; never allocates more than it should be."""
-    itemsize = np.dtype(dtype).itemsize
-    expected = int(np.prod(shape)) * itemsize
-    inflater = zlib.decompressobj()
-    try:
-        data = inflater.decompress(stored, expected)
-        # All of the values may be out before the end of the stream has been read.
-        rest = b"" if inflater.eof else inflater.decompress(inflater.unconsumed_tail, 1)
-    except zlib.error as error:
-        raise CacheError(f"{where}: found a damaged chunk ({error})") from None
-    if len(data) != expected or rest or not inflater.eof:
-        raise CacheError(
-            f"{where}: found a chunk that does not expand to the expected {expected} bytes"
-        )
-    planes = np.frombuffer(data, np.uint8).reshape(itemsize, -1)
-    return np.ascontiguousarray(planes.T).view(dtype).reshape(shape)
-
-
-# --- the rows of some graphs as a shard stores them, filled layer by layer while a model runs
+from .layout import Dataset, Layout, compress
+from .shard import TORCH_TYPES
 
 
 class RowBlock:
@@ -107,6 +77,49 @@ class RowBlock:
             (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
             for rows in self._stored
         ]
+
+
+#: What to store activations as that the type of the layout loses.
+_WIDER = {"float16": "bfloat16 or float32", "bfloat16": "float32", "float32": "a smaller scale"}
+
+
+def check_range(
+    values: Tensor, layer: int, layout: Layout, graph_of_row: Callable[[int], str], where: str
+) -> None:
+    """Refuse activations of a layer that are not finite, or that the storage type would lose.
+
+    One pass for the extremes; which graph is to blame is only searched on failure. A layer is lost
+    when it is not all zero, yet below the smallest normal number of the type.
+    """
+    if not values.shape[0]:
+        return
+    # NaN survives both.  [2]
+    low, high = torch.stack(torch.aminmax(values)).tolist()
+    stored = TORCH_TYPES[layout.dtype]
+    limits = torch.finfo(stored)
+    largest = max(-low, high)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        problem = "a value that is not finite, expected finite activations"
+        wrong = ~torch.isfinite(values)
+    elif largest > limits.max:
+        problem = (
+            f"{largest:.6g}, expected at most {limits.max:.6g} in {layout.dtype}; "
+            f"use {_WIDER[layout.dtype]}"
+        )
+        wrong = values.double().abs() > limits.max
+    elif 0 < largest < limits.tiny and values.dtype != stored:
+        problem = (
+            f"nothing above {largest:.3g}, expected at least {limits.tiny:.3g} in "
+            f"{layout.dtype}, which would lose it; use {_WIDER[layout.dtype]}"
+        )
+        wrong = values.double().abs() == largest
+    else:
+        return
+    row = int(wrong.any(dim=1).nonzero()[0])
+    raise CacheError(
+        f"{where}: graph {graph_of_row(row)!r}, layer {layout.layer_names[layer]!r}: "
+        f"found {problem}"
+    )
 
 
 class BlockMemory:
@@ -203,48 +216,3 @@ def cannot_write(path: Path, error: Exception) -> CacheError:
     """Return the error for a shard that the file system did not take, as on a full disk."""
     reason = str(error).partition("\n")[0]
     return CacheError(f"{path}: cannot be written ({reason})")
-
-
-TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-_WIDER = {"float16": "bfloat16 or float32", "bfloat16": "float32", "float32": "a smaller scale"}
-
-
-def check_range(
-    values: Tensor, layer: int, layout: Layout, graph_of_row: Callable[[int], str], where: str
-) -> None:
-    """Refuse activations of a layer that are not finite, or that the storage type would lose.
-
-    One pass for the extremes; which graph is to blame is only searched on failure. A layer is lost
-    when it is not all zero, yet below the smallest normal number of the type.
-    """
-    if not values.shape[0]:
-        return
-    # NaN survives both.  [2]
-    low, high = torch.stack(torch.aminmax(values)).tolist()
-    stored = TORCH_TYPES[layout.dtype]
-    limits = torch.finfo(stored)
-    largest = max(-low, high)
-    if not (math.isfinite(low) and math.isfinite(high)):
-        problem = "a value that is not finite, expected finite activations"
-        wrong = ~torch.isfinite(values)
-    elif largest > limits.max:
-        problem = (
-            f"{largest:.6g}, expected at most {limits.max:.6g} in {layout.dtype}; "
-            f"use {_WIDER[layout.dtype]}"
-        )
-        wrong = values.double().abs() > limits.max
-    elif 0 < largest < limits.tiny and values.dtype != stored:
-        problem = (
-            f"nothing above {largest:.3g}, expected at least {limits.tiny:.3g} in "
-            f"{layout.dtype}, which would lose it; use {_WIDER[layout.dtype]}"
-        )
-        wrong = values.double().abs() == largest
-    else:
-        return
-    row = int(wrong.any(dim=1).nonzero()[0])
-    raise CacheError(
-        f"{where}: graph {graph_of_row(row)!r}, layer {layout.layer_names[layer]!r}: "
-        f"found {problem}"
-    )

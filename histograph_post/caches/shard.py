@@ -1,10 +1,13 @@
-"""One shard opened for reading: its bytes mapped, its values checked, nothing copied."""
+"""One shard opened for reading: its bytes are mapped into memory, checked, and not copied.
+
+A :class:`Shard` is what the file holds; a :class:`CachedGraph` is what a cache hands out of it.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +18,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
-from .layout import Counts, Dataset, Layout, check_contents
+from .layout import Counts, Dataset, Layout, expand
 from .opening import open_regular, sha256_prefix
-from .row_writers import expand
 from .shard_info import Extent, ShardInfo
 
 
@@ -136,7 +138,58 @@ def _read_ids(arrays: dict[str, np.ndarray], where: str) -> list[str]:
         raise CacheError(f"{where}: found ids that are not UTF-8 ({error.reason})") from None
 
 
-# --- graphs as a cache hands them out
+def check_contents(
+    arrays: Mapping[str, np.ndarray], counts: Counts, start: int, where: str
+) -> None:
+    """Refuse offsets and node numbers that point outside of a graph.
+
+    ``start`` is the position of the shard's first graph in the data set.
+    """
+    totals = {
+        "ptr": counts.num_nodes,
+        "id_ptr": len(arrays["ids"]),
+        "edge_ptr": counts.num_edges,
+        "label_ptr": counts.num_labels,
+    }
+    for name, total in totals.items():
+        if name in arrays:
+            _check_offsets(arrays[name], total, f"{where}: found {name}")
+    for name, offsets in (("edge_index", "edge_ptr"), ("edge_label_index", "label_ptr")):
+        if name in arrays:
+            _check_pairs(
+                arrays[name],
+                np.diff(arrays[offsets]),
+                np.diff(arrays["ptr"]),
+                start,
+                f"{where}: found {name}",
+            )
+
+
+def _check_offsets(offsets: np.ndarray, total: int, found: str) -> None:
+    """Refuse offsets that do not rise from 0 to the number of what they count."""
+    if offsets[0] != 0 or offsets[-1] != total or (offsets[1:] < offsets[:-1]).any():
+        raise CacheError(
+            f"{found} from {offsets[0]} to {offsets[-1]}, expected it to rise from 0 to {total}"
+        )
+
+
+def _check_pairs(
+    pairs: np.ndarray, pairs_per_graph: np.ndarray, num_nodes: np.ndarray, start: int, found: str
+) -> None:
+    """Refuse node numbers, ``[2, num_pairs]``, outside of their graph."""
+    limit = np.repeat(num_nodes, pairs_per_graph)  # [num_pairs]
+    wrong = ((pairs < 0) | (pairs >= limit)).any(axis=0)
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        graph = int(np.searchsorted(np.cumsum(pairs_per_graph), first, side="right"))
+        raise CacheError(
+            f"{found} {pairs[:, first].tolist()} in graph {start + graph}, "
+            f"expected nodes 0 to {num_nodes[graph] - 1}"
+        )
+
+
+#: The tensor type of activations, by the layout's.
+TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 #: A history: ``[num_nodes, num_layers, dim]``, or ``[num_nodes, D_l]`` each where widths differ.
 History = Tensor | list[Tensor]
@@ -199,78 +252,3 @@ def as_tensor(values: np.ndarray, layout: Layout) -> Tensor:
     """Return the same memory as a tensor."""
     tensor = torch.from_numpy(values)
     return tensor.view(torch.bfloat16) if layout.dtype == "bfloat16" else tensor
-
-
-# --- what a shard stores of its graphs that does not come from the model
-
-
-@dataclass(frozen=True)
-class ShardGraphs:
-    """The graphs of one shard, without what the model made of them.
-
-    Args:
-        start: Position of the first graph in the data set.
-        ids: A name per graph.
-        num_nodes: Nodes per graph, ``[num_graphs]``.
-        labels: A row per graph, node or link; NaN is a missing label. ``[rows, num_targets]``.
-        edge_index: ``[2, num_edges]`` per graph, nodes numbered from 0 in each; None to store none.
-        edge_label_index: The same for the labelled pairs of a link task.
-    """
-
-    start: int
-    ids: Sequence[str]
-    num_nodes: np.ndarray
-    labels: np.ndarray
-    edge_index: Sequence[Tensor] | None = None
-    edge_label_index: Sequence[Tensor] | None = None
-
-    def counts(self, layout: Layout) -> Counts:
-        """Return how much a shard of these graphs holds."""
-        num_nodes = int(self.num_nodes.sum())
-        num_edges = _num_pairs(self.edge_index) if layout.has_edges else 0
-        rows = {"graph": len(self.ids), "node": num_nodes}
-        num_labels = rows.get(layout.level, _num_pairs(self.edge_label_index))
-        return Counts(len(self.ids), num_nodes, num_edges, num_labels)
-
-    def arrays(self, layout: Layout, where: str) -> dict[str, np.ndarray]:
-        """Return the values of every dataset but the outputs and the activations, checked."""
-        try:
-            ids = [graph_id.encode() for graph_id in self.ids]
-        except UnicodeEncodeError as error:
-            raise CacheError(
-                f"{where}: found graph id {error.object!r}, expected text that UTF-8 can hold"
-            ) from None
-        arrays = {
-            "ptr": _offsets(self.num_nodes),
-            "id_ptr": _offsets([len(graph_id) for graph_id in ids]),
-            "ids": np.frombuffer(b"".join(ids), "|u1"),
-            "labels": np.ascontiguousarray(self.labels, "<f8"),
-        }
-        if layout.level == "link":
-            arrays["label_ptr"], arrays["edge_label_index"] = _pairs(self.edge_label_index or ())
-        if layout.has_edges:
-            arrays["edge_ptr"], arrays["edge_index"] = _pairs(self.edge_index or ())
-        counts = self.counts(layout)
-        for dataset in layout.descriptors(counts, len(arrays["ids"])):
-            found = arrays.get(dataset.name)
-            if found is not None and found.shape != dataset.shape:
-                raise CacheError(
-                    f"{where}: found {dataset.name} of shape {found.shape}, "
-                    f"expected {dataset.shape} for {len(self.ids)} graphs"
-                )
-        check_contents(arrays, counts, self.start, where)
-        return arrays
-
-
-def _num_pairs(pairs: Sequence[Tensor] | None) -> int:
-    return sum(pair.shape[1] for pair in pairs or ())
-
-
-def _offsets(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype("<i8")
-
-
-def _pairs(pairs: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the offsets and the node pairs of all graphs, side by side."""
-    together = torch.cat([torch.empty(2, 0, dtype=torch.long), *pairs], dim=1)  # [2, num_pairs]
-    return _offsets([pair.shape[1] for pair in pairs]), together.numpy().astype("<i4")

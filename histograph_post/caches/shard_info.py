@@ -45,7 +45,7 @@ class ShardInfo:
 
     ``extents`` names the bytes of every dataset: one piece where it is stored as it is, none where
     it is empty, one piece per chunk where it is compressed. A reader needs nothing else to map the
-    values, so opening a cache never hands a stranger's file to the HDF5 library.
+    values, so opening a cache never hands a foreign file to the HDF5 library.
     """
 
     index: Count

@@ -12,8 +12,10 @@ from typing import Self
 from torch import Tensor
 
 from ..errors import CacheError
-from . import BlockMemory, RowBlock, ShardInfo, ShardWriter
 from .planning import CachePlan
+from .row_writers import BlockMemory, RowBlock
+from .shard_info import ShardInfo
+from .writer import ShardWriter
 
 #: Blocks that are being written or wait for it, at most. Two cover the time in which a shard is
 #: hashed and synced.

@@ -1,23 +1,25 @@
-"""Writing a cache: laying out shards, filling one at a time, and the manifest at the end."""
+"""Writing a cache: one shard after the other, and the manifest at the end."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
+import torch
 from h5py import h5f
 from torch import Tensor
 
 from ..errors import CacheError
 from ..utils.files import atomic_path, write_text
 from .format import MANIFEST_NAME, Manifest
-from .layout import Layout
+from .hdf5 import create_dataset, create_file, create_group, inspect_shard
+from .layout import Counts, Layout
 from .row_writers import (
-    GZIP_LEVEL,
     BlockMemory,
     CompressedWriter,
     PlainWriter,
@@ -25,25 +27,80 @@ from .row_writers import (
     RowWriter,
     cannot_write,
 )
-from .shard import Shard, ShardGraphs
+from .shard import Shard, check_contents
 from .shard_info import ShardInfo, shard_name
-from .structure import create_dataset, create_file, create_group, inspect_shard
 
 
-def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:
-    """Return the first and one-past-last graph of every shard.
+@dataclass(frozen=True)
+class ShardGraphs:
+    """The graphs of one shard, without what the model made of them.
 
-    A shard takes graphs in order while their activations stay within ``shard_bytes``, and at least
-    one, however large.
+    Args:
+        start: Position of the first graph in the data set.
+        ids: A name per graph.
+        num_nodes: Nodes per graph, ``[num_graphs]``.
+        labels: A row per graph, node or link; NaN is a missing label. ``[rows, num_targets]``.
+        edge_index: ``[2, num_edges]`` per graph, nodes numbered from 0 in each; None to store none.
+        edge_label_index: The same for the labelled pairs of a link task.
     """
-    # ends[i] is the number of bytes of the graphs up to and including i.  [num_graphs]
-    ends = np.cumsum(num_nodes, dtype=np.int64) * row_bytes
-    shards, start, done = [], 0, 0
-    while start < len(ends):
-        stop = max(start + 1, int(np.searchsorted(ends, done + shard_bytes, side="right")))
-        shards.append((start, stop))
-        start, done = stop, int(ends[stop - 1])
-    return shards
+
+    start: int
+    ids: Sequence[str]
+    num_nodes: np.ndarray
+    labels: np.ndarray
+    edge_index: Sequence[Tensor] | None = None
+    edge_label_index: Sequence[Tensor] | None = None
+
+    def counts(self, layout: Layout) -> Counts:
+        """Return how much a shard of these graphs holds."""
+        num_nodes = int(self.num_nodes.sum())
+        num_edges = _num_pairs(self.edge_index) if layout.has_edges else 0
+        rows = {"graph": len(self.ids), "node": num_nodes}
+        num_labels = rows.get(layout.level, _num_pairs(self.edge_label_index))
+        return Counts(len(self.ids), num_nodes, num_edges, num_labels)
+
+    def arrays(self, layout: Layout, where: str) -> dict[str, np.ndarray]:
+        """Return the values of every dataset but the outputs and the activations, checked."""
+        try:
+            ids = [graph_id.encode() for graph_id in self.ids]
+        except UnicodeEncodeError as error:
+            raise CacheError(
+                f"{where}: found graph id {error.object!r}, expected text that UTF-8 can hold"
+            ) from None
+        arrays = {
+            "ptr": _offsets(self.num_nodes),
+            "id_ptr": _offsets([len(graph_id) for graph_id in ids]),
+            "ids": np.frombuffer(b"".join(ids), "|u1"),
+            "labels": np.ascontiguousarray(self.labels, "<f8"),
+        }
+        if layout.level == "link":
+            arrays["label_ptr"], arrays["edge_label_index"] = _pairs(self.edge_label_index or ())
+        if layout.has_edges:
+            arrays["edge_ptr"], arrays["edge_index"] = _pairs(self.edge_index or ())
+        counts = self.counts(layout)
+        for dataset in layout.descriptors(counts, len(arrays["ids"])):
+            found = arrays.get(dataset.name)
+            if found is not None and found.shape != dataset.shape:
+                raise CacheError(
+                    f"{where}: found {dataset.name} of shape {found.shape}, "
+                    f"expected {dataset.shape} for {len(self.ids)} graphs"
+                )
+        check_contents(arrays, counts, self.start, where)
+        return arrays
+
+
+def _num_pairs(pairs: Sequence[Tensor] | None) -> int:
+    return sum(pair.shape[1] for pair in pairs or ())
+
+
+def _offsets(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype("<i8")
+
+
+def _pairs(pairs: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets and the node pairs of all graphs, side by side."""
+    together = torch.cat([torch.empty(2, 0, dtype=torch.long), *pairs], dim=1)  # [2, num_pairs]
+    return _offsets([pair.shape[1] for pair in pairs]), together.numpy().astype("<i4")
 
 
 class ShardWriter:
@@ -212,7 +269,7 @@ class ShardWriter:
             create_group(file, "activations")
         for dataset in layout.activations(counts.num_nodes):
             if layout.compression and dataset.num_bytes:
-                chunked = create_dataset(file, dataset, gzip_level=GZIP_LEVEL)
+                chunked = create_dataset(file, dataset, compress=True)
                 self._activations.append(CompressedWriter(chunked, dataset, self._path))
             else:
                 self._activations.append(PlainWriter(create_dataset(file, dataset), self._path))

@@ -1,7 +1,8 @@
 """What a graph must be before anything else looks at it.
 
 Each check names the graph. Harmless differences (a float64 ``x``, a numpy array) are converted and
-noted; anything that would make a model compute something else is refused.
+noted; anything that would make a model compute something else is refused. Graphs that come without
+node features (IMDB, REDDIT, COLLAB) are given some.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ def _kind(values: Tensor) -> str:
     return f"{_name(values.dtype)} {list(values.shape)}"
 
 
-# --- node features for graphs that come without any (IMDB, REDDIT, COLLAB)
+# --- node features for graphs without any
 
 FEATURES = ("auto", "onehot-degree", "degree", "log-degree", "constant")
 

@@ -132,9 +132,9 @@ def from_graphs(
     The given graphs are not changed. Without ``level`` it is read off the attributes: an
     ``edge_label_index`` makes links, a ``y`` with one row per node makes nodes, else graphs.
     ``train_mask``, ``val_mask`` and ``test_mask`` of node-level data become ``official``.
-    ``features`` (see :mod:`.features`) fills in ``x`` for graphs that have none. A graph without
-    nodes is refused. ``level="link"`` on graphs that name no pairs holds out some of their own
-    edges, as ``links`` says (see :mod:`.links`).
+    ``features`` (see :func:`.checks.add_features`) fills in ``x`` for graphs that have none. A
+    graph without nodes is refused. ``level="link"`` on graphs that name no pairs holds out some of
+    their own edges, as ``links`` says (see :mod:`.links`).
     """
     collected = _collect(graphs, spec)
     names = [str(name) for name in (ids if ids is not None else range(len(collected)))]
@@ -145,9 +145,9 @@ def from_graphs(
     prepared, found = prepare_graphs(collected, names, spec=spec)
     if level == "link" and "edge_label_index" not in prepared[0]:
         # Before degrees become features: those would count the links that are held out.
-        prepared, official, said = split_links(prepared, links, spec=spec)
+        prepared, official, link_notes = split_links(prepared, links, spec=spec)
         target_names = LINK_TARGET if target_names is None else target_names
-        found += said
+        found += link_notes
     elif links is not None:
         raise DataError(
             f"{spec}: found options of a split of links, expected graphs without edge_label_index "

@@ -1,19 +1,19 @@
-"""Data from a user's own function: ``file.py:function`` or ``package.module:function``."""
+"""A user's own data: what a function returns, or graphs in a file of ``torch.save``.
+
+``file.py:function`` and ``package.module:function`` are imported and called; ``graphs.pt`` is read
+without running anything that is in it.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import pickle
 import re
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import GlobalStorage
 
 from ..errors import DataError, HistographError, NotFoundError
-from ..utils.specifications import home_of, is_defined_in, refuse_standard_library
+from ..utils.specifications import home_of, is_defined_in
+from ..utils.user_modules import imported_place
 from .arguments import FEATURE_ARGS, LEVEL_ARGS, check_names, feature_options, level_options
 from .dataset import GraphDataset, from_graphs
 
@@ -41,10 +42,9 @@ def load_function(target: str, root: Path | None, args: Mapping[str, Any]) -> Gr
     the file or package only imported from elsewhere is not called.
     """
     place, _, name = target.rpartition(":")
-    folder = Path(place).resolve().parent if place.endswith(".py") else Path.cwd()
     try:
-        with _importable(folder):
-            function = _find(place, name)
+        with imported_place(place, DataError) as module:
+            function = _find(module, place, name)
             given, ours = _arguments(function, root, args, target)
             result = function(**given)
             if not isinstance(result, GraphDataset | Data):
@@ -68,8 +68,7 @@ def load_function(target: str, root: Path | None, args: Mapping[str, Any]) -> Gr
     return from_graphs(result, spec=target, **options)
 
 
-def _find(place: str, name: str) -> Callable[..., Any]:
-    module = _module_of_file(Path(place)) if place.endswith(".py") else _module(place)
+def _find(module: ModuleType, place: str, name: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         public = sorted(
@@ -90,31 +89,6 @@ def _find(place: str, name: str) -> Callable[..., Any]:
 
 def _is_dataset_class(target: Any) -> bool:
     return inspect.isclass(target) and issubclass(target, Dataset)
-
-
-def _module(name: str) -> Any:
-    refuse_standard_library(name, DataError)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a module that this module wants
-        raise DataError(f"{name}: no such module, expected package.module:function") from error
-
-
-def _module_of_file(path: Path) -> Any:
-    if not path.is_file():
-        raise NotFoundError(f"{path}: no such file, expected file.py:function")
-    # A name of its own: two files called data.py must not become each other.
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
-    spec = importlib.util.spec_from_file_location(f"{path.stem}_{digest}", path.resolve())
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickles in the file look their module up by name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _arguments(
@@ -150,17 +124,7 @@ def _required(parameter: inspect.Parameter) -> bool:
     return parameter.default is inspect.Parameter.empty
 
 
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Let the user's file import its neighbours, as it can when it is run as a script."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-
-
-# --- graphs saved with ``torch.save``, read without running anything that is in the file
+# --- graphs saved with ``torch.save``
 
 #: PyG's classes of one homogeneous graph. None of them does more than hold values.
 _ALLOWED = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]

@@ -1,4 +1,7 @@
-"""Labels of graphs, nodes and links in one form: rows by targets, NaN where one is missing."""
+"""Labels of graphs, nodes and links in one form: rows by targets, NaN where one is missing.
+
+The official splits of node-level data come with the labels, as boolean masks on the graphs.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from torch_geometric.data import Data
 from ..errors import DataError
 from ..splits import Split, Splits
 from ..utils.levels import Level
+
+#: PyG's name of each part's mask.
+MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 
 
 def label_name(level: Level) -> str:
@@ -108,12 +114,6 @@ def _label_block(graph: Data, level: Level, where: str) -> np.ndarray | None:
             f"expected {rows} row{'' if rows == 1 else 's'} for {level}-level labels"
         )
     return labels.numpy()
-
-
-# --- official splits of node-level data, as PyG stores them: boolean masks on the graphs
-
-#: PyG's name of each part's mask.
-MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 
 
 def take_masks(graphs: Sequence[Data], ids: Sequence[str], *, spec: str) -> Splits | None:

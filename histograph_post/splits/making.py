@@ -1,4 +1,4 @@
-"""Making splits from nothing but a seed and, where there are classes, the labels.
+"""Making splits: at random, stratified by class, in k folds, and of molecules by their scaffold.
 
 Every part comes back sorted, so the same rows always read the same.
 """
@@ -13,10 +13,9 @@ import numpy as np
 from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
 
 from ..errors import MissingExtraError, SplitError
+from .types import Parts
 
-#: Row numbers of training, validation and test.
-Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
-#: Their shares of the rows.
+#: Shares of the rows that train, validate and test.
 Shares = tuple[float, float, float]
 
 DEFAULT_SHARES: Shares = (0.8, 0.1, 0.1)
@@ -109,28 +108,10 @@ def _stratified_draw(
     return stays, taken
 
 
-# --- the scaffold split of molecules: test on skeletons that training never saw
-
-
-def murcko_scaffolds(smiles: Sequence[str]) -> list[str | None]:
-    """Return each molecule's scaffold as SMILES ('' without rings), None for one not readable."""
-    try:
-        from rdkit import Chem, rdBase
-        from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
-    except ImportError:
-        raise MissingExtraError("a scaffold split", extra="chem") from None
-    with rdBase.BlockLogs():
-        molecules = (Chem.MolFromSmiles(text.strip()) for text in smiles)
-        return [
-            None if molecule is None else MurckoScaffoldSmiles(mol=molecule, includeChirality=True)
-            for molecule in molecules
-        ]
-
-
 def scaffold_parts(smiles: Sequence[str], shares: Shares) -> tuple[Parts, str]:
-    """Split molecules by scaffold; return the parts, and a note where one could not be read.
+    """Test on skeletons that training never saw; return the parts, and a note on unreadable ones.
 
-    Such a molecule has no scaffold to share with another: it is tested on.
+    A molecule that cannot be read has no scaffold to share with another: it is tested on.
     """
     groups: dict[str, list[int]] = defaultdict(list)
     unread: list[int] = []
@@ -157,6 +138,21 @@ def scaffold_parts(smiles: Sequence[str], shares: Shares) -> tuple[Parts, str]:
             f"part (first: number {unread[0]}, {smiles[unread[0]]})"
         )
     return (_sorted(train), _sorted(valid), _sorted(test)), note
+
+
+def murcko_scaffolds(smiles: Sequence[str]) -> list[str | None]:
+    """Return each molecule's scaffold as SMILES ('' without rings), None for one not readable."""
+    try:
+        from rdkit import Chem, rdBase
+        from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
+    except ImportError:
+        raise MissingExtraError("a scaffold split", extra="chem") from None
+    with rdBase.BlockLogs():
+        molecules = (Chem.MolFromSmiles(text.strip()) for text in smiles)
+        return [
+            None if molecule is None else MurckoScaffoldSmiles(mol=molecule, includeChirality=True)
+            for molecule in molecules
+        ]
 
 
 def _sorted(positions: list[int]) -> np.ndarray:

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from ..utils.decoding import Count, Form, decode
 from ..utils.files import write_json
 from ..utils.levels import LEVELS, Level
 
-if TYPE_CHECKING:
-    from .making import Parts
-
 #: The parts of a fold, in the order every table shows them.
 PARTS = ("train", "valid", "test")
+
+#: Row numbers of training, validation and test.
+Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 #: How the kind of a split begins that decided which edges of the graphs carry messages.
 LINKS = "links"

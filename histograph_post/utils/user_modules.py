@@ -12,13 +12,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from ..errors import HistographError, ModelError, NotFoundError
+from ..errors import HistographError, NotFoundError
 from .specifications import refuse_standard_library
 
 
 @contextmanager
-def imported_file(path: Path) -> Iterator[ModuleType]:
-    """Import a Python file under a name of its own; its folder is importable inside the block.
+def imported_place(place: str, kind: type[HistographError]) -> Iterator[ModuleType]:
+    """Import what stands before the colon of a specification: a file, or a dotted module name.
+
+    The folder of the file, or the current one, is importable inside the block.
+
+    Args:
+        place: ``file.py`` or ``package.module``.
+        kind: The error for what cannot be imported, and for a module of Python itself.
+    """
+    if place.endswith(".py"):
+        with _imported_file(Path(place), kind) as module:
+            yield module
+        return
+    refuse_standard_library(place, kind)
+    with _first_on_path(Path.cwd()):
+        with _one_line_errors(place, kind):
+            module = importlib.import_module(place)
+        yield module
+
+
+@contextmanager
+def _imported_file(path: Path, kind: type[HistographError]) -> Iterator[ModuleType]:
+    """Import a Python file under a name of its own.
 
     What the file imports from its folder is forgotten afterwards, so that the ``layers.py`` of one
     project never stands in for that of another.
@@ -30,15 +51,15 @@ def imported_file(path: Path) -> Iterator[ModuleType]:
     digest = hashlib.sha256(str(file).encode()).hexdigest()[:12]
     name = f"histograph_user_{digest}_{re.sub(r'[^0-9A-Za-z_]', '_', file.stem)}"
     spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ModelError(f"{path} is not a Python file")
+    assert spec is not None
+    assert spec.loader is not None  # for any name that ends in .py
     module = importlib.util.module_from_spec(spec)
     known = set(sys.modules)
     with _first_on_path(file.parent):
         # Annotations and PyG's code generation look the module up by its name.
         sys.modules[name] = module
         try:
-            with _one_line_errors(str(path)):
+            with _one_line_errors(str(path), kind):
                 spec.loader.exec_module(module)
             yield module
         except BaseException:
@@ -46,32 +67,6 @@ def imported_file(path: Path) -> Iterator[ModuleType]:
             raise
         finally:
             _forget_siblings(file.parent, known | {name})
-
-
-@contextmanager
-def imported_package(name: str) -> Iterator[ModuleType]:
-    """Import a module by its dotted name, from the current folder or the installed packages."""
-    with _first_on_path(Path.cwd()):
-        with _one_line_errors(name):
-            module = importlib.import_module(name)
-        yield module
-
-
-@contextmanager
-def imported_place(place: str, kind: type[HistographError]) -> Iterator[ModuleType]:
-    """Import what stands before the colon of a specification: a file, or a dotted module name.
-
-    Args:
-        place: ``file.py`` or ``package.module``.
-        kind: The error for a module of Python itself.
-    """
-    if place.endswith(".py"):
-        with imported_file(Path(place)) as module:
-            yield module
-    else:
-        refuse_standard_library(place, kind)
-        with imported_package(place) as module:
-            yield module
 
 
 @contextmanager
@@ -87,7 +82,7 @@ def _first_on_path(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _one_line_errors(place: str) -> Iterator[None]:
+def _one_line_errors(place: str, kind: type[HistographError]) -> Iterator[None]:
     """Turn whatever a user's code raises while it is imported into one line."""
     try:
         yield
@@ -95,7 +90,7 @@ def _one_line_errors(place: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
-        raise ModelError(f"importing {place} failed: {type(error).__name__}: {reason}") from error
+        raise kind(f"importing {place} failed: {type(error).__name__}: {reason}") from error
 
 
 def _forget_siblings(folder: Path, known: set[str]) -> None:

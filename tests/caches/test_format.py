@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from histograph_post.caches import Manifest, plan_hash, write_manifest
+from histograph_post.caches import Manifest
+from histograph_post.caches.format import plan_hash
+from histograph_post.caches.writer import write_manifest
 from histograph_post.errors import CacheError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cache-format.md"

@@ -312,7 +312,7 @@ def test_every_error_is_documented_and_every_documented_error_is_tested():
         for name in (
             "test_format.py",
             "test_reader.py",
-            "test_structure.py",
+            "test_hdf5.py",
             "test_verify.py",
             "test_writer.py",
         )

@@ -13,7 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histograph_post.caches import Cache, ShardWriter, existing_shard, plan_shards
+from histograph_post.caches import Cache
+from histograph_post.caches.planning import plan_shards
+from histograph_post.caches.writer import ShardWriter, existing_shard
 from histograph_post.errors import CacheError
 from histograph_post.utils.files import atomic_path
 

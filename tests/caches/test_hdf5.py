@@ -9,7 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from histograph_post.caches import Cache, existing_shard, verify_cache
+from histograph_post.caches import Cache, verify_cache
+from histograph_post.caches.writer import existing_shard
 from histograph_post.errors import CacheError
 
 SHARD = "shard-00000.h5"

@@ -1,4 +1,4 @@
-"""Reading the structure of a shard back from HDF5, strictly.
+"""A shard as an HDF5 file: created so that its bytes depend on its contents only, and inspected.
 
 Only writing and resuming do this, on files that this program wrote: crafted files crash the HDF5
 library. A reader maps the bytes that the manifest names instead (see
@@ -19,19 +19,19 @@ from h5py import h5a, h5d, h5f, h5g, h5l, h5p, h5s, h5t, h5z
 from ..errors import CacheError
 from ..utils.decoding import is_count
 from .format import FORMAT_VERSION
-from .layout import Counts, Dataset, Layout
+from .layout import GZIP_LEVEL, Counts, Dataset, Layout
 from .opening import open_regular, sha256_prefixes
 from .shard_info import ALIGNMENT, Extent, ShardInfo
-
-# --- creating a shard as an HDF5 file whose bytes depend on nothing but its contents
 
 #: What the root of a shard says of itself as numbers; beside them are two texts.
 COUNT_ATTRIBUTES = ("index", "start", "stop", "num_nodes", "num_edges", "num_labels")
 TEXT_ATTRIBUTES = {"format_version": "S8", "plan_hash": "S64"}
 
+_FILTERS = [h5z.FILTER_SHUFFLE, h5z.FILTER_DEFLATE]
+
 
 def create_file(path: Path, plan_hash: str, index: int, start: int, counts: Counts) -> h5f.FileID:
-    """Create a shard whose bytes depend on nothing but what is written into it."""
+    """Create the file of a shard, without datasets yet."""
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)
     access = h5p.create(h5p.FILE_ACCESS)
@@ -55,17 +55,15 @@ def _write_attribute(file: h5f.FileID, name: str, value: np.ndarray) -> None:
     h5a.create(file, name.encode(), kind, h5s.create(h5s.SCALAR)).write(value)
 
 
-def create_dataset(
-    file: h5f.FileID, dataset: Dataset, *, gzip_level: int | None = None
-) -> h5d.DatasetID:
+def create_dataset(file: h5f.FileID, dataset: Dataset, *, compress: bool = False) -> h5d.DatasetID:
     """Create a dataset; an uncompressed one gets its place in the file at once."""
     creation = h5p.create(h5p.DATASET_CREATE)
     creation.set_obj_track_times(False)
     creation.set_fill_time(h5d.FILL_TIME_NEVER)
-    if gzip_level is not None:
+    if compress:
         creation.set_chunk((dataset.chunk_rows, *dataset.shape[1:]))
         creation.set_shuffle()
-        creation.set_deflate(gzip_level)
+        creation.set_deflate(GZIP_LEVEL)
     else:
         creation.set_layout(h5d.CONTIGUOUS)
         creation.set_alloc_time(h5d.ALLOC_TIME_EARLY)
@@ -79,9 +77,6 @@ def create_group(file: h5f.FileID, name: str) -> None:
     creation = h5p.create(h5p.GROUP_CREATE)
     creation.set_obj_track_times(False)
     h5g.create(file, name.encode(), gcpl=creation)
-
-
-_FILTERS = [h5z.FILTER_SHUFFLE, h5z.FILTER_DEFLATE]
 
 
 def inspect_shard(path: Path, layout: Layout, plan_hash: str) -> ShardInfo:
