@@ -78,7 +78,7 @@ def register(
         with _failures_in_one_line(debug=debug), contextlib.ExitStack() as stack:
             events = None
             if tensorboard:
-                from histograph_post.runs.event_files import EventFiles
+                from .event_files import EventFiles
 
                 events = EventFiles(own["out"] / EVENTS_NAME)
                 stack.callback(events.close)

@@ -22,9 +22,10 @@ from .progress import FitWatch, log_lines, make_bar
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from histograph_post.runs.event_files import EventFiles
     from histograph_post.runs.fits import Fit
     from histograph_post.training.loop import Trainer
+
+    from .event_files import EventFiles
 
 #: Width of tables that do not go to a terminal: wide enough that no cell is cut.
 _FILE_WIDTH = 160

@@ -10,6 +10,8 @@ A killed job goes on where it stopped, and ends with the same bytes as one that 
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,17 +26,16 @@ from torch_geometric.data import Batch, Data
 from .. import __version__
 from ..capture import Capture
 from ..data import DataSpec, GraphDataset, from_graphs
-from ..errors import CacheError, CaptureError, ConfigError
+from ..errors import CacheError, CaptureError, ConfigError, OutputExistsError
 from ..models import ModelSpec
 from ..models.loading import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
-from ..utils.files import remove_leftovers, sha256_file, to_json, write_text
-from .folder import CONFIG_NAME, found_shards, open_folder, refuse_foreign_files
-from .format import SPLITS_NAME, Manifest
+from ..utils.files import PARTIAL_SUFFIX, remove_leftovers, sha256_file, to_json, write_text
+from .format import MANIFEST_NAME, SPLITS_NAME, Manifest
+from .layout import ShardInfo, shard_name
 from .planning import CacheOptions, CachePlan, plan_cache
 from .reader import Cache
-from .shard_info import ShardInfo
 from .shard_thread import ShardThread
 from .writer import ShardGraphs, ShardWriter, existing_shard, write_manifest
 
@@ -256,3 +257,82 @@ def cache(
         splits = resolve_splits(dataset, splits)
     plan = plan_cache(model, dataset, splits, options=CacheOptions(**options), device=device)
     return write_cache(plan, out, part=part, overwrite=overwrite, on_progress=on_progress)
+
+
+# --- the folder of a cache: what is there already, what may be replaced, and foreign files
+
+#: The resolved configuration of the command, beside the shards.
+CONFIG_NAME = "config.toml"
+
+#: The names of what a cache writes, finished or not.
+_OURS = re.compile(
+    r"(manifest\.json|splits\.json|config\.toml|shard-\d{5,}\.h5)(\.[^/]+-\d+\.partial)?"
+)
+
+
+def open_folder(plan: CachePlan, folder: Path, *, overwrite: bool, shared: bool) -> Cache | None:
+    """Make the folder ready for writing; return the cache if it is complete already.
+
+    Of an overwritten folder that several jobs share, shards of this very plan stay: another job
+    may just have written them.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise OutputExistsError(f"{folder}: found a file or a link, expected a folder or nothing")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = list(folder.iterdir())
+    foreign = [path.name for path in paths if not _OURS.fullmatch(path.name)]
+    if foreign:
+        raise OutputExistsError(
+            f"{folder}: found {foreign[0]!r}, which is not a cache's; choose another -o"
+        )
+    if (folder / MANIFEST_NAME).exists() and not (overwrite and not shared):
+        found = Cache.open(folder)
+        if found.manifest.plan_hash == plan.hash and found.splits == plan.splits:
+            names = [shard_name(shard.index) for shard in found.manifest.shards]
+            if all((folder / name).exists() for name in names):
+                return found
+            (folder / MANIFEST_NAME).unlink(missing_ok=True)  # no longer complete: fill the gaps
+        elif not overwrite:
+            raise OutputExistsError(
+                f"{folder}: found a cache of {found.manifest.data.spec} by weights "
+                f"{found.manifest.weights_sha256[:12]} that this command would not give; "
+                "choose another -o, or --overwrite"
+            )
+    if overwrite:
+        _clear(plan, folder, paths, keep_own=shared)
+    remove_leftovers(folder)
+    return None
+
+
+def _clear(plan: CachePlan, folder: Path, paths: Sequence[Path], *, keep_own: bool) -> None:
+    """Remove a cache, the manifest first: without it the rest is none."""
+    own = set()
+    if keep_own:
+        for index, (start, stop) in enumerate(plan.shards):
+            with contextlib.suppress(CacheError):
+                if existing_shard(folder, index, plan.layout, plan.hash, start, stop):
+                    own.add(shard_name(index))
+    for path in sorted(paths, key=lambda path: path.name != MANIFEST_NAME):
+        if path.name not in own and not path.name.endswith(PARTIAL_SUFFIX):
+            path.unlink(missing_ok=True)
+
+
+def found_shards(plan: CachePlan, folder: Path) -> list[ShardInfo | None]:
+    """Return the shards that are there already; shards of another plan are refused."""
+    try:
+        return [
+            existing_shard(folder, index, plan.layout, plan.hash, start, stop)
+            for index, (start, stop) in enumerate(plan.shards)
+        ]
+    except CacheError as error:
+        raise OutputExistsError(f"{error}; choose another -o, or --overwrite") from None
+
+
+def refuse_foreign_files(folder: Path, written: Mapping[str, str]) -> None:
+    """Refuse to replace files that, without a shard beside them, may be anybody's."""
+    for name, text in written.items():
+        path = folder / name
+        if path.exists() and path.read_bytes() != text.encode():
+            raise OutputExistsError(
+                f"{path}: found another file of that name; choose another -o, or --overwrite"
+            )

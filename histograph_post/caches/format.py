@@ -15,8 +15,7 @@ from ..errors import CacheError
 from ..models.spec import ModelSpec
 from ..utils.decoding import Count, Form, Sha256, decode, json_sha256, parse_json
 from ..utils.files import to_json
-from .layout import Layout
-from .shard_info import ShardInfo
+from .layout import Layout, ShardInfo
 
 #: Another major version cannot be read; a newer minor one may carry fields to pass over.
 FORMAT_VERSION = "1.0"

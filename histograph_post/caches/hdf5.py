@@ -2,7 +2,7 @@
 
 Only writing and resuming do this, on files that this program wrote: crafted files crash the HDF5
 library. A reader maps the bytes that the manifest names instead (see
-:class:`~histograph_post.caches.shard_info.ShardInfo`).
+:class:`~histograph_post.caches.layout.ShardInfo`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from h5py import h5a, h5d, h5f, h5g, h5l, h5p, h5s, h5t, h5z
 from ..errors import CacheError
 from ..utils.decoding import is_count
 from .format import FORMAT_VERSION
-from .layout import GZIP_LEVEL, Counts, Dataset, Layout
+from .layout import ALIGNMENT, GZIP_LEVEL, Counts, Dataset, Extent, Layout, ShardInfo
 from .opening import open_regular, sha256_prefixes
-from .shard_info import ALIGNMENT, Extent, ShardInfo
 
 #: What the root of a shard says of itself as numbers; beside them are two texts.
 COUNT_ATTRIBUTES = ("index", "start", "stop", "num_nodes", "num_edges", "num_labels")

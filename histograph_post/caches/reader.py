@@ -15,17 +15,9 @@ from torch import Tensor
 from ..errors import CacheError, DataError
 from ..splits import Splits
 from .format import Manifest
+from .layout import shard_name
 from .opening import read_manifest, read_splits
-from .shard import (
-    TORCH_TYPES,
-    CachedBatch,
-    CachedGraph,
-    History,
-    Shard,
-    as_tensor,
-    read_graph,
-)
-from .shard_info import shard_name
+from .shard import TORCH_TYPES, CachedBatch, CachedGraph, History, Shard, as_tensor, read_graph
 
 #: Shards that are open at most; each holds a file descriptor.
 MAX_OPEN_SHARDS = 512

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
-from .layout import Counts, Dataset, Layout, expand
+from .layout import Counts, Dataset, Extent, Layout, ShardInfo, expand
 from .opening import open_regular, sha256_prefix
-from .shard_info import Extent, ShardInfo
 
 
 class Rows(Protocol):

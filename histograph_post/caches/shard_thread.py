@@ -12,9 +12,9 @@ from typing import Self
 from torch import Tensor
 
 from ..errors import CacheError
+from .layout import ShardInfo
 from .planning import CachePlan
 from .row_writers import BlockMemory, RowBlock
-from .shard_info import ShardInfo
 from .writer import ShardWriter
 
 #: Blocks that are being written or wait for it, at most. Two cover the time in which a shard is

@@ -10,11 +10,10 @@ import numpy as np
 
 from ..errors import CacheError
 from .format import MANIFEST_NAME, SPLITS_NAME, Manifest
-from .layout import STORED_TYPES, Layout
+from .layout import STORED_TYPES, Layout, ShardInfo, shard_name
 from .opening import open_regular, read_splits, sha256_prefix
 from .reader import Cache
 from .shard import Shard
-from .shard_info import ShardInfo, shard_name
 
 #: Bits that are all set in a value that is not finite, by storage type.
 _EXPONENTS = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}

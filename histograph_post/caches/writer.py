@@ -18,7 +18,7 @@ from ..errors import CacheError
 from ..utils.files import atomic_path, write_text
 from .format import MANIFEST_NAME, Manifest
 from .hdf5 import create_dataset, create_file, create_group, inspect_shard
-from .layout import Counts, Layout
+from .layout import Counts, Layout, ShardInfo, shard_name
 from .row_writers import (
     BlockMemory,
     CompressedWriter,
@@ -28,7 +28,6 @@ from .row_writers import (
     cannot_write,
 )
 from .shard import Shard, check_contents
-from .shard_info import ShardInfo, shard_name
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from ..utils.files import require_folder, require_free, write_text
 from .evidence import gather_evidence
 from .figures import Figure, Format, require_matplotlib
 from .page import GENERATOR, Page
-from .search import search_section
 from .sections import (
     examples_section,
     facts_sections,
@@ -26,6 +25,7 @@ from .sections import (
     outcomes_section,
     rank_readouts,
     scores_section,
+    search_section,
     smoothing_section,
 )
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from histograph_post.caches.layout import shard_name
 from histograph_post.caches.planning import plan_shards
-from histograph_post.caches.shard_info import shard_name
 from histograph_post.data import load_data
 from histograph_post.data.batching import budget_batches
 from histograph_post.models import build_model

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingExtraError
+from histograph_post.errors import MissingExtraError
 
 #: Seconds until what was written can be looked at.
 _FLUSH_EVERY = 10
