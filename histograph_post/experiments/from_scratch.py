@@ -66,7 +66,7 @@ def pretrain(
         return run_with_options(stage, out, chosen=stage.name, options=options)
     if head_options:
         raise ConfigError(f"head_options: found {dict(head_options)}, but no head")
-    options.refuse("seeds", reason="without a head there is one seed: seed=0")
+    options.refuse("seeds", reason="only a training with a head has several; give seed")
     planned = plan_pretraining(
         model,
         data,

@@ -72,9 +72,8 @@ class ExperimentOptions:
     def refuse(self, *names: str, reason: str) -> None:
         """Refuse options that an experiment cannot use, rather than ignore them."""
         for name in names:
-            value = getattr(self, name)
-            if value != getattr(_DEFAULTS, name):
-                raise ConfigError(f"{name}: found {value!r}, but {reason}")
+            if getattr(self, name) != getattr(_DEFAULTS, name):
+                raise ConfigError(f"{name}: found one, but {reason}")
 
     def start(self, stage: Stage) -> None:
         """Tell whoever listens that the work begins."""
