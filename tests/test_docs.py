@@ -26,7 +26,14 @@ from histograph_post.heads.histograph import HistoGraphConfig
 from histograph_post.heads.registry import HEADS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "examples" / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+    ]
+)
 COMMANDS = typer.main.get_command(app).commands
 
 #: The pages show commands as one would give them; to test the words, one epoch is enough.
