@@ -11,6 +11,7 @@ from torch import nn
 from histograph_post.caches import Cache
 from histograph_post.capture import CapturePlan
 from histograph_post.experiments.head_fits import make_head
+from histograph_post.heads.histograph import accelerate
 from histograph_post.runs.fits import FitSpec
 from histograph_post.tasks import infer_task
 from histograph_post.training.graph_batches import GraphBatches
@@ -52,7 +53,17 @@ class HeadTraining:
         """Train and validate on the rows of the cache."""
         history = self._loaded.history(self.split.train)
         source = HeadBatches(self._loaded, history, self.task, torch.device("cpu"))
-        return self._train(HeadNetwork(copy.deepcopy(self._made.head)), source, epochs)
+        head = copy.deepcopy(self._made.head)
+        with accelerate.threads(head):
+            return self._train(HeadNetwork(head), source, epochs)
+
+    def run_plain(self) -> Progress:
+        """Train and validate on the rows of the cache without the fast path."""
+        accelerate.enabled = False
+        try:
+            return self.run()
+        finally:
+            accelerate.enabled = True
 
     def run_with_backbone(self, subject: Subject, *, moves: bool) -> Progress:
         """Train and validate for an epoch on the graphs themselves.

@@ -9,7 +9,7 @@ from pathlib import Path
 from histograph_post.errors import ConfigError
 
 from .caching import caching
-from .epochs import deep_epochs, molecule_epochs, padded_epoch
+from .epochs import deep_epochs, ladder, molecule_epochs, padded_epoch
 from .head_steps import head_steps, transformer_steps
 from .limits import limited_epochs
 from .measuring import Ratio
@@ -26,6 +26,7 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "transformer": transformer_steps,
     "deep-epoch": deep_epochs,
     "molecule-epoch": molecule_epochs,
+    "ladder": ladder,
     "reading": reading,
     "caching": caching,
     "memory-limit": limited_epochs,
