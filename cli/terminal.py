@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from histograph_post.runs.event_files import EventFiles
     from histograph_post.runs.fits import Fit
-    from histograph_post.training.loop import Trainer
 
 #: Width of tables that do not go to a terminal: wide enough that no cell is cut.
 _FILE_WIDTH = 160
@@ -127,9 +126,8 @@ class Terminal:
         with bar if bar is not None else nullcontext():
             yield ExperimentWatch(self, bar)
 
-    def epoch_done(self, name: str, trainer: Trainer) -> None:
+    def epoch_done(self, name: str, measured: Mapping[str, float]) -> None:
         """Take note of an epoch: in event files if asked for, and as a line for the curious."""
-        measured = trainer.progress.log[-1]
         if self._events is not None:
             self._events.write(name, measured)
         numbers = (f"{key} {value:.4g}" for key, value in measured.items() if key != "epoch")
