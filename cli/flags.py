@@ -117,6 +117,7 @@ class ExperimentFlags(OptionGroup):
         ),
     ] = None
     device: opt.DeviceOption = "auto"
+    jobs: opt.JobsOption = None
     overwrite: opt.OverwriteOption = False
 
     def options(
@@ -141,6 +142,7 @@ class ExperimentFlags(OptionGroup):
             memory_limit=parse_size(self.memory_limit),
             training=training,
             device=self.device,
+            jobs=self.jobs,
             overwrite=self.overwrite,
             config=terminal.options,
             on_start=watch.started,

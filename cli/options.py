@@ -215,3 +215,12 @@ AmpOption = Annotated[
 DeviceOption = Annotated[
     str, typer.Option("--device", help="Where to compute: auto, cpu, cuda or mps.")
 ]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        min=1,
+        help="Fits that run at once, with the same results for any number; by default as many as "
+        "the cores and the memory carry.",
+    ),
+]

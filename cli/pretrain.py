@@ -19,7 +19,7 @@ from .terminal import metric as shown
 
 if TYPE_CHECKING:
     from histograph_post.experiments.stage import FitProgress
-    from histograph_post.experiments.trained_folds import TrainedFold
+    from histograph_post.runs.fits import Fit
 
 
 def pretrain(
@@ -79,6 +79,7 @@ def pretrain(
     ] = 1e-3,
     training: TrainingFlags,
     device: opt.DeviceOption = "auto",
+    jobs: opt.JobsOption = None,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
     """Train a backbone from random weights on every fold, when there is no checkpoint.
@@ -99,6 +100,7 @@ def pretrain(
         "seed": seed,
         "training": training.options(lr),
         "device": device,
+        "jobs": jobs,
         "overwrite": overwrite,
         "config": terminal.options,
     }
@@ -119,7 +121,7 @@ def pretrain(
                 out,
                 on_start=watch.started,
                 on_epoch=watch.epoch_done,
-                on_fold=watch.fold_done,
+                on_fit=watch.fold_done,
                 **given,
             )
         show_folds(terminal, run.results)
@@ -168,15 +170,15 @@ class _FoldWatch:
 
     def epoch_done(self, progress: FitProgress) -> None:
         """Move the bar."""
-        self._terminal.epoch_done(f"fold-{progress.fold}", progress.trainer)
+        self._terminal.epoch_done(f"fold-{progress.fold}", progress.measured)
         self._update(round(progress.done * self._epochs), progress.total * self._epochs)
 
-    def fold_done(self, trained: TrainedFold, done: int, total: int) -> None:
+    def fold_done(self, fit: Fit, done: int, total: int) -> None:
         """Print the line of a fold."""
-        valid = trained.scores.get("valid", {}).get(self._metric)
+        valid = fit.scores.get("valid", {}).get(self._metric)
         self._terminal.say(
-            f"[{done}/{total}] fold {trained.fold}: valid {self._metric} {shown(valid)} "
-            f"at epoch {trained.best_epoch}"
+            f"[{done}/{total}] fold {fit.spec.fold}: valid {self._metric} {shown(valid)} "
+            f"at epoch {fit.best_epoch}"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -74,7 +74,7 @@ class FitWatch:
     Args:
         metric_name: The metric that is tracked.
         say: Says a line.
-        epoch_done: Told the name of a fit and its trainer after every epoch.
+        epoch_done: Told the name of a fit and what it measured after every epoch.
         bar: The bar, where somebody watches.
     """
 
@@ -82,7 +82,7 @@ class FitWatch:
         self,
         metric_name: str,
         say: Callable[[str], None],
-        epoch_done: Callable[[str, Any], None],
+        epoch_done: Callable[[str, Mapping[str, float]], None],
         bar: Progress | None,
     ) -> None:
         self._metric = metric_name
@@ -102,9 +102,9 @@ class FitWatch:
     def epoch_done(self, progress: Any) -> None:
         """Move the bar: a fit counts by the share of its epochs that are over."""
         fit = (progress.head, progress.fold, progress.seed)
-        self._trained[fit] = progress.trainer.share_done
+        self._trained[fit] = progress.share_done
         self._tell_epoch(
-            f"{progress.head}/fold-{progress.fold}-seed-{progress.seed}", progress.trainer
+            f"{progress.head}/fold-{progress.fold}-seed-{progress.seed}", progress.measured
         )
         if self._bar is None or self._task is None:
             return
@@ -124,7 +124,7 @@ class FitWatch:
         left = (time.monotonic() - self._started) / trained * rest if trained else 0.0
         valid = fit.scores.get("valid", {}).get(self._metric)
         self._say(
-            f"[{done}/{total}] {fit.spec.name}, fold {fit.spec.fold}, seed {fit.spec.seed}: "
+            f"[{done}/{total}] {fit.spec.label}: "
             f"valid {self._metric} {metric(valid)} at epoch {fit.best_epoch}"
             + (f", {duration(left)} left" if left else "")
         )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from histograph_post.runs.fits import Fit
-    from histograph_post.training.loop import Trainer
 
     from .event_files import EventFiles
 
@@ -128,9 +127,8 @@ class Terminal:
         with bar if bar is not None else nullcontext():
             yield ExperimentWatch(self, bar)
 
-    def epoch_done(self, name: str, trainer: Trainer) -> None:
+    def epoch_done(self, name: str, measured: Mapping[str, float]) -> None:
         """Take note of an epoch: in event files if asked for, and as a line for the curious."""
-        measured = trainer.progress.log[-1]
         if self._events is not None:
             self._events.write(name, measured)
         numbers = (f"{key} {value:.4g}" for key, value in measured.items() if key != "epoch")

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .data import GraphDataset as GraphDataset
     from .data import load_data as load_data
     from .errors import HistographError as HistographError
+    from .experiments.end_to_end import pretrain as pretrain
     from .experiments.finetuning import finetune as finetune
-    from .experiments.from_scratch import pretrain as pretrain
     from .experiments.head_training import compare as compare
     from .experiments.head_training import train_head as train_head
     from .experiments.options import ExperimentOptions as ExperimentOptions
@@ -47,7 +47,7 @@ _PUBLIC = {
     "load": ".runs.predicting",
     "load_data": ".data",
     "predict": ".runs.predicting",
-    "pretrain": ".experiments.from_scratch",
+    "pretrain": ".experiments.end_to_end",
     "register_head": ".heads",
     "report": ".reporting",
     "train_head": ".experiments.head_training",

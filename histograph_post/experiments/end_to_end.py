@@ -8,10 +8,10 @@ still. Every row of the history is normalised by itself instead (see heads/stand
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch_geometric.data import Batch
@@ -19,23 +19,24 @@ from torch_geometric.data import Batch
 from ..capture import CapturePlan, plan_capture
 from ..data import DataSpec
 from ..data.dataset import probe_graphs
-from ..heads.registry import build_head
+from ..errors import ConfigError
+from ..heads.base import Readout
+from ..heads.registry import build_head, head_name
 from ..heads.standardize import EachLayerNorm
 from ..metrics import Key
-from ..runs.fits import Fit, FitSpec, find_fit
-from ..runs.predictions import LabelRows, row_names
-from ..runs.run import HEAD_CONFIG_NAME, MODEL_NAME
+from ..runs.fits import Fit, FitSpec
+from ..runs.predictions import LabelRows
+from ..runs.run import HEAD_CONFIG_NAME, MODEL_NAME, Run
 from ..runs.saved_backbone import SavedBackbone
-from ..tasks import infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import Trainer
 from ..training.networks import statistics_of
 from .fits import train_fit
 from .head_training import HeadSpec
-from .options import ExperimentOptions
+from .options import ExperimentOptions, run_with_options, with_keywords
 from .pretraining import Pretraining, plan_pretraining, untrained_model
 from .results import OWN, named, scores_of
-from .stage import Stage
+from .stage import ReadoutStage
 from .trained_backbones import NetworkParts, fit_network, write_folds
 from .unfreezing import BackboneOptions, layers_of_parameters
 
@@ -44,8 +45,10 @@ STAGE = "end-to-end"
 
 
 @dataclass(frozen=True)
-class EndToEnd(Stage):
+class EndToEnd(ReadoutStage):
     """A backbone, a head, folds and seeds: everything an end-to-end training does."""
+
+    trains_backbone: ClassVar[bool] = True
 
     pretraining: Pretraining
     head: HeadSpec
@@ -109,11 +112,9 @@ class EndToEnd(Stage):
     ) -> Fit:
         """Train the backbone with its own readout, or with the head."""
         folder = folder / spec.folder
-        if (found := find_fit(spec, folder)) is not None:
-            return found
         given, task = self.pretraining, self.task
         split = self.splits.folds[spec.fold]
-        model = untrained_model(given.model_spec, given.dataset, self._labels_width, seed=spec.seed)
+        model = untrained_model(given.model_spec, given.dataset, given.labels_width, seed=spec.seed)
         if not spec.stage:
             source = GraphBatches(given.dataset, task, device)
             network = BackboneNetwork(model).to(device)
@@ -136,12 +137,6 @@ class EndToEnd(Stage):
             on_epoch=on_epoch,
         )
 
-    @property
-    def _labels_width(self) -> int:
-        """Return the number of outputs a model is built for, whatever its own readout gives."""
-        dataset = self.pretraining.dataset
-        return infer_task(dataset.labels(), dataset.level).out_dim
-
     def _probe(self) -> Batch:
         return Batch.from_data_list(probe_graphs(self.pretraining.dataset))
 
@@ -156,12 +151,7 @@ class EndToEnd(Stage):
 
     def label_rows(self) -> LabelRows:
         """Return the label rows of the data."""
-        dataset = self.pretraining.dataset
-        return LabelRows(
-            names=row_names(dataset.ids, dataset.label_ptr, self.task.level),
-            labels=dataset.labels(),
-            target_names=tuple(dataset.target_names),
-        )
+        return self.pretraining.label_rows()
 
     def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
         """Return how to build the backbone of a fit again; its weights are in the run."""
@@ -172,7 +162,7 @@ class EndToEnd(Stage):
             model=replace(
                 given.model_spec,
                 checkpoint=Path(MODEL_NAME),
-                out_dim=None if self.task.level == "link" else self._labels_width,
+                out_dim=None if self.task.level == "link" else given.labels_width,
                 weights_sha256=fit.backbone["weights_sha256"],
             ),
             data=DataSpec.of(given.dataset, given.data_spec.args),
@@ -198,7 +188,6 @@ def plan_end_to_end(
     layers: str | Sequence[str] = "auto",
     baseline: bool = True,
     normalize: bool = True,
-    only: Collection[int] = (),
     checkpoint_layers: bool = False,
     amp: bool = False,
     **pretraining: Any,
@@ -213,7 +202,6 @@ def plan_end_to_end(
         layers: ``auto``, or names, globs and indices of the layers that make up the history.
         baseline: Train the backbone with its own readout too.
         normalize: Normalise the activations of every node in every layer before the head.
-        only: Train these folds; all by default.
         checkpoint_layers: Save memory: compute the inside of layers again in the backward pass.
         amp: Mixed precision (CUDA).
         pretraining: Any other argument of
@@ -251,5 +239,60 @@ def plan_end_to_end(
         ),
         baseline=baseline,
         normalize=normalize,
-        folds=given.chosen_folds(only),
+        folds=given.folds,
     )
+
+
+def pretrain(
+    model: str,
+    data: str,
+    out: str | Path,
+    *,
+    head: str | type[Readout] | None = None,
+    head_options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    options: ExperimentOptions | None = None,
+    **keywords: Any,
+) -> Run:
+    """Train a backbone from random weights: with its own readout, or end to end with a head.
+
+    Args:
+        model: A built-in name, ``file.py:Name`` or ``package.module:Name``.
+        data: A data specification, such as ``tu:PROTEINS``.
+        out: Folder to write, with a checkpoint per fold.
+        head: A readout over the history, such as ``histograph``, to train it with.
+        head_options: Options of that readout, such as ``dim`` and ``heads``.
+        seed: Seed of initial weights, batches and dropout; with a head, ``seeds`` can be several.
+        options: Split, metric, training and so on, which all experiments share.
+        keywords: Any of those by itself, such as ``split="kfold:10"``; any other argument of
+            :func:`~histograph_post.experiments.pretraining.plan_pretraining`, such as
+            ``model_args`` and ``only``; and with a head any of :func:`plan_end_to_end`.
+    """
+    options, planning = with_keywords(options, keywords)
+    options.refuse(
+        *("task", "standardize", "warm_start", "memory_limit"),
+        reason="a backbone that is trained from random weights has no such choice",
+    )
+    if head is not None:
+        stage = plan_end_to_end(
+            model,
+            data,
+            HeadSpec(head_name(head), head_options or {}),
+            replace(options, seeds=options.seeds or (seed,)),
+            **planning,
+        )
+        return run_with_options(stage, out, chosen=stage.name, options=options)
+    if head_options:
+        raise ConfigError(f"head_options: found {dict(head_options)}, but no head")
+    options.refuse("seeds", reason="only a training with a head has several; give seed")
+    planned = plan_pretraining(
+        model,
+        data,
+        split=options.split,
+        split_seed=options.split_seed,
+        metric=options.metric,
+        training=options.training_options(),
+        seed=seed,
+        **planning,
+    )
+    return run_with_options(planned, out, chosen=OWN, options=options)

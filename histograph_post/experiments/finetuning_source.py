@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from ..caches import Cache
@@ -97,6 +98,24 @@ class CachedBackbones:
     data: DataSpec
     #: The layers that are captured of each.
     capture: CapturePlan
+    #: Whether the models were handed over, not built from their specification.
+    in_memory: bool
+
+    # Another process builds the models anew: a class from a user's file cannot be imported there.
+    def __getstate__(self) -> dict[str, Any]:
+        weights = tuple(model.state_dict() for model in self.models)
+        return vars(self) if self.in_memory else {**vars(self), "models": weights}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if not self.in_memory:
+            vars(self)["models"] = tuple(map(self._build, state["models"]))
+
+    def _build(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        in_dim = int(self.dataset.graphs[0].num_node_features)
+        built = self.model.build(state_dict=weights, in_dim=in_dim)
+        built.load_state_dict(weights)
+        return copy.deepcopy(built).eval()  # a specification may name a module that exists
 
 
 def load_backbones(
@@ -144,7 +163,8 @@ def load_backbones(
         ).eval()
         for saved, file in zip(known, files, strict=True)
     ]
-    return CachedBackbones(tuple(built), dataset, models[0], data_spec, known[0].capture)
+    in_memory = isinstance(model, nn.Module)
+    return CachedBackbones(tuple(built), dataset, models[0], data_spec, known[0].capture, in_memory)
 
 
 def _checkpoint_file(

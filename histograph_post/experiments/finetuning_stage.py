@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from ..capture import CapturePlan
 from ..heads.registry import build_head
 from ..metrics import Key
-from ..runs.fits import HEAD_NAME, Fit, FitSpec, find_fit, load_fit
+from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit
 from ..runs.predictions import LabelRows
 from ..runs.run import MODEL_NAME, Run
 from ..runs.saved_backbone import describe_backbone
@@ -23,7 +24,7 @@ from .finetuning_source import CachedBackbones
 from .head_fits import make_head
 from .head_training import Experiment, HeadSpec
 from .results import named, versus
-from .stage import Stage
+from .stage import ReadoutStage
 from .trained_backbones import NetworkParts, fit_network, write_folds
 from .unfreezing import BackboneOptions, Movement, Unfreezing
 
@@ -32,8 +33,10 @@ STAGE = "finetuned"
 
 
 @dataclass(frozen=True)
-class Finetuning(Stage):
+class Finetuning(ReadoutStage):
     """Backbones, heads, folds and seeds: everything a fine-tuning does."""
+
+    trains_backbone: ClassVar[bool] = True
 
     #: The head stage on the same caches: its folds, and the frozen heads to compare with.
     frozen: Experiment
@@ -103,8 +106,6 @@ class Finetuning(Stage):
         if not spec.stage:
             return self.frozen.fit(spec, folder, device=device, on_epoch=on_epoch)
         folder = folder / spec.folder
-        if (found := find_fit(spec, folder)) is not None:
-            return found
         fold = self.frozen.folds[spec.fold]
         before = self.backbones.models[spec.fold % len(self.backbones.models)]
         backbone = copy.deepcopy(before)
@@ -125,6 +126,24 @@ class Finetuning(Stage):
             before=before,
             on_epoch=on_epoch,
         )
+
+    def lend(self, spec: FitSpec) -> Any:
+        """Return the activations for a frozen head, and their statistics for a fresh one."""
+        if not spec.stage:
+            return self.frozen.lend(spec)
+        if self.source is not None:
+            return None
+        fold = self.frozen.folds[spec.fold]
+        return fold.loaded.lend(fold.split.train if spec.standardize else None, history=False)
+
+    @contextmanager
+    def borrowing(self, spec: FitSpec, lent: Any) -> Iterator[None]:
+        """Use what another process has lent for a fit."""
+        if lent is None:
+            yield
+        else:
+            with self.frozen.borrowing(spec, lent):
+                yield
 
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
         """Return the test score of the checkpoint's own readout, before anything moved."""

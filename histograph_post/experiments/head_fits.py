@@ -15,10 +15,10 @@ from ..heads.base import Readout
 from ..heads.histograph.accelerate import threads
 from ..heads.registry import build_head, head_info
 from ..heads.standardize import Standardizer
-from ..runs.fits import Fit, FitSpec, find_fit
+from ..runs.fits import Fit, FitSpec
 from ..splits import Split
 from ..tasks import TargetScale, Task
-from ..training.head_batches import HeadBatches, LoadedCache
+from ..training.head_batches import HeadBatches, LentRows, LoadedCache
 from ..training.history_rows import HistoryRows
 from ..training.loop import Trainer
 from ..training.networks import HeadNetwork
@@ -99,7 +99,7 @@ def fit_head(
     device: torch.device,
     on_epoch: Callable[[Trainer], None] | None = None,
 ) -> Fit:
-    """Train one readout on one fold, or go on with it, or return it where it is done.
+    """Train one readout on one fold, or go on with it.
 
     Args:
         spec: What is fitted.
@@ -110,8 +110,6 @@ def fit_head(
         device: Where to train.
         on_epoch: Told after every epoch.
     """
-    if (found := find_fit(spec, folder / spec.folder)) is not None:
-        return found
     made = make_head(spec, loaded, split, task)
     history = _history(made.head, loaded, split.train if spec.standardize else None)
     needs_edges = head_info(spec.head).needs_edge_index
@@ -131,8 +129,17 @@ def fit_head(
 
 def _history(head: nn.Module, loaded: LoadedCache, rows: np.ndarray | None) -> HistoryRows:
     """Return what a head has to read: all nodes, or of each graph just their mean."""
-    if loaded.level == "graph" and isinstance(head, Readout) and head.reads_means:
-        means = loaded.means(rows)
-        if means is not None:
-            return means
-    return loaded.history(rows)
+    means = loaded.means(rows) if _reads_means(head, loaded) else None
+    return loaded.history(rows) if means is None else means
+
+
+def _reads_means(head: nn.Module, loaded: LoadedCache) -> bool:
+    return loaded.level == "graph" and isinstance(head, Readout) and head.reads_means
+
+
+def lend_rows(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> LentRows:
+    """Return what :func:`fit_head` reads in another process."""
+    with torch.random.fork_rng(devices=[]):
+        head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
+    rows = split.train if spec.standardize else None
+    return loaded.lend(rows, means=_reads_means(head, loaded))

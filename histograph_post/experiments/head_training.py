@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,14 @@ from ..runs.predictions import LabelRows, row_names
 from ..runs.run import Run
 from ..runs.saved_backbone import describe_backbone
 from ..tasks import TargetScale, infer_task
+from ..training.head_batches import LentRows
 from ..training.loop import Trainer
 from ..training.options import TrainingOptions, suggested_lr
 from .folds import Fold, make_folds, open_caches
-from .head_fits import fit_head, own_classifier
+from .head_fits import fit_head, lend_rows, own_classifier
 from .options import ExperimentOptions, run_with_options, with_keywords
 from .results import BASELINES
-from .stage import Stage
+from .stage import ReadoutStage
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class HeadSpec:
 
 
 @dataclass(frozen=True)
-class Experiment(Stage):
+class Experiment(ReadoutStage):
     """Readouts, folds and seeds: everything a run on a cache does."""
 
     caches: tuple[Cache, ...]
@@ -99,13 +102,42 @@ class Experiment(Stage):
         on_epoch: Callable[[Trainer], None] | None = None,
     ) -> Fit:
         """Train one readout on the cached activations of one fold."""
-        fold = self.folds[spec.fold]
-        for other in self.folds:
-            if other.loaded is not fold.loaded:
-                other.loaded.forget()
+        fold = self._only_fold(spec.fold)
         return fit_head(
             spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
         )
+
+    def _only_fold(self, number: int) -> Fold:
+        """Return a fold; no other keeps its activations in memory."""
+        fold = self.folds[number]
+        for other in self.folds:
+            if other.loaded is not fold.loaded:
+                other.loaded.forget()
+        return fold
+
+    def fits_at_once(self) -> int:
+        """Return how many fits there is memory for: each has its batches, of the same rows."""
+        size = self.training.batch_size
+        return min(fold.loaded.batches_that_fit(size) for fold in self.folds)
+
+    def folds_at_once(self) -> int:
+        """Return how many folds may have their activations in memory; any number that read them."""
+        return min(fold.loaded.histories_that_fit() for fold in self.folds) or sys.maxsize
+
+    def lend(self, spec: FitSpec) -> LentRows:
+        """Return the activations of a fold, standardised, in memory that is shared."""
+        fold = self._only_fold(spec.fold)
+        return lend_rows(spec, fold.loaded, fold.split, self.task)
+
+    @contextmanager
+    def borrowing(self, spec: FitSpec, lent: Any) -> Iterator[None]:
+        """Use the activations that another process has made ready."""
+        loaded = self.folds[spec.fold].loaded
+        loaded.borrow(lent)
+        try:
+            yield
+        finally:
+            loaded.forget()
 
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
         """Return the test score of the checkpoint's own readout, for every fold and seed."""

@@ -46,7 +46,8 @@ class ExperimentOptions:
     training: TrainingOptions | Mapping[str, Any] | None = None
     #: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     device: str = "auto"
-    #: Fits that run side by side.
+    #: Fits at once, each in a process of its own, with the same results for any number; by default
+    #: as many as the cores and the memory carry. 1 starts no process.
     jobs: int | None = None
     #: Replace another run in the folder.
     overwrite: bool = False
@@ -104,6 +105,7 @@ def run_with_options(
         out,
         chosen=chosen,
         device=options.device,
+        jobs=options.jobs,
         overwrite=options.overwrite,
         config=options.config,
         on_epoch=options.on_epoch,

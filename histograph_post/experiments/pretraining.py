@@ -8,10 +8,10 @@ fold-0/ ...                          checkpoints that need nothing else (see tra
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,21 +26,24 @@ from ..metrics import summarize
 from ..models import BUILT_IN, ModelSpec, call_model
 from ..models.builtin_models import GNN
 from ..models.loading import save_weights, weights_sha256
-from ..runs.run import MODEL_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
+from ..runs.fits import Fit, FitSpec
+from ..runs.predictions import LabelRows, row_names
+from ..runs.run import MODEL_NAME
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import TargetScale, Task, infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import Trainer
 from ..training.options import TrainingOptions
-from ..training.resuming import SAVE_EVERY, STATE_NAME, train_resumably
-from ..utils.devices import resolve_device
+from ..training.resuming import STATE_NAME, train_resumably
+from .results import OWN
+from .stage import Stage
 from .trained_folds import (
     TrainedFold,
     fold_folders,
     fold_name,
     is_finished,
     load_fold,
-    remove_folds,
+    load_log,
     save_fold,
 )
 
@@ -89,8 +92,10 @@ def output_width(model: nn.Module, dataset: GraphDataset, task: Task) -> int:
 
 
 @dataclass(frozen=True)
-class Pretraining:
+class Pretraining(Stage):
     """A backbone, the data and the folds to train it on: everything that decides the result."""
+
+    trains_backbone: ClassVar[bool] = True
 
     #: Model and data as the user names them.
     model_spec: ModelSpec
@@ -98,10 +103,29 @@ class Pretraining:
     #: The untrained backbone; every fold trains a copy of it.
     model: nn.Module
     dataset: GraphDataset
-    splits: Splits
-    task: Task
     training: TrainingOptions
-    seed: int
+    #: The folds that are trained; the others are left to other calls.
+    folds: tuple[int, ...]
+
+    @property
+    def seed(self) -> int:
+        """Of initial weights, batches and dropout; the same for every fold."""
+        return self.seeds[0]
+
+    @property
+    def labels_width(self) -> int:
+        """The number of outputs a model is built for, whatever its own readout gives."""
+        return infer_task(self.dataset.labels(), self.dataset.level).out_dim
+
+    # Another process builds the model anew: a class from a user's file cannot be imported there.
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "model": self.model.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        model = untrained_model(self.model_spec, self.dataset, self.labels_width, seed=self.seed)
+        model.load_state_dict(state["model"])
+        vars(self)["model"] = model
 
     def plan(self) -> dict[str, Any]:
         """Return all that the result depends on, as plain values."""
@@ -118,13 +142,133 @@ class Pretraining:
             "untrained_weights": weights_sha256(self.model.state_dict()),
         }
 
-    def chosen_folds(self, only: Collection[int] = ()) -> tuple[int, ...]:
-        """Return the numbers of the folds that are asked for; all by default."""
-        numbers = range(len(self.splits.folds))
-        for number in only:
-            if number not in numbers:
-                raise ConfigError(f"fold: found {number}, expected 0 to {len(numbers) - 1}")
-        return tuple(number for number in numbers if number in only or not only)
+    @property
+    def num_planned(self) -> int:
+        """The number of folds, whichever this call trains."""
+        return len(self.splits.folds)
+
+    def fits(self) -> list[FitSpec]:
+        """Return a fit for each fold that is asked for."""
+        return [
+            FitSpec(OWN, {}, self.training, fold, self.seed, standardize=False)
+            for fold in self.folds
+        ]
+
+    def find(self, spec: FitSpec, folder: Path) -> Fit | None:
+        """Return a fold that is done."""
+        place = folder / fold_name(spec.fold)
+        if not is_finished(place):
+            return None
+        (place / STATE_NAME).unlink(missing_ok=True)  # of a run killed at its very end
+        return self._as_fit(spec, load_fold(place), load_log(place))
+
+    def fit(
+        self,
+        spec: FitSpec,
+        folder: Path,
+        *,
+        device: torch.device,
+        on_epoch: Callable[[Trainer], None] | None = None,
+    ) -> Fit:
+        """Train the backbone on one fold."""
+        folder = folder / fold_name(spec.fold)
+        folder.mkdir(parents=True, exist_ok=True)
+        task, split = self.task, self.splits.folds[spec.fold]
+        model = copy.deepcopy(self.model)
+        source = GraphBatches(self.dataset, task, device)
+        network = BackboneNetwork(model).to(device)
+        trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
+        if not isinstance(model, GNN):
+            # The checkpoint has to predict in the units of the labels, and where a user's model
+            # could undo a scale is not known: it learns them as they are.
+            trainer.scale = TargetScale()
+        seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
+        if isinstance(model, GNN):
+            _undo_scale(model, trainer.scale)
+            trainer.scale = TargetScale()
+        trained = TrainedFold(
+            fold=spec.fold,
+            seed=spec.seed,
+            best_epoch=trainer.progress.best_epoch,
+            epochs=trainer.progress.epoch,
+            scores={
+                part: task.scores(trainer.predict(rows), source.labels[rows])
+                for part, rows in zip(PARTS, split.parts, strict=True)
+                if len(rows)
+            },
+            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            weights_sha256=weights_sha256(model.state_dict()),
+        )
+        own_split = replace(self.splits, folds=(split,))
+        save_weights(model.state_dict(), folder / MODEL_NAME)
+        named = (self.model_spec, self.data_spec)
+        save_fold(folder, trained, *named, own_split, trainer.progress.log)
+        (folder / STATE_NAME).unlink(missing_ok=True)
+        return self._as_fit(spec, trained, trainer.progress.log, seconds)
+
+    def _as_fit(
+        self,
+        spec: FitSpec,
+        trained: TrainedFold,
+        log: Sequence[Mapping[str, float]],
+        seconds_per_epoch: float = 0.0,
+    ) -> Fit:
+        """Return a fold as the fit of a run; outputs for its test rows are not kept."""
+        return Fit(
+            spec=spec,
+            scores=trained.scores,
+            best_epoch=trained.best_epoch,
+            num_epochs=trained.epochs,
+            num_parameters=trained.num_parameters,
+            seconds_per_epoch=seconds_per_epoch,
+            test_rows=np.empty(0, dtype=np.int64),
+            test_outputs=np.empty((0, self.task.out_dim)),
+            log=log,
+            backbone={"weights_sha256": trained.weights_sha256},
+        )
+
+    def notes(self) -> list[str]:
+        """Return what the user should know of the data."""
+        return list(self.dataset.notes)
+
+    def label_rows(self) -> LabelRows:
+        """Return the label rows of the data."""
+        dataset = self.dataset
+        return LabelRows(
+            names=row_names(dataset.ids, dataset.label_ptr, self.task.level),
+            labels=dataset.labels(),
+            target_names=tuple(dataset.target_names),
+        )
+
+    def write(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+        """Return the scores of all folds that are done, those of other calls, too."""
+        metric = self.task.metric
+        folds = [load_fold(path) for path in fold_folders(folder) if is_finished(path)]
+        summaries = {}
+        for part in ("test", "valid"):
+            found = [fold.scores[part] for fold in folds if metric in fold.scores.get(part, {})]
+            summary = summarize([scores[metric] for scores in found])
+            summaries[part] = None if summary is None else summary.to_json()
+        return {
+            "model": self.model_spec.spec,
+            "data": self.data_spec.spec,
+            "task": self.task.to_json(),
+            "metric": metric,
+            "higher_is_better": self.task.higher_is_better,
+            **summaries,
+            "folds": [fold.to_json() for fold in folds],
+        }
+
+
+@torch.no_grad()
+def _undo_scale(model: GNN, scale: TargetScale) -> None:
+    """Let the last map of a built-in model give the units of the labels."""
+    if not scale.mean:
+        return
+    last = [module for module in model.classifier.modules() if isinstance(module, nn.Linear)][-1]
+    deviation = last.weight.new_tensor(scale.deviation)  # [targets]
+    last.weight.mul_(deviation.unsqueeze(-1))  # [targets, hidden]
+    last.bias.mul_(deviation).add_(last.bias.new_tensor(scale.mean))  # [targets]
 
 
 def plan_pretraining(
@@ -140,6 +284,7 @@ def plan_pretraining(
     training: TrainingOptions | None = None,
     seed: int = 0,
     own_readout: bool = True,
+    only: Collection[int] = (),
 ) -> Pretraining:
     """Load the data, split it, and build a backbone that predicts what the labels ask for.
 
@@ -155,6 +300,7 @@ def plan_pretraining(
         training: Epochs, learning rate and so on.
         seed: Of initial weights, batches and dropout; the same for every fold.
         own_readout: Whether the model has to predict by itself what the labels ask for.
+        only: Train these folds and leave the others to other calls; all by default.
     """
     model_spec = ModelSpec(model, dict(model_args or {}), Path(MODEL_NAME))
     data_spec = DataSpec(data, dict(data_args or {}), data_root)
@@ -174,154 +320,24 @@ def plan_pretraining(
             f"{model}: found an output of {width} columns, expected {task.out_dim} for the "
             f"{task.kind} labels of {data}"
         )
+    splits = resolve_splits(dataset, split, seed=split_seed)
     return Pretraining(
+        splits=splits,
+        task=task,
+        seeds=(seed,),
         model_spec=model_spec,
         data_spec=data_spec,
         model=built,
         dataset=dataset,
-        splits=resolve_splits(dataset, split, seed=split_seed),
-        task=task,
         training=training or TrainingOptions(),
-        seed=seed,
+        folds=_chosen_folds(splits, only),
     )
 
 
-@dataclass(frozen=True)
-class FoldProgress:
-    """Where pretraining stands, told after every epoch."""
-
-    fold: int
-    #: Folds done before this one, and folds in all.
-    done: int
-    total: int
-    trainer: Trainer
-
-
-def run_pretraining(
-    pretraining: Pretraining,
-    out: str | Path,
-    *,
-    only: Collection[int] = (),
-    device: str = "auto",
-    overwrite: bool = False,
-    config: Mapping[str, Any] | None = None,
-    on_epoch: Callable[[FoldProgress], None] | None = None,
-    on_fold: Callable[[TrainedFold, int, int], None] | None = None,
-    save_every: float = SAVE_EVERY,
-) -> Run:
-    """Train the backbone on every fold; go on with what a killed run left.
-
-    Args:
-        pretraining: From :func:`plan_pretraining`.
-        out: Folder to write, with a checkpoint per fold.
-        only: Train these folds and leave the others to other calls; all by default.
-        device: Where to train.
-        overwrite: Replace another run in that folder.
-        config: The options this came from, saved beside it.
-        on_epoch: Told after every epoch.
-        on_fold: Told after every fold, with the number done and the number in all.
-        save_every: Seconds between saved states.
-    """
-    folder, asked = Path(out), pretraining.chosen_folds(only)
-    if overwrite and (folder / RUN_NAME).is_file():
-        remove_folds(folder)
-    open_run_folder(folder, pretraining.plan(), config=config, overwrite=overwrite)
-    pretraining.splits.save(folder / SPLITS_NAME)
-    where = resolve_device(device)
-    for done, number in enumerate(asked):
-
-        def epoch_done(trainer: Trainer, number: int = number, done: int = done) -> None:
-            if on_epoch is not None:
-                on_epoch(FoldProgress(number, done, len(asked), trainer))
-
-        trained = _train_fold(
-            pretraining, number, folder / fold_name(number), where, epoch_done, save_every
-        )
-        if on_fold is not None:
-            on_fold(trained, done + 1, len(asked))
-    # Those of other calls count too.
-    finished = [load_fold(path) for path in fold_folders(folder) if is_finished(path)]
-    write_results(folder, _results(pretraining, finished))
-    return Run.open(folder)
-
-
-def _train_fold(
-    pretraining: Pretraining,
-    number: int,
-    folder: Path,
-    device: torch.device,
-    on_epoch: Callable[[Trainer], None],
-    save_every: float,
-) -> TrainedFold:
-    """Train the backbone on one fold, or go on with it, or return it if it is done."""
-    if is_finished(folder):
-        (folder / STATE_NAME).unlink(missing_ok=True)  # of a run killed at its very end
-        return load_fold(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    task, split = pretraining.task, pretraining.splits.folds[number]
-    model = copy.deepcopy(pretraining.model)
-    trainer = Trainer(
-        BackboneNetwork(model).to(device),
-        GraphBatches(pretraining.dataset, task, device),
-        split,
-        task,
-        pretraining.training,
-        seed=pretraining.seed,
-    )
-    if not isinstance(model, GNN):
-        # The checkpoint has to predict in the units of the labels, and where a user's model could
-        # undo a scale is not known: it learns them as they are.
-        trainer.scale = TargetScale()
-    train_resumably(trainer, folder, on_epoch=on_epoch, save_every=save_every)
-    if isinstance(model, GNN):
-        _undo_scale(model, trainer.scale)
-        trainer.scale = TargetScale()
-    trained = TrainedFold(
-        fold=number,
-        seed=pretraining.seed,
-        best_epoch=trainer.progress.best_epoch,
-        epochs=trainer.progress.epoch,
-        scores={
-            part: task.scores(trainer.predict(rows), trainer.source.labels[rows])
-            for part, rows in zip(PARTS, split.parts, strict=True)
-            if len(rows)
-        },
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        weights_sha256=weights_sha256(model.state_dict()),
-    )
-    own_split = replace(pretraining.splits, folds=(split,))
-    save_weights(model.state_dict(), folder / MODEL_NAME)
-    named = (pretraining.model_spec, pretraining.data_spec)
-    save_fold(folder, trained, *named, own_split, trainer.progress.log)
-    (folder / STATE_NAME).unlink(missing_ok=True)
-    return trained
-
-
-@torch.no_grad()
-def _undo_scale(model: GNN, scale: TargetScale) -> None:
-    """Let the last map of a built-in model give the units of the labels."""
-    if not scale.mean:
-        return
-    last = [module for module in model.classifier.modules() if isinstance(module, nn.Linear)][-1]
-    deviation = last.weight.new_tensor(scale.deviation)  # [targets]
-    last.weight.mul_(deviation.unsqueeze(-1))  # [targets, hidden]
-    last.bias.mul_(deviation).add_(last.bias.new_tensor(scale.mean))  # [targets]
-
-
-def _results(pretraining: Pretraining, folds: list[TrainedFold]) -> dict[str, Any]:
-    """Return ``results.json``: the same on every run with the same seed on the same machine."""
-    metric = pretraining.task.metric
-    summaries = {}
-    for part in ("test", "valid"):
-        found = [fold.scores[part] for fold in folds if metric in fold.scores.get(part, {})]
-        summary = summarize([scores[metric] for scores in found])
-        summaries[part] = None if summary is None else summary.to_json()
-    return {
-        "model": pretraining.model_spec.spec,
-        "data": pretraining.data_spec.spec,
-        "task": pretraining.task.to_json(),
-        "metric": metric,
-        "higher_is_better": pretraining.task.higher_is_better,
-        **summaries,
-        "folds": [fold.to_json() for fold in folds],
-    }
+def _chosen_folds(splits: Splits, only: Collection[int]) -> tuple[int, ...]:
+    """Return the numbers of the folds that are asked for; all by default."""
+    numbers = range(len(splits.folds))
+    for number in only:
+        if number not in numbers:
+            raise ConfigError(f"fold: found {number}, expected 0 to {len(numbers) - 1}")
+    return tuple(number for number in numbers if number in only or not only)

@@ -117,6 +117,12 @@ def load_fold(folder: Path) -> TrainedFold:
     return TrainedFold(**read_json(folder, RESULTS_NAME))
 
 
+def load_log(folder: Path) -> list[dict[str, float]]:
+    """Read back what was measured after every epoch of a finished fold."""
+    lines = (folder / METRICS_NAME).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def _config(model: ModelSpec, data: DataSpec) -> dict[str, Any]:
     config = {
         "model": model.spec,

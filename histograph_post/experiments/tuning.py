@@ -171,6 +171,7 @@ def tune(
         trials=trials,
         storage=storage,
         device=options.device,
+        jobs=options.jobs,
         on_epoch=options.on_epoch,
         on_trial=on_trial,
     )

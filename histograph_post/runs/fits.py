@@ -45,6 +45,11 @@ class FitSpec:
         return f"{self.head}-{self.stage}" if self.stage else self.head
 
     @property
+    def label(self) -> str:
+        """What the fit is called among all others of a run."""
+        return f"{self.name}, fold {self.fold}, seed {self.seed}"
+
+    @property
     def folder(self) -> Path:
         """Where the fit is kept inside a run."""
         return fit_place(self.name, self.fold, self.seed)

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +23,11 @@ from ..heads.standardize import Standardizer
 from ..tasks import Task
 from .history_rows import (
     HistoryRows,
+    SharedMemory,
     batch_note,
+    batches_that_fit,
     fits_ahead,
+    histories_that_fit,
     history_pieces,
     history_rows,
     mean_rows,
@@ -50,6 +53,17 @@ class HeadInputs:
     pairs: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class LentRows:
+    """What a fit reads of a cache, on its way to another process: the memory is shared."""
+
+    #: Label rows of the graphs that it is standardised by; None if it is not.
+    rows: np.ndarray | None
+    standardizer: Standardizer | None
+    history: HistoryRows | None = None
+    means: HistoryRows | None = None
+
+
 class LoadedCache:
     """A cache as training uses it: opened once, for every fold, seed and readout.
 
@@ -66,12 +80,17 @@ class LoadedCache:
         self.label_ptr = cache.label_ptr
         self.ptr = cache.node_ptr  # [num_graphs + 1]
         self._memory_limit = memory_limit
+        self._lends = False
         # The readouts and seeds of one fold all ask for the same.
         self._standardizer = _Kept[Standardizer]()
         self._history = _Kept[HistoryRows]()
         self._means = _Kept[HistoryRows | None]()
         #: Labelled pairs of all graphs, nodes numbered through the cache: ``[2, rows]``.
         self.pairs = cache.label_pairs() if self.level == "link" else None
+
+    # Another process opens the cache for itself, and is lent the rest.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load_cache, (self.cache, self._memory_limit)
 
     @cached_property
     def edge_index(self) -> Tensor | None:
@@ -150,7 +169,46 @@ class LoadedCache:
 
     def _read(self, read: Callable[..., _Made], rows: np.ndarray | None) -> _Made:
         standardizer = None if rows is None else self.standardizer(rows)
-        return read(self.cache, standardizer, memory_limit=self._memory_limit)
+        memory = SharedMemory() if self._lends else None
+        return read(self.cache, standardizer, memory_limit=self._memory_limit, memory=memory)
+
+    def lend(
+        self, rows: np.ndarray | None, *, history: bool = True, means: bool = False
+    ) -> LentRows:
+        """Return what a fit in another process reads, for :meth:`borrow` there.
+
+        Args:
+            rows: As :meth:`history` takes them.
+            history: Whether it reads the activations.
+            means: Whether the means of graphs will do, if there is memory for them.
+        """
+        if not self._lends:
+            self.forget()  # memory of this process alone
+            self._lends = True
+        found = self.means(rows) if means else None
+        return LentRows(
+            rows=rows,
+            standardizer=None if rows is None else self.standardizer(rows),
+            history=self.history(rows) if history and found is None else None,
+            means=found,
+        )
+
+    def borrow(self, lent: LentRows) -> None:
+        """Use what another process has made ready."""
+        if lent.standardizer is not None:
+            self._standardizer.put(lent.rows, lent.standardizer)
+        if lent.history is not None:
+            self._history.put(lent.rows, lent.history)
+        if lent.means is not None:
+            self._means.put(lent.rows, lent.means)
+
+    def histories_that_fit(self) -> int:
+        """Return how many folds may have their activations in memory at once; 0: they are read."""
+        return histories_that_fit(self.cache, self._memory_limit)
+
+    def batches_that_fit(self, batch_size: int) -> int:
+        """Return how many fits can train at once on batches of so many graphs, at least one."""
+        return batches_that_fit(self.cache, batch_size, self._memory_limit)
 
     def fits_ahead(self, batches: Sequence[RowBatch]) -> bool:
         """Say whether one of these batches can be read while another is in use."""
@@ -159,6 +217,10 @@ class LoadedCache:
     def batch_note(self, batch_size: int) -> str | None:
         """Say so if training on batches of so many graphs takes more memory than it may."""
         return batch_note(self.cache, batch_size, self._memory_limit)
+
+
+def _load_cache(cache: Cache, memory_limit: int | None) -> LoadedCache:
+    return LoadedCache(cache, memory_limit=memory_limit)
 
 
 class HeadBatches:
@@ -264,8 +326,13 @@ class _Kept(Generic[_Made]):
         """Return what there is for these rows, made now if it is for others."""
         if self._found is None or not _same(self._found[0], rows):
             self.forget()  # before the next is made: one is large enough
-            self._found = (rows, make())
+            self.put(rows, make())
+        assert self._found is not None
         return self._found[1]
+
+    def put(self, rows: np.ndarray | None, made: _Made) -> None:
+        """Keep what there is for these rows."""
+        self._found = (rows, made)
 
     def forget(self) -> None:
         """Give its memory back."""

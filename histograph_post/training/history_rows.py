@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from ..heads.base import pool_nodes
 from ..heads.history import History, TableRows
 from ..heads.ragged import ranges
 from ..heads.standardize import Standardizer
-from ..utils.memory import machine_memory
+from ..utils.memory import SharedTensor, machine_memory
 
 #: Share of the machine's memory that training may take, unless told otherwise.
 MEMORY_SHARE = 2 / 3
@@ -65,13 +65,21 @@ class RowsInMemory:
     Args:
         history: ``[rows, L, D]``, or one ``[rows, D_l]`` per layer.
         ptr: First row of each graph, and the number of rows: ``[num_graphs + 1]``.
+        memory: Where the history lies, if other processes are to use it as well.
     """
 
     read_ahead = False
 
-    def __init__(self, history: History, ptr: np.ndarray) -> None:
+    def __init__(
+        self, history: History, ptr: np.ndarray, memory: SharedMemory | None = None
+    ) -> None:
         self.ptr = ptr
         self._history = history
+        self._memory = memory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert self._memory is not None  # nothing else is sent to other processes
+        return _shared_rows, (self._memory, isinstance(self._history, Tensor), self.ptr)
 
     def select(self, graphs: np.ndarray) -> History | TableRows:
         """Return the rows of some graphs: where they lie, or copies of layers of many widths."""
@@ -100,13 +108,25 @@ class RowsOnDisk:
         self._standardizer = standardizer
         self._memory = RowMemory()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowsOnDisk, (self._cache, self._standardizer)
+
     def select(self, graphs: np.ndarray) -> History:
         """Read the rows of some graphs."""
         return _read_standardized(self._cache, graphs, self._standardizer, self._memory)
 
 
+def _shared_rows(memory: SharedMemory, uniform: bool, ptr: np.ndarray) -> RowsInMemory:
+    layers = [layer.tensor for layer in memory.layers]
+    return RowsInMemory(layers[0] if uniform else layers, ptr, memory)
+
+
 def history_rows(
-    cache: Cache, standardizer: Standardizer | None, *, memory_limit: int | None = None
+    cache: Cache,
+    standardizer: Standardizer | None,
+    *,
+    memory_limit: int | None = None,
+    memory: SharedMemory | None = None,
 ) -> HistoryRows:
     """Return the rows of a cache, in memory if they fit.
 
@@ -115,15 +135,25 @@ def history_rows(
         standardizer: Applied to every row.
         memory_limit: Bytes that training may take: the rows or, if they need more than their share,
             the batches that are read of them. By default a share of the machine's memory.
+        memory: Where they are put, if other processes are to use them as well.
     """
-    if row_bytes(cache) > KEPT_SHARE * allowed_memory(memory_limit):
+    if not histories_that_fit(cache, memory_limit):
         return RowsOnDisk(cache, standardizer)
-    history = _read_standardized(cache, np.arange(len(cache)), standardizer)
-    return RowsInMemory(history, cache.node_ptr)
+    history = _read_standardized(cache, np.arange(len(cache)), standardizer, memory)
+    return RowsInMemory(history, cache.node_ptr, memory)
+
+
+def histories_that_fit(cache: Cache, memory_limit: int | None) -> int:
+    """Return how many copies of the rows of a cache, each standardised otherwise, may be kept."""
+    return int(KEPT_SHARE * allowed_memory(memory_limit)) // max(row_bytes(cache), 1)
 
 
 def mean_rows(
-    cache: Cache, standardizer: Standardizer | None, *, memory_limit: int | None = None
+    cache: Cache,
+    standardizer: Standardizer | None,
+    *,
+    memory_limit: int | None = None,
+    memory: SharedMemory | None = None,
 ) -> RowsInMemory | None:
     """Return the mean of the rows of each graph as its one row; None if that takes too much memory.
 
@@ -131,23 +161,26 @@ def mean_rows(
         cache: Where the rows come from.
         standardizer: Applied to every row.
         memory_limit: Bytes that training may take.
+        memory: Where they are put, if other processes are to use them as well.
     """
     kept = np.minimum(cache.num_nodes, 1)  # rows of each graph: [num_graphs]
     num_bytes = int(kept.sum()) * sum(cache.widths) * torch.float32.itemsize
     if num_bytes > MEANS_SHARE * allowed_memory(memory_limit):
         return None
-    pieces, memory = [], RowMemory()
+    pieces, piece_memory = [], RowMemory()
     for graphs in graph_pieces(cache, np.flatnonzero(kept)):
         # Standardised first: a sum of values that hardly differ would round their difference away.
-        history = _read_standardized(cache, graphs, standardizer, memory)
+        history = _read_standardized(cache, graphs, standardizer, piece_memory)
         sizes = cache.num_nodes[graphs]
         owners = torch.from_numpy(np.repeat(np.arange(len(graphs)), sizes))  # [num_nodes]
         layers = [history] if isinstance(history, Tensor) else history
         # [graphs, L, D], or one [graphs, D_l] per layer
         pieces.append([pool_nodes(layer, owners, len(graphs), "mean") for layer in layers])
     layers = [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+    if memory is not None:
+        layers = [memory.empty(layer.shape, layer.dtype).copy_(layer) for layer in layers]
     means = layers[0] if cache.manifest.layout.is_uniform else layers
-    return RowsInMemory(means, np.concatenate([[0], np.cumsum(kept)]))
+    return RowsInMemory(means, np.concatenate([[0], np.cumsum(kept)]), memory)
 
 
 def row_bytes(cache: Cache, graphs: np.ndarray | None = None) -> int:
@@ -165,10 +198,8 @@ def fits_ahead(cache: Cache, batches: Iterable[np.ndarray], memory_limit: int | 
 def batch_note(cache: Cache, batch_size: int, memory_limit: int | None) -> str | None:
     """Say so if training on batches of so many graphs will not stay within the limit."""
     allowed = allowed_memory(memory_limit)
-    largest = BATCHES_IN_USE * row_bytes(cache, np.array([cache.num_nodes.argmax()]))
-    average = BATCHES_IN_USE * row_bytes(cache) / len(cache)
     batch_size = min(batch_size, len(cache))
-    needed = max(batch_size * average, largest)
+    average, largest, needed = _batch_bytes(cache, batch_size)
     if needed <= allowed:
         return None
     fits = f"{int(allowed / average)} would fit"
@@ -177,6 +208,21 @@ def batch_note(cache: Cache, batch_size: int, memory_limit: int | None) -> str |
         f"expected at most {allowed / 1e6:.3g} MB; "
         f"{fits if largest <= allowed else 'the largest graph alone is too large'}"
     )
+
+
+def batches_that_fit(cache: Cache, batch_size: int, memory_limit: int | None) -> int:
+    """Return how many fits can train on batches of so many graphs at once, at least one."""
+    allowed = allowed_memory(memory_limit)
+    kept = row_bytes(cache) if histories_that_fit(cache, memory_limit) else 0
+    _, _, needed = _batch_bytes(cache, min(batch_size, len(cache)))
+    return max(1, int((allowed - kept) / max(needed, 1.0)))
+
+
+def _batch_bytes(cache: Cache, batch_size: int) -> tuple[float, int, float]:
+    """Return the bytes in use for the average graph, the largest one, and a batch of graphs."""
+    largest = BATCHES_IN_USE * row_bytes(cache, np.array([cache.num_nodes.argmax()]))
+    average = BATCHES_IN_USE * row_bytes(cache) / len(cache)
+    return average, largest, max(batch_size * average, largest)
 
 
 def allowed_memory(memory_limit: int | None) -> int:
@@ -201,7 +247,10 @@ def graph_pieces(cache: Cache, graphs: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def read_history(
-    cache: Cache, graphs: np.ndarray, dtype: torch.dtype, memory: RowMemory | None = None
+    cache: Cache,
+    graphs: np.ndarray,
+    dtype: torch.dtype,
+    memory: RowMemory | SharedMemory | None = None,
 ) -> History:
     """Return a copy of the rows of some graphs: ``[num_nodes, L, D]``, or one per layer.
 
@@ -229,7 +278,7 @@ def _read_standardized(
     cache: Cache,
     graphs: np.ndarray,
     standardizer: Standardizer | None,
-    memory: RowMemory | None = None,
+    memory: RowMemory | SharedMemory | None = None,
 ) -> History:
     """Return a copy of the rows of some graphs in single precision, standardised if asked for."""
     history = read_history(cache, graphs, torch.float32, memory)
@@ -259,6 +308,18 @@ class RowMemory:
         # What torch makes of an array keeps that array, whoever it is shared with.
         weakref.finalize(values, self._free.append, pages).atexit = False
         return torch.from_numpy(values)[:num_bytes].view(dtype).view(shape)
+
+
+class SharedMemory:
+    """Memory for the layers of a history that several processes read."""
+
+    def __init__(self) -> None:
+        self.layers: list[SharedTensor] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor of any values."""
+        self.layers.append(SharedTensor(tuple(shape), dtype))
+        return self.layers[-1].tensor
 
 
 def _map_pages(num_bytes: int) -> mmap.mmap:

@@ -1,12 +1,19 @@
-"""How much memory a process may take, and what it does with memory that is freed."""
+"""How much memory a process may take, what it does with memory that is freed, and shared memory."""
 
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 #: Nodes of a batch at most, unless told otherwise.
 NODE_BUDGET = 8192
@@ -85,3 +92,51 @@ def _limit_files(groups: Path, mounts: Path) -> Iterator[Path]:
                 yield mounts / "unified" / place / "memory.max"
             elif "memory" in controllers.split(","):
                 yield mounts / "memory" / place / "memory.limit_in_bytes"
+
+
+# --- memory that several processes use at once
+
+
+class SharedTensor:
+    """A tensor that is not copied when it is pickled for another process: both use its memory.
+
+    The memory has no name in any file system. The last process that uses it gives it back,
+    however that process ends.
+
+    Args:
+        shape: Of the tensor.
+        dtype: Of its values.
+        file: The descriptor of the memory, to use what is there; new memory by default.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, file: int | None = None) -> None:
+        import torch
+
+        num_bytes = max(math.prod(shape) * dtype.itemsize, 1)
+        self._shape, self._dtype = shape, dtype
+        self._file = _nameless_file(num_bytes) if file is None else file
+        pages = torch.frombuffer(mmap.mmap(self._file, num_bytes), dtype=torch.uint8)
+        self.tensor = pages[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd
+
+        return _open_shared, (self._shape, self._dtype, DupFd(self._file))
+
+
+def _open_shared(shape: tuple[int, ...], dtype: torch.dtype, file: Any) -> SharedTensor:
+    return SharedTensor(shape, dtype, file.detach())
+
+
+def _nameless_file(num_bytes: int) -> int:
+    """Return the descriptor of a file in memory; where the system has none, of one on disk."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("histograph")
+    else:
+        with tempfile.TemporaryFile() as temporary:
+            file = os.dup(temporary.fileno())
+    os.truncate(file, num_bytes)
+    return file

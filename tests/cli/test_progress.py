@@ -16,19 +16,19 @@ class Story:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, total: int) -> None:
         self.now, self._total, self._done, self._lines = 0.0, total, 0, list[str]()
         monkeypatch.setattr("time.monotonic", lambda: self.now)
-        self._watch = FitWatch("accuracy", self._lines.append, lambda name, trainer: None, None)
+        self._watch = FitWatch("accuracy", self._lines.append, lambda name, measured: None, None)
 
     def train(self, seconds: float, *seeds: int, head: str = "mean") -> None:
         """Train seeds as one."""
         self.now += seconds
         for seed in seeds:
-            trainer = SimpleNamespace(share_done=1.0)
-            self._watch.epoch_done(SimpleNamespace(head=head, fold=0, seed=seed, trainer=trainer))
+            fit = SimpleNamespace(head=head, fold=0, seed=seed, share_done=1.0, measured={})
+            self._watch.epoch_done(fit)
 
     def finish(self, seed: int, head: str = "mean") -> str | None:
         """Return what is said of the time that is left."""
         self._done += 1
-        spec = SimpleNamespace(name=head, fold=0, seed=seed)
+        spec = SimpleNamespace(name=head, fold=0, seed=seed, label=head)
         self._watch.fit_done(
             SimpleNamespace(spec=spec, scores={}, best_epoch=3), self._done, self._total
         )

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from histograph_cli.main import app
 from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, ModelError, NotFoundError, OutputExistsError
 from histograph_post.experiments.folds import open_caches
-from histograph_post.experiments.pretraining import FoldProgress, plan_pretraining, run_pretraining
+from histograph_post.experiments.pretraining import Pretraining, plan_pretraining
+from histograph_post.experiments.results import OWN
+from histograph_post.experiments.stage import FitProgress, run_experiment
 from histograph_post.experiments.trained_folds import fold_checkpoints
 from histograph_post.models.spec import load_pretrained
+from histograph_post.runs.run import Run
 from histograph_post.splits import Splits, resolve_splits
 from histograph_post.tasks import infer_task
 from histograph_post.training.options import TrainingOptions
@@ -39,6 +43,10 @@ def plan(**changes: Any) -> Any:
         **changes,
     }
     return plan_pretraining(options.pop("model", "gin"), options.pop("data", "demo:"), **options)
+
+
+def run_pretraining(pretraining: Pretraining, out: Path, **options: Any) -> Run:
+    return run_experiment(pretraining, out, chosen=OWN, **options)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -82,7 +90,7 @@ def test_every_fold_is_a_checkpoint_with_its_own_split(tmp_path: Path) -> None:
 def test_training_learns_what_the_labels_say(tmp_path: Path) -> None:
     options = TrainingOptions(epochs=15, batch_size=16, lr=1e-2)
     run = run_pretraining(
-        plan(data_args={"num_graphs": 120}, training=options), tmp_path / "p", only=[0]
+        plan(data_args={"num_graphs": 120}, training=options, only=[0]), tmp_path / "p"
     )
     assert run.results["folds"][0]["scores"]["train"]["accuracy"] > 0.7
 
@@ -97,28 +105,31 @@ def test_same_seed_same_weights_and_another_seed_others(tmp_path: Path) -> None:
 
 def test_folds_can_be_trained_one_call_at_a_time(tmp_path: Path) -> None:
     run_pretraining(plan(), tmp_path / "whole")
-    run_pretraining(plan(), tmp_path / "parts", only=[2])
+    run_pretraining(plan(only=[2]), tmp_path / "parts")
     assert not (tmp_path / "parts/fold-0").exists()
     assert json.loads((tmp_path / "parts/results.json").read_text())["test"]["count"] == 1
-    run_pretraining(plan(), tmp_path / "parts", only=[0, 1])
+    run_pretraining(plan(only=[0, 1]), tmp_path / "parts")
     assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
     with pytest.raises(ConfigError, match="found 3, expected 0 to 2"):
-        run_pretraining(plan(), tmp_path / "parts", only=[3])
+        plan(only=[3])
 
 
 KILLED = """
 import os, signal, sys
-from histograph_post.experiments.pretraining import plan_pretraining, run_pretraining
+from histograph_post.experiments.pretraining import plan_pretraining
+from histograph_post.experiments.stage import run_experiment
 from histograph_post.training.options import TrainingOptions
+from histograph_post.training.resuming import train_resumably
 def epoch_done(progress):
-    if (progress.fold, progress.trainer.progress.epoch) == (1, 3):
+    if (progress.fold, progress.measured["epoch"]) == (1, 2):
         os.kill(os.getpid(), signal.SIGKILL)
 plan = plan_pretraining(
     "gin", "demo:", data_args={"num_graphs": 40}, split="kfold:3",
     model_args={"hidden": 8, "num_layers": 2, "dropout": 0.2},
     training=TrainingOptions(epochs=4, batch_size=8),
 )
-run_pretraining(plan, sys.argv[1], on_epoch=epoch_done, save_every=0)
+train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
+run_experiment(plan, sys.argv[1], chosen="own readout", on_epoch=epoch_done)
 """
 
 
@@ -136,8 +147,8 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
         fold_checkpoints(broken)
     epochs: list[tuple[int, int]] = []
 
-    def epoch_done(progress: FoldProgress) -> None:
-        epochs.append((progress.fold, progress.trainer.progress.epoch))
+    def epoch_done(progress: FitProgress) -> None:
+        epochs.append((progress.fold, int(progress.measured["epoch"]) + 1))
 
     run_pretraining(pretraining, broken, on_epoch=epoch_done)
     assert epochs == [(1, 4), (2, 1), (2, 2), (2, 3), (2, 4)]
@@ -197,14 +208,15 @@ def test_folder_of_anything_else_is_named(tmp_path: Path) -> None:
 def test_depth_64_trains_with_a_finite_loss(tmp_path: Path) -> None:
     losses: list[float] = []
 
-    def epoch_done(progress: FoldProgress) -> None:
-        losses.append(progress.trainer.progress.log[-1]["loss"])
+    def epoch_done(progress: FitProgress) -> None:
+        losses.append(progress.measured["loss"])
 
     deep = plan(
         model_args={"hidden": 8, "num_layers": 64},
         training=TrainingOptions(epochs=1, batch_size=40),
+        only=[0],
     )
-    run_pretraining(deep, tmp_path / "p", only=[0], on_epoch=epoch_done)
+    run_pretraining(deep, tmp_path / "p", on_epoch=epoch_done)
     assert np.isfinite(losses).all()
     (fold,) = fold_checkpoints(tmp_path / "p/fold-0")
     weights = load_pretrained(fold.model, fold.data).model.state_dict()
@@ -287,8 +299,9 @@ def test_quantities_are_predicted_in_their_own_units(
 ) -> None:
     """A built-in model that learned scaled targets gives them unscaled."""
     changes: dict[str, Any] = {"model": f"{graphs}:Own", "model_args": {}} if model == "own" else {}
-    pretraining = plan(data=f"{graphs}:make", data_args={"kind": "quantities"}, **changes)
-    run = run_pretraining(pretraining, tmp_path / "p", only=[0])
+    changes |= {"data_args": {"kind": "quantities"}, "only": [0]}
+    pretraining = plan(data=f"{graphs}:make", **changes)
+    run = run_pretraining(pretraining, tmp_path / "p")
     named = ("--data", f"{graphs}:make", "--model", pretraining.model_spec.spec)
     (scores,) = own_scores(tmp_path / "p", tmp_path / "caches", *named)
     assert scores["rmse"] == pytest.approx(run.results["test"]["mean"], rel=1e-4)
@@ -318,7 +331,7 @@ def test_folds_of_a_finished_module_do_not_share_weights(graphs: Path, tmp_path:
     spec = {"model": f"{graphs}:ready", "data": f"{graphs}:make", "data_args": {}, "model_args": {}}
     pretraining = plan(**spec)
     run_pretraining(pretraining, tmp_path / "both")
-    run_pretraining(pretraining, tmp_path / "second", only=[1])
+    run_pretraining(replace(pretraining, folds=(1,)), tmp_path / "second")
     both, second = (
         (tmp_path / name / "fold-1/model.safetensors").read_bytes() for name in ("both", "second")
     )

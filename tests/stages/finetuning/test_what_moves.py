@@ -16,13 +16,14 @@ from torch_geometric.nn import GCNConv
 import histograph_post as hg
 from histograph_post.capture import plan_capture
 from histograph_post.errors import ConfigError
-from histograph_post.experiments.stage import FitProgress
+from histograph_post.experiments.finetuning import plan_finetuning
 from histograph_post.experiments.unfreezing import (
     BackboneOptions,
     Unfreezing,
     layers_of_parameters,
 )
 from histograph_post.runs.run import Run
+from histograph_post.training.loop import Trainer
 from histograph_post.training.networks import set_training_modes
 from histograph_post.training.options import TrainingOptions
 
@@ -99,16 +100,21 @@ def test_layers_start_to_move_one_after_the_other(folder: Path, tmp_path: Path) 
     before = load_file(folder / "checkpoint.safetensors")
     seen: list[set[str]] = []
 
-    def epoch_done(progress: FitProgress) -> None:
-        state = progress.trainer.network.backbone.state_dict()
+    def epoch_done(trainer: Trainer) -> None:
+        state = trainer.network.backbone.state_dict()
         seen.append(
             {name.split(".")[1] for name in before
              if name.startswith("convs.") and not torch.equal(state[name], before[name])}
         )  # fmt: skip
 
     training = TrainingOptions(epochs=7, batch_size=48, lr=1e-2, warmup=0, patience=0)
-    options = {"seeds": [0], "training": training, "backbone_lr": 1e-2, "on_epoch": epoch_done}
-    hg.finetune(folder / "run", tmp_path / "ft", unfreeze_every=2, **options)
+    stage = plan_finetuning(
+        folder / "run",
+        hg.ExperimentOptions(seeds=[0], training=training),
+        backbone=BackboneOptions(lr=1e-2, unfreeze_every=2),
+    )
+    for spec in stage.fits():
+        stage.fit(spec, tmp_path / "ft", device=torch.device("cpu"), on_epoch=epoch_done)
     three = [set(), set(), {"2"}, {"2"}, {"1", "2"}, {"1", "2"}, {"0", "1", "2"}]
     assert seen[:7] == three
 
