@@ -19,7 +19,6 @@ class MeanAndMax(Readout):
         self.finish(2 * sum(self.kept_dims))  # the width of a row of pool_graphs
 
     def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
-        layers = history.unbind(1) if isinstance(history, Tensor) else history
-        rows = torch.cat(list(layers), dim=1)  # [num_nodes, sum of the widths]
+        rows = torch.cat(self.layers(history), dim=1)  # [num_nodes, sum of the widths]
         largest = pool_nodes(rows, graphs.index, graphs.num_graphs, "max")
         return torch.cat([graphs.mean(rows), largest], dim=1)  # [num_graphs, 2 * sum of the widths]

@@ -209,6 +209,11 @@ class Readout(nn.Module):
         """Return one row per graph, each of which has nodes: ``[num_graphs, width]``."""
         return graphs.mean(self.node_rows(history))
 
+    @staticmethod
+    def layers(history: History) -> tuple[Tensor, ...]:
+        """Return the layers of a history one by one, each ``[num_nodes, D_l]``."""
+        return history.unbind(1) if isinstance(history, Tensor) else tuple(history)
+
     def score(self, embeddings: Tensor, pairs: Tensor) -> Tensor:
         """Score pairs of nodes ``[2, num_pairs]`` by their embeddings: ``[num_pairs]``.
 
