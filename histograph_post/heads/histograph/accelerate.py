@@ -9,7 +9,6 @@ modules, so a new normalisation needs nothing here.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -163,30 +162,39 @@ def _read(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graph
     """Do what :meth:`HistoGraphHead.forward` does, its reading of nodes in kernels."""
     from .kernels import Batch
 
-    layers, attention = head.layer_weights, head.node_attention
+    layers, attention, dim = head.layer_weights, head.node_attention, head.dim
     assert attention is not None  # it is allowed
-    embedding, projection = layers.last_embedding, attention.in_projection
     part = graphs.ptr[:-1] // PART_NODES  # of each graph, by the sizes alone: [num_graphs]
     parts = np.append(np.flatnonzero(np.diff(part, prepend=-1)), len(part))
     batch = Batch(table.numpy(), starts, graphs.ptr, parts)
-    offsets = layers.offsets()  # [L, dim]
-    maps = torch.cat([layers.query, layers.key], dim=1)  # [dim, 2 * dim]
+    embedding, by_head = layers.last_embedding, (layers.heads, dim // layers.heads)
+    query = embedding.weight.t() @ layers.query  # [D, dim]
+    query_bias = layers.offsets()[-1] @ layers.query  # [dim]
     scores, layer_means = _ScoreLayers.apply(
-        batch, layers.heads, maps.t() @ embedding.weight, offsets @ maps
-    )  # [num_graphs, heads, L] and [num_graphs, L, D]
-    means, contexts = _ReadNodes.apply(
         batch,
-        attention.heads,
-        layers.normalize(scores),
-        embedding.weight,
-        offsets,
-        projection.weight,
-        projection.bias,
-    )  # [num_graphs, dim] each
+        len(head.kept_dims),
+        query.unflatten(1, by_head).transpose(0, 1),  # [heads, D, width]
+        query_bias.unflatten(0, by_head),
+        (layers.key.t() @ embedding.weight).unflatten(0, by_head),  # [heads, width, D]
+    )  # [num_graphs, heads, L] and [num_graphs, L, D]
+    last = layer_means[:, -1]  # [num_graphs, D]
+    weights = layers.finish(scores, torch.addmm(query_bias, last, query))  # as scores
+    by_head = (2 * attention.heads, dim // attention.heads)
+    projection = attention.in_projection.weight.split([2 * dim, dim])  # queries and keys; values
+    biases = attention.in_projection.bias.split([2 * dim, dim])
+    means, summaries = _ReadNodes.apply(
+        batch,
+        weights,
+        layers.constants(weights).flatten(1),  # [num_graphs, dim]
+        embedding.weight.unflatten(0, (layers.heads, -1)).transpose(1, 2),  # [heads, D, width]
+        projection[0].unflatten(0, by_head).transpose(1, 2),  # [2 * node_heads, dim, size]
+        biases[0].unflatten(0, by_head),
+    )  # [num_graphs, dim] and [num_graphs, node_heads, dim]
+    values = projection[1].unflatten(0, (attention.heads, -1))  # [node_heads, size, dim]
+    contexts = torch.einsum("ghd,hsd->ghs", summaries, values).flatten(1) + biases[1]
     attended = attention.out_projection(contexts)  # [num_graphs, dim]
     if head.options.residual:
         attended = attended + means
-    last = layer_means[:, -1]  # [num_graphs, D]
     base = embedding(last) if head.all_layers is None else head.all_layers(layer_means.flatten(1))
     return head.predict(attended, base, last)
 
@@ -195,11 +203,14 @@ class _ScoreLayers(Function):
     """See :func:`~.kernels.score_layers`."""
 
     @staticmethod
-    def forward(ctx: Any, batch: Batch, heads: int, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, batch: Batch, layers: int, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         maps = [value.contiguous() for value in inputs]
-        (rows, channels), layers = maps[0].shape, len(maps[1])
-        nodes, graphs = int(batch.ptr[-1]), len(batch.starts)
-        saved = torch.empty(nodes, channels), torch.empty(heads, nodes, rows // (2 * heads))
+        (heads, width, channels), nodes, graphs = (
+            maps[2].shape,
+            int(batch.ptr[-1]),
+            len(batch.starts),
+        )
+        saved = torch.empty(nodes, channels), torch.empty(heads, nodes, width)
         scores, means = torch.empty(graphs, heads, layers), torch.empty(graphs, layers, channels)
         _run("score_layers", batch, ("ScoreMaps", maps), *saved, scores, means)
         ctx.batch = batch
@@ -212,8 +223,7 @@ class _ScoreLayers(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         *maps, last, queries = ctx.saved_tensors
         grads = _room_for_grads(ctx.batch, maps)
-        given = grad.clone(memory_format=torch.contiguous_format)  # the kernel scales it
-        arguments = ("ScoreMaps", maps), last, queries, given, ("ScoreMaps", grads)
+        arguments = ("ScoreMaps", maps), last, queries, grad.contiguous(), ("ScoreMaps", grads)
         _run("score_layers_backward", ctx.batch, *arguments)
         return None, None, *(grad.sum(0) for grad in grads)
 
@@ -222,19 +232,19 @@ class _ReadNodes(Function):
     """See :func:`~.kernels.read_nodes`."""
 
     @staticmethod
-    def forward(ctx: Any, batch: Batch, node_heads: int, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        weights, *maps = (value.contiguous() for value in inputs)
-        (graphs, heads, _), (dim, channels) = weights.shape, maps[0].shape
-        nodes = int(batch.ptr[-1])
+    def forward(ctx: Any, batch: Batch, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        weights, constant, *maps = (value.contiguous() for value in inputs)
+        (heads, channels, _), (both, dim, size) = maps[0].shape, maps[1].shape
+        nodes, graphs = int(batch.ptr[-1]), len(weights)
         saved = (
             torch.empty(heads, nodes, channels),
             torch.empty(nodes, dim),
-            torch.empty(2 * node_heads, nodes, dim // node_heads),
-            torch.empty(node_heads, nodes),
-            torch.empty(graphs, node_heads, dim),
+            torch.empty(both, nodes, size),
+            torch.empty(both // 2, nodes),
         )
-        results = torch.empty(graphs, dim), torch.empty(graphs, dim)
-        _run("read_nodes", batch, weights, ("NodeMaps", maps), ("SavedNodes", saved), *results)
+        results = torch.empty(graphs, dim), torch.empty(graphs, both // 2, dim)
+        given = weights, constant, ("NodeMaps", maps), ("SavedNodes", saved)
+        _run("read_nodes", batch, *given, *results)
         ctx.batch = batch
         ctx.save_for_backward(weights, *maps, *saved)
         return results
@@ -243,12 +253,13 @@ class _ReadNodes(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         weights, *others = ctx.saved_tensors
-        maps, saved = others[:4], others[4:]
-        grad_weights, found = torch.empty_like(weights), _room_for_grads(ctx.batch, maps)
-        inputs = weights, ("NodeMaps", maps), ("SavedNodes", saved)
-        given = [grad.contiguous() for grad in grads]
-        _run("read_nodes_backward", ctx.batch, *inputs, *given, grad_weights, ("NodeMaps", found))
-        return None, None, grad_weights, *(grad.sum(0) for grad in found)
+        maps, saved = others[:3], others[3:]
+        found = torch.empty_like(weights), torch.empty_like(grads[0])  # of weights and constant
+        of_maps = _room_for_grads(ctx.batch, maps)
+        given = weights, ("NodeMaps", maps), ("SavedNodes", saved)
+        contiguous = [grad.contiguous() for grad in grads]
+        _run("read_nodes_backward", ctx.batch, *given, *contiguous, *found, ("NodeMaps", of_maps))
+        return None, *found, *(grad.sum(0) for grad in of_maps)
 
 
 def _room_for_grads(batch: Batch, values: Sequence[Tensor]) -> list[Tensor]:
@@ -296,26 +307,19 @@ def _run(name: str, batch: Batch, *arguments: Tensor | tuple[str, Sequence[Tenso
         for value in arguments
     ]
     count = len(batch.parts) - 1
-    workers = min(count, _num_threads or torch.get_num_threads()) - 1
+    workers = min(count, _num_threads or torch.get_num_threads())
     with _lock, _blas().limit(limits=1):
-        if workers == 0:
+        if workers == 1:
             kernel(batch, 0, count, *values)
             return
         parts = iter(range(count))  # whoever is free takes the next one
 
-        def work() -> None:
+        def work(_: int) -> None:
             for part in parts:
                 kernel(batch, part, part + 1, *values)
 
-        others = [_pool().submit(work) for _ in range(workers)]
-        work()
-        for other in others:
-            other.result()
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="kernels")
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(work, range(workers)))
 
 
 @cache
@@ -325,13 +329,3 @@ def _blas() -> Any:
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _pool.cache_clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

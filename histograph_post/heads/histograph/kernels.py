@@ -1,17 +1,17 @@
 """What the HistoGraph head does with every node of a graph, compiled by numba.
 
-A graph is small: its nodes fit a processor's cache, and the hundreds of PyTorch operations on it
-cost more than what they compute. Four kernels do the same for all graphs of a batch, forward and
-backward, where their history lies in a table of many graphs. :mod:`.accelerate` calls them; between
-:func:`score_layers` and :func:`read_nodes` PyTorch turns the scores of layers into weights.
+Four kernels, two forward and two backward, go through the graphs of a batch where their history
+lies in a table of many graphs; a graph fits a processor's cache. :mod:`.accelerate` calls them, and
+between :func:`score_layers` and :func:`read_nodes` PyTorch turns scores of layers into weights.
 
 Shapes: the ``G`` graphs of a batch have ``N`` nodes, one of them ``n``; ``L`` layers of ``D``
 channels; ``dim`` channels are ``heads`` layer heads of ``width`` each, or ``node_heads`` attention
 heads of ``size`` each. Heads come first, so that each has matrices of its own.
 
-Graphs are grouped into *parts* of consecutive graphs, because larger products are faster. Every
-part has gradients of its own, which are summed in order: results do not depend on the thread that
-runs a part. Kernels release Python's lock, and expect the BLAS to use one thread.
+Graphs are grouped into *parts* of consecutive graphs, because larger products are faster. A kernel
+runs parts ``first`` to ``stop``. Gradients of maps are kept by part, ``[parts, ...]``, and summed
+in order by the caller: results do not depend on the thread that runs a part. Kernels release
+Python's lock, and expect the BLAS to use one thread.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ class Batch(NamedTuple):
 
 
 class ScoreMaps(NamedTuple):
-    """The maps of :func:`score_layers`, or their gradients in each part, ``[parts, ...]``."""
+    """The maps of :func:`score_layers`, or their gradients."""
 
-    #: From a layer to queries, then to keys, ``[2 * dim, D]``.
-    layers: Floats
-    #: What each layer adds to its queries and keys, ``[L, 2 * dim]``.
-    offsets: Floats
+    #: From the last layer to queries, ``[heads, D, width]`` and ``[heads, width]``.
+    query: Floats
+    bias: Floats
+    #: From queries to filters of layers, ``[heads, width, D]``.
+    key: Floats
 
 
 class NodeMaps(NamedTuple):
-    """The maps of :func:`read_nodes`, or their gradients in each part, ``[parts, ...]``."""
+    """The maps of :func:`read_nodes`, or their gradients."""
 
-    #: From a layer to a node, ``[dim, D]``.
-    layers: Floats
-    #: What each layer adds to that, ``[L, dim]``.
-    offsets: Floats
-    #: From nodes to queries, keys and values, ``[3 * dim, dim]`` and ``[3 * dim]``.
+    #: From a sum of layers to a node, ``[heads, D, width]``.
+    embedding: Floats
+    #: From nodes to queries, then to keys, ``[2 * node_heads, dim, size]``.
     projection: Floats
+    #: ``[2 * node_heads, size]``.
     bias: Floats
 
 
@@ -88,78 +88,6 @@ class SavedNodes(NamedTuple):
     projected: Floats
     #: The attention that each node receives, averaged over its graph, ``[node_heads, N]``.
     received: Floats
-    #: The nodes of each graph summed by that attention, ``[G, node_heads, dim]``.
-    summaries: Floats
-
-
-@compiled
-def add(total: Floats, values: Floats) -> None:
-    """Add a vector to another."""
-    for c in range(len(total)):
-        total[c] += values[c]
-
-
-@compiled
-def add_to_rows(rows: Floats, row: Floats) -> None:
-    """Add a vector to every row of a matrix."""
-    for i in range(len(rows)):
-        add(rows[i], row)
-
-
-@compiled
-def sum_rows(rows: Floats) -> Floats:
-    """Return the sum of the rows of a matrix."""
-    total = np.zeros(rows.shape[1], F)
-    for i in range(len(rows)):
-        add(total, rows[i])
-    return total
-
-
-@compiled
-def copy(target: Floats, values: Floats) -> None:
-    """Copy a vector to the beginning of another."""
-    for c in range(len(values)):
-        target[c] = values[c]
-
-
-@compiled
-def columns(rows: Floats, first: int, stop: int) -> Floats:
-    """Copy some columns of a matrix."""
-    own = np.empty((len(rows), stop - first), F)
-    for i in range(len(rows)):
-        copy(own[i], rows[i, first:stop])
-    return own
-
-
-@compiled
-def transpose_heads(maps: Floats, heads: int) -> Floats:
-    """Copy the rows of each head, transposed: ``[heads * width, D]`` to ``[heads, D, width]``."""
-    width, channels = len(maps) // heads, maps.shape[1]
-    result = np.empty((heads, channels, width), F)
-    for h in range(heads):
-        for c in range(channels):
-            for k in range(width):
-                result[h, c, k] = maps[h * width + k, c]
-    return result
-
-
-@compiled
-def split_heads(row: Floats, heads: int) -> Floats:
-    """Return a row for each head, zero but for its part: ``[dim]`` to ``[heads, dim]``."""
-    result, width = np.zeros((heads, len(row)), F), len(row) // heads
-    for h in range(heads):
-        copy(result[h, h * width :], row[h * width : (h + 1) * width])
-    return result
-
-
-@compiled
-def join_heads(rows: Floats) -> Floats:
-    """Return the part of each head in its row: ``[heads, dim]`` to ``[dim]``."""
-    heads, dim = rows.shape
-    result, width = np.empty(dim, F), dim // heads
-    for h in range(heads):
-        copy(result[h * width :], rows[h, h * width : (h + 1) * width])
-    return result
 
 
 @compiled
@@ -189,102 +117,65 @@ def add_dots(scores: Floats, filters: Floats, i: int, layers: Floats) -> None:
 
 @compiled
 def score_layers(
-    batch: Batch,
-    first: int,
-    stop: int,
-    maps: ScoreMaps,
-    last: Floats,
-    queries: Floats,
-    scores: Floats,
-    means: Floats,
-) -> None:
-    """Score the layers of every graph in parts ``first`` to ``stop``, and average each over nodes.
+    batch: Batch, first: int, stop: int, maps: ScoreMaps, last: Floats, queries: Floats,
+    scores: Floats, means: Floats
+) -> None:  # fmt: skip
+    """Score the layers of every graph, and average each layer over the nodes.
 
-    The last layer of a node asks. A head's query, mapped by its keys, is a filter of layers, and a
-    score is the mean over nodes of ``filter . layer + query . offset``, scaled.
+    The last layer of a node asks: its query, mapped by the keys, is a filter of layers. The score
+    of a layer is the mean over nodes of ``filter . layer``.
 
     Args:
-        last: Set to the last layer, saved for backward, ``[N, D]``.
+        last: The last layer, saved for backward, ``[N, D]``.
         queries: Saved for backward, ``[heads, N, width]``.
-        scores: The result, ``[G, heads, L]``.
-        means: The mean of every layer over the nodes, ``[G, L, D]``.
+        scores: A result, ``[G, heads, L]``.
+        means: A result, ``[G, L, D]``.
     """
-    (table, starts, ptr, parts), (heads, _, width) = batch, queries.shape
-    dim, channels, skipped = heads * width, table.shape[2], table.shape[1] - scores.shape[2]
-    query, key = transpose_heads(maps.layers[:dim], heads), maps.layers[dim:]
-    query_bias, key_offsets = maps.offsets[-1, :dim], columns(maps.offsets, dim, 2 * dim)
-    total = np.empty(dim, F)
+    (table, starts, ptr, parts), heads = batch, len(queries)
+    channels, skipped = table.shape[2], table.shape[1] - scores.shape[2]
     for p in range(first, stop):
         begin, end = ptr[parts[p]], ptr[parts[p + 1]]
         filters = np.empty((heads, end - begin, channels), F)
         for g in range(parts[p], parts[p + 1]):
-            for i in range(ptr[g + 1] - ptr[g]):
-                copy(last[ptr[g] + i], table[starts[g] + i, -1])
+            last[ptr[g] : ptr[g + 1]] = table[starts[g] : starts[g] + ptr[g + 1] - ptr[g], -1]
         for h in range(heads):
-            own, of_head = queries[h, begin:end], slice(h * width, (h + 1) * width)
-            np.dot(last[begin:end], query[h], own)
-            add_to_rows(own, query_bias[of_head])
-            np.dot(own, key[of_head], filters[h])
+            own = queries[h, begin:end]
+            np.dot(last[begin:end], maps.query[h], own)
+            own += maps.bias[h]
+            np.dot(own, maps.key[h], filters[h])
         for g in range(parts[p], parts[p + 1]):
-            n = ptr[g + 1] - ptr[g]
-            for h in range(heads):
-                copy(total[h * width :], sum_rows(queries[h, ptr[g] : ptr[g + 1]]))
-            np.dot(split_heads(total, heads), key_offsets.T, scores[g])
-            means[g] = 0
-            for i in range(n):
-                node = table[starts[g] + i, skipped:]  # [L, D]
-                add_dots(scores[g], filters, ptr[g] - begin + i, node)
-                add(means[g].reshape(node.size), node.reshape(node.size))
-            scores[g] *= F(1 / (n * np.sqrt(width)))
-            means[g] *= F(1 / n)
+            scores[g], means[g] = 0, 0
+            for i in range(ptr[g], ptr[g + 1]):
+                node = table[starts[g] + i - ptr[g], skipped:]  # [L, D]
+                add_dots(scores[g], filters, i - begin, node)
+                means[g] += node
+            scores[g] *= F(1 / (ptr[g + 1] - ptr[g]))
+            means[g] *= F(1 / (ptr[g + 1] - ptr[g]))
 
 
 @compiled
 def score_layers_backward(
-    batch: Batch,
-    first: int,
-    stop: int,
-    maps: ScoreMaps,
-    last: Floats,
-    queries: Floats,
-    grad_scores: Floats,
-    grads: ScoreMaps,
-) -> None:
-    """Set the gradients of the maps of :func:`score_layers` in parts ``first`` to ``stop``."""
-    (table, starts, ptr, parts), (heads, _, width) = batch, queries.shape
-    dim, channels, skipped = heads * width, table.shape[2], table.shape[1] - grad_scores.shape[2]
-    key = transpose_heads(maps.layers[dim:], heads)  # [heads, D, width]
-    key_offsets = columns(maps.offsets, dim, 2 * dim)  # [L, dim]
-    product, total = np.empty((heads, channels), F), np.empty(dim, F)
+    batch: Batch, first: int, stop: int, maps: ScoreMaps, last: Floats, queries: Floats,
+    grad_scores: Floats, grads: ScoreMaps
+) -> None:  # fmt: skip
+    """Set the gradients of the maps of :func:`score_layers`."""
+    (table, starts, ptr, parts), heads = batch, len(queries)
+    channels, skipped = table.shape[2], table.shape[1] - grad_scores.shape[2]
+    product = np.empty((heads, channels), F)
     for p in range(first, stop):
         begin, end = ptr[parts[p]], ptr[parts[p + 1]]
         grad_filters = np.empty((heads, end - begin, channels), F)
-        grad_queries = np.empty((heads, end - begin, width), F)
         for g in range(parts[p], parts[p + 1]):
-            n = ptr[g + 1] - ptr[g]
-            grad_scores[g] *= F(1 / (n * np.sqrt(width)))
-            for i in range(n):
-                np.dot(grad_scores[g], table[starts[g] + i, skipped:], product)
+            grad = grad_scores[g] * F(1 / (ptr[g + 1] - ptr[g]))  # [heads, L]
+            for i in range(ptr[g], ptr[g + 1]):
+                np.dot(grad, table[starts[g] + i - ptr[g], skipped:], product)
                 for h in range(heads):
-                    copy(grad_filters[h, ptr[g] - begin + i], product[h])
+                    grad_filters[h, i - begin] = product[h]
         for h in range(heads):
-            of_head = slice(h * width, (h + 1) * width)
-            np.dot(grad_filters[h], key[h], grad_queries[h])
-            np.dot(queries[h, begin:end].T, grad_filters[h], grads.layers[p, dim:][of_head])
-        grads.offsets[p] = 0
-        for g in range(parts[p], parts[p + 1]):
-            through = join_heads(np.dot(grad_scores[g], key_offsets))  # [dim]
-            for h in range(heads):
-                own = grad_queries[h, ptr[g] - begin : ptr[g + 1] - begin]
-                add_to_rows(own, through[h * width : (h + 1) * width])
-                copy(total[h * width :], sum_rows(queries[h, ptr[g] : ptr[g + 1]]))
-            offsets = np.dot(grad_scores[g].T, split_heads(total, heads))  # [L, dim]
-            for layer in range(len(offsets)):
-                add(grads.offsets[p, layer, dim:], offsets[layer])
-        for h in range(heads):
-            of_head = slice(h * width, (h + 1) * width)
-            np.dot(grad_queries[h].T, last[begin:end], grads.layers[p, of_head])
-            copy(grads.offsets[p, -1, of_head], sum_rows(grad_queries[h]))
+            grad_queries = np.dot(grad_filters[h], maps.key[h].T)  # [nodes of the part, width]
+            np.dot(queries[h, begin:end].T, grad_filters[h], grads.key[p, h])
+            np.dot(last[begin:end].T, grad_queries, grads.query[p, h])
+            grads.bias[p, h] = grad_queries.sum(axis=0)
 
 
 @compiled
@@ -335,7 +226,7 @@ def attend(queries: Floats, keys: Floats, received: Floats) -> None:
     received[:] = 0
     for i in range(0, n, QUERIES):
         rows = softmax(queries[i : i + QUERIES], keys, shares)  # [m, n]
-        add(received, np.dot(shares[: len(rows)], rows))
+        received += np.dot(shares[: len(rows)], rows)
     received *= F(1 / n)
 
 
@@ -360,123 +251,88 @@ def attend_backward(
                 row[j] *= share * (grad_received[j] - mean)
         np.dot(rows, keys, grad_queries[i : i + QUERIES])
         through = np.dot(rows.T, queries[i : i + QUERIES])  # [n, size]
-        add(grad_keys.reshape(keys.size), through.reshape(keys.size))
+        grad_keys += through
 
 
 @compiled
 def read_nodes(
-    batch: Batch,
-    first: int,
-    stop: int,
-    weights: Floats,
-    maps: NodeMaps,
-    saved: SavedNodes,
-    means: Floats,
-    contexts: Floats,
-) -> None:
+    batch: Batch, first: int, stop: int, weights: Floats, constant: Floats, maps: NodeMaps,
+    saved: SavedNodes, means: Floats, summaries: Floats
+) -> None:  # fmt: skip
     """Sum the layers of every node, and let the nodes of each graph attend to each other.
 
     The mean over nodes commutes with all that follows the softmax: a head sums the nodes by the
-    attention they receive, and only this sum is projected to values.
+    attention they receive, and only this sum has to be projected to values.
 
     Args:
-        weights: Of the layers, ``[G, heads, L]``.
+        weights: Of the layers of each graph, ``[G, heads, L]``.
+        constant: What is added to the nodes of each graph, ``[G, dim]``.
         means: A result, the mean of the nodes, ``[G, dim]``.
-        contexts: A result, the mean of what the nodes find, ``[G, dim]``.
+        summaries: A result, the nodes summed by the attention, ``[G, node_heads, dim]``.
     """
-    (table, starts, ptr, parts), (sums, nodes, projected, received, summaries) = batch, saved
-    (heads, _, channels), node_heads, dim = sums.shape, len(received), nodes.shape[1]
-    skipped, width, size = table.shape[1] - weights.shape[2], dim // heads, dim // node_heads
-    embedding = transpose_heads(maps.layers, heads)  # [heads, D, width]
-    projection = transpose_heads(maps.projection[: 2 * dim], 2 * node_heads)
-    values, product = maps.projection[2 * dim :], np.empty((heads, channels), F)
+    (table, starts, ptr, parts), (sums, nodes, projected, received) = batch, saved
+    (heads, channels, width), node_heads = maps.embedding.shape, len(received)
+    skipped, product = table.shape[1] - weights.shape[2], np.empty((heads, channels), F)
     for p in range(first, stop):
         begin, end = ptr[parts[p]], ptr[parts[p + 1]]
         for g in range(parts[p], parts[p + 1]):
-            for i in range(ptr[g + 1] - ptr[g]):
-                np.dot(weights[g], table[starts[g] + i, skipped:], product)
+            for i in range(ptr[g], ptr[g + 1]):
+                np.dot(weights[g], table[starts[g] + i - ptr[g], skipped:], product)
                 for h in range(heads):
-                    copy(sums[h, ptr[g] + i], product[h])
+                    sums[h, i] = product[h]
         for h in range(heads):
-            embedded = np.dot(sums[h, begin:end], embedding[h])  # [nodes of the part, width]
-            for i in range(end - begin):
-                copy(nodes[begin + i, h * width :], embedded[i])
+            embedded = np.dot(sums[h, begin:end], maps.embedding[h])  # [nodes of the part, width]
+            nodes[begin:end, h * width : (h + 1) * width] = embedded
         for g in range(parts[p], parts[p + 1]):
-            constant = join_heads(np.dot(weights[g], maps.offsets))  # [dim]
-            add_to_rows(nodes[ptr[g] : ptr[g + 1]], constant)
+            nodes[ptr[g] : ptr[g + 1]] += constant[g]
         for k in range(2 * node_heads):
-            np.dot(nodes[begin:end], projection[k], projected[k, begin:end])
-            add_to_rows(projected[k, begin:end], maps.bias[k * size : (k + 1) * size])
+            np.dot(nodes[begin:end], maps.projection[k], projected[k, begin:end])
+            projected[k, begin:end] += maps.bias[k]
         for g in range(parts[p], parts[p + 1]):
             a, b = ptr[g], ptr[g + 1]
             for h in range(node_heads):
                 attend(projected[h, a:b], projected[node_heads + h, a:b], received[h, a:b])
-            np.dot(columns(received, a, b), nodes[a:b], summaries[g])
-            copy(means[g], sum_rows(nodes[a:b]) * F(1 / (b - a)))
-            copy(contexts[g], maps.bias[2 * dim :])
-            add(contexts[g], join_heads(np.dot(summaries[g], values.T)))
+            np.dot(np.ascontiguousarray(received[:, a:b]), nodes[a:b], summaries[g])
+            means[g] = nodes[a:b].sum(axis=0) * F(1 / (b - a))
 
 
 @compiled
 def read_nodes_backward(
-    batch: Batch,
-    first: int,
-    stop: int,
-    weights: Floats,
-    maps: NodeMaps,
-    saved: SavedNodes,
-    grad_means: Floats,
-    grad_contexts: Floats,
-    grad_weights: Floats,
-    grads: NodeMaps,
-) -> None:
-    """Set the gradients of :func:`read_nodes` in parts ``first`` to ``stop``."""
-    (table, starts, ptr, parts), (sums, nodes, projected, received, summaries) = batch, saved
-    (heads, _, channels), node_heads, dim = sums.shape, len(received), nodes.shape[1]
-    skipped, width, size = table.shape[1] - weights.shape[2], dim // heads, dim // node_heads
-    values = maps.projection[2 * dim :]
+    batch: Batch, first: int, stop: int, weights: Floats, maps: NodeMaps, saved: SavedNodes,
+    grad_means: Floats, grad_summaries: Floats, grad_weights: Floats, grad_constant: Floats,
+    grads: NodeMaps
+) -> None:  # fmt: skip
+    """Set the gradients of the inputs of :func:`read_nodes`."""
+    (table, starts, ptr, parts), (sums, nodes, projected, received) = batch, saved
+    (heads, channels, width), node_heads = maps.embedding.shape, len(received)
+    skipped, (dim, size) = table.shape[1] - weights.shape[2], maps.projection.shape[1:]
     for p in range(first, stop):
         begin, end = ptr[parts[p]], ptr[parts[p + 1]]
         grad_projected = np.empty((2 * node_heads, end - begin, size), F)
         grad_nodes = np.empty((end - begin, dim), F)
-        grads.projection[p, 2 * dim :] = 0
         for g in range(parts[p], parts[p + 1]):
             a, b, own = ptr[g], ptr[g + 1], slice(ptr[g] - begin, ptr[g + 1] - begin)
-            grad_context = split_heads(grad_contexts[g], node_heads)  # [node_heads, dim]
-            grad_values = np.dot(grad_context.T, summaries[g])  # [dim, dim]
-            add(grads.projection[p, 2 * dim :].reshape(dim * dim), grad_values.reshape(dim * dim))
-            grad_summaries = np.dot(grad_context, values)  # [node_heads, dim]
-            grad_received = np.dot(grad_summaries, nodes[a:b].T)  # [node_heads, n]
+            grad_received = np.dot(grad_summaries[g], nodes[a:b].T)  # [node_heads, n]
             for h in range(node_heads):
                 attend_backward(
-                    projected[h, a:b],
-                    projected[node_heads + h, a:b],
-                    grad_received[h],
-                    grad_projected[h, own],
-                    grad_projected[node_heads + h, own],
-                )
-            np.dot(columns(received, a, b).T, grad_summaries, grad_nodes[own])
-            add_to_rows(grad_nodes[own], grad_means[g] * F(1 / (b - a)))
-        copy(grads.bias[p, 2 * dim :], sum_rows(grad_contexts[parts[p] : parts[p + 1]]))
+                    projected[h, a:b], projected[node_heads + h, a:b], grad_received[h],
+                    grad_projected[h, own], grad_projected[node_heads + h, own]
+                )  # fmt: skip
+            np.dot(np.ascontiguousarray(received[:, a:b].T), grad_summaries[g], grad_nodes[own])
+            grad_nodes[own] += grad_means[g] * F(1 / (b - a))
         for k in range(2 * node_heads):
-            of_head = slice(k * size, (k + 1) * size)
-            np.dot(grad_projected[k].T, nodes[begin:end], grads.projection[p, of_head])
-            copy(grads.bias[p, of_head], sum_rows(grad_projected[k]))
-            through = np.dot(grad_projected[k], maps.projection[of_head])
-            add(grad_nodes.reshape(grad_nodes.size), through.reshape(grad_nodes.size))
+            np.dot(nodes[begin:end].T, grad_projected[k], grads.projection[p, k])
+            grads.bias[p, k] = grad_projected[k].sum(axis=0)
+            grad_nodes += np.dot(grad_projected[k], maps.projection[k].T)
         grad_sums = np.empty((heads, end - begin, channels), F)
         for h in range(heads):
-            of_head = slice(h * width, (h + 1) * width)
-            own_nodes = columns(grad_nodes, h * width, (h + 1) * width)
-            np.dot(own_nodes, maps.layers[of_head], grad_sums[h])
-            np.dot(own_nodes.T, sums[h, begin:end], grads.layers[p, of_head])
-        grads.offsets[p] = 0
+            own_nodes = np.ascontiguousarray(grad_nodes[:, h * width : (h + 1) * width])
+            np.dot(own_nodes, maps.embedding[h].T, grad_sums[h])
+            np.dot(sums[h, begin:end].T, own_nodes, grads.embedding[p, h])
         for g in range(parts[p], parts[p + 1]):
-            total = sum_rows(grad_nodes[ptr[g] - begin : ptr[g + 1] - begin])  # [dim]
-            constant = split_heads(total, heads)  # [heads, dim]
-            np.dot(constant, maps.offsets.T, grad_weights[g])
-            offsets = np.dot(weights[g].T, constant)  # [L, dim]
-            add(grads.offsets[p].reshape(offsets.size), offsets.reshape(offsets.size))
-            for i in range(ptr[g + 1] - ptr[g]):
-                node = table[starts[g] + i, skipped:]  # [L, D]
-                add_dots(grad_weights[g], grad_sums, ptr[g] - begin + i, node)
+            grad_constant[g] = grad_nodes[ptr[g] - begin : ptr[g + 1] - begin].sum(axis=0)
+            grad_weights[g] = 0
+            for i in range(ptr[g], ptr[g + 1]):
+                add_dots(
+                    grad_weights[g], grad_sums, i - begin, table[starts[g] + i - ptr[g], skipped:]
+                )

@@ -168,15 +168,15 @@ class LayerAttention(nn.Module):
         for layers, rows, embedding in self.blocks(history):
             part = of_nodes[..., layers] @ rows  # [num_nodes, heads, width]
             sums[embedding] = sums[embedding] + part if embedding in sums else part
-        offsets = self._split(self.offsets())  # [L, heads, dim / heads]
-        constant = torch.einsum(
-            "ghl,lhd->ghd", weights, offsets
-        )  # [num_graphs, heads, dim / heads]
-        nodes = graphs.spread(constant)  # [num_nodes, heads, dim / heads]
+        nodes = graphs.spread(self.constants(weights))  # [num_nodes, heads, dim / heads]
         for embedding, combined in sums.items():
             maps = self._split(self._map(embedding).t())  # [width, heads, dim / heads]
             nodes = nodes + torch.einsum("nhw,whd->nhd", combined, maps)
         return nodes.flatten(1), weights  # [num_nodes, dim], [num_graphs, heads, L]
+
+    def constants(self, weights: Tensor) -> Tensor:
+        """Return ``sum_l alpha_l (b + P_l)`` by graph: ``[num_graphs, heads, dim / heads]``."""
+        return torch.einsum("ghl,lhd->ghd", weights, self._split(self.offsets()))
 
     def weights(self, history: History, graphs: Graphs) -> Tensor:
         """Return the layer weights of every graph: ``[num_graphs, heads, L]``."""
@@ -191,21 +191,32 @@ class LayerAttention(nn.Module):
             return weights
         if kind == "random":
             return self.normalize(self.random_scores.expand(graphs.num_graphs, -1, -1))
-        return self.normalize(self.scores(history, graphs))
+        return self.finish(*self.scores(history, graphs))
 
     def normalize(self, scores: Tensor) -> Tensor:
         """Turn scores into layer weights, both ``[num_graphs, heads, L]``."""
         return NORMALIZATIONS[self.options.normalization](scores, self.options)
 
-    def scores(self, history: History, graphs: Graphs) -> Tensor:
-        """Return the mean score of every layer in every graph: ``[num_graphs, heads, L]``."""
+    def finish(self, scores: Tensor, mean_query: Tensor) -> Tensor:
+        """Add what does not depend on a layer's activations to its score, scale and normalise.
+
+        Args:
+            scores: Of the activations, ``[num_graphs, heads, L]``.
+            mean_query: Over the nodes of each graph, ``[num_graphs, dim]``.
+        """
+        keys = self._split(self.offsets() @ self.key)  # [L, heads, dim / heads]
+        fixed = torch.einsum("ghd,lhd->ghl", self._split(mean_query), keys)
+        return self.normalize((scores + fixed) / math.sqrt(self.dim // self.heads))
+
+    def scores(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
+        """Return mean scores ``[num_graphs, heads, L]`` and queries ``[num_graphs, dim]``."""
         last = last_layer(history).to(self.encoding.dtype)  # [num_nodes, D_last]
         query = (self.last_embedding(last) + self.encoding[-1]) @ self.query  # [num_nodes, dim]
-        query = self._split(query)  # [num_nodes, heads, dim / heads]
+        by_head = self._split(query)  # [num_nodes, heads, dim / heads]
         filters = []  # E^T Wk^T q, one per embedding: [num_nodes, heads, width]
         for embedding in range(len(self.embeddings)):
             maps = self._split(self._map(embedding).t() @ self.key)  # [width, heads, dim / heads]
-            filters.append(torch.einsum("nhd,whd->nhw", query, maps))
+            filters.append(torch.einsum("nhd,whd->nhw", by_head, maps))
         parts = []
         for _, rows, embedding in self.blocks(history):
             products = rows @ filters[embedding].mT  # [num_nodes, layers of the block, heads]
@@ -214,9 +225,7 @@ class LayerAttention(nn.Module):
         if len(self.embeddings) > 1:
             order = self._order()
             scores = scores[:, sorted(range(len(order)), key=order.__getitem__)]
-        keys = self._split(self.offsets() @ self.key)  # [L, heads, dim / heads]
-        fixed = torch.einsum("ghd,lhd->ghl", graphs.mean(query), keys)  # [num_graphs, heads, L]
-        return (scores.mT + fixed) / math.sqrt(self.dim // self.heads)
+        return scores.mT, graphs.mean(query)
 
     def blocks(self, history: History) -> Iterator[LayerBlock]:
         """Yield all layers: at once if they need not be converted, else one after the other.
