@@ -15,6 +15,7 @@ from .limits import limited_epochs
 from .measuring import Ratio
 from .precision import half_precision
 from .reading import reading
+from .side_by_side import side_by_side
 from .workloads import Sizes, Workloads
 
 #: What measures one thing, and gives a line for each comparison.
@@ -31,6 +32,7 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "caching": caching,
     "memory-limit": limited_epochs,
     "half-precision": half_precision,
+    "jobs": side_by_side,
 }
 
 

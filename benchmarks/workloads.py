@@ -44,10 +44,12 @@ class Sizes:
     molecule_width: int = 300
     #: Epochs after which the metrics of two caches are compared.
     epochs: int = 5
+    #: Epochs of readouts that are compared side by side.
+    compared_epochs: int = 10
 
 
 #: Enough to see that everything runs and where the ratios are, about.
-QUICK = Sizes(rounds=2, steps=1, num_graphs=128, padded_batches=1, epochs=2)
+QUICK = Sizes(rounds=2, steps=1, num_graphs=128, padded_batches=1, epochs=2, compared_epochs=2)
 
 
 @dataclass(frozen=True)

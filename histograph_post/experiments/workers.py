@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 import torch
+from joblib.externals.loky.backend import resource_tracker as loky_tracker
 from joblib.externals.loky.backend.context import get_context
 from threadpoolctl import threadpool_limits
 from torch import Tensor
@@ -187,6 +189,8 @@ def _interrupts_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    for tracker in (resource_tracker, loky_tracker):
+        tracker.ensure_running()  # before: what starts them lets interrupts through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -199,6 +203,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 def _work(connection: Connection, threads: int, device: str) -> None:
     """Do fits until the process that asks for them ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout = sys.stderr  # what a user's model prints must not mix with the result
     asked: SimpleQueue[Any] = SimpleQueue()
     unwanted = threading.Event()

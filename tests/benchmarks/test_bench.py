@@ -42,6 +42,7 @@ TINY = Sizes(
     width=8,
     molecule_width=12,
     epochs=1,
+    compared_epochs=1,
 )
 
 

@@ -82,7 +82,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build_model(f"{folder}/net.py:Net", {}, in_dim=4, out_dim=1)
     save_weights(model.state_dict(), folder / "net.safetensors")
     dataset = load_data("demo:", args={"num_graphs": 60})
-    assert cache(model, dataset, folder / "demo.cache", splits="kfold:3") is not None
+    for name, layers in (("demo", "auto"), ("equal", "1:")):  # of many widths, and of one
+        cache(model, dataset, folder / f"{name}.cache", splits="kfold:3", layers=layers)
     return folder
 
 
@@ -90,13 +91,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 OWN_HEAD = f"{Path(__file__).parents[2] / 'examples' / 'my_head.py'}:MeanAndMax"
 SCRIPT = """
 from histograph_post.heads import Readout, pool_nodes
+from histograph_post.heads.base import last_layer
 
 class Sum(Readout):
-    def build(self, *, dim=64):
+    def build(self):
         self.finish(self.in_dims[-1])
 
     def pool_graphs(self, history, graphs, edge_index):
-        return pool_nodes(history[-1], graphs.index, graphs.num_graphs, "sum")
+        return pool_nodes(last_layer(history), graphs.index, graphs.num_graphs, "sum")
 """
 
 
@@ -123,7 +125,7 @@ def compare(folder: Path, out: Path, jobs: int | None) -> None:
     script = {"__name__": "__main__"}
     exec(SCRIPT, script)
     hg.compare(
-        folder / "demo.cache",
+        folder / "equal.cache",
         out,
         heads=["mean", "concat", "gmt", "histograph", OWN_HEAD, script["Sum"]],
         dim=8,
