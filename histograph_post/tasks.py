@@ -2,7 +2,7 @@
 
 Labels arrive as one float array ``[rows, targets]`` with NaN for a missing label, whatever the
 level (graphs, nodes or links). A task turns them into training targets, and a model's outputs
-into a loss, probabilities and scores.
+into a loss, probabilities and scores. Regression learns its targets on a :class:`TargetScale`.
 """
 
 from __future__ import annotations
@@ -73,8 +73,6 @@ class Task:
     def accepts(self, width: int) -> bool:
         """Whether outputs of this width can be scored: one logit or two for a binary task."""
         return width in (1, 2) if self.kind == "binary" else width == self.out_dim
-
-    # --- targets and outputs ---------------------------------------------------------------
 
     def targets(self, labels: np.ndarray) -> Tensor:
         """Return class numbers ``[rows]`` (missing: -1), or values ``[rows, T]`` (missing: NaN)."""
@@ -167,8 +165,6 @@ class Task:
         positive, negative = np.nansum(targets == 1, axis=0), np.nansum(targets == 0, axis=0)
         ratios = np.where((positive > 0) & (negative > 0), negative / np.maximum(positive, 1), 1.0)
         return {"positive_weight": torch.from_numpy(ratios.astype(np.float32))}
-
-    # --- metrics ---------------------------------------------------------------------------
 
     def scores(self, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         """Return every metric of this kind of task that these rows allow; outputs are logits.
@@ -296,18 +292,16 @@ def _classes(values: np.ndarray) -> tuple[float, ...]:
 
 
 def label_summary(task: Task, labels: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Say which target columns cannot be scored (no labels, or one class only)."""
-    said = []
+    """Return notes on the target columns that cannot be scored (no labels, or one class only)."""
+    notes = []
     for column, name in zip(labels.T, names, strict=True):
         values = np.unique(column[~np.isnan(column)])
         if len(values) == 0:
-            said.append(f"target {name}: no labels, skipped")
+            notes.append(f"target {name}: no labels, skipped")
         elif len(values) == 1 and task.kind in ("binary", "multilabel"):
-            said.append(f"target {name}: one class only ({values[0]:g}), no ranking metric")
-    return said
+            notes.append(f"target {name}: one class only ({values[0]:g}), no ranking metric")
+    return notes
 
-
-# --- the scale on which a network learns the targets of a regression
 
 _Values = TypeVar("_Values", np.ndarray, Tensor)
 

@@ -259,7 +259,7 @@ def cache(
     return write_cache(plan, out, part=part, overwrite=overwrite, on_progress=on_progress)
 
 
-# --- the folder of a cache: what is there already, what may be replaced, and foreign files
+# --- the folder of a cache
 
 #: The resolved configuration of the command, beside the shards.
 CONFIG_NAME = "config.toml"

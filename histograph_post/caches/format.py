@@ -7,7 +7,7 @@ fast a cache was made, so that the same command gives the same bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from ..data.spec import DataSpec
@@ -60,7 +60,7 @@ def plan_hash(
         "model": dict(model),
         "data": dict(data),
         "capture": capture,
-        "layout": layout.to_json(),
+        "layout": asdict(layout),
         "shards": [[int(start), int(stop)] for start, stop in shards],
         "settings": dict(settings),
     }
@@ -171,12 +171,12 @@ class Manifest:
                 "num_nodes": self.data.num_nodes,
             },
             "capture": self.capture,
-            "layout": self.layout.to_json(),
+            "layout": asdict(self.layout),
             "plan_hash": self.plan_hash,
             "splits_sha256": self.splits_sha256,
             "own_metrics": self.own_metrics,
             "no_metrics_because": self.no_metrics_because,
-            "shards": [shard.to_json() for shard in self.shards],
+            "shards": [asdict(shard) for shard in self.shards],
         }
         return {**value, "manifest_sha256": json_sha256(value, MANIFEST_NAME)}
 

@@ -1,7 +1,9 @@
-"""What every shard of a cache holds: the names, shapes and types of its datasets.
+"""What the shards of a cache hold, and where in their files.
 
-Here is also how a chunk of compressed activations is stored: bytes of equal weight side by side
-(HDF5's shuffle filter), then deflate.
+A :class:`Layout` gives the names, shapes and types of the datasets of every shard; a
+:class:`ShardInfo` is the manifest's entry for one shard: its graphs, its hashes, and the bytes of
+each dataset. A chunk of compressed activations is stored as bytes of equal weight side by side
+(HDF5's shuffle filter), then deflated.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -164,11 +166,6 @@ class Layout:
             datasets.append(Dataset("outputs", shape, "<f4"))
         return tuple(datasets)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the layout as plain values."""
-        value = asdict(self)
-        return {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
-
 
 def _check_choice(field: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
@@ -207,7 +204,7 @@ def expand(stored: memoryview, shape: tuple[int, ...], dtype: str, where: str) -
     return np.ascontiguousarray(planes.T).view(dtype).reshape(shape)
 
 
-# --- one shard as the manifest describes it: which graphs, how much, and where in the file
+# --- one shard as the manifest describes it
 
 #: Every dataset starts at a multiple of this, so that mapped values are aligned for any CPU.
 ALIGNMENT = 64
@@ -329,9 +326,3 @@ class ShardInfo:
                 f"{where}: found a chunk of {smallest} bytes that would expand to {chunk_bytes}, "
                 f"expected no more than {MAX_DEFLATE_RATIO} times its size"
             )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the shard's entry as plain values."""
-        extents = {name: [list(piece) for piece in pieces] for name, pieces in self.extents.items()}
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "extents": extents}

@@ -53,7 +53,7 @@ def open_regular(path: Path) -> Iterator[FileIO]:
         os.close(descriptor)
 
 
-def read_limited(path: Path, limit: int) -> bytes:
+def _read_limited(path: Path, limit: int) -> bytes:
     """Return the bytes of a regular file of at most ``limit`` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -100,7 +100,7 @@ def read_manifest(path: str | Path) -> tuple[Path, Manifest]:
             f"{path}: found {plural(shards, 'shard')} but no {MANIFEST_NAME}, expected a complete "
             "cache; run the same `histograph cache` command again to resume it"
         )
-    text = read_limited(manifest, MANIFEST_LIMIT)
+    text = _read_limited(manifest, MANIFEST_LIMIT)
     return folder, Manifest.from_text(text, str(manifest))
 
 
@@ -124,7 +124,7 @@ def _describe(folder: Path) -> str:
 def read_splits(folder: Path, manifest: Manifest) -> Splits:
     """Read the splits of a cache, refusing any but the ones the manifest names."""
     path = folder / SPLITS_NAME
-    text = read_limited(path, SPLITS_LIMIT)
+    text = _read_limited(path, SPLITS_LIMIT)
     found = hashlib.sha256(text).hexdigest()
     if found != manifest.splits_sha256:
         raise CacheError(f"{path}: found checksum {found}, expected {manifest.splits_sha256}")

@@ -67,7 +67,7 @@ class RowBlock:
 
         The copy converts, interleaves and leaves the device at once.
         """
-        check_range(values, layer, self._layout, self._graph_of_row, self._where)
+        _check_range(values, layer, self._layout, self._graph_of_row, self._where)
         return self.layers[layer].copy_(values)
 
     def arrays(self) -> list[np.ndarray]:
@@ -83,7 +83,7 @@ class RowBlock:
 _WIDER = {"float16": "bfloat16 or float32", "bfloat16": "float32", "float32": "a smaller scale"}
 
 
-def check_range(
+def _check_range(
     values: Tensor, layer: int, layout: Layout, graph_of_row: Callable[[int], str], where: str
 ) -> None:
     """Refuse activations of a layer that are not finite, or that the storage type would lose.

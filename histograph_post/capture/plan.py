@@ -1,4 +1,8 @@
-"""Decide which tensors of a model to capture, from one probe pass."""
+"""Decide which tensors of a model to capture, from one probe pass.
+
+Layers are found by themselves (what each message-passing layer consumes, then the readout), or are
+asked for by position, name or glob.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,92 @@ from .readout import find_last_activation
 from .tensors import eager_module, frozen
 from .trace import ModuleCall, TimedPoint, Trace, anchor_value, module_point
 
-# --- the automatic list of layers: what each message-passing layer consumes, then the readout
+_SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(-?\d+)?)?")
+_POSITION = re.compile(r"-?\d+")
 
 
-def automatic_points(layers: Layers) -> tuple[list[TimedPoint], list[str]]:
+def plan_capture(
+    model: nn.Module, batch: Batch, *, layers: str | Sequence[str] = "auto"
+) -> CapturePlan:
+    """Run the model once on ``batch`` and decide what to capture.
+
+    Args:
+        model: any module :func:`~histograph_post.models.call_model` can call. Its parameters,
+            buffers, hooks and modes are the same afterwards.
+        batch: a few graphs; more than one, if there are more.
+        layers: ``auto``, or what to take instead, as a list or separated by commas: positions in
+            the automatic list (``0``, ``-1``, ``1:``), names or globs of its layers, or of any
+            other module, whose output is then taken on each call; ``name:input`` and
+            ``name:output`` take just that.
+
+    Raises:
+        CaptureError: if the layers cannot be found, or what is named is not there.
+    """
+    model = eager_module(model)
+    probe = _unambiguous(model, batch)
+    # Not inference mode: its tensors do not tell when they are changed in place.
+    with frozen(model), torch.inference_mode(False), torch.no_grad():
+        trace = run_trace(model, probe.clone())  # models may write into what they are given
+    parts = _split_layers(layers)
+    automatic, notes, problem = _automatic(trace)
+    if parts == ["auto"]:
+        if problem is not None:
+            raise problem
+        chosen = automatic
+    else:
+        if not automatic and problem is not None and _uses_automatic_list(parts):
+            raise problem
+        chosen, notes = _select_points(trace, automatic, parts), []
+    return CapturePlan(tuple(timed.point for timed in chosen), tuple(notes))
+
+
+def _unambiguous(model: nn.Module, batch: Batch) -> Batch:
+    """Return a batch whose number of nodes is nothing else's size in the pass.
+
+    Node rows are known by their number. If that is also the number of graphs or edges, or the
+    width of a layer, one of the graphs is added once more.
+    """
+    if int(batch.num_nodes) < 2:
+        raise CaptureError(
+            f"the probe batch has {batch.num_nodes} nodes; expected a graph with two or more"
+        )
+    sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
+    if int(getattr(batch, "num_graphs", 1)) < 2 or _is_unambiguous(batch, sizes):
+        return batch
+    graphs = batch.to_data_list()
+    for extra in graphs:
+        if int(extra.num_nodes) < 2:
+            continue
+        longer = Batch.from_data_list([*graphs, extra])
+        if _is_unambiguous(longer, sizes):
+            return longer
+    if all(int(graph.num_nodes) < 2 for graph in graphs):
+        raise CaptureError(
+            f"the probe batch has {batch.num_nodes} nodes in {batch.num_graphs} graphs, so node "
+            "rows cannot be told from graph rows; expected a graph with two or more nodes"
+        )
+    return batch
+
+
+def _is_unambiguous(batch: Batch, sizes: set[int]) -> bool:
+    graph_rows = {int(batch.num_graphs), int(batch.batch.max()) + 1}  # the last may be empty
+    return int(batch.num_nodes) not in {*sizes, *graph_rows, int(batch.num_edges)}
+
+
+# --- the automatic list
+
+
+def _automatic(trace: Trace) -> tuple[list[TimedPoint], list[str], CaptureError | None]:
+    """Return the automatic list as far as it goes, and why it goes no further."""
+    try:
+        layers = find_layers(trace)
+        points, notes = _automatic_points(layers)
+    except CaptureError as error:
+        return [], [], error
+    return points, notes, layers.problem
+
+
+def _automatic_points(layers: Layers) -> tuple[list[TimedPoint], list[str]]:
     """Return the points of the automatic list in execution order, and notes for the user."""
     notes: list[str] = []
     consumers: dict[int, list[Layer]] = {}  # Layers that consume the same value are parallel.
@@ -72,13 +158,10 @@ def _unique(names: list[str]) -> list[str]:
     return unique
 
 
-# --- the layers a user asks for: positions, slices, names and globs
-
-_SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(-?\d+)?)?")
-_POSITION = re.compile(r"-?\d+")
+# --- the layers a user asks for
 
 
-def split_layers(layers: str | Sequence[str | int]) -> list[str]:
+def _split_layers(layers: str | Sequence[str | int]) -> list[str]:
     """Return the parts of a ``layers`` option."""
     parts = layers.split(",") if isinstance(layers, str) else [str(part) for part in layers]
     parts = [part.strip() for part in parts]
@@ -87,12 +170,12 @@ def split_layers(layers: str | Sequence[str | int]) -> list[str]:
     return parts
 
 
-def uses_automatic_list(parts: Sequence[str]) -> bool:
+def _uses_automatic_list(parts: Sequence[str]) -> bool:
     """Whether some part cannot be understood without the automatic list."""
     return any(_SLICE.fullmatch(part) or _POSITION.fullmatch(part) for part in parts)
 
 
-def select_points(
+def _select_points(
     trace: Trace, automatic: Sequence[TimedPoint], parts: Sequence[str]
 ) -> list[TimedPoint]:
     """Return the points that are asked for, in execution order, each once."""
@@ -173,81 +256,3 @@ def _unknown(
     near = difflib.get_close_matches(pattern, dict.fromkeys(names), n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(names[:8])}, ..."
     return CaptureError(f"--layers {part}: no layer and no module that ran is called that; {hint}")
-
-
-def plan_capture(
-    model: nn.Module, batch: Batch, *, layers: str | Sequence[str] = "auto"
-) -> CapturePlan:
-    """Run the model once on ``batch`` and decide what to capture.
-
-    Args:
-        model: any module :func:`~histograph_post.models.call_model` can call. Its parameters,
-            buffers, hooks and modes are the same afterwards.
-        batch: a few graphs; more than one, if there are more.
-        layers: ``auto``, or what to take instead, as a list or separated by commas: positions in
-            the automatic list (``0``, ``-1``, ``1:``), names or globs of its layers, or of any
-            other module, whose output is then taken on each call; ``name:input`` and
-            ``name:output`` take just that.
-
-    Raises:
-        CaptureError: if the layers cannot be found, or what is named is not there.
-    """
-    model = eager_module(model)
-    probe = _unambiguous(model, batch)
-    # Not inference mode: its tensors do not tell when they are changed in place.
-    with frozen(model), torch.inference_mode(False), torch.no_grad():
-        trace = run_trace(model, probe.clone())  # models may write into what they are given
-    parts = split_layers(layers)
-    automatic, notes, problem = _automatic(trace)
-    if parts == ["auto"]:
-        if problem is not None:
-            raise problem
-        chosen = automatic
-    else:
-        if not automatic and problem is not None and uses_automatic_list(parts):
-            raise problem
-        chosen, notes = select_points(trace, automatic, parts), []
-    return CapturePlan(tuple(timed.point for timed in chosen), tuple(notes))
-
-
-def _automatic(trace: Trace) -> tuple[list[TimedPoint], list[str], CaptureError | None]:
-    """Return the automatic list as far as it goes, and why it goes no further."""
-    try:
-        layers = find_layers(trace)
-        points, notes = automatic_points(layers)
-    except CaptureError as error:
-        return [], [], error
-    return points, notes, layers.problem
-
-
-def _unambiguous(model: nn.Module, batch: Batch) -> Batch:
-    """Return a batch whose number of nodes is nothing else's size in the pass.
-
-    Node rows are known by their number. If that is also the number of graphs or edges, or the
-    width of a layer, one of the graphs is added once more.
-    """
-    if int(batch.num_nodes) < 2:
-        raise CaptureError(
-            f"the probe batch has {batch.num_nodes} nodes; expected a graph with two or more"
-        )
-    sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
-    if int(getattr(batch, "num_graphs", 1)) < 2 or _is_unambiguous(batch, sizes):
-        return batch
-    graphs = batch.to_data_list()
-    for extra in graphs:
-        if int(extra.num_nodes) < 2:
-            continue
-        longer = Batch.from_data_list([*graphs, extra])
-        if _is_unambiguous(longer, sizes):
-            return longer
-    if all(int(graph.num_nodes) < 2 for graph in graphs):
-        raise CaptureError(
-            f"the probe batch has {batch.num_nodes} nodes in {batch.num_graphs} graphs, so node "
-            "rows cannot be told from graph rows; expected a graph with two or more nodes"
-        )
-    return batch
-
-
-def _is_unambiguous(batch: Batch, sizes: set[int]) -> bool:
-    graph_rows = {int(batch.num_graphs), int(batch.batch.max()) + 1}  # the last may be empty
-    return int(batch.num_nodes) not in {*sizes, *graph_rows, int(batch.num_edges)}

@@ -46,7 +46,7 @@ class CapturePoint:
 
     @property
     def place(self) -> str:
-        """Where the tensor is taken, in words."""
+        """Where the tensor is taken, as a text."""
         module = (self.module or "the model") + (f" (call {self.call})" if self.call > 1 else "")
         if self.kind == "function":
             return f"{' > '.join(self.calls)} after {module}"

@@ -1,4 +1,7 @@
-"""Tensors inside nested arguments and outputs, always in the same order."""
+"""What probing and recording share: finding tensors, naming functions, leaving models as they were.
+
+Tensors inside nested arguments and outputs always come in the same order.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +70,6 @@ def is_counted(function: Callable[..., Any], tensors_out: list[Tensor]) -> bool:
 def version_of(tensor: Tensor) -> int:
     """Return how often the tensor was changed in place; inference tensors do not count."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-# --- run somebody else's model and leave it as it was
 
 
 @contextmanager

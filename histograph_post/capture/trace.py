@@ -2,7 +2,8 @@
 
 Every state of a tensor is a :class:`Value`, so a tensor that is changed in place becomes a new
 one. Values, function calls and module calls share one clock; a value's parents always have a
-smaller index than the value itself.
+smaller index than the value itself. :func:`anchor_value` and :func:`module_point` turn a value into
+a capture point, by which every later pass finds it again.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def _official(folder: Path, total: int) -> Splits | None:
     return splits
 
 
-# --- OGB's files ------------------------------------------------------------------------------
+# --- OGB's files
 
 
 def _read_graphs(raw: Path) -> list[Data]:
@@ -160,7 +160,7 @@ def _read_lines(path: Path) -> list[str]:
     return lines
 
 
-# --- finding and downloading ------------------------------------------------------------------
+# --- finding and downloading
 
 
 def _find(folder_name: str, root: Path | None, spec: str) -> Path:

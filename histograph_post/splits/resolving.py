@@ -200,7 +200,7 @@ def read_folder(folder: Path) -> list[Parts]:
             "or train_idx-1.txt"
         )
     train, valid, test = (
-        read_indices(path) if path else np.empty(0, dtype=np.int64) for path in found.values()
+        _read_indices(path) if path else np.empty(0, dtype=np.int64) for path in found.values()
     )
     return [(train, valid, test)]
 
@@ -224,8 +224,8 @@ def _read_numbered(folder: Path) -> list[Parts]:
         raise SplitError(
             f"{folder}: found {count} folds, expected at least 3 (the next one validates)"
         )
-    trains = [read_indices(folder / f"train_idx-{number}.txt") for number in range(1, count + 1)]
-    tests = [read_indices(folder / f"test_idx-{number}.txt") for number in range(1, count + 1)]
+    trains = [_read_indices(folder / f"train_idx-{number}.txt") for number in range(1, count + 1)]
+    tests = [_read_indices(folder / f"test_idx-{number}.txt") for number in range(1, count + 1)]
     valids = [*tests[1:], tests[0]]
     return [
         (train[~np.isin(train, valid)], valid, test)
@@ -233,7 +233,7 @@ def _read_numbered(folder: Path) -> list[Parts]:
     ]
 
 
-def read_indices(path: Path) -> np.ndarray:
+def _read_indices(path: Path) -> np.ndarray:
     """Read one column of whole numbers as int64; the file may be gzipped."""
     try:
         raw = path.read_bytes()

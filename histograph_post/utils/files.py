@@ -1,4 +1,7 @@
-"""Small, careful file operations: atomic writes, stable JSON, checksums."""
+"""Small, careful file operations: atomic writes, stable JSON, checksums.
+
+Also whether a command can write where it was told to, and the options beside what it wrote.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +23,8 @@ from ..errors import ConfigError, NotFoundError, OutputExistsError
 #: Every unfinished file carries this suffix; a name without it is complete.
 PARTIAL_SUFFIX = ".partial"
 
-
 #: This machine, as it stands in the names of unfinished files.
 _HOST = re.sub(r"[^A-Za-z0-9_.]", "_", platform.node()) or "host"
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the unfinished files that killed processes of this machine left in a folder."""
-    for path in folder.glob(f"*.{_HOST}-*{PARTIAL_SUFFIX}"):
-        number = path.name.removesuffix(PARTIAL_SUFFIX).rpartition("-")[2]
-        if number.isdigit() and not _is_running(int(number)):
-            path.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # somebody else's, but running
-    return True
 
 
 @contextmanager
@@ -61,6 +45,24 @@ def atomic_path(path: Path) -> Iterator[Path]:
         _sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the unfinished files that killed processes of this machine left in a folder."""
+    for path in folder.glob(f"*.{_HOST}-*{PARTIAL_SUFFIX}"):
+        number = path.name.removesuffix(PARTIAL_SUFFIX).rpartition("-")[2]
+        if number.isdigit() and not _is_running(int(number)):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's, but running
+    return True
 
 
 def _umask() -> int:
@@ -121,7 +123,7 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# --- files that a command leaves where it was told to, and the options they came from beside them
+# --- the outputs of a command
 
 
 def require_free(path: Path, *, overwrite: bool) -> None:

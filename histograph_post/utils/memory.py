@@ -1,4 +1,8 @@
-"""How much memory a process may take, what it does with memory that is freed, and shared memory."""
+"""How much memory a process may take, what it does with memory that is freed, and shared memory.
+
+It may take that of the machine, or less in a container or a job. Freed memory goes back to the
+system, or is kept for the tensors to come.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,13 @@ if TYPE_CHECKING:
 #: Nodes of a batch at most, unless told otherwise.
 NODE_BUDGET = 8192
 
-# --- whether the process keeps memory that is freed, or gives it back to the system
-
 #: Options of glibc's ``mallopt``: how much may be free at the end of the heap, from which size on
 #: blocks are mapped, and how many at most.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+
+#: The control groups this process is in, and where their files are (Linux).
+GROUPS = Path("/proc/self/cgroup")
+MOUNTS = Path("/sys/fs/cgroup")
 
 
 def keep_memory() -> None:
@@ -47,13 +53,6 @@ def _set(options: dict[int, int]) -> None:
         return
     for option, value in options.items():
         set_option(option, value)
-
-
-# --- the memory there is for this process: the machine's, or less in a container or a job
-
-#: The control groups this process is in, and where their files are (Linux).
-GROUPS = Path("/proc/self/cgroup")
-MOUNTS = Path("/sys/fs/cgroup")
 
 
 def machine_memory(groups: Path = GROUPS, mounts: Path = MOUNTS) -> int:

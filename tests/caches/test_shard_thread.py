@@ -1,10 +1,11 @@
-"""Shards are hashed when they are complete: at once, or while the model waits."""
+"""Shards are written and hashed while the model runs, and what goes wrong is told."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -28,17 +29,8 @@ def dataset() -> GraphDataset:
     return load_data("demo:", args={"num_graphs": 60})
 
 
-@pytest.fixture(params=[1, max(2, os.cpu_count() or 1)])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Leave PyTorch one thread, and as many as there are cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def test_hashes_are_those_of_the_shards(
-    model: nn.Module, dataset: GraphDataset, tmp_path: Path, threads: int
+    model: nn.Module, dataset: GraphDataset, tmp_path: Path
 ) -> None:
     written = cache(model, dataset, tmp_path / "a", shard_bytes=10_000, node_budget=100)
     assert written is not None
@@ -48,9 +40,8 @@ def test_hashes_are_those_of_the_shards(
         assert shard.sha256 == hashlib.sha256(content).hexdigest()
 
 
-@pytest.mark.parametrize("threads", [max(2, os.cpu_count() or 1)], indirect=True)
-def test_shard_that_is_gone_before_it_is_hashed_is_told(
-    model: nn.Module, dataset: GraphDataset, tmp_path: Path, threads: int
+def test_shard_that_is_gone_before_the_end_is_told(
+    model: nn.Module, dataset: GraphDataset, tmp_path: Path
 ) -> None:
     def remove(done: int, total: int) -> None:
         (tmp_path / "a" / "shard-00001.h5").unlink(missing_ok=True)
@@ -58,3 +49,24 @@ def test_shard_that_is_gone_before_it_is_hashed_is_told(
     with pytest.raises(CacheError, match=r"shard-00001\.h5: found nothing, expected a regular"):
         cache(model, dataset, tmp_path / "a", on_progress=remove, shard_bytes=20_000)
     assert not (tmp_path / "a" / "manifest.json").exists()
+
+
+def test_interrupt_while_a_shard_is_closed_leaves_no_half_of_it(
+    model: nn.Module, dataset: GraphDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, synced = os.fsync, []
+
+    def interrupted(descriptor: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            synced.append(descriptor)
+            if len(synced) == 3:  # the second shard; the first was synced with its folder
+                os.kill(os.getpid(), signal.SIGINT)  # which the main thread takes meanwhile
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache(model, dataset, tmp_path / "a", shard_bytes=20_000)
+    found = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert found[:2] == ["shard-00000.h5", "shard-00001.h5"]
+    assert not [name for name in found if name.endswith(".partial")]
+    assert cache(model, dataset, tmp_path / "a", shard_bytes=20_000) is not None

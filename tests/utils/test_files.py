@@ -1,4 +1,4 @@
-"""Careful file operations."""
+"""Careful file operations, and where a command may write."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from histograph_post.errors import NotFoundError
+from histograph_post.errors import ConfigError, NotFoundError, OutputExistsError
 from histograph_post.utils.files import (
     atomic_path,
     remove_leftovers,
+    require_folder,
+    require_free,
     sha256_file,
     to_json,
     write_json,
@@ -92,3 +96,36 @@ def test_leftovers_of_dead_processes_go_and_those_of_live_ones_stay(tmp_path: Pa
         assert partial.exists()
         assert elsewhere.exists()
         assert not left.exists()
+
+
+FILE, FOLDER = partial(require_free, overwrite=False), require_folder
+
+
+@pytest.mark.parametrize("check", [FILE, FOLDER])
+def test_folders_on_the_way_need_not_be_there_and_are_not_made(
+    check: Callable[[Path], None], tmp_path: Path
+) -> None:
+    check(tmp_path / "new" / "folder" / "output")
+    check(tmp_path / "output")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("check", [FILE, FOLDER])
+def test_a_file_on_the_way_is_named(check: Callable[[Path], None], tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(ConfigError, match=r"taken: Not a directory.*expected a folder that can be"):
+        check(tmp_path / "taken" / "folder" / "output")
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputExistsError, match="folder: found a folder, expected a file"):
+        require_free(tmp_path / "folder", overwrite=True)
+    with pytest.raises(OutputExistsError, match="file: found a file; choose another -o"):
+        require_free(tmp_path / "file", overwrite=False)
+    with pytest.raises(OutputExistsError, match="file: found a file, expected a folder"):
+        require_folder(tmp_path / "file")
+    require_free(tmp_path / "file", overwrite=True)
+    require_folder(tmp_path / "folder")

@@ -1,8 +1,11 @@
-"""The memory of a container or a job is the limit, where it is less than the machine's."""
+"""The memory a process may take, and memory that is freed."""
 
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,29 @@ def test_limits_of_control_groups(
 def test_without_control_groups_it_is_the_machines(tmp_path: Path) -> None:
     assert machine_memory(tmp_path / "none", tmp_path / "none") == MACHINE
     assert 0 < machine_memory() <= MACHINE
+
+
+#: Faults of a block that was there before, in pages, after keeping memory and after not doing so.
+FAULTS = """
+import resource
+import numpy as np
+from histograph_post.utils.memory import give_memory_back, keep_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(16 << 20, np.float32)  # 64 MB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+for prepare in (keep_memory, give_memory_back):
+    prepare()
+    faults()
+    print(faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's memory")
+def test_a_block_that_was_freed_comes_back_without_page_faults() -> None:
+    command = [sys.executable, "-c", FAULTS]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    kept, given_back = map(int, result.stdout.split())
+    assert kept < 20 < given_back  # huge pages have 32, small ones thousands
