@@ -45,7 +45,7 @@ class Sizes:
     #: Epochs after which the metrics of two caches are compared.
     epochs: int = 5
     #: Epochs of readouts that are compared side by side.
-    compared_epochs: int = 10
+    compared_epochs: int = 15
 
 
 #: Enough to see that everything runs and where the ratios are, about.

@@ -29,6 +29,7 @@ from histograph_post.experiments.search import Values
 from histograph_post.experiments.stage import FitProgress
 from histograph_post.models import build_model
 from histograph_post.models.loading import save_weights
+from histograph_post.training.history_rows import KEPT_SHARE, row_bytes
 from histograph_post.training.options import TrainingOptions
 from histograph_post.training.resuming import train_resumably
 
@@ -118,7 +119,11 @@ def train(
     on_epoch: Callable[[FitProgress], None] | None = None,
 ) -> None:
     options: dict[str, Any] = {"dim": 8, "dropout": 0.3, "on_epoch": on_epoch, "jobs": jobs}
-    hg.train_head(folder / "demo.cache", out, seeds=[0, 1], training=QUICK, **options)
+    # Room for the activations of one fold at a time.
+    limit = int(row_bytes(hg.Cache.open(folder / "demo.cache")) / KEPT_SHARE) + 1
+    hg.train_head(
+        folder / "demo.cache", out, seeds=[0, 1], training=QUICK, memory_limit=limit, **options
+    )
 
 
 def compare(folder: Path, out: Path, jobs: int | None) -> None:
@@ -132,13 +137,14 @@ def compare(folder: Path, out: Path, jobs: int | None) -> None:
         training=QUICK,
         split="stratified",
         standardize=False,
+        memory_limit=10_000,  # for a batch at a time
         jobs=jobs,
     )
 
 
 def tune(folder: Path, out: Path, jobs: int | None) -> None:
     hg.tune(
-        folder / "demo.cache",
+        folder / "equal.cache",
         out,
         trials=12,
         # A learning rate of 1e-9 learns nothing and is given up; 3 heads do not go with a dim of 8.
