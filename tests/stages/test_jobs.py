@@ -119,8 +119,9 @@ def train(
     on_epoch: Callable[[FitProgress], None] | None = None,
 ) -> None:
     options: dict[str, Any] = {"dim": 8, "dropout": 0.3, "on_epoch": on_epoch, "jobs": jobs}
-    # Room for the activations of one fold at a time.
-    limit = int(row_bytes(hg.Cache.open(folder / "demo.cache")) / KEPT_SHARE) + 1
+    limit = None
+    if jobs is not None:  # room for the activations of one fold at a time
+        limit = int(row_bytes(hg.Cache.open(folder / "demo.cache")) / KEPT_SHARE) + 1
     hg.train_head(
         folder / "demo.cache", out, seeds=[0, 1], training=QUICK, memory_limit=limit, **options
     )
