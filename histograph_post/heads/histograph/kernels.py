@@ -91,6 +91,30 @@ class SavedNodes(NamedTuple):
 
 
 @compiled
+def add(total: Floats, values: Floats) -> None:
+    """Add an array to another of as many entries; NumPy's own ``+=`` is slower here."""
+    flat, added = total.reshape(total.size), values.reshape(values.size)
+    for c in range(len(flat)):
+        flat[c] += added[c]
+
+
+@compiled
+def add_to_rows(rows: Floats, row: Floats) -> None:
+    """Add a vector to every row of a matrix."""
+    for i in range(len(rows)):
+        add(rows[i], row)
+
+
+@compiled
+def sum_rows(rows: Floats) -> Floats:
+    """Return the sum of the rows of a matrix."""
+    total = np.zeros(rows.shape[1], F)
+    for i in range(len(rows)):
+        add(total, rows[i])
+    return total
+
+
+@compiled
 def add_dots(scores: Floats, filters: Floats, i: int, layers: Floats) -> None:
     """Add ``filters[:, i] @ layers.T`` to scores ``[heads, L]``; filters ``[heads, nodes, D]``."""
     (heads, _, channels), whole = filters.shape, len(filters) // 4 * 4
@@ -137,18 +161,19 @@ def score_layers(
         begin, end = ptr[parts[p]], ptr[parts[p + 1]]
         filters = np.empty((heads, end - begin, channels), F)
         for g in range(parts[p], parts[p + 1]):
-            last[ptr[g] : ptr[g + 1]] = table[starts[g] : starts[g] + ptr[g + 1] - ptr[g], -1]
+            for i in range(ptr[g], ptr[g + 1]):
+                last[i] = table[starts[g] + i - ptr[g], -1]
         for h in range(heads):
             own = queries[h, begin:end]
             np.dot(last[begin:end], maps.query[h], own)
-            own += maps.bias[h]
+            add_to_rows(own, maps.bias[h])
             np.dot(own, maps.key[h], filters[h])
         for g in range(parts[p], parts[p + 1]):
             scores[g], means[g] = 0, 0
             for i in range(ptr[g], ptr[g + 1]):
                 node = table[starts[g] + i - ptr[g], skipped:]  # [L, D]
                 add_dots(scores[g], filters, i - begin, node)
-                means[g] += node
+                add(means[g], node)
             scores[g] *= F(1 / (ptr[g + 1] - ptr[g]))
             means[g] *= F(1 / (ptr[g + 1] - ptr[g]))
 
@@ -175,7 +200,7 @@ def score_layers_backward(
             grad_queries = np.dot(grad_filters[h], maps.key[h].T)  # [nodes of the part, width]
             np.dot(queries[h, begin:end].T, grad_filters[h], grads.key[p, h])
             np.dot(last[begin:end].T, grad_queries, grads.query[p, h])
-            grads.bias[p, h] = grad_queries.sum(axis=0)
+            grads.bias[p, h] = sum_rows(grad_queries)
 
 
 @compiled
@@ -251,7 +276,7 @@ def attend_backward(
                 row[j] *= share * (grad_received[j] - mean)
         np.dot(rows, keys, grad_queries[i : i + QUERIES])
         through = np.dot(rows.T, queries[i : i + QUERIES])  # [n, size]
-        grad_keys += through
+        add(grad_keys, through)
 
 
 @compiled
@@ -282,18 +307,19 @@ def read_nodes(
                     sums[h, i] = product[h]
         for h in range(heads):
             embedded = np.dot(sums[h, begin:end], maps.embedding[h])  # [nodes of the part, width]
-            nodes[begin:end, h * width : (h + 1) * width] = embedded
+            for i in range(end - begin):
+                nodes[begin + i, h * width : (h + 1) * width] = embedded[i]
         for g in range(parts[p], parts[p + 1]):
-            nodes[ptr[g] : ptr[g + 1]] += constant[g]
+            add_to_rows(nodes[ptr[g] : ptr[g + 1]], constant[g])
         for k in range(2 * node_heads):
             np.dot(nodes[begin:end], maps.projection[k], projected[k, begin:end])
-            projected[k, begin:end] += maps.bias[k]
+            add_to_rows(projected[k, begin:end], maps.bias[k])
         for g in range(parts[p], parts[p + 1]):
             a, b = ptr[g], ptr[g + 1]
             for h in range(node_heads):
                 attend(projected[h, a:b], projected[node_heads + h, a:b], received[h, a:b])
             np.dot(np.ascontiguousarray(received[:, a:b]), nodes[a:b], summaries[g])
-            means[g] = nodes[a:b].sum(axis=0) * F(1 / (b - a))
+            means[g] = sum_rows(nodes[a:b]) * F(1 / (b - a))
 
 
 @compiled
@@ -319,18 +345,18 @@ def read_nodes_backward(
                     grad_projected[h, own], grad_projected[node_heads + h, own]
                 )  # fmt: skip
             np.dot(np.ascontiguousarray(received[:, a:b].T), grad_summaries[g], grad_nodes[own])
-            grad_nodes[own] += grad_means[g] * F(1 / (b - a))
+            add_to_rows(grad_nodes[own], grad_means[g] * F(1 / (b - a)))
         for k in range(2 * node_heads):
             np.dot(nodes[begin:end].T, grad_projected[k], grads.projection[p, k])
-            grads.bias[p, k] = grad_projected[k].sum(axis=0)
-            grad_nodes += np.dot(grad_projected[k], maps.projection[k].T)
+            grads.bias[p, k] = sum_rows(grad_projected[k])
+            add(grad_nodes, np.dot(grad_projected[k], maps.projection[k].T))
         grad_sums = np.empty((heads, end - begin, channels), F)
         for h in range(heads):
             own_nodes = np.ascontiguousarray(grad_nodes[:, h * width : (h + 1) * width])
             np.dot(own_nodes, maps.embedding[h].T, grad_sums[h])
             np.dot(sums[h, begin:end].T, own_nodes, grads.embedding[p, h])
         for g in range(parts[p], parts[p + 1]):
-            grad_constant[g] = grad_nodes[ptr[g] - begin : ptr[g + 1] - begin].sum(axis=0)
+            grad_constant[g] = sum_rows(grad_nodes[ptr[g] - begin : ptr[g + 1] - begin])
             grad_weights[g] = 0
             for i in range(ptr[g], ptr[g + 1]):
                 add_dots(
