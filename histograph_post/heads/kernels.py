@@ -63,7 +63,7 @@ class Batch(NamedTuple):
 
 @compiled
 def copy(target: Floats, values: Floats) -> None:
-    """Copy a vector to the beginning of another; for a short one numba's own way is slow."""
+    """Copy a vector to the beginning of another; numba's own way is slow, to compile and to run."""
     for c in range(len(values)):
         target[c] = values[c]
 
@@ -77,7 +77,13 @@ def sum_rows(rows: Floats) -> Floats:
 @compiled
 def transpose_heads(maps: Floats, heads: int) -> Floats:
     """Transpose the rows of each head: ``[heads * width, D]`` to ``[heads, D, width]``."""
-    return np.ascontiguousarray(maps.reshape(heads, -1, maps.shape[1]).transpose(0, 2, 1))
+    width, channels = len(maps) // heads, maps.shape[1]
+    result = np.empty((heads, channels, width), F)
+    for h in range(heads):
+        for c in range(channels):
+            for k in range(width):
+                result[h, c, k] = maps[h * width + k, c]
+    return result
 
 
 @compiled
@@ -135,11 +141,11 @@ def add_dots(scores: Floats, filters: Floats, first: int, rows: Floats) -> None:
 
 @compiled
 def sum_queries(queries: Floats, first: int, stop: int) -> Floats:
-    """Sum ``queries [heads, N, width]`` of some nodes, as :func:`split_heads` returns them."""
+    """Sum the queries of some nodes, in the columns of the keys they ask: ``[heads, 2 * dim]``."""
     heads, _, width = queries.shape
-    total = np.zeros((heads, heads * width), F)
+    total = np.zeros((heads, 2 * heads * width), F)
     for h in range(heads):
-        copy(total[h, h * width :], sum_rows(queries[h, first:stop]))
+        copy(total[h, (heads + h) * width :], sum_rows(queries[h, first:stop]))
     return total
 
 
@@ -162,7 +168,6 @@ def score_layers(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
     (heads, _, width), (_, stored, channels) = queries.shape, table.shape
     dim, skipped = heads * width, stored - len(offsets)
     query_maps, key_maps = transpose_heads(maps[:dim], heads), maps[dim:]
-    key_offsets = np.ascontiguousarray(offsets[:, dim:])  # [L, dim]
     filters = np.empty((heads, most, channels), F)
     for p in range(batch.first, batch.stop):
         begin, end = ptr[parts[p]], ptr[parts[p + 1]]
@@ -176,7 +181,7 @@ def score_layers(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
             np.dot(own, key_maps[of_head], filters[h, : end - begin])
         for g in range(parts[p], parts[p + 1]):
             n, scores, means = ptr[g + 1] - ptr[g], all_scores[g], all_means[g]
-            np.dot(sum_queries(queries, ptr[g], ptr[g + 1]), key_offsets.T, scores)
+            np.dot(sum_queries(queries, ptr[g], ptr[g + 1]), offsets.T, scores)
             add_dots(scores, filters, ptr[g] - begin, table[starts[g] : starts[g] + n])
             scores *= F(1 / (n * np.sqrt(width)))
             means[:] = 0
@@ -195,30 +200,32 @@ def score_layers_backward(
     (heads, _, width), channels = queries.shape, table.shape[2]
     dim, grad_filters = heads * width, np.empty((heads, most, channels), F)
     key_maps = transpose_heads(maps[dim:], heads)  # [heads, D, width]
-    key_offsets = np.ascontiguousarray(offsets[:, dim:])  # [L, dim]
     for p in range(batch.first, batch.stop):
         begin, end = ptr[parts[p]], ptr[parts[p + 1]]
         grad_queries = np.empty((heads, end - begin, width), F)
-        through = np.empty((parts[p + 1] - parts[p], dim), F)  # the offsets of keys to queries
-        grad_key_offsets = np.zeros(key_offsets.shape, F)
+        through = np.empty((parts[p + 1] - parts[p], heads, 2 * dim), F)  # offsets of keys
+        of_part = grad_offsets[p]
+        of_part[:] = 0
         for g in range(parts[p], parts[p + 1]):
             n = ptr[g + 1] - ptr[g]
             grad_scores = all_grad_scores[g] * F(1 / (n * np.sqrt(width)))
             rows = table[starts[g] : starts[g] + n]  # [n, L or more, D]
             weigh_layers(grad_scores, rows, grad_filters, ptr[g] - begin)
-            grad_key_offsets += np.dot(grad_scores.T, sum_queries(queries, ptr[g], ptr[g + 1]))
-            through[g - parts[p]] = join_heads(np.dot(grad_scores, key_offsets))
-        grad_offsets[p, :, :dim] = 0
-        grad_offsets[p, :, dim:] = grad_key_offsets
+            of_part += np.dot(grad_scores.T, sum_queries(queries, ptr[g], ptr[g + 1]))
+            np.dot(grad_scores, offsets, through[g - parts[p]])
         for h in range(heads):
-            of_head, filters = slice(h * width, (h + 1) * width), grad_filters[h, : end - begin]
-            np.dot(queries[h, begin:end].T, filters, grad_maps[p, dim:][of_head])
+            of_head, of_keys = (
+                slice(h * width, (h + 1) * width),
+                slice(dim + h * width, dim + h * width + width),
+            )
+            filters = grad_filters[h, : end - begin]
+            np.dot(queries[h, begin:end].T, filters, grad_maps[p, of_keys])
             np.dot(filters, key_maps[h], grad_queries[h])
             for g in range(parts[p], parts[p + 1]):
                 own = grad_queries[h, ptr[g] - begin : ptr[g + 1] - begin]
-                own += through[g - parts[p], of_head]
+                own += through[g - parts[p], h, of_keys]
             np.dot(grad_queries[h].T, last[begin:end], grad_maps[p, of_head])
-            grad_offsets[p, -1, of_head] = sum_rows(grad_queries[h])
+            copy(of_part[-1, of_head], sum_rows(grad_queries[h]))
 
 
 # --- attention between the nodes of a graph ------------------------------------------------------
@@ -345,8 +352,8 @@ def read_nodes(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
             for h in range(node_heads):
                 attend(projected[h, a:b], projected[node_heads + h, a:b], received[h, a:b])
             np.dot(np.ascontiguousarray(received[:, a:b]), nodes[a:b], summaries[g])
-            means[g] = sum_rows(nodes[a:b]) * F(1 / (b - a))
-            contexts[g] = join_heads(np.dot(summaries[g], values.T)) + bias[2 * dim :]
+            copy(means[g], sum_rows(nodes[a:b]) * F(1 / (b - a)))
+            copy(contexts[g], join_heads(np.dot(summaries[g], values.T)) + bias[2 * dim :])
 
 
 @compiled
@@ -364,7 +371,8 @@ def read_nodes_backward(
     for p in range(batch.first, batch.stop):
         begin, end = ptr[parts[p]], ptr[parts[p + 1]]
         grad_projected = np.empty((2 * node_heads, end - begin, size), F)
-        grad_nodes, grad_values = np.empty((end - begin, dim), F), np.zeros((dim, dim), F)
+        grad_nodes, grad_values = np.empty((end - begin, dim), F), grad_projection[p, 2 * dim :]
+        grad_values[:] = 0
         for g in range(parts[p], parts[p + 1]):
             a, b, own = ptr[g], ptr[g + 1], slice(ptr[g] - begin, ptr[g + 1] - begin)
             grad_context = split_heads(grad_contexts[g], node_heads)  # [node_heads, dim]
@@ -378,12 +386,11 @@ def read_nodes_backward(
             of_graph = grad_nodes[own]
             np.dot(np.ascontiguousarray(received[:, a:b]).T, grad_summary, of_graph)
             of_graph += grad_means[g] * F(1 / (b - a))
-        grad_projection[p, 2 * dim :] = grad_values
-        grad_bias[p, 2 * dim :] = sum_rows(grad_contexts[parts[p] : parts[p + 1]])
+        copy(grad_bias[p, 2 * dim :], sum_rows(grad_contexts[parts[p] : parts[p + 1]]))
         for k in range(2 * node_heads):
             of_head = slice(k * size, (k + 1) * size)
             np.dot(grad_projected[k].T, nodes[begin:end], grad_projection[p, of_head])
-            grad_bias[p, of_head] = sum_rows(grad_projected[k])
+            copy(grad_bias[p, of_head], sum_rows(grad_projected[k]))
             grad_nodes += np.dot(grad_projected[k], projection[of_head])
         for h in range(heads):
             of_head = slice(h * width, (h + 1) * width)
