@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.utils import add_self_loops, degree, scatter
 
-from histograph_post.backbone import build_model, call_model
-from histograph_post.checkpoint import load_into, read_checkpoint
 from histograph_post.data import GraphDataset
+from histograph_post.models import build_model, call_model, load_into, read_checkpoint
 
 from .generated import ATOM_TYPES, BOND_DIRECTIONS, CHIRALITY_TAGS
 

@@ -10,11 +10,11 @@ from functools import partial
 import torch
 from torch_geometric.data import Batch
 
-from histograph_post.backbone import call_model
-from histograph_post.cache_plan import plan_cache
-from histograph_post.caching import cache
-from histograph_post.kept_memory import give_memory_back, keep_memory
+from histograph_post.caches.caching import cache
+from histograph_post.caches.planning import plan_cache
+from histograph_post.models import call_model
 from histograph_post.splits import resolve_splits
+from histograph_post.utils.memory import give_memory_back, keep_memory
 
 from .measuring import Ratio, cost, race
 from .workloads import Subject, Workloads

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from histograph_post.files import atomic_path
-from histograph_post.reporting.figures import require_matplotlib
-from histograph_post.reporting.style import DASHES, MARKERS, MUTED, PAPER, SETTINGS, series_colour
-from histograph_post.words import MISSING
+from histograph_post.reporting.figures import (
+    DASHES,
+    MARKERS,
+    MUTED,
+    PAPER,
+    SETTINGS,
+    require_matplotlib,
+    series_colour,
+)
+from histograph_post.utils.files import atomic_path
+from histograph_post.utils.text import MISSING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

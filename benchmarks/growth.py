@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from histograph_post.errors import HistographError
-from histograph_post.files import write_json, write_text
-from histograph_post.heads.node_attention import NodeAttention
+from histograph_post.heads.histograph.node_attention import NodeAttention
 from histograph_post.heads.ragged import Graphs
 from histograph_post.reporting.figures import require_matplotlib
+from histograph_post.utils.files import write_json, write_text
 
 from .curves import Curve, Point, doubling_table, draw, size_table
 from .head_steps import FORWARDS, HEAD, make_head, train_step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,15 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import GraphMultisetTransformer
 
-from histograph_post.heads.histograph import PAPER_FORM, HistoGraphHead
+from histograph_post.heads.histograph import PAPER_FORM, HistoGraphHead, accelerate
+from histograph_post.training.head_batches import HeadInputs
+from histograph_post.training.networks import HeadNetwork
 
 from .literal import literal_forward
 from .measuring import Ratio, race, speedup
 from .workloads import GraphRows, Workloads
 
 #: The floor at each number of layers.
-FLOORS: Mapping[int, float] = {33: 6.0, 65: 9.0, 6: 1.5}
-TRANSFORMER_FLOOR = 2.0
+FLOORS: Mapping[int, float] = {33: 4.5, 65: 7.0, 6: 3.0}
+TRANSFORMER_FLOOR = 5.0
 #: How far the head may be off, relative to the largest value; where the algorithm itself loses
 #: more (a sum of scores near zero, in the paper's form), about as much as its literal form.
 TOLERANCE = 1e-5
@@ -54,7 +57,7 @@ def head_steps(work: Workloads, floors: Mapping[int, float] = FLOORS) -> list[Ra
                     floor,
                     note=f"{rows}; off the exact values and gradients by {errors[HEAD]:.0e}, "
                     f"the literal algorithm by {errors[other]:.0e}",
-                    same_results=errors[HEAD] <= max(TOLERANCE, 2 * errors[other]),
+                    same_results=errors[HEAD] <= max(TOLERANCE, 4 * errors[other]),
                 )
                 for other in (LITERAL, PADDED)
             ]
@@ -96,9 +99,9 @@ def transformer_steps(work: Workloads, layers: int = 6) -> list[Ratio]:
 
 
 def _forward(head: HistoGraphHead, rows: GraphRows) -> Tensor:
-    outputs: Tensor = head(
-        rows.history, rows.batch, num_graphs=rows.num_graphs, standardized=True
-    )  # [num_graphs, out_dim]
+    """Run the head as training does."""
+    inputs = HeadInputs(rows.history, rows.batch, rows.num_graphs)
+    outputs: Tensor = HeadNetwork(head)(inputs)  # [num_graphs, out_dim]
     return outputs
 
 
@@ -124,8 +127,10 @@ def make_head(rows: GraphRows, dim: int, options: Mapping[str, Any]) -> HistoGra
 def train_step(network: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
     """Run forward and backward; return the outputs."""
     network.zero_grad(set_to_none=True)
-    outputs = forward()
-    outputs.square().mean().backward()
+    in_kernels = getattr(forward, "func", None) is _forward
+    with accelerate.threads(network) if in_kernels else nullcontext():
+        outputs = forward()
+        outputs.square().mean().backward()
     return outputs.detach()
 
 

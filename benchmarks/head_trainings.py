@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import nn
 
+from histograph_post.caches import Cache
 from histograph_post.capture import CapturePlan
-from histograph_post.fits import FitSpec
-from histograph_post.graph_batches import GraphBatches
-from histograph_post.head_batches import HeadBatches, LoadedCache
-from histograph_post.head_fits import HeadNetwork, make_head
-from histograph_post.history_network import HistoryNetwork
-from histograph_post.storage import Cache
+from histograph_post.experiments.head_fits import make_head
+from histograph_post.heads.histograph import accelerate
+from histograph_post.runs.fits import FitSpec
 from histograph_post.tasks import infer_task
-from histograph_post.training import Progress, Source, Trainer
-from histograph_post.training_options import TrainingOptions
+from histograph_post.training.graph_batches import GraphBatches
+from histograph_post.training.head_batches import HeadBatches, LoadedCache
+from histograph_post.training.loop import Progress, Source, Trainer
+from histograph_post.training.networks import HeadNetwork, HistoryNetwork
+from histograph_post.training.options import TrainingOptions
 
 from .workloads import Subject, Workloads
 
@@ -53,20 +53,17 @@ class HeadTraining:
         """Train and validate on the rows of the cache."""
         history = self._loaded.history(self.split.train)
         source = HeadBatches(self._loaded, history, self.task, torch.device("cpu"))
-        return self._train(HeadNetwork(copy.deepcopy(self._made.head)), source, epochs)
+        head = copy.deepcopy(self._made.head)
+        with accelerate.threads(head):
+            return self._train(HeadNetwork(head), source, epochs)
 
-    def trainers(self, seeds: Iterable[int]) -> list[Trainer]:
-        """Return trainers that differ in their seed, for as many epochs as are wanted."""
-        history = self._loaded.history(self.split.train)
-        source = HeadBatches(self._loaded, history, self.task, torch.device("cpu"))
-        options = replace(self._options, epochs=1000, patience=0)
-        found = []
-        for seed in seeds:
-            spec = replace(self._spec, seed=seed)
-            head = make_head(spec, self._loaded, self.split, self.task).head
-            network = HeadNetwork(head)
-            found.append(Trainer(network, source, self.split, self.task, options, seed=seed))
-        return found
+    def run_plain(self) -> Progress:
+        """Train and validate on the rows of the cache without the fast path."""
+        accelerate.enabled = False
+        try:
+            return self.run()
+        finally:
+            accelerate.enabled = True
 
     def run_with_backbone(self, subject: Subject, *, moves: bool) -> Progress:
         """Train and validate for an epoch on the graphs themselves.

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from histograph_post.caching import cache
-from histograph_post.history_rows import row_bytes
-from histograph_post.storage import Cache
+from histograph_post.caches import Cache
+from histograph_post.caches.caching import cache
+from histograph_post.training.history_rows import row_bytes
 
 from .head_trainings import HeadTraining
 from .measuring import Ratio, cost, race

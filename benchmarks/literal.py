@@ -15,7 +15,6 @@ from torch.nn import functional
 from torch_geometric.utils import scatter, to_dense_batch
 
 from histograph_post.heads.histograph import HistoGraphHead
-from histograph_post.heads.layer_weights import normalize
 
 
 def literal_forward(
@@ -44,7 +43,7 @@ def literal_forward(
         scores = (scores * mask[..., None, None]).sum(1) / sizes  # [num_graphs, parts, L]
     else:
         scores = scatter(scores, batch, dim=0, dim_size=num_graphs, reduce="mean")
-    weights = normalize(scores, options.normalization, eps=options.eps, radius=options.radius)
+    weights = stage.normalize(scores)
     value = embedded.unflatten(-1, (parts, size))  # [..., L, parts, size]
     if pad_history:
         nodes = torch.einsum("gpl,gnlpe->gnpe", weights, value).flatten(2)

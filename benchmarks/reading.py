@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from histograph_post.history_rows import history_rows
-from histograph_post.ranges import ranges
+from histograph_post.heads.ragged import ranges
+from histograph_post.training.history_rows import history_rows
 
 from .measuring import Ratio, race, speedup
 from .workloads import Workloads

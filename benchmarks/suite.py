@@ -9,13 +9,13 @@ from pathlib import Path
 from histograph_post.errors import ConfigError
 
 from .caching import caching
-from .epochs import deep_epochs, molecule_epochs, padded_epoch
+from .epochs import deep_epochs, ladder, molecule_epochs, padded_epoch
 from .head_steps import head_steps, transformer_steps
 from .limits import limited_epochs
 from .measuring import Ratio
 from .precision import half_precision
 from .reading import reading
-from .seeds import seeds_together
+from .side_by_side import side_by_side
 from .workloads import Sizes, Workloads
 
 #: What measures one thing, and gives a line for each comparison.
@@ -27,11 +27,12 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "transformer": transformer_steps,
     "deep-epoch": deep_epochs,
     "molecule-epoch": molecule_epochs,
-    "seeds": seeds_together,
+    "ladder": ladder,
     "reading": reading,
     "caching": caching,
     "memory-limit": limited_epochs,
     "half-precision": half_precision,
+    "jobs": side_by_side,
 }
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from histograph_post.caching import cache
+from histograph_post.caches import Cache
+from histograph_post.caches.caching import cache
 from histograph_post.data import GraphDataset, from_graphs, load_data
-from histograph_post.storage import Cache
 
 from .backbones import make_gin, make_molecule_gcn
 from .generated import generate
@@ -44,10 +44,12 @@ class Sizes:
     molecule_width: int = 300
     #: Epochs after which the metrics of two caches are compared.
     epochs: int = 5
+    #: Epochs of readouts that are compared side by side.
+    compared_epochs: int = 15
 
 
 #: Enough to see that everything runs and where the ratios are, about.
-QUICK = Sizes(rounds=2, steps=1, num_graphs=128, padded_batches=1, epochs=2)
+QUICK = Sizes(rounds=2, steps=1, num_graphs=128, padded_batches=1, epochs=2, compared_epochs=2)
 
 
 @dataclass(frozen=True)

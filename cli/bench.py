@@ -24,20 +24,21 @@ def bench(
     terminal: Terminal,
     only: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="Some measurements, separated by commas."),
+        typer.Option(metavar="NAMES", help="Only these measurements, separated by commas."),
     ] = None,
     data_root: opt.DataRootOption = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Turns of each contender; their median counts.")
+        int | None,
+        typer.Option(min=1, help="Repeat every measurement N times and take the median."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Small data and few turns: rough numbers.")
+        bool, typer.Option("--quick", help="Small data and few repetitions: rough numbers.")
     ] = False,
 ) -> None:
-    """Measure the tool against the literal algorithm and the alternatives on this machine.
+    """Compare the speed of this tool with a literal implementation and others, on this machine.
 
-    All contenders run in one process, in turns (the peak of memory has a process of its own).
-    Without --data-root they run on graphs generated in the sizes of the sets that are named.
+    They take turns in one process; peak memory is measured in processes of their own. Without
+    --data-root the graphs are generated, in the sizes of the data sets that are named.
     """
     from histograph_benchmarks.suite import chosen_names, run_suite
     from histograph_benchmarks.workloads import QUICK, Sizes

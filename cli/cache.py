@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from histograph_post.node_budget import NODE_BUDGET
-from histograph_post.words import plural
+from histograph_post.utils.memory import NODE_BUDGET
+from histograph_post.utils.text import plural
 
 from . import options as opt
 from .cache_jobs import find_jobs
 from .terminal import Terminal, duration, metric, size
 
 if TYPE_CHECKING:
-    from histograph_post.cache_plan import CachePlan
-    from histograph_post.storage import Cache, Manifest
+    from histograph_post.caches import Cache, Manifest
+    from histograph_post.caches.planning import CachePlan
 
 
 def cache(
@@ -28,8 +28,9 @@ def cache(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="What `pretrain` or `finetune` wrote, or one fold of it, instead of --model, "
-            "--checkpoint and --data. All folds give a fold-K.cache each, in the folder CACHE.",
+            help="A folder that pretrain or finetune wrote, or that of one of its folds: it says "
+            "what --checkpoint, --data and --model would (but your own code has to be named "
+            "again). Of all folds, each gets a fold-K.cache in the folder CACHE.",
             show_default=False,
         ),
     ] = None,
@@ -44,36 +45,41 @@ def cache(
     layers: opt.LayersOption = "auto",
     key_map: opt.KeyMapOption = None,
     output_key: opt.OutputKeyOption = None,
-    dtype: Annotated[opt.Dtype, typer.Option(help="How activations are stored.")] = (
+    dtype: Annotated[opt.Dtype, typer.Option(help="Precision of the stored activations.")] = (
         opt.Dtype.FLOAT32
     ),
     compress: Annotated[
-        bool, typer.Option("--compress", help="Compress activations (gzip): smaller, slower.")
+        bool,
+        typer.Option("--compress", help="Compress activations with gzip: smaller, but slower."),
     ] = False,
-    node_budget: Annotated[
-        int, typer.Option(min=1, help="A batch takes whole graphs up to this many nodes.")
-    ] = NODE_BUDGET,
+    node_budget: opt.NodeBudgetOption = NODE_BUDGET,
     shard_mb: Annotated[
-        int, typer.Option(min=1, help="Megabytes of a shard, the unit of resuming.")
+        int, typer.Option(min=1, help="Size of a shard in MB; a killed run resumes at a shard.")
     ] = 64,
     device: opt.DeviceOption = "auto",
     shard: Annotated[
         str | None,
-        typer.Option(metavar="I/N", help="This is job I of N, from 0; the last one joins."),
+        typer.Option(
+            metavar="I/N",
+            help="Write part I of N (from 0), one job each; the last to end joins them.",
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be written, and how long it takes.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Only say what would be written, and how long that would take."
+        ),
     ] = False,
     trust_checkpoint: opt.TrustOption = False,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
     """Run a pretrained model once and write every layer's node activations to a cache.
 
-    A killed run goes on where it stopped when the same command is given again.
+    Give the same command again to continue a run that was killed.
     """
-    from histograph_post.backbone import parse_args
-    from histograph_post.cache_plan import CacheOptions, Provenance, plan_cache
-    from histograph_post.pretrained import load_pretrained
+    from histograph_post.caches.planning import CacheOptions, plan_cache
+    from histograph_post.models import parse_args
+    from histograph_post.models.spec import load_pretrained
     from histograph_post.splits import resolve_splits
 
     jobs = find_jobs(
@@ -87,7 +93,7 @@ def cache(
         data=data,
         data_root=data_root,
         key_map=key_map,
-        trust_checkpoint=trust_checkpoint,
+        trust=trust_checkpoint,
     )
     options = CacheOptions(
         layers=layers,
@@ -101,13 +107,14 @@ def cache(
     results: list[dict[str, Any]] = []
     caches: list[Cache] = []
     for job in jobs:
-        source = load_pretrained(job.spec, dataset=dataset)
+        source = load_pretrained(job.model, job.data, dataset=dataset)
         plan = plan_cache(
             source.model,
             source.dataset,
             resolve_splits(source.dataset, job.split, seed=split_seed),
             options=options,
-            provenance=Provenance.of(source.spec),
+            model_spec=job.model,
+            data_args=job.data.args,
             device=device,
         )
         if dataset is None:  # folds share data and layers: what is to be said is said once
@@ -140,7 +147,7 @@ def cache(
 
 def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
     """Print what a cache would hold and cost."""
-    from histograph_post.cache_plan import estimate_seconds
+    from histograph_post.caches.planning import estimate_seconds
 
     seconds = estimate_seconds(plan)
     show_plan(terminal, plan)
@@ -156,7 +163,7 @@ def _write(
     terminal: Terminal, plan: CachePlan, out: Path, part: tuple[int, int], *, overwrite: bool
 ) -> Cache | None:
     """Write one cache; None while other jobs still owe shards."""
-    from histograph_post.caching import write_cache
+    from histograph_post.caches.caching import write_cache
 
     terminal.say(
         f"{out}: {len(plan.dataset)} graphs, {plan.layout.num_layers} layers, "

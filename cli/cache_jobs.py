@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from histograph_post.pretrained import PretrainedSpec
+    from histograph_post.data import DataSpec
+    from histograph_post.models import ModelSpec
 
 
 @dataclass(frozen=True)
 class CacheJob:
     """One checkpoint and where its cache goes."""
 
-    spec: PretrainedSpec
+    model: ModelSpec
+    data: DataSpec
     split: str | None
     out: Path
     #: What the user should know of the checkpoint.
@@ -28,45 +30,49 @@ def find_jobs(
     checkpoint: Path | None,
     out: Path,
     *,
+    model: str | None,
+    data: str | None,
     split: str | None,
     model_args: dict[str, Any],
     data_args: dict[str, Any],
-    **named: Any,
+    data_root: Path | None,
+    key_map: Path | None,
+    trust: bool,
 ) -> list[CacheJob]:
     """Return one job for a checkpoint that is named in full, or one per fold of a folder.
 
-    A fold says itself which model and data it belongs to; what else is given wins.
+    A fold says itself which model and data it belongs to, unless that is code; what is given wins.
     """
-    from histograph_post.pretrained import PretrainedSpec
-    from histograph_post.trained_folds import fold_checkpoints
+    from histograph_post.data import DataSpec
+    from histograph_post.experiments.trained_folds import fold_checkpoints
+    from histograph_post.models import ModelSpec
 
-    given = {name: value for name, value in named.items() if value is not None}
     if folder is not None and checkpoint is not None:
         raise typer.BadParameter("give a folder or --checkpoint, not both")
     place = folder or checkpoint
     if place is None or (folder is None and not place.is_dir()):
-        needed = {"model": named["model"], "checkpoint": checkpoint, "data": named["data"]}
-        for name, value in needed.items():
+        for name, value in {"model": model, "checkpoint": checkpoint, "data": data}.items():
             if value is None:
                 raise typer.BadParameter(
                     f"--{name} is missing; only a folder that histograph pretrain wrote needs none"
                 )
-        assert checkpoint is not None  # it is among those that are needed
-        spec = PretrainedSpec(
-            checkpoint=checkpoint, model_args=model_args, data_args=data_args, **given
-        )
-        return [CacheJob(spec, split, out)]
-    found = fold_checkpoints(place)
+        assert model is not None  # both are among those that are needed
+        assert data is not None
+        model_spec = ModelSpec(model, model_args, checkpoint, key_map, trust)
+        return [CacheJob(model_spec, DataSpec(data, data_args, data_root), split, out)]
+    found = fold_checkpoints(place, model=model, data=data)
     several = found[0].folder != place
     if several and split is not None:
         raise typer.BadParameter(f"--split: every fold of {place} brings its own")
     return [
         CacheJob(
             replace(
-                fold.spec,
-                model_args={**fold.spec.model_args, **model_args},
-                data_args={**fold.spec.data_args, **data_args},
-                **given,
+                fold.model, args={**fold.model.args, **model_args}, key_map=key_map, trust=trust
+            ),
+            replace(
+                fold.data,
+                args={**fold.data.args, **data_args},
+                root=data_root or fold.data.root,
             ),
             split or str(fold.split),
             out / f"{fold.folder.name}.cache" if several else out,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import os
@@ -12,16 +13,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from histograph_post import __version__
 from histograph_post.errors import HistographError
-from histograph_post.kept_memory import keep_memory
-from histograph_post.run import EVENTS_NAME
+from histograph_post.runs.run import EVENTS_NAME
+from histograph_post.utils.memory import keep_memory
 
 from .configuration import load_config, resolved_options
 from .formatting import duration, printable
@@ -31,11 +33,16 @@ from .terminal import Terminal
 _PANEL = "Common options"
 
 
+@dataclass(frozen=True)
 class OptionGroup:
     """Options that several commands share: the fields of a dataclass, each annotated for typer.
 
-    A command that has a parameter of such a type has its fields as options, in its place.
+    A command with a parameter of such a type gets its fields as options, in that place. Every field
+    has a default; a command that needs another one declares the field again in a subclass.
     """
+
+    #: The heading of these options in a command's help.
+    PANEL: ClassVar[str]
 
 
 def register(
@@ -51,7 +58,7 @@ def register(
         app: The command line.
         function: What the command does; its parameters are the command's own options.
         trains: Whether it trains something, and so can write event files.
-        runs_models: Whether it runs a model of the user's, whose batches may be large.
+        runs_models: Whether it runs a user's model, whose batches may be large.
     """
 
     @functools.wraps(function)
@@ -71,7 +78,7 @@ def register(
         with _failures_in_one_line(debug=debug), contextlib.ExitStack() as stack:
             events = None
             if tensorboard:
-                from histograph_post.event_files import EventFiles
+                from .event_files import EventFiles
 
                 events = EventFiles(own["out"] / EVENTS_NAME)
                 stack.callback(events.close)
@@ -114,9 +121,9 @@ def register(
 
 
 def _shorten_help(annotation: Any) -> None:
-    """Let help show a letter for what an option takes, nothing for a flag: the words need the room.
+    """Show a letter for what an option takes, and nothing for a flag: the help text needs the room.
 
-    What can be chosen is named in the words.
+    The choices of an enumeration are listed in the text.
     """
     if get_origin(annotation) is not Annotated:
         return
@@ -133,16 +140,31 @@ def _shorten_help(annotation: Any) -> None:
         option.metavar = {bool: "", int: "N", float: "X", str: "TEXT", Path: "FILE"}.get(kind)
 
 
-def _own_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a group's constructor, their annotations resolved."""
-    hints = get_type_hints(function, include_extras=True)
-    found = inspect.signature(function).parameters
-    return [parameter.replace(annotation=hints[name]) for name, parameter in found.items()]
+def _own_parameters(group: type[OptionGroup]) -> list[inspect.Parameter]:
+    """Return the fields of a group as parameters of a command."""
+    hints, defaults = get_type_hints(group, include_extras=True), group()
+    return [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=getattr(defaults, each.name),
+            annotation=_in_panel(hints[each.name], group.PANEL),
+        )
+        for each in fields(group)
+    ]
+
+
+def _in_panel(annotation: Any, panel: str) -> Any:
+    """Return an annotated option under another heading; others may use the same annotation."""
+    kind, option = get_args(annotation)
+    option = copy.copy(option)
+    option.rich_help_panel = panel
+    return Annotated[kind, option]
 
 
 def _grouped(values: Mapping[str, Any], groups: Mapping[str, type[OptionGroup]]) -> dict[str, Any]:
     """Return the arguments of a command's function: each group's values as one object."""
-    members = {name: inspect.signature(kind).parameters for name, kind in groups.items()}
+    members = {name: [each.name for each in fields(kind)] for name, kind in groups.items()}
     taken = {member for names in members.values() for member in names}
     return {name: value for name, value in values.items() if name not in taken} | {
         name: kind(**{member: values[member] for member in members[name]})
@@ -184,12 +206,12 @@ def _failures_in_one_line(*, debug: bool) -> Iterator[None]:
 
 def _shared_parameters(*, trains: bool) -> list[inspect.Parameter]:
     flags = {
-        "json": typer.Option("--json", help="Print one JSON object.", rich_help_panel=_PANEL),
+        "json": typer.Option("--json", help="Print the result as JSON.", rich_help_panel=_PANEL),
         "quiet": typer.Option(
-            "-q", "--quiet", help="No progress or notes.", rich_help_panel=_PANEL
+            "-q", "--quiet", help="Print no progress and no notes.", rich_help_panel=_PANEL
         ),
         "verbose": typer.Option(
-            "-v", "--verbose", help="Options, epochs and times, too.", rich_help_panel=_PANEL
+            "-v", "--verbose", help="Also print options, epochs and times.", rich_help_panel=_PANEL
         ),
         "debug": typer.Option(
             "--debug", help="Show the traceback of an error.", rich_help_panel=_PANEL
@@ -198,11 +220,11 @@ def _shared_parameters(*, trains: bool) -> list[inspect.Parameter]:
     if trains:
         flags["tensorboard"] = typer.Option(
             "--tensorboard",
-            help=f"Write event files, too, into {EVENTS_NAME}/ of the output.",
+            help=f"Also write TensorBoard event files, to {EVENTS_NAME}/ in the output.",
             rich_help_panel=_PANEL,
         )
     config = typer.Option(
-        help="A TOML file that sets any option; flags win.",
+        help="TOML file with values for any options; flags override it.",
         callback=load_config,
         is_eager=True,
         rich_help_panel=_PANEL,

@@ -15,8 +15,8 @@ from histograph_post.errors import ConfigError
 
 #: Options that say how to run, not what to make: they stay out of the saved configuration.
 _NOT_SAVED = {
-    *("config", "debug", "dry_run", "json", "overwrite", "quiet", "shard", "tensorboard"),
-    "verbose",
+    *("config", "debug", "dry_run", "jobs", "json", "overwrite", "quiet", "shard"),
+    *("tensorboard", "verbose"),
 }
 
 

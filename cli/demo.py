@@ -55,14 +55,15 @@ def demo(
         Path, typer.Option("-o", "--out", metavar="DIR", help="Folder to write.")
     ] = Path("demo"),
     num_graphs: Annotated[
-        int | None, typer.Option(min=30, help="Graphs to make; 600, or fewer to be quicker.")
+        int | None,
+        typer.Option(min=30, help="Graphs to generate, 600 by default; fewer are quicker."),
     ] = None,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
-    """Go the whole way on data made in code, in under a minute: no downloads, no files needed.
+    """Run all steps on generated data, in under a minute: no downloads, no files needed.
 
-    A deep backbone that has lost its early layers' knowledge gets a readout that has not. Every
-    step is printed as the command that does it; type it with a checkpoint of your own.
+    A deep backbone has smoothed away what its early layers knew; a readout over all layers gets it
+    back. Every step is printed as a command, which works with a checkpoint of your own too.
     """
     from histograph_post.errors import OutputExistsError
 
@@ -144,7 +145,7 @@ def _type(terminal: Terminal, step: Step, *, overwrite: bool) -> Any:
 
 def _show(terminal: Terminal, out: Path) -> None:
     """Print what the demo found, in one table."""
-    from histograph_post.run import Run
+    from histograph_post.runs.run import Run
 
     def score(folder: str, readout: str | None = None) -> str:
         results = Run.open(out / folder).results

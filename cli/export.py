@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from . import options as opt
+from .next_commands import predict_command
 from .terminal import Terminal
 
 
@@ -17,30 +18,38 @@ def export(
     out: Annotated[
         Path,
         typer.Option(
-            "-o", "--out", metavar="FILE.pt2|DIR", help="The program, or a folder with --whole."
+            "-o",
+            "--out",
+            metavar="FILE.pt2|DIR",
+            help="File for the program; with --whole a folder.",
         ),
     ],
     whole: Annotated[
         bool,
-        typer.Option("--whole", help="Backbone and head together, for hg.load and predict."),
+        typer.Option(
+            "--whole", help="Export backbone and head together, for hg.load and histograph predict."
+        ),
     ] = False,
     model: opt.MovedModelOption = None,
+    head: opt.OwnHeadOption = None,
     checkpoint: opt.MovedCheckpointOption = None,
     key_map: opt.KeyMapOption = None,
     in_dim: Annotated[
         int | None,
-        typer.Option("--in-dim", min=1, help="Node features, for a model that must be told."),
+        typer.Option(
+            "--in-dim", min=1, help="Number of node features, if the model cannot tell by itself."
+        ),
     ] = None,
     trust_checkpoint: opt.TrustOption = False,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
     """Export the head as a torch.export program that runs without this package.
 
-    It takes activations as captured and the nodes of each graph, any number of both, and is
-    checked against the head before it is written. With --whole: a folder with the weights of
-    backbone and head, which needs neither run nor cache.
+    The program takes the captured activations of any number of graphs of any size. Its outputs are
+    checked against those of the head before it is written. With --whole, a folder with the weights
+    of backbone and head is written, which needs neither the run nor the cache.
     """
-    from histograph_post.exporting import export as export_run
+    from histograph_post.runs.exporting import export as export_run
 
     if not whole and (model or checkpoint or key_map):
         raise typer.BadParameter("--model, --checkpoint and --key-map are for --whole")
@@ -49,6 +58,7 @@ def export(
         out,
         whole=whole,
         model=model,
+        head=head,
         checkpoint=checkpoint,
         key_map=key_map,
         trust=trust_checkpoint,
@@ -62,5 +72,5 @@ def export(
     terminal.table(f"{done.path}", ["", ""], [["use it with", done.usage], *checked])
     terminal.result(
         {"exported": str(done.path), "usage": done.usage, "difference": done.difference},
-        next_command=f"histograph predict {out} --data SPEC -o predictions.csv" if whole else None,
+        next_command=predict_command(out) if whole else None,
     )

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from . import heads as opt_heads
+import histograph_post as hg
+
 from . import options as opt
-from .heads import parse_seeds, run_and_show, split_spec
+from .flags import ExperimentFlags, HeadFlags, TrainingFlags
+from .next_commands import cache_command, predict_command
+from .results import gain, show_run
 from .terminal import Terminal
-from .training_flags import TrainingFlags
+
+
+@dataclass(frozen=True)
+class FinetuneFlags(ExperimentFlags):
+    """The options of an experiment that may go on from a run, with the seeds of that run."""
+
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            "--seeds",
+            help="One fit per seed and fold, such as 0-4; by default those of the run, or 0.",
+        ),
+    ] = None
 
 
 def finetune(
@@ -20,11 +36,11 @@ def finetune(
         Path,
         typer.Argument(
             metavar="RUN|CACHE",
-            help="A run of train-head, whose heads go on learning; or a cache, or a folder of "
-            "per-fold caches, for a fresh head.",
+            help="A run of train-head, to train its heads further; or a cache, or a folder of "
+            "per-fold caches, to train a new head.",
         ),
     ],
-    out: opt_heads.RunOption,
+    out: opt.RunOption,
     backbone_lr: Annotated[
         float, typer.Option("--backbone-lr", min=0, help="Highest learning rate of the backbone.")
     ] = 1e-4,
@@ -36,120 +52,107 @@ def finetune(
         typer.Option(
             "--unfreeze",
             metavar="NAMES",
-            help="Modules or parameters that move, names or globs separated by commas; "
-            "'' for none. All by default.",
+            help="Train only these modules or parameters of the backbone: names or globs, "
+            "separated by commas; '' for none. By default all are trained.",
         ),
     ] = None,
     unfreeze_last: Annotated[
-        int | None, typer.Option("--unfreeze-last", min=1, help="Move the last K layers only.")
+        int | None,
+        typer.Option("--unfreeze-last", min=1, help="Train only the backbone's last N layers."),
     ] = None,
     unfreeze_every: Annotated[
         int,
         typer.Option(
             "--unfreeze-every",
             min=0,
-            help="Start with the head, and let one more layer move every K epochs; 0: all at once.",
+            help="Train the head alone at first, then one more layer every N epochs, from the last "
+            "to the first; 0 trains all layers from the start.",
         ),
     ] = 0,
     bn: Annotated[
-        opt.Statistics, typer.Option("--bn", help="What running statistics of what moves do.")
+        opt.Statistics,
+        typer.Option(
+            "--bn",
+            metavar="NAME",
+            help="Running statistics of the batch norms that are trained: frozen keeps those of "
+            "the checkpoint, train updates them.",
+        ),
     ] = opt.Statistics.FROZEN,
-    checkpoint_layers: opt_heads.CheckpointLayersOption = False,
-    amp: opt_heads.AmpOption = False,
+    checkpoint_layers: opt.CheckpointLayersOption = False,
+    amp: opt.AmpOption = False,
     head: Annotated[
-        str | None, typer.Option("--head", help="A fresh head, for a cache; histograph.")
-    ] = None,
-    dim: Annotated[int | None, typer.Option(min=1, help="Width of a fresh head.")] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads of it.")] = None,
-    head_args: opt_heads.HeadArgsOption = [],  # noqa: B006  # typer copies it
-    task: opt_heads.TaskOption = opt.TaskKind.AUTO,
-    metric: opt_heads.MetricOption = None,
-    folds: opt_heads.FoldsOption = None,
-    splits: opt_heads.SplitsOption = None,
-    split_seed: opt.SplitSeedOption = 0,
-    seeds: Annotated[
-        str | None, typer.Option("--seeds", help="Such as 0-4; 0, or those of the run.")
+        str | None,
+        typer.Option("--head", help="Readout to train on a cache; histograph by default."),
     ] = None,
     *,
+    head_flags: HeadFlags,
+    experiment: FinetuneFlags,
     training: TrainingFlags,
-    standardize: opt_heads.StandardizeOption = True,
-    warm_start: opt_heads.WarmStartOption = False,
+    warm_start: opt.WarmStartOption = False,
     cache: Annotated[
-        Path | None, typer.Option("--cache", help="The run's cache, if it was moved.")
+        Path | None,
+        typer.Option("--cache", metavar="CACHE", help="The run's cache, if it was moved."),
     ] = None,
     checkpoint: opt.MovedCheckpointOption = None,
     model: opt.MovedModelOption = None,
     key_map: opt.KeyMapOption = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="SPEC", help="The cached data, if they were moved."),
+        typer.Option(
+            "--data",
+            metavar="SPEC",
+            help="The cached data, if they come from your own code (file.py:function) or were "
+            "moved.",
+        ),
     ] = None,
     data_root: opt.DataRootOption = None,
     trust_checkpoint: opt.TrustOption = False,
-    device: opt.DeviceOption = "auto",
-    overwrite: opt.OverwriteOption = False,
 ) -> None:
     """Train a cached backbone and its head together, with gradients through the captured layers.
 
-    The result is read beside the heads on the frozen backbone, and can be cached again.
+    The result is compared with the heads on the frozen backbone, and can be cached again.
     """
-    from histograph_post.backbone import parse_args
-    from histograph_post.finetuning import plan_finetuning
-    from histograph_post.head_training import HeadSpec
-    from histograph_post.unfreezing import BackboneOptions
-
-    sizes = {name: value for name, value in (("dim", dim), ("heads", heads)) if value is not None}
-    options = {**sizes, **parse_args(head_args)}
-    planned = plan_finetuning(
-        source,
-        head=HeadSpec(head or "histograph", options) if head is not None or options else None,
-        options=BackboneOptions(
-            lr=backbone_lr,
+    with terminal.watch_experiment() as watch:
+        run = hg.finetune(
+            source,
+            out,
+            head=head,
+            head_options=head_flags.options(),
+            backbone_lr=backbone_lr,
             unfreeze=None if unfreeze is None else _names(unfreeze),
             unfreeze_last=unfreeze_last,
             unfreeze_every=unfreeze_every,
             bn=bn.value,
             checkpoint_layers=checkpoint_layers,
-            autocast=amp,
-        ),
-        training=training.options(head_lr),
-        seeds=None if seeds is None else parse_seeds(seeds),
-        split=split_spec(splits, folds),
-        split_seed=split_seed,
-        task=task.value,
-        metric=metric,
-        standardize=standardize,
-        warm_start=warm_start,
-        cache=cache,
-        data=data,
-        data_root=data_root,
-        model=model,
-        checkpoint=checkpoint,
-        key_map=key_map,
-        trust=trust_checkpoint,
-    )
-    found = run_and_show(
-        terminal, planned, out, chosen=planned.name, device=device, overwrite=overwrite
-    )
-    _show_moved(terminal, found)
-    terminal.result(
-        found,
-        next_command=f"histograph predict {out} --data SPEC -o predictions.csv, or "
-        f"histograph cache {out} -o CACHES",
-    )
+            amp=amp,
+            options=experiment.options(
+                terminal, watch, training.options(head_lr), warm_start=warm_start
+            ),
+            cache=cache,
+            data=data,
+            data_root=data_root,
+            model=model,
+            checkpoint=checkpoint,
+            key_map=key_map,
+            trust=trust_checkpoint,
+        )
+    found = show_run(terminal, run, watch)
+    _show_changes(terminal, found)
+    caching = cache_command(out, model=model, data=data)
+    terminal.result(found, next_command=f"{predict_command(out)}, or {caching}")
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _show_moved(terminal: Terminal, results: Any) -> None:
-    """Say what the gain over the frozen backbone is, and what moved for it."""
-    from histograph_post.movement import Movement
+def _show_changes(terminal: Terminal, results: Any) -> None:
+    """Say what the gain over the frozen backbone is, and what training changed for it."""
+    from histograph_post.experiments.unfreezing import Movement
 
     versus = results["versus_frozen"]
     if versus is not None:
-        terminal.say(f"{results['head']} against {versus['baseline']}: {opt_heads.gain(versus)}")
+        terminal.say(f"{results['head']} against {versus['baseline']}: {gain(versus)}")
     moved = [fit["backbone"]["moved"] for fit in results["fits"] if "backbone" in fit]
     most = Movement(**{name: max(fit[name] for fit in moved) for name in moved[0]})
-    terminal.say(f"training moved {most}")
+    terminal.say(f"training changed {most}")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import options as opt
 from .cache import show_cache, show_plan, summary
-from .heads import show_results
+from .next_commands import cache_command, predict_command
 from .pretrain import show_folds
+from .results import show_results
 from .terminal import Terminal, size
+
+if TYPE_CHECKING:
+    from histograph_post.runs.run import Run
 
 #: A run has the own readout, the one to beat and its head; with more it is a comparison.
 _FEW_READOUTS = 3
@@ -21,13 +24,21 @@ _FEW_READOUTS = 3
 def inspect(
     terminal: Terminal,
     path: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT|CACHE|RUN", help="What to look into.")
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT|CACHE|RUN",
+            help="A checkpoint file, or the folder of a cache, a run or an export.",
+        ),
     ],
     model: Annotated[
-        str | None, typer.Option("--model", metavar="SPEC", help="Show what it would capture.")
+        str | None,
+        typer.Option("--model", metavar="SPEC", help="Show what would be captured of this model."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", metavar="SPEC", help="Data for the probe pass.")
+        str | None,
+        typer.Option(
+            "--data", metavar="SPEC", help="Data to run the model on, to find its layers."
+        ),
     ] = None,
     model_args: opt.ModelArgsOption = [],  # noqa: B006  # typer copies it
     data_root: opt.DataRootOption = None,
@@ -36,9 +47,9 @@ def inspect(
     key_map: opt.KeyMapOption = None,
     trust_checkpoint: opt.TrustOption = False,
 ) -> None:
-    """Show what a checkpoint, a cache or a run holds; nothing is written.
+    """Show what is in a checkpoint, a cache or a run; nothing is written.
 
-    A checkpoint with --model and --data shows which layers would be captured, and where.
+    For a checkpoint, --model and --data show which layers would be captured, and where.
     """
     if path.is_dir():
         _inspect_folder(terminal, path)
@@ -48,22 +59,15 @@ def inspect(
     if model is None or data is None:
         _inspect_checkpoint(terminal, path, trust=trust_checkpoint)
         return
-    from histograph_post.backbone import parse_args
-    from histograph_post.cache_plan import CacheOptions, plan_cache
-    from histograph_post.pretrained import PretrainedSpec, load_pretrained
+    from histograph_post.caches.planning import CacheOptions, plan_cache
+    from histograph_post.data import DataSpec
+    from histograph_post.models import ModelSpec, parse_args
+    from histograph_post.models.spec import load_pretrained
     from histograph_post.splits import resolve_splits
 
     source = load_pretrained(
-        PretrainedSpec(
-            model=model,
-            checkpoint=path,
-            data=data,
-            model_args=parse_args(model_args),
-            data_args=parse_args(data_args),
-            data_root=data_root,
-            key_map=key_map,
-            trust_checkpoint=trust_checkpoint,
-        )
+        ModelSpec(model, parse_args(model_args), path, key_map, trust_checkpoint),
+        DataSpec(data, parse_args(data_args), data_root),
     )
     plan = plan_cache(
         source.model,
@@ -89,7 +93,7 @@ def inspect(
 
 
 def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
-    from histograph_post.checkpoint import read_checkpoint
+    from histograph_post.models import read_checkpoint
 
     checkpoint = read_checkpoint(path, trust=trust)
     weights = checkpoint.state_dict
@@ -116,68 +120,71 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
 
 def _inspect_folder(terminal: Terminal, path: Path) -> None:
     """Show what a command has left in a folder; none of that needs torch."""
-    from histograph_post.run import HEAD_CONFIG_NAME, RESULTS_NAME, read_json
-    from histograph_post.run_summary import is_run
-    from histograph_post.storage.format import MANIFEST_NAME
+    from histograph_post.caches.format import MANIFEST_NAME
+    from histograph_post.runs.run import HEAD_CONFIG_NAME, Run, is_run
 
     members = sorted(path.glob("*.cache"))
-    if (path / RESULTS_NAME).is_file() and "folds" in (results := read_json(path, RESULTS_NAME)):
-        show_folds(terminal, results)
-        terminal.result(
-            {"folder": str(path), **results}, next_command=f"histograph cache {path} -o CACHES"
-        )
-    elif is_run(path):
-        _inspect_run(terminal, path)
+    if is_run(path):
+        _inspect_run(terminal, Run.open(path))
     elif (path / HEAD_CONFIG_NAME).is_file():
-        _inspect_export(terminal, path, read_json(path, HEAD_CONFIG_NAME))
+        _inspect_export(terminal, Run.of(path))
     elif members and not (path / MANIFEST_NAME).exists():
         _inspect_caches(terminal, path, members)
     else:
         _inspect_cache(terminal, path)
 
 
-def _inspect_run(terminal: Terminal, path: Path) -> None:
-    from histograph_post.run_summary import RunSummary
+def _inspect_run(terminal: Terminal, run: Run) -> None:
+    from histograph_post.runs import summary as texts
 
-    found = RunSummary.open(path)
-    facts = found.facts()
-    terminal.table(f"{path}", ["", ""], facts)
-    compared = len(found.results["readouts"]) > _FEW_READOUTS
-    show_results(terminal, found.results, {}, ranked=compared)
+    results = run.results
+    if "folds" in results:
+        show_folds(terminal, results)
+        terminal.result(
+            {"folder": str(run.folder), **results},
+            next_command=cache_command(
+                run.folder, model=results["model"], data=results["data"], named=False
+            ),
+        )
+        return
+    facts = texts.facts(run.require_readouts())
+    terminal.table(f"{run.folder}", ["", ""], facts)
+    compared = len(results["readouts"]) > _FEW_READOUTS
+    show_results(terminal, results, {}, ranked=compared)
     terminal.result(
         {
-            "run": str(path),
+            "run": str(run.folder),
             "facts": dict(facts),
-            "command": found.command(),
-            **found.results,
+            "command": texts.command(run),
+            **results,
         },
-        next_command=f"histograph report {path}",
+        next_command=f"histograph report {run.folder}",
     )
 
 
-def _inspect_export(terminal: Terminal, path: Path, stored: Mapping[str, Any]) -> None:
+def _inspect_export(terminal: Terminal, run: Run) -> None:
     """Show a backbone and head that were exported together."""
-    backbone = stored["backbone"]
-    layers = [point["name"] for point in backbone["capture"]["points"]]
+    stored, backbone = run.stored_head, run.backbone
+    layers = backbone.capture.names
     facts = [
         ("task", f"{stored['task']['kind']}, {stored['task']['level']} level"),
         ("targets", ", ".join(stored["target_names"])),
         ("head", f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"),
-        ("model", backbone["model"]["spec"]),
+        ("model", backbone.model.spec),
         ("layers", f"{len(layers)}: {', '.join(layers)}"),
-        ("weights sha256", backbone["weights_sha256"]),
-        ("trained on", backbone["data"]["spec"]),
+        ("weights sha256", backbone.model.weights_sha256),
+        ("trained on", backbone.data.spec),
     ]
-    terminal.table(f"{path}: backbone and head", ["", ""], facts)
+    terminal.table(f"{run.folder}: backbone and head", ["", ""], facts)
     terminal.result(
-        {"export": str(path), **stored},
-        next_command=f"histograph predict {path} --data SPEC -o predictions.csv",
+        {"export": str(run.folder), **stored},
+        next_command=predict_command(run.folder, named=False),
     )
 
 
 def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None:
     """Show the caches of a folder, which commonly are those of the folds of one data set."""
-    from histograph_post.storage.opening import read_manifest
+    from histograph_post.caches.opening import read_manifest
 
     manifests = {member.name: read_manifest(member)[1] for member in members}
     terminal.table(
@@ -206,8 +213,8 @@ def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None
 
 
 def _inspect_cache(terminal: Terminal, path: Path) -> None:
+    from histograph_post.caches.opening import read_manifest, read_splits
     from histograph_post.capture.points import CapturePlan
-    from histograph_post.storage.opening import read_manifest, read_splits
 
     folder, manifest = read_manifest(path)
     layout, splits = manifest.layout, read_splits(folder, manifest)

@@ -8,15 +8,18 @@ from typing import Annotated
 
 import typer
 
+#: Headings of options in a command's help.
+HEAD, EXPERIMENT, TRAINING = "Head", "Experiment", "Training"
+
 _model = typer.Option(
     "--model",
     metavar="SPEC",
-    help="gcn, gin, gat, sage, gps, file.py:Name or package.module:Name.",
+    help="The model: gcn, gin, gat, sage, gps, file.py:Name or package.module:Name.",
 )
 _data = typer.Option(
     "--data",
     metavar="SPEC",
-    help="tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, smiles:FILE.csv, "
+    help="The data: tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, smiles:FILE.csv, "
     "file.py:function, graphs.pt or demo:.",
 )
 ModelOption = Annotated[str, _model]
@@ -29,13 +32,27 @@ OptionalCheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="FILE",
-        help="Weights: .safetensors, .pt, .pth, .ckpt, .pth.tar, or a pretrained fold's folder.",
+        help="The trained weights: .safetensors, .pt, .pth, .ckpt or .pth.tar, or the folder of "
+        "one fold of pretrain.",
     ),
 ]
 #: For commands that know model and weights from a run.
 MovedModelOption = Annotated[
     str | None,
-    typer.Option("--model", metavar="SPEC", help="The backbone's code, if it was moved."),
+    typer.Option(
+        "--model",
+        metavar="SPEC",
+        help="The backbone, if it is your own code: file.py:Name or package.module:Name. What a "
+        "run has recorded is never executed.",
+    ),
+]
+OwnHeadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        metavar="SPEC",
+        help="The head, if it is code: file.py:Class or package.module:Class.",
+    ),
 ]
 MovedCheckpointOption = Annotated[
     Path | None,
@@ -45,7 +62,11 @@ MovedCheckpointOption = Annotated[
 ]
 ModelArgsOption = Annotated[
     list[str],
-    typer.Option("--model-args", metavar="K=V", help="An argument of the model; repeatable."),
+    typer.Option(
+        "--model-args",
+        metavar="K=V",
+        help="An argument of the model, such as hidden=64; repeatable.",
+    ),
 ]
 DataArgsOption = Annotated[
     list[str],
@@ -53,27 +74,41 @@ DataArgsOption = Annotated[
 ]
 DataRootOption = Annotated[
     Path | None,
-    typer.Option("--data-root", metavar="DIR", help="An offline copy of the data; only read."),
+    typer.Option("--data-root", metavar="DIR", help="A local copy of the data; only read."),
 ]
 KeyMapOption = Annotated[
     Path | None,
-    typer.Option("--key-map", metavar="FILE", help="TOML or JSON: old weight names to new ones."),
+    typer.Option(
+        "--key-map",
+        metavar="FILE",
+        help="TOML or JSON file that renames weights: name in the checkpoint = name in the model.",
+    ),
 ]
 TrustOption = Annotated[
     bool,
     typer.Option(
-        "--trust-checkpoint", help="Unpickle a checkpoint that can run code. Only if you trust it."
+        "--trust-checkpoint",
+        help="Unpickle the checkpoint even if that can run code. Only for files you trust.",
     ),
 ]
 LayersOption = Annotated[
     str,
-    typer.Option("--layers", help="auto, or names, globs and indices, separated by commas."),
+    typer.Option(
+        "--layers",
+        help="Layers to capture: auto, or names, globs and indices, separated by commas.",
+    ),
 ]
 OutputKeyOption = Annotated[
     str | None,
-    typer.Option("--output-key", help="Which of the model's outputs is its prediction."),
+    typer.Option(
+        "--output-key", help="Which output of the model is its prediction, if it has several."
+    ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
+NodeBudgetOption = Annotated[
+    int,
+    typer.Option("--node-budget", min=1, help="Nodes per batch; a batch is made of whole graphs."),
+]
 
 
 class Dtype(StrEnum):
@@ -85,7 +120,7 @@ class Dtype(StrEnum):
 
 
 class Schedule(StrEnum):
-    """How the learning rate goes down."""
+    """How the learning rate decays."""
 
     COSINE = "cosine"
     PLATEAU = "plateau"
@@ -93,7 +128,7 @@ class Schedule(StrEnum):
 
 
 class Statistics(StrEnum):
-    """What running statistics do while a backbone is trained."""
+    """What happens to the running statistics of batch norms while a backbone is trained."""
 
     FROZEN = "frozen"
     TRAIN = "train"
@@ -109,13 +144,83 @@ class TaskKind(StrEnum):
     REGRESSION = "regression"
 
 
+CacheArgument = Annotated[
+    Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of per-fold caches.")
+]
+RunOption = Annotated[Path, typer.Option("-o", "--out", metavar="RUN", help="Folder to write.")]
+HeadOption = Annotated[
+    str,
+    typer.Option(
+        "--head",
+        help="The readout to train: histograph, mean, concat, gmt, ..., or file.py:Class.",
+    ),
+]
+HeadArgsOption = Annotated[
+    list[str],
+    typer.Option(
+        "--head-args",
+        metavar="K=V",
+        help="Any other option of the head, such as dropout=0.1; repeatable.",
+    ),
+]
+TaskOption = Annotated[
+    TaskKind, typer.Option("--task", help="Kind of labels; auto infers it from their values.")
+]
+MetricOption = Annotated[
+    str | None,
+    typer.Option("--metric", help="Metric that selects the best epoch and ranks the results."),
+]
+FoldsOption = Annotated[
+    int | None, typer.Option("--folds", min=3, help="Cross-validate: split into N folds.")
+]
 SplitOption = Annotated[
     str | None,
     typer.Option(
         "--split",
         metavar="FILE|SPEC",
-        help="official, random, stratified, scaffold, kfold:K, a splits file or a folder.",
+        help="How to split: official, random, stratified, scaffold, kfold:K, a splits file or a "
+        "folder.",
     ),
 ]
-SplitSeedOption = Annotated[int, typer.Option("--split-seed", help="Seed of a split that is made.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+SplitSeedOption = Annotated[int, typer.Option("--split-seed", help="Seed of a random split.")]
+SeedsOption = Annotated[
+    str | None, typer.Option("--seeds", help="One fit per seed and fold, such as 0-4 or 0,3,7.")
+]
+LrOption = Annotated[
+    float | None,
+    typer.Option(
+        "--lr",
+        help="Highest learning rate; by default 1e-3, or 1e-2 on a single graph.",
+        rich_help_panel=TRAINING,
+    ),
+]
+WarmStartOption = Annotated[
+    bool,
+    typer.Option(
+        "--warm-start",
+        help="Start at the checkpoint's own predictions (histograph only).",
+        rich_help_panel=HEAD,
+    ),
+]
+CheckpointLayersOption = Annotated[
+    bool,
+    typer.Option(
+        "--checkpoint-layers",
+        help="Gradient checkpointing: compute layers again in the backward pass to save memory.",
+    ),
+]
+AmpOption = Annotated[
+    bool, typer.Option("--amp", help="Mixed precision in the backbone (CUDA only).")
+]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="Where to compute: auto, cpu, cuda or mps.")
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        min=1,
+        help="Fits that run at once, with the same results for any number; by default as many as "
+        "the cores and the memory carry.",
+    ),
+]

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from histograph_post.node_budget import NODE_BUDGET
+from histograph_post.utils.memory import NODE_BUDGET
 
 from . import options as opt
 from .terminal import Terminal
 from .terminal import metric as shown
 
 if TYPE_CHECKING:
-    from histograph_post.predictions import Predictions
+    from histograph_post.runs.predictions import Predictions
 
 #: Targets that the summary shows; the file has all of them.
 _SHOWN_TARGETS = 12
@@ -25,27 +25,26 @@ def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     data: opt.DataOption,
     out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FILE.csv", help="Where predictions go.")
+        Path, typer.Option("-o", "--out", metavar="FILE.csv", help="File for the predictions.")
     ],
     checkpoint: opt.MovedCheckpointOption = None,
     model: opt.MovedModelOption = None,
+    head: opt.OwnHeadOption = None,
     key_map: opt.KeyMapOption = None,
     data_root: opt.DataRootOption = None,
     data_args: opt.DataArgsOption = [],  # noqa: B006  # typer copies it
-    node_budget: Annotated[
-        int, typer.Option(min=1, help="A batch takes whole graphs up to this many nodes.")
-    ] = NODE_BUDGET,
+    node_budget: opt.NodeBudgetOption = NODE_BUDGET,
     device: opt.DeviceOption = "auto",
     trust_checkpoint: opt.TrustOption = False,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
-    """Predict new graphs with a trained head; labels are optional, and scored if they are there.
+    """Predict new graphs with a trained head; if they have labels, score the predictions.
 
-    The backbone is loaded again and must have the weights that the head was trained on.
+    The backbone is loaded again, and must have the weights that the head was trained on.
     """
-    from histograph_post.backbone import parse_args
-    from histograph_post.predicting import predict as predict_graphs
-    from histograph_post.run import HEAD_CONFIG_NAME, read_json
+    from histograph_post.models import parse_args
+    from histograph_post.runs.predicting import predict as predict_graphs
+    from histograph_post.runs.run import Run
 
     with terminal.progress("predicting nodes") as update:
         found = predict_graphs(
@@ -55,6 +54,7 @@ def predict(
             data_root=data_root,
             data_args=parse_args(data_args),
             model=model,
+            head=head,
             checkpoint=checkpoint,
             key_map=key_map,
             trust=trust_checkpoint,
@@ -66,7 +66,7 @@ def predict(
         )
     for note in found.notes:
         terminal.say(f"note: {note}")
-    stored = read_json(run, HEAD_CONFIG_NAME)
+    stored = Run.of(run).stored_head
     fit = f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"
     terminal.say(f"predicted with {fit}, the best by validation")
     show_predictions(terminal, found)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import heads as opt_heads
+import histograph_post as hg
+
 from . import options as opt
-from .heads import parse_seeds, run_and_show
+from .flags import HeadFlags, TrainingFlags, parse_seeds, split_spec
+from .next_commands import cache_command, predict_command
+from .results import show_run
 from .terminal import Terminal
 from .terminal import metric as shown
-from .training_flags import TrainingFlags
 
 if TYPE_CHECKING:
-    from histograph_post.pretraining import FoldProgress
-    from histograph_post.trained_folds import TrainedFold
+    from histograph_post.experiments.stage import FitProgress
+    from histograph_post.runs.fits import Fit
 
 
 def pretrain(
@@ -27,162 +30,156 @@ def pretrain(
     model_args: opt.ModelArgsOption = [],  # noqa: B006  # typer copies it
     data_root: opt.DataRootOption = None,
     data_args: opt.DataArgsOption = [],  # noqa: B006
-    folds: opt_heads.FoldsOption = None,
+    folds: opt.FoldsOption = None,
     split: opt.SplitOption = None,
     split_seed: opt.SplitSeedOption = 0,
     only: Annotated[
-        list[int], typer.Option("--only", metavar="K", help="Train this fold only; repeatable.")
+        list[int], typer.Option("--only", metavar="K", help="Train only fold K; repeatable.")
     ] = [],  # noqa: B006
     head: Annotated[
         str | None,
         typer.Option("--head", help="Train end to end with this readout: histograph, mean, ..."),
     ] = None,
-    dim: Annotated[int | None, typer.Option(min=1, help="Width of the head.")] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads of it.")] = None,
-    head_args: opt_heads.HeadArgsOption = [],  # noqa: B006
+    *,
+    head_flags: HeadFlags,
     layers: opt.LayersOption = "auto",
     seeds: Annotated[
-        str | None, typer.Option("--seeds", help="With --head: such as 0-4; a fit for each.")
+        str | None,
+        typer.Option(
+            "--seeds",
+            help="With --head: one fit per seed and fold, such as 0-4.",
+            rich_help_panel=opt.HEAD,
+        ),
     ] = None,
     baseline: Annotated[
         bool,
         typer.Option(
-            "--baseline/--no-baseline", help="With --head: train the own readout beside it."
+            "--baseline/--no-baseline",
+            help="With --head: also train the backbone with its own readout, to compare with.",
+            rich_help_panel=opt.HEAD,
         ),
     ] = True,
     normalize: Annotated[
         bool,
         typer.Option(
-            "--normalize/--no-normalize", help="With --head: bring each layer's rows to one scale."
+            "--normalize/--no-normalize",
+            help="With --head: normalize each layer's activations, node by node.",
+            rich_help_panel=opt.HEAD,
         ),
     ] = True,
-    checkpoint_layers: opt_heads.CheckpointLayersOption = False,
-    amp: opt_heads.AmpOption = False,
-    metric: opt_heads.MetricOption = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of weights, batches and dropout.")] = 0,
-    lr: Annotated[float, typer.Option("--lr", help="Highest learning rate.")] = 1e-3,
-    *,
+    checkpoint_layers: opt.CheckpointLayersOption = False,
+    amp: opt.AmpOption = False,
+    metric: opt.MetricOption = None,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of the weights, batches and dropout.")
+    ] = 0,
+    lr: Annotated[
+        float,
+        typer.Option("--lr", help="Highest learning rate.", rich_help_panel=opt.TRAINING),
+    ] = 1e-3,
     training: TrainingFlags,
     device: opt.DeviceOption = "auto",
+    jobs: opt.JobsOption = None,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
     """Train a backbone from random weights on every fold, when there is no checkpoint.
 
-    With its own readout, or end to end with a head. `histograph cache DIR` takes it from there.
+    It is trained with its own readout, or end to end with a head. `histograph cache DIR` continues
+    from there.
     """
-    from histograph_post.backbone import parse_args
+    from histograph_post.models import parse_args
 
-    if split is not None and folds is not None:
-        raise typer.BadParameter("give --folds or --split, not both")
-    planning: dict[str, Any] = {
+    given: dict[str, Any] = {
         "model_args": parse_args(model_args),
         "data_args": parse_args(data_args),
         "data_root": data_root,
-        "split": split if folds is None else f"kfold:{folds}",
+        "only": only,
+        "split": split_spec("--split", split, folds),
         "split_seed": split_seed,
         "metric": metric,
+        "seed": seed,
         "training": training.options(lr),
+        "device": device,
+        "jobs": jobs,
+        "overwrite": overwrite,
+        "config": terminal.options,
     }
     if head is None:
-        for name, given in (
-            *(("--dim", dim), ("--heads", heads), ("--head-args", head_args), ("--seeds", seeds)),
-            *(("--checkpoint-layers", checkpoint_layers), ("--amp", amp)),
+        for name, value in (
+            *((f"--{name.replace('_', '-')}", value) for name, value in vars(head_flags).items()),
+            *(("--checkpoint-layers", checkpoint_layers), ("--amp", amp), ("--seeds", seeds)),
             *(("--no-baseline", not baseline), ("--no-normalize", not normalize)),
             ("--layers", layers != "auto"),
         ):
-            if given:
+            if value:
                 raise typer.BadParameter(f"{name}: only with --head")
-        _pretrain(terminal, model, data, out, only, seed, planning, device, overwrite)
+        with terminal.progress("training epochs") as update:
+            watch = _FoldWatch(terminal, update, training.epochs)
+            run = hg.pretrain(
+                model,
+                data,
+                out,
+                on_start=watch.started,
+                on_epoch=watch.epoch_done,
+                on_fit=watch.fold_done,
+                **given,
+            )
+        show_folds(terminal, run.results)
+        following = cache_command(out, model=model, data=data)
+        terminal.result({"folder": str(out), **run.results}, next_command=following)
         return
-    sizes = {name: value for name, value in (("dim", dim), ("heads", heads)) if value is not None}
-    planning |= {
-        "seeds": [seed] if seeds is None else parse_seeds(seeds),
-        "layers": layers,
-        "baseline": baseline,
-        "normalize": normalize,
-        "only": only,
-        "checkpoint_layers": checkpoint_layers,
-        "amp": amp,
-    }
-    options = {**sizes, **parse_args(head_args)}
-    _train_end_to_end(terminal, model, data, out, head, options, planning, device, overwrite)
-
-
-def _train_end_to_end(
-    terminal: Terminal,
-    model: str,
-    data: str,
-    out: Path,
-    head: str,
-    options: dict[str, Any],
-    planning: dict[str, Any],
-    device: str,
-    overwrite: bool,
-) -> None:
-    """Train backbone and head together, and show them beside the backbone's own readout."""
-    from histograph_post.end_to_end import plan_end_to_end
-    from histograph_post.head_training import HeadSpec
-
-    stage = plan_end_to_end(model, data, HeadSpec(head, options), **planning)
-    for note in (*stage.pretraining.dataset.notes, *stage.capture.notes):
-        terminal.say(f"note: {note}")
-    found = run_and_show(
-        terminal, stage, out, chosen=stage.name, device=device, overwrite=overwrite
-    )
-    terminal.result(
-        found,
-        next_command=f"histograph predict {out} --data SPEC -o predictions.csv",
-    )
-
-
-def _pretrain(
-    terminal: Terminal,
-    model: str,
-    data: str,
-    out: Path,
-    only: list[int],
-    seed: int,
-    planning: dict[str, Any],
-    device: str,
-    overwrite: bool,
-) -> None:
-    """Train a backbone with its own readout, and show every fold."""
-    from histograph_post.pretraining import plan_pretraining, run_pretraining
-
-    pretraining = plan_pretraining(model, data, seed=seed, **planning)
-    epochs = pretraining.training.epochs
-    for note in pretraining.dataset.notes:
-        terminal.say(f"note: {note}")
-    tracked = pretraining.task.metric
-    with terminal.progress("training epochs") as update:
-
-        def epoch_done(progress: FoldProgress) -> None:
-            terminal.epoch_done(f"fold-{progress.fold}", progress.trainer)
-            update(
-                progress.done * epochs + progress.trainer.progress.epoch, progress.total * epochs
-            )
-
-        def fold_done(trained: TrainedFold, done: int, total: int) -> None:
-            valid = trained.scores.get("valid", {}).get(tracked)
-            terminal.say(
-                f"[{done}/{total}] fold {trained.fold}: valid {tracked} {shown(valid)} "
-                f"at epoch {trained.best_epoch}"
-            )
-
-        run = run_pretraining(
-            pretraining,
+    with terminal.watch_experiment() as watching:
+        run = hg.pretrain(
+            model,
+            data,
             out,
-            only=only,
-            device=device,
-            overwrite=overwrite,
-            config=terminal.options,
-            on_epoch=epoch_done,
-            on_fold=fold_done,
+            head=head,
+            head_options=head_flags.options(),
+            layers=layers,
+            seeds=None if seeds is None else parse_seeds(seeds),
+            baseline=baseline,
+            normalize=normalize,
+            checkpoint_layers=checkpoint_layers,
+            amp=amp,
+            on_start=watching.started,
+            on_epoch=watching.epoch_done,
+            on_fit=watching.fit_done,
+            **given,
         )
-    show_folds(terminal, run.results)
-    terminal.result(
-        {"folder": str(out), **run.results}, next_command=f"histograph cache {out} -o CACHES"
-    )
+    terminal.result(show_run(terminal, run, watching), next_command=predict_command(out))
+
+
+class _FoldWatch:
+    """Prints what pretraining reports: its notes, a line per fold, how far it is.
+
+    Args:
+        terminal: Where to print.
+        update: Moves the bar to an epoch, of so many.
+        epochs: Of a fold.
+    """
+
+    def __init__(self, terminal: Terminal, update: Callable[[int, int], None], epochs: int) -> None:
+        self._terminal, self._update, self._epochs = terminal, update, epochs
+        self._metric = ""
+
+    def started(self, metric: str, notes: Sequence[str]) -> None:
+        """Print the notes; the lines to come are about this metric."""
+        self._metric = metric
+        for note in notes:
+            self._terminal.note(note)
+
+    def epoch_done(self, progress: FitProgress) -> None:
+        """Move the bar."""
+        self._terminal.epoch_done(f"fold-{progress.fold}", progress.measured)
+        self._update(round(progress.done * self._epochs), progress.total * self._epochs)
+
+    def fold_done(self, fit: Fit, done: int, total: int) -> None:
+        """Print the line of a fold."""
+        valid = fit.scores.get("valid", {}).get(self._metric)
+        self._terminal.say(
+            f"[{done}/{total}] fold {fit.spec.fold}: valid {self._metric} {shown(valid)} "
+            f"at epoch {fit.best_epoch}"
+        )
 
 
 def show_folds(terminal: Terminal, results: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -74,7 +74,7 @@ class FitWatch:
     Args:
         metric_name: The metric that is tracked.
         say: Says a line.
-        epoch_done: Told the name of a fit and its trainer after every epoch.
+        epoch_done: Told the name of a fit and what it measured after every epoch.
         bar: The bar, where somebody watches.
     """
 
@@ -82,7 +82,7 @@ class FitWatch:
         self,
         metric_name: str,
         say: Callable[[str], None],
-        epoch_done: Callable[[str, Any], None],
+        epoch_done: Callable[[str, Mapping[str, float]], None],
         bar: Progress | None,
     ) -> None:
         self._metric = metric_name
@@ -102,31 +102,29 @@ class FitWatch:
     def epoch_done(self, progress: Any) -> None:
         """Move the bar: a fit counts by the share of its epochs that are over."""
         fit = (progress.head, progress.fold, progress.seed)
-        self._trained[fit] = progress.trainer.share_done
+        self._trained[fit] = progress.share_done
         self._tell_epoch(
-            f"{progress.head}/fold-{progress.fold}-seed-{progress.seed}", progress.trainer
+            f"{progress.head}/fold-{progress.fold}-seed-{progress.seed}", progress.measured
         )
         if self._bar is None or self._task is None:
             return
-        several = progress.num_seeds > 1
-        seeds = f"{progress.num_seeds} seeds" if several else f"seed {progress.seed}"
         self._bar.update(
             self._task,
             completed=progress.done,
             total=progress.total,
-            description=f"{progress.head}, fold {progress.fold}, {seeds}",
+            description=f"{progress.head}, fold {progress.fold}, seed {progress.seed}",
         )
 
     def fit_done(self, fit: Any, done: int, total: int) -> None:
         """Print the fit's line."""
         if (fit.spec.name, fit.spec.fold, fit.spec.seed) not in self._trained:
             self._found += 1  # from a run before this one: it took no time
-        trained = sum(self._trained.values())  # seeds that are trained as one are done at once
+        trained = sum(self._trained.values())
         rest = total - self._found - trained
         left = (time.monotonic() - self._started) / trained * rest if trained else 0.0
         valid = fit.scores.get("valid", {}).get(self._metric)
         self._say(
-            f"[{done}/{total}] {fit.spec.name}, fold {fit.spec.fold}, seed {fit.spec.seed}: "
+            f"[{done}/{total}] {fit.spec.label}: "
             f"valid {self._metric} {metric(valid)} at epoch {fit.best_epoch}"
             + (f", {duration(left)} left" if left else "")
         )

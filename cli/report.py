@@ -32,21 +32,24 @@ def report(
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option("--figures", metavar="DIR", help="Save every figure as a file, too."),
+        typer.Option(
+            "--figures", metavar="DIR", help="Also save every figure as a file, in this folder."
+        ),
     ] = None,
     form: Annotated[
-        FigureFormat, typer.Option("--format", help="Format of those files.")
+        FigureFormat, typer.Option("--format", help="Format of the figures in --figures.")
     ] = FigureFormat.PNG,
     cache: Annotated[
         Path | None,
         typer.Option("--cache", metavar="CACHE", help="The run's cache, if it was moved."),
     ] = None,
+    head: opt.OwnHeadOption = None,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
-    """Write what a run found as one HTML file that works offline, and its figures if asked for.
+    """Write the results of a run as one HTML file that works offline.
 
-    Scores with paired differences, learning curves, layer weights, over-smoothing, predictions
-    against the truth, graphs with their attention, and what it takes to repeat the run.
+    It has scores with paired differences, learning curves, layer weights, over-smoothing,
+    predictions against labels, graphs with their attention, and how to repeat the run.
     """
     from histograph_post.reporting import report as write_report
 
@@ -55,6 +58,7 @@ def report(
             run,
             out,
             cache=cache,
+            head=head,
             figures=figures,
             form=form.value,
             overwrite=overwrite,

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from statistics import median
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
@@ -19,8 +20,11 @@ from .formatting import size as size
 from .progress import FitWatch, log_lines, make_bar
 
 if TYPE_CHECKING:
-    from histograph_post.event_files import EventFiles
-    from histograph_post.training import Trainer
+    from rich.progress import Progress
+
+    from histograph_post.runs.fits import Fit
+
+    from .event_files import EventFiles
 
 #: Width of tables that do not go to a terminal: wide enough that no cell is cut.
 _FILE_WIDTH = 160
@@ -98,7 +102,7 @@ class Terminal:
         if self.json:
             print(json.dumps(value, indent=1, ensure_ascii=False), file=self._out.file)
         elif next_command is not None and not self.quiet:
-            self._out.print(f"next: {next_command}", markup=False, soft_wrap=True)
+            self._out.print(f"next: {printable(next_command)}", markup=False, soft_wrap=True)
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
@@ -112,17 +116,54 @@ class Terminal:
         else:
             yield log_lines(what, self.say)
 
+    def note(self, text: str) -> None:
+        """Tell the user something that is good to know before the work begins (stderr)."""
+        self.say(f"note: {text}")
+
     @contextmanager
-    def fit_progress(self, metric_name: str) -> Iterator[FitWatch]:
-        """Yield a watcher of an experiment: a line per fit, and a bar on a terminal."""
+    def watch_experiment(self) -> Iterator[ExperimentWatch]:
+        """Yield what an experiment reports to: a line per fit, and a bar on a terminal."""
         bar = make_bar(self._err) if self._err.is_terminal and not self.quiet else None
         with bar if bar is not None else nullcontext():
-            yield FitWatch(metric_name, self.say, self.epoch_done, bar)
+            yield ExperimentWatch(self, bar)
 
-    def epoch_done(self, name: str, trainer: Trainer) -> None:
+    def epoch_done(self, name: str, measured: Mapping[str, float]) -> None:
         """Take note of an epoch: in event files if asked for, and as a line for the curious."""
-        measured = trainer.progress.log[-1]
         if self._events is not None:
             self._events.write(name, measured)
         numbers = (f"{key} {value:.4g}" for key, value in measured.items() if key != "epoch")
         self.detail(f"{name}, epoch {measured['epoch']}: {', '.join(numbers)}")
+
+
+class ExperimentWatch(FitWatch):
+    """Prints what an experiment reports: its notes, a line per fit, how far it is.
+
+    Args:
+        terminal: Where to print.
+        bar: The bar, on a terminal.
+    """
+
+    def __init__(self, terminal: Terminal, bar: Progress | None) -> None:
+        super().__init__("", terminal.say, terminal.epoch_done, bar)
+        self._terminal = terminal
+        self._seconds: dict[str, list[float]] = {}
+
+    @property
+    def metric(self) -> str:
+        """The metric that is tracked."""
+        return self._metric
+
+    def started(self, metric_name: str, notes: Sequence[str]) -> None:
+        """Print the notes; the lines to come are about this metric."""
+        self._metric = metric_name
+        for note in notes:
+            self._terminal.note(note)
+
+    def fit_done(self, fit: Fit, done: int, total: int) -> None:
+        """Print the fit's line, and take note of how long its epochs took."""
+        self._seconds.setdefault(fit.spec.name, []).append(fit.seconds_per_epoch)
+        super().fit_done(fit, done, total)
+
+    def seconds_per_epoch(self) -> dict[str, float]:
+        """Return the median over the fits of each readout."""
+        return {name: median(values) for name, values in self._seconds.items()}

@@ -2,72 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from . import heads as opt_heads
+import histograph_post as hg
+
 from . import options as opt
-from .heads import parse_seeds, parse_size, run_and_show, say_beforehand, split_spec
+from .flags import ExperimentFlags, HeadFlags, TrainingFlags
+from .next_commands import predict_command
+from .results import show_run
 from .terminal import Terminal
-from .training_flags import TrainingFlags
+
+
+@dataclass(frozen=True)
+class WideHeadFlags(HeadFlags):
+    """The options of a head that is 64 wide by default, as is the baseline beside it."""
+
+    dim: Annotated[int | None, typer.Option(min=1, help="Width of the head.")] = 64
 
 
 def train_head(
     terminal: Terminal,
-    cache: opt_heads.CacheArgument,
-    out: opt_heads.RunOption,
-    head: Annotated[
-        str, typer.Option("--head", help="histograph, mean, linear, concat, gmt, ...")
-    ] = "histograph",
-    dim: Annotated[int, typer.Option(min=1, help="Width of the head.")] = 64,
-    heads: Annotated[
-        int | None, typer.Option(min=1, help="Attention heads, for heads that have them.")
-    ] = None,
-    head_args: opt_heads.HeadArgsOption = [],  # noqa: B006  # typer copies it
-    task: opt_heads.TaskOption = opt.TaskKind.AUTO,
-    metric: opt_heads.MetricOption = None,
-    folds: opt_heads.FoldsOption = None,
-    splits: opt_heads.SplitsOption = None,
-    split_seed: opt.SplitSeedOption = 0,
-    seeds: opt_heads.SeedsOption = "0",
-    lr: opt_heads.LrOption = None,
+    cache: opt.CacheArgument,
+    out: opt.RunOption,
+    head: opt.HeadOption = "histograph",
     *,
+    head_flags: WideHeadFlags,
+    experiment: ExperimentFlags,
+    lr: opt.LrOption = None,
     training: TrainingFlags,
-    standardize: opt_heads.StandardizeOption = True,
-    warm_start: opt_heads.WarmStartOption = False,
-    memory_limit: opt_heads.MemoryOption = None,
-    device: opt.DeviceOption = "auto",
-    overwrite: opt.OverwriteOption = False,
+    warm_start: opt.WarmStartOption = False,
 ) -> None:
-    """Train a readout on cached activations; the backbone is not needed and does not change.
+    """Train a readout on cached activations; the backbone is neither needed nor changed.
 
-    The last layer's mean pool is retrained beside it, as the readout to beat.
+    A mean pool of the last layer is trained beside it, as the baseline to beat.
     """
-    from histograph_post.backbone import parse_args
-    from histograph_post.folds import open_caches
-    from histograph_post.head_training import HeadSpec, plan_experiment, with_baseline
-
-    options = {"dim": dim, **parse_args(head_args)}
-    if heads is not None:
-        options["heads"] = heads
-    first = open_caches(cache)[0]
-    level = first.manifest.layout.level
-    experiment = plan_experiment(
-        cache,
-        with_baseline(HeadSpec(head, options), level),
-        training=training.options_on(first, lr),
-        seeds=parse_seeds(seeds),
-        split=split_spec(splits, folds),
-        split_seed=split_seed,
-        task=task.value,
-        metric=metric,
-        standardize=standardize,
-        warm_start=warm_start,
-        memory_limit=parse_size(memory_limit),
-    )
-    say_beforehand(terminal, experiment, device)
-    result = run_and_show(
-        terminal, experiment, out, chosen=head, device=device, overwrite=overwrite
-    )
-    terminal.result(result, next_command=f"histograph predict {out} --data SPEC -o predictions.csv")
+    with terminal.watch_experiment() as watch:
+        run = hg.train_head(
+            cache,
+            out,
+            head=head,
+            head_options=head_flags.options(),
+            options=experiment.options(
+                terminal, watch, training.options(lr), warm_start=warm_start
+            ),
+        )
+    terminal.result(show_run(terminal, run, watch), next_command=predict_command(out))

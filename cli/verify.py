@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
+from . import options as opt
 from .terminal import Terminal
 
 
 def verify(
     terminal: Terminal,
-    cache: Annotated[
-        Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of per-fold caches.")
-    ],
+    cache: opt.CacheArgument,
 ) -> None:
-    """Check a cache: every checksum, its structure, its values and its splits."""
+    """Check the checksums, the structure, the values and the splits of a cache."""
+    from histograph_post.caches import verify_cache
+    from histograph_post.caches.opening import is_begun, read_manifest
     from histograph_post.errors import CacheError
-    from histograph_post.folds import cache_folders
-    from histograph_post.storage import verify_cache
-    from histograph_post.storage.opening import is_begun, read_manifest
+    from histograph_post.experiments.folds import cache_folders
 
     folders = cache_folders(cache)
     reports = []

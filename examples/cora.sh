@@ -21,5 +21,5 @@ histograph compare "$out/cora.cache" --heads mlp,concat,histograph \
     --epochs "$epochs" --patience 20 --seeds 0-2 -o "$out/compare"
 
 # The readout that was best on the validation nodes, on the graph as it comes.
-histograph predict "$out/compare" --data planetoid:Cora --data-root "$data" \
-    -o "$out/predictions.csv" --overwrite
+histograph predict "$out/compare" --model "$here/uvadlc_node_gcn.py:GNNModel" \
+    --data planetoid:Cora --data-root "$data" -o "$out/predictions.csv" --overwrite

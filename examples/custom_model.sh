@@ -26,7 +26,8 @@ histograph cache --model "$here/custom_model.py:Net" --checkpoint "$out/model.pt
 # as the model was.
 histograph train-head "$out/net.cache" --dim 32 --epochs "$epochs" --seeds 0-2 -o "$out/head"
 
-# New graphs: the same function with another seed.
-histograph predict "$out/head" --data "$here/custom_model.py:graphs" \
-    --data-args num_graphs=50 --data-args seed=1 -o "$out/predictions.csv" \
+# New graphs: the same function with another seed. The model is named again: what a run records as
+# its model is never run by itself.
+histograph predict "$out/head" --model "$here/custom_model.py:Net" \
+    --data "$here/custom_model.py:graphs" --data-args num_graphs=50 --data-args seed=1 -o "$out/predictions.csv" \
     --overwrite

@@ -4,58 +4,73 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .lazy import lazy_names
+from .utils.lazy import lazy_names
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .caching import cache as cache
+    from .caches import Cache as Cache
+    from .caches.caching import cache as cache
     from .data import GraphDataset as GraphDataset
     from .data import load_data as load_data
     from .errors import HistographError as HistographError
-    from .exporting import export as export
-    from .finetuning import finetune as finetune
-    from .from_scratch import pretrain as pretrain
-    from .head_training import train_head as train_head
+    from .experiments.end_to_end import pretrain as pretrain
+    from .experiments.finetuning import finetune as finetune
+    from .experiments.head_training import compare as compare
+    from .experiments.head_training import train_head as train_head
+    from .experiments.options import ExperimentOptions as ExperimentOptions
+    from .experiments.tuning import tune as tune
+    from .heads import Readout as Readout
+    from .heads import register_head as register_head
     from .heads.histograph import HistoGraphHead as HistoGraphHead
-    from .predicting import load as load
-    from .predicting import predict as predict
     from .reporting import report as report
-    from .storage import Cache as Cache
-    from .training_options import TrainingOptions as TrainingOptions
-    from .tuning import tune as tune
+    from .runs.exporting import export as export
+    from .runs.predicting import load as load
+    from .runs.predicting import predict as predict
+    from .runs.run import Run as Run
+    from .training.options import TrainingOptions as TrainingOptions
 
 #: Public name -> module. Loaded on first use, so that `histograph --help` never waits for torch.
 _PUBLIC = {
-    "Cache": ".storage",
+    "Cache": ".caches",
+    "ExperimentOptions": ".experiments.options",
     "GraphDataset": ".data",
     "HistoGraphHead": ".heads.histograph",
     "HistographError": ".errors",
-    "TrainingOptions": ".training_options",
-    "cache": ".caching",
-    "export": ".exporting",
-    "finetune": ".finetuning",
-    "load": ".predicting",
+    "Readout": ".heads",
+    "Run": ".runs.run",
+    "TrainingOptions": ".training.options",
+    "cache": ".caches.caching",
+    "compare": ".experiments.head_training",
+    "export": ".runs.exporting",
+    "finetune": ".experiments.finetuning",
+    "load": ".runs.predicting",
     "load_data": ".data",
-    "predict": ".predicting",
-    "pretrain": ".from_scratch",
+    "predict": ".runs.predicting",
+    "pretrain": ".experiments.end_to_end",
+    "register_head": ".heads",
     "report": ".reporting",
-    "train_head": ".head_training",
-    "tune": ".tuning",
+    "train_head": ".experiments.head_training",
+    "tune": ".experiments.tuning",
 }
 __all__ = [
     "Cache",
+    "ExperimentOptions",
     "GraphDataset",
     "HistoGraphHead",
     "HistographError",
+    "Readout",
+    "Run",
     "TrainingOptions",
     "cache",
+    "compare",
     "export",
     "finetune",
     "load",
     "load_data",
     "predict",
     "pretrain",
+    "register_head",
     "report",
     "train_head",
     "tune",

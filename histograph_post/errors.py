@@ -7,6 +7,8 @@ caller would look for.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HistographError(Exception):
     """Base of every failure this package knows about."""
@@ -17,6 +19,10 @@ class HistographError(Exception):
     def __init__(self, message: str, *, details: str = "") -> None:
         super().__init__(message)
         self.details = details
+
+    # Pickled without its constructor, whose arguments differ: errors come from other processes.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class NotFoundError(HistographError, FileNotFoundError):
@@ -67,3 +73,7 @@ class CaptureError(HistographError, RuntimeError):
 
 class CacheError(HistographError, ValueError):
     """A cache is damaged, incomplete, or does not belong to what it is used with."""
+
+
+class WorkerError(HistographError, RuntimeError):
+    """A process that was to train a fit has ended without a result."""

@@ -1,8 +1,18 @@
-"""Metrics: scikit-learn's or equal to them, and the ranks of links, which it has not."""
+"""Metrics of predictions, and what scores over folds and seeds come to.
+
+Classes and orders are scored by a few lines of NumPy that give what scikit-learn gives: they are
+scored after every epoch, and its checks of every call would take longer than the epoch where there
+are hundreds of targets.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
 import numpy as np
+from scipy import stats
 from sklearn import metrics as sk
 
 #: Metrics of each kind of task; the first one is tracked unless another is asked for.
@@ -29,14 +39,11 @@ LOWER_IS_BETTER = frozenset({"rmse", "mae", "loss"})
 
 
 def class_scores(truth: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
-    """Score the chosen class numbers ``[rows]``, as scikit-learn does.
-
-    This is called after every epoch: what scikit-learn checks first takes far longer than counting.
-    """
+    """Score the chosen class numbers ``[rows]``, over the classes that occur in ``truth``."""
     size = 1 + int(max(truth.max(), chosen.max()))
     counted = (truth, chosen, truth[truth == chosen])
     there, taken, right = (np.bincount(numbers, minlength=size) for numbers in counted)  # [classes]
-    # Over the classes that occur: a class that a small split lacks must not lower the mean.
+    # A class that a small split lacks must not lower the mean.
     occurring = there > 0
     there, taken, right = there[occurring], taken[occurring], right[occurring]
     return {
@@ -47,10 +54,7 @@ def class_scores(truth: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
 
 
 def ranking_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
-    """Score the order that ``values [rows]`` put two classes in; nothing for a single class.
-
-    To the last bit what scikit-learn gives, whose checks take ten times as long as this.
-    """
+    """Score the order that ``values [rows]`` put two classes in; nothing for a single class."""
     if len(np.unique(truth)) < 2:
         return {}
     if not (np.isin(truth, (0, 1)).all() and np.isfinite(values).all()):
@@ -59,32 +63,18 @@ def ranking_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
             "roc_auc": float(sk.roc_auc_score(truth, values)),
             "ap": float(sk.average_precision_score(truth, values)),
         }
-    highest_first = np.argsort(values)[::-1]
-    truth, values = truth[highest_first], values[highest_first]  # [rows]
+    positives = int(truth.sum())
+    # The Mann-Whitney statistic: pairs of a positive and a negative in the right order, ties half.
+    ordered = stats.rankdata(values)[truth == 1].sum() - positives * (positives + 1) / 2
+    descending = np.argsort(-values)
     # Rows of one value come above a threshold together: the last of each counts.  [thresholds]
-    last = np.append(np.flatnonzero(np.diff(values)), len(values) - 1)
-    right = np.cumsum(truth, dtype=np.float64)[last]
-    wrong = 1.0 + last - right
-    return {"roc_auc": _area(right, wrong), "ap": _average_precision(right, wrong)}
-
-
-def _area(right: np.ndarray, wrong: np.ndarray) -> float:
-    """Return the area under the ROC curve from the rows of each class above each threshold."""
-    if len(right) > 2:
-        # Only corners: with points on a line between them the sum would round differently.
-        is_corner = (np.diff(right, 2) != 0) | (np.diff(wrong, 2) != 0)
-        corners = np.concatenate([[True], is_corner, [True]])
-        right, wrong = right[corners], wrong[corners]
-    height = np.append(0.0, right) / right[-1]  # [corners + 1]
-    width = np.diff(np.append(0.0, wrong) / wrong[-1])  # [corners]
-    return float((width * (height[1:] + height[:-1]) / 2.0).sum())
-
-
-def _average_precision(right: np.ndarray, wrong: np.ndarray) -> float:
-    """Return the mean precision over recall from the rows of each class above each threshold."""
-    precision = (right / (right + wrong))[::-1]  # [thresholds]
-    recall = np.append((right / right[-1])[::-1], 0.0)  # [thresholds + 1]
-    return float(max(0.0, -np.sum(np.diff(recall) * precision)))
+    last = np.append(np.flatnonzero(np.diff(values[descending])), len(values) - 1)
+    found = np.cumsum(truth[descending])[last]
+    precision, recall = found / (last + 1), found / positives
+    return {
+        "roc_auc": float(ordered / (positives * (len(truth) - positives))),
+        "ap": float(np.sum(np.diff(recall, prepend=0.0) * precision)),
+    }
 
 
 def link_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
@@ -117,3 +107,68 @@ def regression_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]
     if len(truth) > 1:
         found["r2"] = float(sk.r2_score(truth, values))
     return found
+
+
+# --- scores over folds and seeds
+
+#: A fold and a seed: what two readouts are paired by.
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The mean and the standard deviation of some scores."""
+
+    mean: float
+    deviation: float
+    count: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much one readout is better than another on the same folds and seeds.
+
+    The interval is the 95 % Student interval of the mean paired difference. Its units are folds
+    (their seeds averaged first), or seeds where there is a single fold; None where there is one
+    unit only. Folds share training data, so the interval is somewhat too narrow.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def summarize(scores: Sequence[float]) -> Summary | None:
+    """Return the mean and the sample standard deviation; None without scores."""
+    if not scores:
+        return None
+    deviation = float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
+    return Summary(float(np.mean(scores)), deviation, len(scores))
+
+
+def paired_difference(
+    scores: Mapping[Key, float], others: Mapping[Key, float], *, level: float = 0.95
+) -> Difference | None:
+    """Compare two readouts over the folds and seeds that both have; None if there are none."""
+    keys = sorted(set(scores) & set(others))
+    if not keys:
+        return None
+    differences = np.array([scores[key] - others[key] for key in keys])
+    folds = np.array([fold for fold, _ in keys])
+    if len(np.unique(folds)) > 1:
+        differences = np.array([differences[folds == fold].mean() for fold in np.unique(folds)])
+    mean, count = float(differences.mean()), len(differences)
+    if count < 2:
+        return Difference(mean, None, None, count)
+    error = float(differences.std(ddof=1)) / np.sqrt(count)
+    reach = float(stats.t.ppf((1 + level) / 2, count - 1) * error)
+    return Difference(mean, mean - reach, mean + reach, count)

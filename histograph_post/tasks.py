@@ -2,22 +2,21 @@
 
 Labels arrive as one float array ``[rows, targets]`` with NaN for a missing label, whatever the
 level (graphs, nodes or links). A task turns them into training targets, and a model's outputs
-into a loss, probabilities and scores.
+into a loss, probabilities and scores. Regression learns its targets on a :class:`TargetScale`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .errors import DataError
-from .levels import Level
+from .errors import ConfigError, DataError
 from .metrics import (
     LINK_METRICS,
     LOWER_IS_BETTER,
@@ -27,6 +26,8 @@ from .metrics import (
     ranking_scores,
     regression_scores,
 )
+from .utils.decoding import Positive, decode
+from .utils.levels import Level
 
 Kind = Literal["binary", "multiclass", "multilabel", "regression"]
 
@@ -40,7 +41,7 @@ class Task:
 
     kind: Kind
     level: Level
-    num_targets: int
+    num_targets: Positive
     metric: str
     #: The label value of each class (binary and multiclass), in the order of the outputs.
     classes: tuple[float, ...] = ()
@@ -65,15 +66,13 @@ class Task:
         return {**asdict(self), "classes": list(self.classes)}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Task:
-        """Rebuild a task from :meth:`to_json`."""
-        return cls(**{**value, "classes": tuple(value["classes"])})
+    def from_json(cls, value: Any, *, where: str = "task") -> Task:
+        """Read what :meth:`to_json` returned, checking every type."""
+        return decode(cls, value, where, error=ConfigError)
 
     def accepts(self, width: int) -> bool:
         """Whether outputs of this width can be scored: one logit or two for a binary task."""
         return width in (1, 2) if self.kind == "binary" else width == self.out_dim
-
-    # --- targets and outputs ---------------------------------------------------------------
 
     def targets(self, labels: np.ndarray) -> Tensor:
         """Return class numbers ``[rows]`` (missing: -1), or values ``[rows, T]`` (missing: NaN)."""
@@ -84,7 +83,7 @@ class Task:
             return torch.from_numpy(np.where(numbers < 0, np.nan, numbers)[:, None])  # [rows, 1]
         return torch.from_numpy(labels.astype(np.float32))  # [rows, T]
 
-    def losses(
+    def loss(
         self,
         outputs: Tensor,
         targets: Tensor,
@@ -97,13 +96,10 @@ class Task:
         The weights, see :meth:`balancing_weights`, may be on another device than the outputs.
 
         Args:
-            outputs: Of some networks, ``[copies, rows, out_dim]``.
-            targets: From :meth:`targets`, the same for all of them.
+            outputs: ``[rows, out_dim]``.
+            targets: From :meth:`targets`.
             class_weight: Of classes, ``[classes]``.
             positive_weight: Of positive labels, ``[T]``.
-
-        Returns:
-            ``[copies]``.
         """
         if class_weight is not None:
             class_weight = class_weight.to(outputs)  # [classes]
@@ -113,32 +109,20 @@ class Task:
         missing = targets < 0 if by_class else torch.isnan(targets)  # [rows] or [rows, T]
         some_missing = bool(missing.any())
         if missing.all() if some_missing else not targets.numel():
-            return outputs.sum((1, 2)) * 0.0
+            return outputs.sum() * 0.0
         if by_class:
-            all_targets = targets.expand(len(outputs), -1)  # [copies, rows]
-            losses = F.cross_entropy(
-                outputs.flatten(0, 1),
-                all_targets.flatten(),
-                weight=class_weight,
-                ignore_index=-1,
-                reduction="none",
-            ).view_as(all_targets)
-            present = targets[~missing] if some_missing else targets
-            count = len(present) if class_weight is None else class_weight[present].sum()
-            return losses.sum(1) / count
+            return F.cross_entropy(outputs, targets, weight=class_weight, ignore_index=-1)
         # A missing label takes a harmless value before the loss: NaN * 0 would still be NaN.
         filled = targets.masked_fill(missing, 0) if some_missing else targets  # [rows, T]
         if self.kind == "regression":
-            losses = (outputs - filled).square()  # [copies, rows, T]
+            losses = (outputs - filled).square()  # [rows, T]
         else:
-            all_targets = filled.expand(len(outputs), *filled.shape)  # [copies, rows, T]
             losses = F.binary_cross_entropy_with_logits(
-                outputs, all_targets, pos_weight=positive_weight, reduction="none"
-            )  # [copies, rows, T]
+                outputs, filled, pos_weight=positive_weight, reduction="none"
+            )  # [rows, T]
         if some_missing:
-            present = ~missing  # [rows, T]
-            return (losses * present).sum((1, 2)) / present.sum()
-        return losses.mean((1, 2))
+            return (losses * ~missing).sum() / (~missing).sum()
+        return losses.mean()
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Turn logits into probabilities, row by row; a regression value stays what it is."""
@@ -181,8 +165,6 @@ class Task:
         positive, negative = np.nansum(targets == 1, axis=0), np.nansum(targets == 0, axis=0)
         ratios = np.where((positive > 0) & (negative > 0), negative / np.maximum(positive, 1), 1.0)
         return {"positive_weight": torch.from_numpy(ratios.astype(np.float32))}
-
-    # --- metrics ---------------------------------------------------------------------------
 
     def scores(self, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         """Return every metric of this kind of task that these rows allow; outputs are logits.
@@ -310,12 +292,53 @@ def _classes(values: np.ndarray) -> tuple[float, ...]:
 
 
 def label_summary(task: Task, labels: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Say which target columns cannot be scored (no labels, or one class only)."""
-    said = []
+    """Return notes on the target columns that cannot be scored (no labels, or one class only)."""
+    notes = []
     for column, name in zip(labels.T, names, strict=True):
         values = np.unique(column[~np.isnan(column)])
         if len(values) == 0:
-            said.append(f"target {name}: no labels, skipped")
+            notes.append(f"target {name}: no labels, skipped")
         elif len(values) == 1 and task.kind in ("binary", "multilabel"):
-            said.append(f"target {name}: one class only ({values[0]:g}), no ranking metric")
-    return said
+            notes.append(f"target {name}: one class only ({values[0]:g}), no ranking metric")
+    return notes
+
+
+_Values = TypeVar("_Values", np.ndarray, Tensor)
+
+
+@dataclass(frozen=True)
+class TargetScale:
+    """Regression targets are learned at mean 0 and deviation 1 of the training part.
+
+    Other tasks pass through unchanged.
+    """
+
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, task: Task, labels: np.ndarray) -> TargetScale:
+        """Take the scale of the training labels ``[rows, targets]``."""
+        if task.kind != "regression":
+            return cls()
+        means, deviations = [], []
+        for column in labels.T:
+            present = column[~np.isnan(column)]
+            means.append(float(present.mean()) if len(present) else 0.0)
+            deviation = float(present.std()) if len(present) else 1.0
+            deviations.append(deviation if deviation > 0 else 1.0)
+        return cls(tuple(means), tuple(deviations))
+
+    def apply(self, targets: Tensor) -> Tensor:
+        """Turn labels into what the network learns."""
+        if not self.mean:
+            return targets
+        mean, deviation = targets.new_tensor(self.mean), targets.new_tensor(self.deviation)
+        return (targets - mean) / deviation  # [rows, targets]
+
+    def undo(self, outputs: _Values) -> _Values:
+        """Turn what the network gives into the units of the labels; arrays become double."""
+        if not self.mean:
+            return outputs
+        as_outputs = outputs.new_tensor if isinstance(outputs, Tensor) else np.array
+        return outputs * as_outputs(self.deviation) + as_outputs(self.mean)  # [rows, targets]

@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 
 from histograph_cli.main import app
 from histograph_cli.progress import log_lines, make_bar
-from histograph_post.backbone import build_model
-from histograph_post.caching import cache
+from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
+from histograph_post.models import build_model
 
 COMMANDS = typer.main.get_command(app).commands
 TRAINING = ("pretrain", "train-head", "compare", "tune", "finetune")

@@ -22,11 +22,18 @@ from typer.testing import CliRunner
 import histograph_post as hg
 from histograph_cli.main import app
 from histograph_cli.reference import reference
-from histograph_post.heads.histograph_config import HistoGraphConfig
+from histograph_post.heads.histograph import HistoGraphConfig
 from histograph_post.heads.registry import HEADS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "examples" / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+    ]
+)
 COMMANDS = typer.main.get_command(app).commands
 
 #: The pages show commands as one would give them; to test the words, one epoch is enough.

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 import histograph_post as hg
-from histograph_post.backbone import build_model, call_model, prediction
-from histograph_post.pretrained import Pretrained, PretrainedSpec, load_pretrained
+from histograph_post.data import DataSpec
+from histograph_post.models import ModelSpec, build_model, call_model, prediction
+from histograph_post.models.spec import Pretrained, load_pretrained
 from histograph_post.splits import resolve_splits
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -22,13 +23,8 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 def load(shared_data: Path, model: str, checkpoint: str, data: str, **data_args) -> Pretrained:
     return load_pretrained(
-        PretrainedSpec(
-            model=f"{EXAMPLES}/{model}",
-            checkpoint=shared_data / "checkpoints" / checkpoint,
-            data=data,
-            data_args=data_args,
-            data_root=shared_data,
-        )
+        ModelSpec(f"{EXAMPLES}/{model}", checkpoint=shared_data / "checkpoints" / checkpoint),
+        DataSpec(data, data_args, shared_data),
     )
 
 

@@ -11,9 +11,13 @@ from sklearn import metrics as sk
 
 from histograph_post.errors import DataError
 from histograph_post.metrics import class_scores, ranking_scores
-from histograph_post.tasks import Task, infer_task, label_summary
+from histograph_post.tasks import TargetScale, Task, infer_task, label_summary
 
 NAN = float("nan")
+
+
+def close(score: float) -> object:
+    return pytest.approx(score, rel=1e-12, abs=1e-15)
 
 
 def column(*values: float) -> np.ndarray:
@@ -68,7 +72,7 @@ def test_binary_scores_agree_for_logits_probabilities_and_two_columns() -> None:
     assert as_logits == pytest.approx(as_probabilities)
     assert as_logits == pytest.approx(two_columns)
     keep = ~np.isnan(labels[:, 0])
-    assert as_logits["roc_auc"] == sk.roc_auc_score(labels[keep, 0], logits[keep, 0])
+    assert as_logits["roc_auc"] == close(sk.roc_auc_score(labels[keep, 0], logits[keep, 0]))
     assert as_logits["accuracy"] == sk.accuracy_score(labels[keep, 0], logits[keep, 0] > 0)
 
 
@@ -97,7 +101,7 @@ def test_scores_of_classes_are_sklearns(classes: int, rows: int) -> None:
     st.lists(st.tuples(st.booleans(), st.integers(-3, 3) | st.floats(-3, 3)), min_size=2),
     st.sampled_from([np.float32, np.float64]),
 )
-def test_scores_of_an_order_are_sklearns_to_the_last_bit(
+def test_scores_of_an_order_are_sklearns(
     rows: list[tuple[bool, float]], kind: type[np.floating]
 ) -> None:
     truth = np.array([is_positive for is_positive, _ in rows]).astype(int)
@@ -106,8 +110,8 @@ def test_scores_of_an_order_are_sklearns_to_the_last_bit(
     if len(set(truth)) < 2:
         assert found == {}
         return
-    assert found["roc_auc"] == sk.roc_auc_score(truth, values)
-    assert found["ap"] == sk.average_precision_score(truth, values)
+    assert found["roc_auc"] == close(sk.roc_auc_score(truth, values))
+    assert found["ap"] == close(sk.average_precision_score(truth, values))
 
 
 def test_values_that_have_no_order_are_refused() -> None:
@@ -133,7 +137,7 @@ def test_multilabel_averages_the_columns_that_have_both_classes() -> None:
     outputs = np.array([[-1, 2, 0], [2, 2, 0], [-2, 1, 0], [-3, 1, 0]], dtype=float)
     task = infer_task(labels, "graph")
     scores = task.scores(outputs, labels)
-    assert scores["roc_auc"] == sk.roc_auc_score(labels[:, 0], outputs[:, 0])
+    assert scores["roc_auc"] == close(sk.roc_auc_score(labels[:, 0], outputs[:, 0]))
     assert scores["accuracy"] == pytest.approx((0.75 + 1.0) / 2)
     assert len(label_summary(task, labels, ["a", "b", "c"])) == 2
     assert task.scores(outputs[:, :3], np.full_like(labels, NAN)) == {}
@@ -160,58 +164,54 @@ def test_regression_scores() -> None:
 
 
 @pytest.mark.parametrize("positive_weight", [None, torch.tensor([3.0, 0.5])])
-def test_losses_ignore_missing_labels(positive_weight: torch.Tensor | None) -> None:
-    outputs = torch.randn(3, 4, 2, requires_grad=True)
+def test_the_loss_ignores_missing_labels(positive_weight: torch.Tensor | None) -> None:
+    outputs = torch.randn(4, 2, requires_grad=True)
     labels = np.array([[0, 1], [1, NAN], [NAN, NAN], [1, 0]], dtype=float)
     task = infer_task(labels, "graph")
     targets = task.targets(labels)
-    losses = task.losses(outputs, targets, positive_weight=positive_weight)
+    loss = task.loss(outputs, targets, positive_weight=positive_weight)
     present = ~torch.isnan(targets)
     weights = None if positive_weight is None else positive_weight.expand(4, 2)[present]
-    for own, found in zip(outputs, losses, strict=True):
-        expected = torch.nn.functional.binary_cross_entropy_with_logits(
-            own[present], targets[present], pos_weight=weights
-        )
-        assert torch.allclose(found, expected)
-    losses.sum().backward()
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(
+        outputs[present], targets[present], pos_weight=weights
+    )
+    assert torch.allclose(loss, expected)
+    loss.backward()
     assert outputs.grad is not None
-    assert torch.equal(outputs.grad[:, 2], torch.zeros(3, 2))
-    assert (task.losses(outputs, torch.full((4, 2), NAN)) == 0).all()
+    assert torch.equal(outputs.grad[2], torch.zeros(2))
+    assert task.loss(outputs, torch.full((4, 2), NAN)) == 0
 
 
-def test_losses_of_two_classes_want_one_column() -> None:
+def test_the_loss_of_two_classes_wants_one_column() -> None:
     task = infer_task(column(0, 1, 1), "graph")
     with pytest.raises(ValueError, match="must be the same as input size"):
-        task.losses(torch.randn(1, 3, 2), task.targets(column(0, 1, 1)))
+        task.loss(torch.randn(3, 2), task.targets(column(0, 1, 1)))
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_regression_losses_are_mean_squares(missing: bool) -> None:
+def test_the_loss_of_a_regression_is_the_mean_square(missing: bool) -> None:
     labels = column(0.5, 1.5, NAN if missing else 2, 4)
     task = infer_task(labels, "graph")
-    outputs = torch.randn(2, 4, 1)
-    present = ~torch.isnan(task.targets(labels)).expand(2, 4, 1)
-    squares = (outputs - task.targets(labels)).square()
-    expected = torch.stack([own[there].mean() for own, there in zip(squares, present, strict=True)])
-    assert torch.allclose(task.losses(outputs, task.targets(labels)), expected)
+    outputs, targets = torch.randn(4, 1), task.targets(labels)
+    expected = (outputs - targets)[~torch.isnan(targets)].square().mean()
+    assert torch.allclose(task.loss(outputs, targets), expected)
 
 
 @pytest.mark.parametrize("missing", [True, False])
 @pytest.mark.parametrize("class_weight", [None, torch.tensor([0.2, 1.0, 5.0])])
-def test_multiclass_losses_are_cross_entropies_over_the_labelled(
+def test_the_multiclass_loss_is_the_cross_entropy_over_the_labelled(
     missing: bool, class_weight: torch.Tensor | None
 ) -> None:
     labels = column(0, 2, NAN if missing else 1, 1, 0, 1, 2, 0, 1)
     task = infer_task(labels, "node")
-    outputs = torch.randn(2, 9, 3)
+    outputs = torch.randn(9, 3)
     targets = torch.from_numpy(np.nan_to_num(labels[:, 0], nan=-1)).long()
-    losses = task.losses(outputs, task.targets(labels), class_weight=class_weight)
-    for own, found in zip(outputs, losses, strict=True):
-        expected = torch.nn.functional.cross_entropy(
-            own[targets >= 0], targets[targets >= 0], weight=class_weight
-        )
-        assert torch.allclose(found, expected)
-    assert (task.losses(outputs, torch.full((9,), -1)) == 0).all()
+    expected = torch.nn.functional.cross_entropy(
+        outputs[targets >= 0], targets[targets >= 0], weight=class_weight
+    )
+    loss = task.loss(outputs, task.targets(labels), class_weight=class_weight)
+    assert torch.allclose(loss, expected)
+    assert task.loss(outputs, torch.full((9,), -1)) == 0
     with pytest.raises(DataError, match="found the value 7"):
         task.targets(column(7))
 
@@ -283,3 +283,28 @@ def test_a_links_rank_is_the_mean_of_the_best_and_the_worst(
     assert scores["roc_auc"] == pytest.approx(
         1 - np.mean([(r - 1) / len(negatives) for r in ranks])
     )
+
+
+LABELS = np.array([[100.5, 2.0, 7.0], [101.0, np.nan, 7.0], [104.0, 6.0, 7.0]])
+
+
+def test_targets_are_learned_around_zero_and_come_back() -> None:
+    scale = TargetScale.of(infer_task(LABELS, "graph", kind="regression"), LABELS)
+    learned = scale.apply(torch.from_numpy(LABELS))  # [rows, targets]
+    assert learned.nanmean(dim=0).tolist() == pytest.approx([0, 0, 0])
+    assert learned[:, 1].tolist() == pytest.approx([-1, float("nan"), 1], nan_ok=True)
+    np.testing.assert_allclose(scale.undo(learned), LABELS)
+    np.testing.assert_allclose(scale.undo(learned.numpy()), LABELS)
+
+
+def test_a_tensor_keeps_its_precision_and_an_array_becomes_double() -> None:
+    scale = TargetScale((100.0,), (3.0,))
+    assert scale.undo(torch.zeros(2, 1)).dtype == torch.float32
+    assert scale.undo(np.zeros((2, 1), np.float32)).dtype == np.float64
+
+
+def test_other_tasks_are_left_alone() -> None:
+    labels = np.array([[0.0], [1.0], [1.0]])
+    scale = TargetScale.of(infer_task(labels, "graph"), labels)
+    assert scale == TargetScale()
+    assert scale.undo(labels) is labels

@@ -1,23 +1,16 @@
-"""Capture: find the layers of any model, and record what they hand on.
+"""Capture: a model and a batch come in; a plan of its layers goes out, then their activations.
 
-    probe.py      one probe pass, recorded as a trace:
-    trace.py      which calls made which tensors from what
-    layers.py     the message-passing layers in it
-    readout.py    what the readout consumes
-    anchors.py    where every later pass goes through the same tensors
-    plan.py       all of it: model and batch in, CapturePlan out
-    recorder.py   the hooks at run time
-    parity.py     proof that nothing changed
-
-Layer i's activation is what the next layer consumes, the last one what the readout consumes, and
-layer 0 the embedded input.
+Layer i's activation is what the next layer consumes, the last one's what the readout consumes, and
+layer 0's the embedded input. Read ``plan.py`` first: it runs the model once (``probe.py`` records a
+``trace.py``), finds the layers in it (``layers.py``, ``readout.py``) and says where to take each
+(``points.py``). ``recorder.py`` takes them at run time; ``parity.py`` shows that nothing changed.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazy_names
+from ..utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from .parity import LayerParity as LayerParity

@@ -111,7 +111,7 @@ def find_layers(trace: Trace) -> Layers:
         raise problem or CaptureError(
             "no message-passing layers found: no module is a PyG MessagePassing, none is given "
             "node rows together with edges; name the modules to capture with --layers",
-            details=module_table(trace),
+            details=_module_table(trace),
         )
     _refuse_edge_caches(trace, layers)
     depths.extend(len(trace.values))
@@ -205,7 +205,7 @@ def _joins_nodes_and_edges(trace: Trace, call: ModuleCall) -> bool:
     return any(node not in edges for node in nodes) and bool(edges)
 
 
-def module_table(trace: Trace) -> str:
+def _module_table(trace: Trace) -> str:
     """Return the modules that ran, in order, with the shapes of their outputs."""
     rows = [
         (

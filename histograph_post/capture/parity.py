@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from ..backbone import call_model
 from ..errors import CaptureError
-from .freeze import eager_module, frozen
+from ..models import call_model
 from .points import CapturePlan
 from .recorder import Capture
-from .tensors import tensors_in
+from .tensors import eager_module, frozen, tensors_in
 
 #: The largest difference between a graph alone and in a batch, relative to the largest number of
 #: the layer, that different orders of summation explain in single precision.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
 from ..errors import CaptureError
+from ..utils.decoding import Count, Positive, decode
 
 Kind = Literal["input", "output", "function"]
 
@@ -22,15 +22,22 @@ class CapturePoint:
     #: The module; for a function call the module whose end the call is counted from.
     module: str
     #: Which call of the module in a forward pass, from 1.
-    call: int
+    call: Positive
     #: Which tensor, among the arguments or outputs; for a function its outputs, then arguments.
-    index: int
+    index: Count
     #: Numbers per node.
-    width: int
+    width: Positive
     #: What consumes the tensor, for the table.
     consumer: str
     #: The function calls from the end of the module to the tensor, checked at run time.
     calls: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.calls) != (self.kind == "function"):
+            raise CaptureError(
+                f"found calls = {self.calls}, expected "
+                f"{'at least one' if self.kind == 'function' else 'none'} for kind {self.kind!r}"
+            )
 
     @property
     def function(self) -> str | None:
@@ -39,7 +46,7 @@ class CapturePoint:
 
     @property
     def place(self) -> str:
-        """Where the tensor is taken, in words."""
+        """Where the tensor is taken, as a text."""
         module = (self.module or "the model") + (f" (call {self.call})" if self.call > 1 else "")
         if self.kind == "function":
             return f"{' > '.join(self.calls)} after {module}"
@@ -86,37 +93,7 @@ class CapturePlan:
         Raises:
             CaptureError: if the value is anything else.
         """
-        if not isinstance(value, Mapping):
-            raise CaptureError(f"capture plan: found {type(value).__name__}, expected an object")
-        entries, notes = value.get("points"), value.get("notes")
-        if not isinstance(entries, list) or not entries:
-            raise CaptureError("capture plan: expected a list of points")
-        if not isinstance(notes, list) or not _are_strings(notes):
-            raise CaptureError("capture plan: expected a list of notes")
-        return cls(tuple(_read_point(at, entry) for at, entry in enumerate(entries)), tuple(notes))
-
-
-def _are_strings(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
-
-
-def _read_point(position: int, entry: Any) -> CapturePoint:
-    where = f"capture plan, point {position}"
-    names = {field.name for field in fields(CapturePoint)}
-    if not isinstance(entry, Mapping) or set(entry) != names:
-        found = ", ".join(map(str, entry)) if isinstance(entry, Mapping) else repr(entry)
-        raise CaptureError(f"{where}: found {found}, expected {', '.join(sorted(names))}")
-    valid = {
-        **{name: isinstance(entry[name], str) for name in ("name", "module", "consumer")},
-        **{
-            name: type(entry[name]) is int and entry[name] >= least
-            for name, least in (("call", 1), ("index", 0), ("width", 1))
-        },
-        "kind": entry["kind"] in get_args(Kind),
-        "calls": _are_strings(entry["calls"])
-        and bool(entry["calls"]) == (entry["kind"] == "function"),
-    }
-    for name, fine in valid.items():
-        if not fine:
-            raise CaptureError(f"{where}: {name} cannot be {entry[name]!r}")
-    return CapturePoint(**{**entry, "calls": tuple(entry["calls"])})
+        plan = decode(cls, value, "capture plan", error=CaptureError)
+        if not plan.points:
+            raise CaptureError("capture plan: found no points, expected a list of them")
+        return plan

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Batch
 
-from ..backbone import call_model
+from ..models import call_model
 from .tensors import function_name, is_counted, tensors_in, version_of
 from .trace import FunctionCall, ModuleCall, Source, Trace, Value
 

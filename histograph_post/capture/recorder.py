@@ -22,11 +22,10 @@ from torch.overrides import (
 )
 from torch_geometric.data import Batch
 
-from ..backbone import call_model
 from ..errors import CaptureError
-from .freeze import eager_module
+from ..models import call_model
 from .points import CapturePlan, CapturePoint
-from .tensors import function_name, is_counted, tensors_in
+from .tensors import eager_module, function_name, is_counted, tensors_in
 
 #: Takes the number of a layer and its tensor, ``[num_nodes, width]``; returns a copy.
 KeepLayer = Callable[[int, Tensor], Tensor]

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..errors import DataError
-from ..levels import LEVELS, Level
 from ..splits.making import parse_shares
+from ..utils.levels import LEVELS, Level
 from .links import LinkOptions
 
 #: Arguments that every source of possibly featureless graphs takes.

@@ -1,14 +1,149 @@
-"""Graphs as one batch, without work in Python for each of them."""
+"""Batches: which graphs and label rows make up each of them, and many graphs as one.
+
+:func:`row_batches` is for training, :func:`budget_batches` for running a model over all graphs;
+:func:`make_batch` joins the graphs, and :class:`LinkNegatives` draws pairs for links that train.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
+
+from ..tasks import Task
+from ..utils.levels import Level
+from .links import NonEdges
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """The graphs of a batch and the label rows it predicts."""
+
+    #: Graphs, in the order of the batch: ``[num_graphs]``.
+    graphs: np.ndarray
+    #: Label rows, in the order of the predictions: ``[rows]``.
+    rows: np.ndarray
+    #: For node and link rows: the place of the row's graph in the batch, ``[rows]``.
+    owners: np.ndarray
+    #: For node and link rows: the row's number within its graph, ``[rows]``.
+    within: np.ndarray
+
+
+def row_batches(
+    rows: np.ndarray, level: Level, label_ptr: np.ndarray, *, batch_size: int, seed: int | None
+) -> Iterator[RowBatch]:
+    """Cut label rows into batches of at most ``batch_size`` graphs.
+
+    Args:
+        rows: Label rows to cover, each once.
+        level: What a row is; a graph is its own row.
+        label_ptr: First label row of each graph and the number of rows: ``[num_graphs + 1]``.
+        batch_size: Graphs per batch.
+        seed: Of the shuffle; None keeps the graphs in order.
+    """
+    owner = np.searchsorted(label_ptr, rows, side="right") - 1  # graph of each row: [rows]
+    graphs = np.unique(owner)
+    if seed is not None:
+        graphs = np.random.default_rng(seed).permutation(graphs)
+    if level == "graph":
+        nothing = np.empty(0, dtype=np.int64)
+        for start in range(0, len(graphs), batch_size):
+            members = graphs[start : start + batch_size]
+            yield RowBatch(members, members, nothing, nothing)
+        return
+    place = np.empty(len(label_ptr), dtype=np.int64)  # of each graph in the shuffled order
+    place[graphs] = np.arange(len(graphs))
+    order = np.argsort(place[owner], kind="stable")  # rows, by the place of their graph
+    rows, owner = rows[order], owner[order]
+    for start in range(0, len(graphs), batch_size):
+        inside = (place[owner] >= start) & (place[owner] < start + batch_size)  # [rows]
+        members = graphs[start : start + batch_size]
+        yield RowBatch(
+            members,
+            rows[inside],
+            place[owner[inside]] - start,
+            rows[inside] - label_ptr[owner[inside]],
+        )
+
+
+def count_batches(rows: np.ndarray, label_ptr: np.ndarray, *, batch_size: int) -> int:
+    """Return how many batches :func:`row_batches` gives."""
+    owners = np.searchsorted(label_ptr, rows, side="right") - 1  # graph of each row: [rows]
+    return -(-len(np.unique(owners)) // batch_size)
+
+
+def budget_batches(num_nodes: Sequence[int] | np.ndarray, node_budget: int) -> Iterator[range]:
+    """Cut graphs into batches of neighbours with at most ``node_budget`` nodes together.
+
+    A larger graph is a batch of its own, so a budget of 1 gives one graph at a time.
+
+    Args:
+        num_nodes: Nodes of each graph: ``[num_graphs]``.
+        node_budget: Nodes of a batch at most.
+    """
+    first, nodes = 0, 0
+    for graph, size in enumerate(num_nodes):
+        if graph > first and nodes + size > node_budget:
+            yield range(first, graph)
+            first, nodes = graph, 0
+        nodes += int(size)
+    if len(num_nodes):
+        yield range(first, len(num_nodes))
+
+
+class Negatives(NamedTuple):
+    """Pairs that are no links, drawn for one batch."""
+
+    #: Nodes numbered within their graph: ``[2, negatives]``.
+    pairs: Tensor
+    #: Place of each pair's graph in the batch: ``[negatives]``.
+    owners: np.ndarray
+
+
+class LinkNegatives:
+    """Draws negatives for links that train without any, anew in every epoch.
+
+    A batch gets as many pairs as it has links, from the same graphs, by the seed of the epoch.
+
+    Args:
+        task: What is predicted.
+        targets: Of every label row, ``[rows]`` or ``[rows, targets]``.
+        non_edges: The pairs of a graph that neither an edge joins nor a label names.
+    """
+
+    def __init__(self, task: Task, targets: Tensor, non_edges: Callable[[int], NonEdges]) -> None:
+        self._links = task.level == "link" and task.kind == "binary"
+        self._targets = targets
+        self._non_edges = non_edges
+
+    def generator(self, rows: np.ndarray, seed: int | None) -> np.random.Generator | None:
+        """Return what to draw with; None where these rows need no negatives."""
+        lacking = self._links and not bool((self._targets.numpy()[rows] == 0).any())
+        # A stream of its own: the seed itself shuffles the graphs.
+        return np.random.default_rng([seed, 1]) if lacking and seed is not None else None
+
+    def draw(self, members: RowBatch, random: np.random.Generator) -> Negatives:
+        """Draw as many pairs in each graph as it has links; a graph that is too dense has fewer."""
+        targets = self._targets[members.rows]  # [rows, 1]
+        links = members.owners[targets[:, 0].numpy() == 1]  # graph in the batch: [links]
+        counts = np.bincount(links, minlength=len(members.graphs))  # [num_graphs]
+        drawn = [
+            self._non_edges(graph).draw(int(count), random)
+            for graph, count in zip(members.graphs, counts, strict=True)
+        ]
+        sizes = [pairs.shape[1] for pairs in drawn]
+        return Negatives(
+            pairs=torch.from_numpy(np.concatenate(drawn, axis=1)),
+            owners=np.repeat(np.arange(len(drawn)), sizes),
+        )
+
+
+# --- many graphs as one
 
 #: What an attribute may be called whose values are node numbers; PyTorch Geometric's rule.
 _NODE_NUMBERS = "index"

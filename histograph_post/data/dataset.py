@@ -14,13 +14,12 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from ..errors import DataError
-from ..levels import LEVELS, Level
 from ..splits import Splits
-from .checks import check_links, detect_level, prepare_graphs
-from .features import add_features
-from .labels import align_labels, count_nodes, gather_labels, label_rows
+from ..utils.levels import LEVELS, Level
+from ..utils.specifications import IN_MEMORY
+from .checks import add_features, check_links, detect_level, prepare_graphs
+from .labels import align_labels, count_nodes, gather_labels, label_rows, take_masks
 from .links import LinkOptions, split_links
-from .masks import take_masks
 
 #: The name of the target where links are predicted.
 LINK_TARGET = ("link",)
@@ -116,7 +115,7 @@ class GraphDataset:
 def from_graphs(
     graphs: Iterable[Data],
     *,
-    spec: str = "memory",
+    spec: str = IN_MEMORY,
     ids: Sequence[str] | None = None,
     level: Level | None = None,
     target_names: Sequence[str] | None = None,
@@ -133,9 +132,9 @@ def from_graphs(
     The given graphs are not changed. Without ``level`` it is read off the attributes: an
     ``edge_label_index`` makes links, a ``y`` with one row per node makes nodes, else graphs.
     ``train_mask``, ``val_mask`` and ``test_mask`` of node-level data become ``official``.
-    ``features`` (see :mod:`.features`) fills in ``x`` for graphs that have none. A graph without
-    nodes is refused. ``level="link"`` on graphs that name no pairs holds out some of their own
-    edges, as ``links`` says (see :mod:`.links`).
+    ``features`` (see :func:`.checks.add_features`) fills in ``x`` for graphs that have none. A
+    graph without nodes is refused. ``level="link"`` on graphs that name no pairs holds out some of
+    their own edges, as ``links`` says (see :mod:`.links`).
     """
     collected = _collect(graphs, spec)
     names = [str(name) for name in (ids if ids is not None else range(len(collected)))]
@@ -146,9 +145,9 @@ def from_graphs(
     prepared, found = prepare_graphs(collected, names, spec=spec)
     if level == "link" and "edge_label_index" not in prepared[0]:
         # Before degrees become features: those would count the links that are held out.
-        prepared, official, said = split_links(prepared, links, spec=spec)
+        prepared, official, link_notes = split_links(prepared, links, spec=spec)
         target_names = LINK_TARGET if target_names is None else target_names
-        found += said
+        found += link_notes
     elif links is not None:
         raise DataError(
             f"{spec}: found options of a split of links, expected graphs without edge_label_index "
@@ -238,3 +237,21 @@ def _hash_value(digest: Any, key: str, value: object) -> None:
 @lru_cache(1 << 12)
 def _form(key: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
     return _text(key) + _text(f"{dtype} {[*shape]}")
+
+
+# --- a few graphs of a data set, on which a model is tried out
+
+#: How many: enough to tell graph rows from node rows, few enough to be quick.
+PROBE_GRAPHS = 4
+
+
+def probe_numbers(dataset: GraphDataset) -> list[int]:
+    """Return which graphs to try a model on."""
+    # Spread over the data: neighbours in a sorted data set look alike.
+    spread = np.linspace(0, len(dataset) - 1, PROBE_GRAPHS).astype(int)
+    return np.unique(spread).tolist()
+
+
+def probe_graphs(dataset: GraphDataset) -> list[Data]:
+    """Return the graphs to try a model on, copied."""
+    return [dataset.graphs[number].clone() for number in probe_numbers(dataset)]

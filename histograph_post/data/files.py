@@ -1,22 +1,32 @@
-"""Data from a user's own function: ``file.py:function`` or ``package.module:function``."""
+"""A user's own data: what a function returns, or graphs in a file of ``torch.save``.
+
+``file.py:function`` and ``package.module:function`` are imported and called; ``graphs.pt`` is read
+without running anything that is in it.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import pickle
+import re
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch_geometric.data import Batch, Data, Dataset
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.separate import separate
+from torch_geometric.data.storage import GlobalStorage
 
 from ..errors import DataError, HistographError, NotFoundError
-from .arguments import FEATURE_ARGS, LEVEL_ARGS, feature_options, level_options
+from ..utils.specifications import home_of, is_defined_in
+from ..utils.user_modules import imported_place
+from .arguments import FEATURE_ARGS, LEVEL_ARGS, check_names, feature_options, level_options
 from .dataset import GraphDataset, from_graphs
 
 #: Arguments that this package uses itself, unless the function has a parameter of that name.
@@ -28,13 +38,13 @@ def load_function(target: str, root: Path | None, args: Mapping[str, Any]) -> Gr
 
     It is called with those of ``root`` (a :class:`~pathlib.Path`) and the data arguments that its
     parameters name. It returns graphs (a list, a PyG data set), a :class:`GraphDataset`, or one
-    ``Data``, which is then a node-level set. A PyG data set class works as well.
+    ``Data``, which is then a node-level set. A PyG data set class works as well. A function that
+    the file or package only imported from elsewhere is not called.
     """
     place, _, name = target.rpartition(":")
-    folder = Path(place).resolve().parent if place.endswith(".py") else Path.cwd()
     try:
-        with _importable(folder):
-            function = _find(place, name)
+        with imported_place(place, DataError) as module:
+            function = _find(module, place, name)
             given, ours = _arguments(function, root, args, target)
             result = function(**given)
             if not isinstance(result, GraphDataset | Data):
@@ -58,8 +68,7 @@ def load_function(target: str, root: Path | None, args: Mapping[str, Any]) -> Gr
     return from_graphs(result, spec=target, **options)
 
 
-def _find(place: str, name: str) -> Callable[..., Any]:
-    module = _module_of_file(Path(place)) if place.endswith(".py") else _module(place)
+def _find(module: ModuleType, place: str, name: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         public = sorted(
@@ -70,31 +79,16 @@ def _find(place: str, name: str) -> Callable[..., Any]:
         raise DataError(
             f"{place}: no function {name!r}, found {', '.join(public) or 'no functions'}"
         )
+    if not (_is_dataset_class(function) or is_defined_in(function, module)):
+        raise DataError(
+            f"{place}: {name!r} comes from {home_of(function)}; expected a "
+            "function that is defined there, or a PyG data set class"
+        )
     return function
 
 
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a module that this module wants
-        raise DataError(f"{name}: no such module, expected package.module:function") from error
-
-
-def _module_of_file(path: Path) -> Any:
-    if not path.is_file():
-        raise NotFoundError(f"{path}: no such file, expected file.py:function")
-    # A name of its own: two files called data.py must not become each other.
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
-    spec = importlib.util.spec_from_file_location(f"{path.stem}_{digest}", path.resolve())
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickles in the file look their module up by name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def _is_dataset_class(target: Any) -> bool:
+    return inspect.isclass(target) and issubclass(target, Dataset)
 
 
 def _arguments(
@@ -117,8 +111,8 @@ def _arguments(
             valid = ", ".join(sorted((named - {"root"}) | set(_OURS)))
             raise DataError(f"{target}: unknown data argument {key!r}, expected one of {valid}")
     if "root" in named and root is not None:
-        is_pyg = inspect.isclass(function) and issubclass(function, Dataset)
-        given["root"] = str(root) if is_pyg else root  # PyG's classes expect text
+        # PyG's classes expect text.
+        given["root"] = str(root) if _is_dataset_class(function) else root
     missing = [n for n in parameters if n in named - given.keys() and _required(parameters[n])]
     if missing:
         hint = "--data-root" if missing[0] == "root" else f"--data-args {missing[0]}=..."
@@ -130,11 +124,129 @@ def _required(parameter: inspect.Parameter) -> bool:
     return parameter.default is inspect.Parameter.empty
 
 
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Let the user's file import its neighbours, as it can when it is run as a script."""
-    sys.path.insert(0, str(folder))
+# --- graphs saved with ``torch.save``
+
+#: PyG's classes of one homogeneous graph. None of them does more than hold values.
+_ALLOWED = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
+
+_CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "optimizer_state_dict", "hyper_parameters")
+
+
+def load_graph_file(path: Path, args: Mapping[str, Any], *, spec: str) -> GraphDataset:
+    """Load graphs from a ``.pt`` file."""
+    check_names(args, (*LEVEL_ARGS, *FEATURE_ARGS), spec=spec)
+    content = _read(path)
     try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
+        graphs = _graphs(content, path)
+    except DataError:
+        raise
+    except Exception as error:
+        # Whoever wrote the file chose what is in these objects: they may fail in any way.
+        reason = str(error).strip().split("\n")[0]
+        raise DataError(
+            f"{path}: not readable as graphs ({type(error).__name__}: {reason})"
+        ) from error
+    options = level_options(args, spec=spec) | feature_options(args, spec=spec)
+    lone = isinstance(content, Data) and "edge_label_index" not in content
+    if options["level"] is None and lone:
+        options["level"] = "node"
+    return from_graphs(graphs, spec=spec, **options)
+
+
+def _read(path: Path) -> object:
+    if not path.is_file():
+        raise NotFoundError(f"{path}: no such file, expected graphs saved with torch.save")
+    try:
+        with torch.serialization.safe_globals(_not_yet_allowed()), warnings.catch_warnings():
+            # torch remarks on old pickle protocols and on TorchScript before it refuses them.
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        asks = f"asks for {found[1]}" if found else "is more than plain data"
+        raise DataError(
+            f"{path}: refused, it {asks}; expected graphs as torch_geometric Data or tensors; "
+            "nothing in it has been executed (a model's checkpoint goes with --checkpoint)"
+        ) from error
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise DataError(
+            f"{path}: not a file of torch.save, or damaged ({type(error).__name__}: {reason})"
+        ) from error
+
+
+def _not_yet_allowed() -> list[Any]:
+    """Return the classes to allow; torch would also take back what PyG has allowed for good."""
+    return [kind for kind in _ALLOWED if kind not in torch.serialization.get_safe_globals()]
+
+
+def _graphs(content: object, path: Path) -> list[Data]:
+    if isinstance(content, Batch):
+        return list(content.to_data_list())
+    if isinstance(content, Data):
+        return [content]
+    if isinstance(content, Mapping) and "edge_index" in content:
+        return [Data.from_dict(dict(content))]
+    if isinstance(content, Mapping) and _is_checkpoint(content):
+        raise DataError(f"{path}: this looks like a checkpoint, give it with --checkpoint")
+    if isinstance(content, tuple) and _is_collated(content):
+        return _separate(content)
+    if isinstance(content, list | tuple) and content:
+        return [_graph(item, position, path) for position, item in enumerate(content)]
+    raise DataError(
+        f"{path}: found {_describe(content)}, expected a list of Data, a list of dictionaries of "
+        "tensors, or (data, slices)"
+    )
+
+
+def _graph(item: object, position: int, path: Path) -> Data:
+    if isinstance(item, Data):
+        return item
+    if isinstance(item, Mapping) and "edge_index" in item:
+        return Data.from_dict(dict(item))
+    raise DataError(
+        f"{path}: graph {position}: found {_describe(item)}, "
+        "expected Data or a dictionary with edge_index"
+    )
+
+
+def _is_checkpoint(content: Mapping[Any, object]) -> bool:
+    """Tell weights by their names (``layer.0.weight``), at the top or one folder down."""
+    return any(
+        key in _CHECKPOINT_KEYS
+        or (isinstance(value, Tensor) and ("." in str(key) or key in ("weight", "bias")))
+        or (isinstance(value, Mapping) and _is_checkpoint(value))
+        for key, value in content.items()
+    )
+
+
+def _is_collated(content: tuple[Any, ...]) -> bool:
+    """Tell ``(data, slices, ...)`` from a tuple of graphs: slices are one-dimensional."""
+    if len(content) < 2 or not isinstance(content[0], Data | Mapping):
+        return False
+    slices = content[1]
+    if slices is None:
+        return True
+    edges = slices.get("edge_index") if isinstance(slices, Mapping) else None
+    return isinstance(edges, Tensor) and edges.dim() == 1
+
+
+def _separate(content: tuple[Any, ...]) -> list[Data]:
+    data, slices = content[:2]
+    if isinstance(data, Mapping):
+        data = Data.from_dict(dict(data))
+    if slices is None:
+        return [data]
+    count = len(slices["edge_index"]) - 1
+    return [
+        separate(cls=Data, batch=data, idx=index, slice_dict=slices, decrement=False)
+        for index in range(count)
+    ]
+
+
+def _describe(content: object) -> str:
+    if isinstance(content, Mapping):
+        return f"a dictionary with {', '.join(sorted(map(str, content))[:4]) or 'nothing'}"
+    if isinstance(content, list | tuple):
+        return f"an empty {type(content).__name__}" if not content else type(content).__name__
+    return type(content).__name__

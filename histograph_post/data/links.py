@@ -21,8 +21,7 @@ from ..errors import DataError
 from ..splits import Split, Splits
 from ..splits.making import Shares, random_parts
 from ..splits.types import LINKS
-from .masks import MASKS
-from .non_edges import NonEdges, numbered_pairs, pair_numbers
+from .labels import MASKS
 
 _TRAIN, _VALID, _TEST = range(3)
 
@@ -158,19 +157,65 @@ def _notes(
     missing: int,
 ) -> list[str]:
     train, valid, test = np.bincount(part_of, minlength=3).tolist()
-    said = [
+    notes = [
         f"links: {train} train, {valid} validate and {test} test, beside "
         f"{splits.total - len(part_of)} pairs without an edge; messages run along training links"
     ]
     directed = sum(not is_undirected(graph.edge_index) for graph in graphs)
     if directed:
-        said.append(
+        notes.append(
             f"directed edges in {directed} graphs: a link is a pair of nodes, whichever way its "
             "edges point; messages keep their direction"
         )
     loops = sum(int((found.of_edge < 0).sum()) for found in links)
     if loops:
-        said.append(f"{loops} self loops carry messages and are not links")
+        notes.append(f"{loops} self loops carry messages and are not links")
     if missing:
-        said.append(f"{missing} negatives fewer than asked for: some graphs are too dense")
-    return said
+        notes.append(f"{missing} negatives fewer than asked for: some graphs are too dense")
+    return notes
+
+
+# --- pairs of nodes are numbered, so that those without an edge are drawn without trial and error
+
+
+def pair_numbers(pairs: np.ndarray) -> np.ndarray:
+    """Number pairs of different nodes ``[2, num_pairs]``, direction aside: ``[num_pairs]``.
+
+    The pairs of a graph are (0, 1), (0, 2), (1, 2), (0, 3), ...: a graph with n nodes has the
+    numbers from 0 to n (n - 1) / 2 - 1.
+    """
+    low, high = np.sort(pairs, axis=0)
+    return high * (high - 1) // 2 + low
+
+
+def numbered_pairs(numbers: np.ndarray) -> np.ndarray:
+    """Return the pairs of these numbers, the lower node first: ``[2, num_pairs]``."""
+    high = ((1 + np.sqrt(8 * numbers.astype(np.float64) + 1)) // 2).astype(np.int64)
+    # The root is rounded: in very large graphs it may be one off.
+    high -= high * (high - 1) // 2 > numbers
+    high += high * (high + 1) // 2 <= numbers
+    return np.stack([numbers - high * (high - 1) // 2, high])
+
+
+class NonEdges:
+    """The pairs of a graph's nodes that are not among some known ones.
+
+    Args:
+        num_nodes: Nodes of the graph.
+        known: Pairs to leave out, in any direction and number: ``[2, num_known]``.
+    """
+
+    def __init__(self, num_nodes: int, known: np.ndarray) -> None:
+        numbers = np.unique(pair_numbers(known[:, known[0] != known[1]]))
+        self.count = num_nodes * (num_nodes - 1) // 2 - len(numbers)
+        #: How many unknown pairs come before each known one: ``[num_known]``.
+        self._before = numbers - np.arange(len(numbers))
+
+    def draw(self, number: int, random: np.random.Generator) -> np.ndarray:
+        """Draw different pairs, the lower node first: ``[2, number]``, or all if there are fewer.
+
+        Every pair is as likely as any other.
+        """
+        ranks = random.choice(self.count, min(number, self.count), replace=False)
+        # The k-th unknown pair is preceded by k unknown ones, and by the known ones among them.
+        return numbered_pairs(ranks + np.searchsorted(self._before, ranks, side="right"))

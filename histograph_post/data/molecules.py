@@ -1,8 +1,15 @@
-"""``smiles:file.csv``: molecules as graphs, with any of the table's columns as targets."""
+"""``smiles:file.csv``: molecules as graphs, with any of the table's columns as targets.
+
+Here is also what reads a csv file of text cells, as OGB ships them too.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -11,7 +18,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from ..errors import DataError
+from ..errors import DataError, NotFoundError
 from .arguments import LEVEL_ARGS, as_choice, check_names, level_options
 from .dataset import GraphDataset, as_links
 from .molecule_features import (
@@ -20,7 +27,6 @@ from .molecule_features import (
     import_rdkit,
     molecule_encoding,
 )
-from .tables import Table, read_table
 
 #: Names of columns that number or name the rows, compared in lower case and without punctuation.
 _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")
@@ -84,7 +90,7 @@ def attach_labels(graphs: Sequence[Data], labels: np.ndarray) -> None:
 
 
 def choose_targets(
-    table: Table, smiles_column: str, wanted: str | Sequence[str] | None
+    table: CsvTable, smiles_column: str, wanted: str | Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the target columns by name, and a note where they were guessed.
 
@@ -117,7 +123,7 @@ def choose_targets(
 
 
 def _wanted_targets(
-    table: Table, columns: Sequence[str], wanted: str | Sequence[str]
+    table: CsvTable, columns: Sequence[str], wanted: str | Sequence[str]
 ) -> dict[str, np.ndarray]:
     if isinstance(wanted, str):
         # A column's own name may have a comma in it.
@@ -143,7 +149,7 @@ def _counts_rows(name: str, numbers: np.ndarray) -> bool:
     return ascending and (_plain(name) in _ID_COLUMNS or len(numbers) >= _MIN_COUNTED_ROWS)
 
 
-def _smiles_column(table: Table, wanted: object) -> str:
+def _smiles_column(table: CsvTable, wanted: object) -> str:
     if wanted is not None and str(wanted) in table.header:
         return str(wanted)
     sought = "smiles" if wanted is None else str(wanted)
@@ -156,7 +162,7 @@ def _smiles_column(table: Table, wanted: object) -> str:
     return matching[0]
 
 
-def row_ids(table: Table, rows: np.ndarray) -> list[str]:
+def row_ids(table: CsvTable, rows: np.ndarray) -> list[str]:
     """Return the cells of a naming column where they are unique, else the row numbers."""
     plain = {_plain(name): name for name in table.header}
     for name in _ID_COLUMNS:
@@ -217,3 +223,61 @@ def _some(items: Sequence[str], shown: int = _SHOWN) -> str:
 
 def _short(smiles: str) -> str:
     return f"{smiles[:40]}..." if len(smiles) > 43 else smiles or "(blank)"
+
+
+# --- csv files
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """A csv file: its header and, for each column, the text of every row."""
+
+    path: Path
+    header: tuple[str, ...]
+    columns: tuple[tuple[str, ...], ...]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are below the header."""
+        return len(self.columns[0])
+
+    def column(self, name: str) -> tuple[str, ...]:
+        """Return the cells of the column with this name."""
+        return self.columns[self.header.index(name)]
+
+    def numbers(self, name: str) -> np.ndarray | None:
+        """Return a column as float64, NaN where blank; None when a cell is not a finite number."""
+        try:
+            values = np.array([float(cell) if cell else np.nan for cell in self.column(name)])
+        except ValueError:
+            return None
+        return None if np.isinf(values).any() else values
+
+
+def read_table(path: Path) -> CsvTable:
+    """Read a csv file (gzipped or not) with a header; cells lose the white space around them."""
+    if not path.is_file():
+        raise NotFoundError(f"{path}: no such file")
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        # utf-8-sig: spreadsheets put a byte order mark before the first column's name.
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            header = tuple(cell.strip() for cell in next(reader, ()))
+            rows = [
+                _checked(row, header, f"{path}: line {reader.line_num}") for row in reader if row
+            ]
+    except (csv.Error, gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a readable csv file ({error})") from None
+    if not rows:
+        raise DataError(f"{path}: found no rows, expected a header and at least one row")
+    repeated = {name for name in header if header.count(name) > 1}
+    if repeated:
+        raise DataError(f"{path}: found column {min(repeated)!r} more than once")
+    return CsvTable(path, header, tuple(zip(*rows, strict=True)))
+
+
+def _checked(row: Sequence[str], header: Sequence[str], where: str) -> list[str]:
+    if len(row) != len(header):
+        raise DataError(f"{where}: found {len(row)} cells, expected {len(header)} as in the header")
+    return [cell.strip() for cell in row]

@@ -24,14 +24,13 @@ import torch
 from torch_geometric.data import Data
 
 from ..errors import DataError, MissingExtraError
-from ..files import PARTIAL_SUFFIX
 from ..splits import Split, Splits
-from ..splits.files import read_folder
+from ..splits.resolving import read_folder
+from ..utils.files import PARTIAL_SUFFIX
 from .arguments import LEVEL_ARGS, check_names, level_options
 from .dataset import GraphDataset, as_links
-from .molecules import attach_labels, row_ids
+from .molecules import attach_labels, read_table, row_ids
 from .raw_files import user_cache
-from .tables import read_table
 
 _FIRST_FILE = Path("raw", "edge.csv.gz")
 
@@ -81,7 +80,7 @@ def _official(folder: Path, total: int) -> Splits | None:
     return splits
 
 
-# --- OGB's files ------------------------------------------------------------------------------
+# --- OGB's files
 
 
 def _read_graphs(raw: Path) -> list[Data]:
@@ -161,7 +160,7 @@ def _read_lines(path: Path) -> list[str]:
     return lines
 
 
-# --- finding and downloading ------------------------------------------------------------------
+# --- finding and downloading
 
 
 def _find(folder_name: str, root: Path | None, spec: str) -> Path:

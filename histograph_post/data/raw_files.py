@@ -22,7 +22,7 @@ from typing import Any
 import torch_geometric
 
 from ..errors import DataError
-from ..files import PARTIAL_SUFFIX
+from ..utils.files import PARTIAL_SUFFIX
 
 #: Written by PyG to remember transforms, which are not used here; it reads them back unsafely.
 _TRANSFORM_FILES = ("pre_transform.pt", "pre_filter.pt")

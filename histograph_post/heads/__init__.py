@@ -1,21 +1,44 @@
-"""Readouts: HistoGraph and its rivals, all of them ``head(history, batch) -> output``."""
+"""Readouts: a history of layers goes in, an output per graph, node or pair comes out.
+
+Every one is ``head(history, batch) -> output``, and a graph's output never depends on its
+batch-mates. Read ``base.py`` first, then ``histograph/head.py`` for the method of the paper;
+``registry.py`` knows them all by name, and ``standardize.py`` is what stands before them.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazy_names
-from .registry import HEADS, HeadInfo, build_head, head_config, head_info, head_names
+from ..utils.lazy import lazy_names
+from .registry import (
+    HEADS,
+    HeadInfo,
+    build_head,
+    head_config,
+    head_info,
+    head_name,
+    head_names,
+    register_head,
+)
 
 if TYPE_CHECKING:
     from .base import History as History
     from .base import Readout as Readout
+    from .base import pool_nodes as pool_nodes
     from .histograph import HistoGraphHead as HistoGraphHead
+    from .ragged import Graphs as Graphs
 
 #: Public name -> module. Loaded on first use: the registry alone does not need torch.
-_LAZY = {"HistoGraphHead": ".histograph", "History": ".base", "Readout": ".base"}
+_LAZY = {
+    "Graphs": ".ragged",
+    "HistoGraphHead": ".histograph",
+    "History": ".base",
+    "Readout": ".base",
+    "pool_nodes": ".base",
+}
 __all__ = [
     "HEADS",
+    "Graphs",
     "HeadInfo",
     "HistoGraphHead",
     "History",
@@ -23,7 +46,10 @@ __all__ = [
     "build_head",
     "head_config",
     "head_info",
+    "head_name",
     "head_names",
+    "pool_nodes",
+    "register_head",
 ]
 
 

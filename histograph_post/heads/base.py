@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.utils import scatter
 
 from ..errors import ConfigError, DataError
 from .history import History as History
-from .history import kept_dims
+from .history import TableRows, check_layers, kept_dims
 from .history import last_layer as last_layer
 from .ragged import Graphs
 
@@ -24,6 +27,43 @@ def build_classifier(
     return nn.Sequential(
         nn.Linear(in_dim, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, out_dim)
     )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a head paid attention to.
+
+    Args:
+        layer_weights: Weight of each layer, ``[num_graphs, L]``; ``[num_graphs, layer_heads, L]``
+            if there are several sets of weights.
+        node_attention: Attention each node received, averaged over the nodes of its graph and over
+            heads, ``[num_nodes]``; the share of the mean where there is no node attention.
+    """
+
+    layer_weights: Tensor
+    node_attention: Tensor
+
+
+_Head = TypeVar("_Head", bound=nn.Module)
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def in_own_precision(
+    method: Callable[Concatenate[_Head, _Arguments], _Result],
+) -> Callable[Concatenate[_Head, _Arguments], _Result]:
+    """Turn autocasting off while a method runs: it computes in the precision of its weights."""
+
+    @wraps(method)
+    def run(head: _Head, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        device = next(head.parameters()).device.type
+        # A meta device, which computes nothing, has no autocasting to ask about.
+        if device == "meta" or not torch.is_autocast_enabled(device):
+            return method(head, *args, **kwargs)
+        with torch.autocast(device, enabled=False):
+            return method(head, *args, **kwargs)
+
+    return run
 
 
 class Readout(nn.Module):
@@ -48,8 +88,6 @@ class Readout(nn.Module):
     levels: ClassVar[tuple[str, ...]] = ("graph",)
     #: Whether :meth:`forward` needs the edges of the graphs.
     needs_edge_index: ClassVar[bool] = False
-    #: Whether ``torch.func.vmap`` can run copies with other weights as one.
-    vectorized: ClassVar[bool] = False
     #: Whether a graph whose nodes are replaced by one, their mean, has the same output. To be reset
     #: by a subclass that makes something else of a node.
     reads_means: bool = False
@@ -89,6 +127,8 @@ class Readout(nn.Module):
 
     def __init_subclass__(cls) -> None:
         # Tools and help texts see every option by name, from the one place that defines it.
+        if "build" not in vars(cls):
+            return
         shared = list(inspect.signature(Readout.__init__).parameters.values())[1:-1]
         own = list(inspect.signature(cls.build).parameters.values())[1:]
         cls.__signature__ = inspect.Signature([*shared, *own])
@@ -129,7 +169,7 @@ class Readout(nn.Module):
 
     def forward(
         self,
-        history: History,
+        history: History | TableRows,
         batch: Tensor | None = None,
         *,
         num_graphs: int | None = None,
@@ -139,7 +179,8 @@ class Readout(nn.Module):
 
         Args:
             history: ``[num_nodes, num_layers, dim]`` or a list of ``[num_nodes, dim_l]``, in the
-                precision of the weights or, as caches may keep it, in half precision.
+                precision of the weights or, as caches may keep it, in half precision; or where
+                such rows lie in a table.
             batch: Graph of each node, sorted, ``[num_nodes]``; absent for a single graph.
             num_graphs: Number of graphs, where the last ones may have no nodes.
             edge_index: Edges ``[2, num_edges]`` of the batch, for readouts that need them.
@@ -148,18 +189,17 @@ class Readout(nn.Module):
             ``[num_graphs, out_dim]``, ``[num_nodes, out_dim]`` or, for links, ``[num_nodes, dim]``.
         """
         self.aux_loss = None
-        history = self._read(history)
+        history, graphs = self.read(history, batch, num_graphs)
+        history = self.in_own_type(history)
         if self.level == "node":
-            return self.classifier(self.node_rows(history))  # [num_nodes, out_dim]
+            return self.classify(self.node_rows(history))  # [num_nodes, out_dim]
         if self.level == "link":
             return self.embedding(self.node_rows(history))  # [num_nodes, dim]
         if self.needs_edge_index and edge_index is None:
             raise DataError(
                 f"{type(self).__name__}: found no edge_index, expected the edges of the graphs"
             )
-        last = last_layer(history)  # [num_nodes, in_dims[-1]]
-        graphs = Graphs.from_batch(batch, last.size(0), num_graphs, last.device)
-        return self.classifier(self._pool_present(history, graphs, edge_index))
+        return self.classify(self._pool_present(history, graphs, edge_index))
 
     def node_rows(self, history: History) -> Tensor:
         """Return one row per node: ``[num_nodes, width]``."""
@@ -169,18 +209,49 @@ class Readout(nn.Module):
         """Return one row per graph, each of which has nodes: ``[num_graphs, width]``."""
         return graphs.mean(self.node_rows(history))
 
+    @staticmethod
+    def layers(history: History) -> tuple[Tensor, ...]:
+        """Return the layers of a history one by one, each ``[num_nodes, D_l]``."""
+        return history.unbind(1) if isinstance(history, Tensor) else tuple(history)
+
     def score(self, embeddings: Tensor, pairs: Tensor) -> Tensor:
         """Score pairs of nodes ``[2, num_pairs]`` by their embeddings: ``[num_pairs]``.
 
         The classifier sees the product of the two embeddings, so (u, v) scores as (v, u).
         """
-        products = embeddings[pairs[0]] * embeddings[pairs[1]]  # [num_pairs, dim]
-        return self.classifier(products).squeeze(-1)  # [num_pairs]
+        if self.level != "link":
+            raise ConfigError(f"score: found a head for level {self.level!r}, expected 'link'")
+        embeddings = embeddings.to(next(self.parameters()).dtype)  # [num_nodes, dim]
+        source, target = embeddings.index_select(0, pairs[0]), embeddings.index_select(0, pairs[1])
+        return self.classify(source * target).squeeze(-1)  # [num_pairs]
 
-    @property
-    def stackable(self) -> bool:
-        """Whether copies with other weights can be run as one, and each draws nothing."""
-        return self.vectorized and not self.dropout
+    def classify(self, rows: Tensor) -> Tensor:
+        """Return the outputs of pooled rows, node rows or products: ``[rows, out_dim]``."""
+        outputs: Tensor = self.classifier(rows)
+        return outputs
+
+    def node_stages(self, history: History, graphs: Graphs) -> dict[str, Tensor]:
+        """Return an embedding per node at each stage of the readout, ``[num_nodes, width]``.
+
+        One that turns a graph into one row at once (SOPool, say) has no such stage.
+
+        Args:
+            history: As :meth:`read` returns it.
+            graphs: Which graph each node belongs to.
+        """
+        if type(self).node_rows is Readout.node_rows:
+            return {}
+        return {"node embeddings": self.node_rows(self.in_own_type(history))}
+
+    def explain(
+        self,
+        history: History | TableRows,
+        batch: Tensor | None = None,
+        *,
+        num_graphs: int | None = None,
+    ) -> Explanation | None:
+        """Return what is behind a prediction; None for a readout that does not weigh layers."""
+        return None
 
     @property
     def num_parameters(self) -> int:
@@ -197,24 +268,40 @@ class Readout(nn.Module):
         # The loss term belongs to a graph of gradients, which can be neither copied nor pickled.
         return {**self.__dict__, "aux_loss": None}
 
-    def _read(self, history: History) -> History:
-        """Return the layers that are kept, in the precision of the weights."""
+    def read(
+        self, history: History | TableRows, batch: Tensor | None, num_graphs: int | None
+    ) -> tuple[History, Graphs]:
+        """Check a batch; return the layers that are kept and which graph each node belongs to."""
+        graphs = self.check(history, batch, num_graphs)
+        depth = len(self.kept_dims)
+        if isinstance(history, TableRows):
+            history = history.copy()  # [num_nodes, L, D]
         if isinstance(history, Tensor):
-            found = [history.size(2)] * history.size(1) if history.dim() == 3 else []
-            rows = [history.size(0)]
-        else:
-            found = [layer.size(-1) for layer in history]
-            rows = [layer.size(0) for layer in history]
-        if tuple(found) != self.in_dims or any(count != rows[0] for count in rows):
+            return history[:, -depth:], graphs
+        return history[-depth:], graphs
+
+    def check(
+        self, history: History | TableRows, batch: Tensor | None, num_graphs: int | None
+    ) -> Graphs:
+        """Refuse a batch that does not fit; return which graph each node belongs to."""
+        if not isinstance(history, TableRows):
+            num_nodes, device = check_layers(history, self.in_dims)
+            return Graphs.from_batch(batch, num_nodes, num_graphs, device)
+        _, device = check_layers(history.table, self.in_dims)
+        graphs = Graphs.from_batch(batch, int(history.sizes.sum()), num_graphs, device)
+        if not np.array_equal(graphs.sizes, history.sizes):
             raise DataError(
-                f"{type(self).__name__}: found a history with layers of width {found} and "
-                f"{sorted(set(rows))} rows, expected widths {list(self.in_dims)} and as many rows "
-                "each"
+                f"batch: found graphs of {graphs.sizes.tolist()} nodes, "
+                f"expected those of the rows, {history.sizes.tolist()}"
             )
-        dtype, depth = next(self.parameters()).dtype, len(self.kept_dims)
+        return graphs
+
+    def in_own_type(self, history: History) -> History:
+        """Return a history in the precision of the weights."""
+        dtype = next(self.parameters()).dtype
         if isinstance(history, Tensor):
-            return history[:, -depth:].to(dtype)
-        return [layer.to(dtype) for layer in history[-depth:]]
+            return history.to(dtype)
+        return [layer.to(dtype) for layer in history]
 
     def _pool_present(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
         """Pool the graphs that have nodes; the others are rows of zeros: ``[num_graphs, width]``.

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import DenseGraphConv, dense_diff_pool, dense_mincut_pool
 
 from .base import History, Readout, last_layer
-from .buckets import dense_adjacency, pool_buckets
-from .ragged import Bucket, Graphs
+from .ragged import Bucket, Graphs, dense_adjacency, pool_buckets
 
 
 class ClusterPool(Readout):
@@ -46,11 +45,11 @@ class ClusterPool(Readout):
         rows = self.projection(last_layer(history)).relu()  # [num_nodes, dim]
         losses: list[Tensor] = []
 
-        def pool(bucket: Bucket, nodes: Tensor) -> Tensor:
+        def pool(bucket: Bucket) -> Tensor:
             adjacency = dense_adjacency(
-                bucket, nodes, edges, num_nodes=len(rows), dtype=rows.dtype
+                bucket, edges, num_nodes=len(rows), dtype=rows.dtype
             )  # [size, max_nodes, max_nodes]
-            padded = bucket.pad(rows[nodes])  # [size, max_nodes, dim]
+            padded = bucket.pad(rows[bucket.nodes])  # [size, max_nodes, dim]
             clusters, links, loss = self.assign(padded, adjacency, bucket.occupied())
             losses.append(loss * len(bucket.graphs))
             return self.embed_clusters(clusters, links).relu().mean(dim=1)  # [size, dim]

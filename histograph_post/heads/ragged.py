@@ -6,20 +6,16 @@ largest graph; where a dense layout is needed, :func:`bucket_layout` groups grap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from ..errors import DataError
-from ..ranges import ranges
 
 
 @dataclass(frozen=True)
@@ -88,8 +84,9 @@ class Graphs:
 
     def sum(self, rows: Tensor) -> Tensor:
         """Sum node rows ``[num_nodes, ...]`` inside each graph: ``[num_graphs, ...]``."""
-        zeros = rows.new_zeros(self.num_graphs, *rows.shape[1:])
-        return zeros.index_add(0, self.index, rows)
+        flat = rows.flatten(1) if rows.dim() > 2 else rows  # more dimensions are slow on a CPU
+        zeros = flat.new_zeros(self.num_graphs, *flat.shape[1:])
+        return zeros.index_add(0, self.index, flat).view(-1, *rows.shape[1:])
 
     def mean(self, rows: Tensor) -> Tensor:
         """Average node rows ``[num_nodes, ...]`` inside each graph; zero for an empty graph."""
@@ -128,28 +125,26 @@ class Bucket:
     Args:
         graphs: Which graphs, ``[num_graphs]``.
         sizes: Their sizes, ``[num_graphs]``.
-        width: Slots per graph, at least the largest size.
-        slots: Slot of each of the bucket's nodes in the flattened dense layout, ``[num_nodes]``.
+        width: Slots per graph: the largest size.
+        nodes: Their nodes in the batch, graph by graph, ``[num_nodes]``.
+        slots: Slot of each of these nodes in the flattened dense layout, ``[num_nodes]``.
     """
 
     graphs: Tensor
     sizes: Tensor
     width: int
+    nodes: Tensor
     slots: Tensor
 
     def occupied(self) -> Tensor:
         """Mark the slots that hold a node: ``[num_graphs, width]``."""
         return torch.arange(self.width, device=self.sizes.device) < self.sizes.unsqueeze(-1)
 
-    @property
-    def num_slots(self) -> int:
-        """Rows of the flattened dense layout."""
-        return len(self.sizes) * self.width
-
     def pad(self, rows: Tensor) -> Tensor:
-        """Lay rows ``[num_nodes, D]`` out as ``[num_graphs, width, D]``, zero elsewhere."""
-        padded = move_rows(rows, None, self.slots, self.num_slots)
-        return padded.view(len(self.sizes), self.width, -1)
+        """Lay rows of its nodes ``[num_nodes, D]`` out as ``[num_graphs, width, D]``, else zero."""
+        padded = rows.new_zeros(len(self.sizes) * self.width, *rows.shape[1:])
+        padded = padded.index_copy(0, self.slots, rows)  # [slots, D]
+        return padded.view(len(self.sizes), self.width, *rows.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -158,30 +153,17 @@ class Layout:
 
     Args:
         buckets: From the largest graphs down.
-        order: The nodes of the batch, bucket by bucket, ``[num_nodes]``.
         slots: Slot of each node of the batch in the dense layouts of all buckets, one after the
             other, ``[num_nodes]``.
-        fillers: Node in each of these slots; in one that no node belongs to, the last node of the
-            same graph, so that nothing can pass from one graph to another, ``[num_slots]``.
     """
 
     buckets: tuple[Bucket, ...]
-    order: Tensor
     slots: Tensor
-    fillers: Tensor
-
-    @property
-    def graphs(self) -> Tensor:
-        """The graphs, bucket by bucket: ``[num_nonempty]``."""
-        return torch.cat([self.order[:0], *(bucket.graphs for bucket in self.buckets)])
 
     def pad(self, rows: Tensor) -> list[Tensor]:
-        """Lay rows ``[num_nodes, D]`` out as one ``[num_graphs, width, D]`` per bucket.
-
-        What is in a slot without a node must not matter: no gradient comes back from it.
-        """
-        sizes = [bucket.num_slots for bucket in self.buckets]
-        padded: Tensor = _PadRows.apply(rows, self.fillers, self.slots)  # [num_slots, D]
+        """Lay rows ``[num_nodes, D]`` out as one ``[num_graphs, width, D]`` per bucket."""
+        sizes = [len(bucket.sizes) * bucket.width for bucket in self.buckets]
+        padded = rows.new_zeros(sum(sizes), rows.size(1)).index_copy(0, self.slots, rows)
         return [
             part.view(len(bucket.sizes), bucket.width, -1)
             for bucket, part in zip(self.buckets, padded.split(sizes), strict=True)
@@ -190,7 +172,7 @@ class Layout:
     def unpad(self, parts: Sequence[Tensor]) -> Tensor:
         """Undo :meth:`pad`: put the rows of all buckets back into the order of the batch."""
         rows = torch.cat([part.flatten(0, 1) for part in parts])  # [slots of all buckets, D]
-        return move_rows(rows, self.slots, None, len(self.slots))
+        return rows.index_select(0, self.slots)  # [num_nodes, D]
 
 
 def bucket_layout(
@@ -210,7 +192,8 @@ def bucket_layout(
     squares = np.concatenate([[0], np.cumsum(sorted_sizes**2)])
     starts = np.cumsum(sizes) - sizes
 
-    buckets, order, places, fillers = [], [], [], []
+    buckets = []
+    all_slots = np.empty(len(graphs.index), np.int64)
     begin = first_slot = 0
     while begin < len(descending):
         width = int(sorted_sizes[begin])
@@ -222,97 +205,67 @@ def bucket_layout(
             taken = min(taken, max(1, capacity // width**2))
         members = descending[begin : begin + taken]
         own = sizes[members]
-        within = ranges(np.zeros_like(own), own)  # place of each node inside its graph, [num_nodes]
-        order.append(np.repeat(starts[members], own) + within)
-        slots = np.repeat(np.arange(taken) * width, sizes[members]) + within
-        places.append(first_slot + slots)
-        within_width = np.minimum(np.arange(width), sizes[members, None] - 1)  # [taken, width]
-        fillers.append((starts[members, None] + within_width).ravel())
+        nodes = ranges(starts[members], starts[members] + own)  # [nodes of the bucket]
+        first_slots = np.arange(taken) * width
+        slots = ranges(first_slots, first_slots + own)  # [nodes of the bucket]
+        all_slots[nodes] = first_slot + slots
         buckets.append(
             Bucket(
                 graphs=torch.from_numpy(members.copy()).to(device),
-                sizes=torch.from_numpy(sizes[members]).to(device),
+                sizes=torch.from_numpy(own).to(device),
                 width=width,
+                nodes=torch.from_numpy(nodes).to(device),
                 slots=torch.from_numpy(slots).to(device),
             )
         )
         begin += taken
         first_slot += taken * width
-    tables = [np.concatenate([np.empty(0, np.int64), *parts]) for parts in (order, places, fillers)]
-    nodes, slots, filled = tables
-    slots[nodes] = slots.copy()  # from the order of the buckets to that of the batch
-    return Layout(
-        tuple(buckets),
-        torch.from_numpy(nodes).to(device),
-        torch.from_numpy(slots).to(device),
-        torch.from_numpy(filled).to(device),
-    )
+    return Layout(tuple(buckets), torch.from_numpy(all_slots).to(device))
 
 
-class _MoveRows(Function):
-    """Copy rows to other places; no place twice, so the gradient is a copy as well, not a sum."""
-
-    @staticmethod
-    def forward(rows: Tensor, source: Tensor | None, target: Tensor | None, size: int) -> Tensor:
-        return _move(rows, source, target, size)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        rows, ctx.source, ctx.target, _ = inputs
-        ctx.num_rows = len(rows)
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        rows: Tensor,
-        source: Tensor | None,
-        target: Tensor | None,
-        size: int,
-    ) -> tuple[Tensor, int]:
-        assert in_dims[0] is not None  # only rows are ever stacked
-        return _MoveRows.apply(rows.movedim(in_dims[0], 1), source, target, size), 1
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _move(grad, ctx.target, ctx.source, ctx.num_rows), None, None, None
+#: Padding a bucket of :func:`pool_buckets` may have, in entries of its adjacency matrices (1 MB).
+POOL_PADDING = 1 << 18
+#: Graphs of more nodes than this are never padded to a common size there.
+POOL_LARGEST = 512
 
 
-def _move(rows: Tensor, source: Tensor | None, target: Tensor | None, size: int) -> Tensor:
-    taken = rows if source is None else rows.index_select(0, source)
-    if target is None:
-        return taken
-    return taken.new_zeros(size, *taken.shape[1:]).index_copy_(0, target, taken)
+def pool_buckets(graphs: Graphs, pool: Callable[[Bucket], Tensor]) -> Tensor:
+    """Pool bucket by bucket, for readouts that need padded tensors: ``[num_graphs, width]``.
 
-
-class _PadRows(Function):
-    """Copy every node to its slot, and some node to all others, from which nothing returns."""
-
-    @staticmethod
-    def forward(rows: Tensor, fillers: Tensor, slots: Tensor) -> Tensor:
-        return rows.index_select(0, fillers)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, ctx.slots = inputs
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[Any, ...], rows: Tensor, fillers: Tensor, slots: Tensor
-    ) -> tuple[Tensor, int]:
-        return _PadRows.apply(rows.movedim(in_dims[0], 1), fillers, slots), 1
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad.index_select(0, ctx.slots), None, None
-
-
-def move_rows(rows: Tensor, source: Tensor | None, target: Tensor | None, size: int) -> Tensor:
-    """Return a table of ``size`` rows with ``result[target] = rows[source]`` and zero elsewhere.
-
-    Neither ``source`` nor ``target`` may name a row twice; ``None`` means all rows in order.
+    Args:
+        graphs: The graphs of the batch, none of them empty.
+        pool: From a bucket to a row for each of its graphs, ``[size, width]``.
     """
-    result: Tensor = _MoveRows.apply(rows, source, target, size)
-    return result
+    layout = bucket_layout(graphs, padding_budget=POOL_PADDING, largest=POOL_LARGEST)
+    rows = [pool(bucket) for bucket in layout.buckets]
+    order = torch.cat([bucket.graphs for bucket in layout.buckets])  # [num_graphs]
+    return torch.cat(rows)[order.argsort()]  # [num_graphs, width]
+
+
+def dense_adjacency(
+    bucket: Bucket, edge_index: Tensor, *, num_nodes: int, dtype: torch.dtype
+) -> Tensor:
+    """Return the adjacency matrices of a bucket's graphs, ``[size, width, width]``.
+
+    Args:
+        bucket: The bucket.
+        edge_index: The edges of the whole batch, ``[2, num_edges]``; a repeated edge counts twice.
+        num_nodes: Number of nodes of the whole batch.
+        dtype: Precision of the result.
+    """
+    size, width, nodes = len(bucket.graphs), bucket.width, bucket.nodes
+    slots = nodes.new_full((num_nodes,), -1)  # [num_nodes], -1 outside of the bucket
+    slots[nodes] = bucket.slots
+    source, target = slots[edge_index]  # [num_edges] each
+    inside = source >= 0
+    entries = source[inside] * width + target[inside] % width  # [edges of the bucket]
+    adjacency = torch.zeros(size * width * width, dtype=dtype, device=nodes.device)
+    ones = torch.ones(len(entries), dtype=dtype, device=nodes.device)  # [edges of the bucket]
+    return adjacency.index_add_(0, entries, ones).view(size, width, width)
+
+
+def ranges(starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return all numbers from ``starts[i]`` to ``stops[i] - 1``, for each i in turn."""
+    sizes = stops - starts
+    ends = np.cumsum(sizes)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.models import JumpingKnowledge as JumpingKnowledgeMixture
 
-from ..levels import LEVELS
+from ..utils.levels import LEVELS
 from .base import History, Readout, last_layer, pool_nodes
 from .ragged import Graphs
 
@@ -20,7 +20,6 @@ class LastLayer(Readout):
     """
 
     levels = LEVELS
-    vectorized = True
 
     def build(self, *, reduce: str = "mean") -> None:
         """Make the modules."""
@@ -42,7 +41,6 @@ class LinearProbe(Readout):
     """The mean of the last layer and one linear map: what the checkpoint's features hold as is."""
 
     levels = LEVELS
-    vectorized = True
     reads_means = True
 
     def build(self) -> None:
@@ -58,7 +56,6 @@ class Concat(Readout):
     """All layers side by side and one linear map; for graphs, the concatenated mean pools."""
 
     levels = LEVELS
-    vectorized = True
     reads_means = True
 
     def build(self, *, history_layers: int | None = None) -> None:
@@ -75,7 +72,6 @@ class LayerMean(Readout):
     """The mean over all layers, then as :class:`LastLayer` with the mean over nodes."""
 
     levels = LEVELS
-    vectorized = True
     reads_means = True
 
     def build(self, *, history_layers: int | None = None) -> None:
@@ -98,7 +94,6 @@ class JumpingKnowledge(Readout):
     """
 
     levels = LEVELS
-    vectorized = True
 
     def build(self, *, history_layers: int | None = None, mode: str = "cat") -> None:
         """Make the modules."""
@@ -115,11 +110,6 @@ class JumpingKnowledge(Readout):
             # layers of width 64. The number only sets that size: 2 makes it `dim` at any depth.
             self.mixture = JumpingKnowledgeMixture("lstm", channels=self.dim, num_layers=2)
         self.finish(self.align.width)
-
-    @property
-    def stackable(self) -> bool:
-        """Whether copies with other weights can be run as one: not those of an LSTM."""
-        return super().stackable and self.mode != "lstm"
 
     def node_rows(self, history: History) -> Tensor:
         """Return the joined layers, ``[num_nodes, width]``."""

@@ -1,23 +1,35 @@
-"""Every readout by name, known without loading torch.
+"""Every readout by name; those of this package are known without loading torch.
 
-``histograph train-head --head NAME`` and ``histograph compare`` look here.
+A readout of one's own is a subclass of :class:`~.base.Readout`. It gets a name by
+:func:`register_head`, by the entry point group ``histograph_post.heads`` of an installed package,
+or where it is asked for: as ``file.py:Class``, ``package.module:Class`` or the class itself.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError
-from ..levels import LEVELS
+from ..utils.levels import LEVELS
+from ..utils.user_modules import imported_place
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from .base import Readout
+
+_Class = TypeVar("_Class", bound="type[Readout]")
+
+#: Installed packages offer readouts under this name, as ``name = "package.module:Class"``.
+ENTRY_POINTS = "histograph_post.heads"
 
 #: Arguments of every head's constructor that :func:`build_head` passes itself.
 _FIXED = ("in_dims", "out_dim", "level")
@@ -30,41 +42,52 @@ class HeadInfo:
     Attributes:
         name: What the user types.
         description: One line for help texts and tables.
-        location: ``module:Class``, the module relative to this package.
+        location: ``module:Class``, the module relative to this package; or the class itself.
         levels: What it can predict.
         needs_edge_index: Whether it needs the edges of the graphs.
         warm_starts: Whether it can start at the checkpoint's own predictions.
         preset: Options of the class that this name stands for.
-        options_location: Where its options are declared, if not in the class's constructor.
+        code: The specification of a readout of one's own, if it was named by one.
     """
 
     name: str
     description: str
-    location: str
+    location: str | type[Readout]
     levels: tuple[str, ...] = ("graph",)
     needs_edge_index: bool = False
     warm_starts: bool = False
     preset: Mapping[str, Any] = field(default_factory=dict)
-    options_location: str | None = None
+    code: str | None = None
 
-    def load(self) -> type[nn.Module]:
-        """Import and return the class."""
-        found: type[nn.Module] = _import(self.location)
+    @classmethod
+    def of_class(cls, name: str, head: type[Readout], code: str | None = None) -> HeadInfo:
+        """Return what a readout of one's own says about itself."""
+        return cls(
+            name,
+            (inspect.getdoc(head) or "").partition("\n")[0].rstrip("."),
+            head,
+            levels=head.levels,
+            needs_edge_index=head.needs_edge_index,
+            warm_starts=hasattr(head, "warm_start"),
+            code=code,
+        )
+
+    def load(self) -> type[Readout]:
+        """Return the class, imported now if it has not been before."""
+        if not isinstance(self.location, str):
+            return self.location
+        module, _, name = self.location.partition(":")
+        found: type[Readout] = getattr(import_module(module, __package__), name)
         return found
 
     def options(self) -> dict[str, Any]:
         """Return the options this readout takes and their defaults."""
-        declared = inspect.signature(_import(self.options_location or self.location))
+        declared = inspect.signature(self.load())
         return {
             name: parameter.default
             for name, parameter in declared.parameters.items()
             if name not in (*_FIXED, *self.preset)
         }
-
-
-def _import(location: str) -> Any:
-    module, _, name = location.partition(":")
-    return getattr(import_module(module, __package__), name)
 
 
 #: The options that turn HistoGraph into the paper's own form.
@@ -85,7 +108,6 @@ _HEADS = (
         ".histograph:HistoGraphHead",
         levels=LEVELS,
         warm_starts=True,
-        options_location=".histograph_config:HistoGraphConfig",
     ),
     HeadInfo(
         "histograph-paper",
@@ -94,7 +116,6 @@ _HEADS = (
         levels=LEVELS,
         warm_starts=True,
         preset=PAPER_FORM,
-        options_location=".histograph_config:HistoGraphConfig",
     ),
     HeadInfo(
         "mean",
@@ -223,30 +244,100 @@ _HEADS = (
     ),
 )
 
-#: Every readout, in the order of help texts.
+#: The readouts of this package, in the order of help texts.
 HEADS: Mapping[str, HeadInfo] = MappingProxyType({info.name: info for info in _HEADS})
+
+#: Readouts that were given a name in this process.
+_registered: dict[str, HeadInfo] = {}
+
+
+def register_head(name: str) -> Callable[[_Class], _Class]:
+    """Give a readout of one's own a name, for every function that takes the name of a head.
+
+    Used as a decorator::
+
+        @hg.register_head("mine")
+        class Mine(Readout): ...
+    """
+
+    def register(head: _Class) -> _Class:
+        _register(name, head)
+        return head
+
+    return register
+
+
+def _register(name: str, head: Any, code: str | None = None) -> str:
+    from .base import Readout
+
+    if not (isinstance(head, type) and issubclass(head, Readout)):
+        raise ConfigError(
+            f"head {name!r}: found {head!r}, expected a subclass of histograph_post.heads.Readout"
+        )
+    if name in HEADS:
+        raise ConfigError(f"head {name!r}: found a readout of this package, expected another name")
+    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
+        raise ConfigError(
+            f"head {name!r}: found a name that cannot name a folder, "
+            "expected letters, digits, '-', '_', '.' or '+'"
+        )
+    _registered[name] = HeadInfo.of_class(name, head, code)
+    return name
+
+
+def head_name(head: str | type[Readout]) -> str:
+    """Return the name of a readout that the user asks for; one that is code gets a name by it.
+
+    Args:
+        head: A name; ``file.py:Class`` or ``package.module:Class``, whose class is imported; or a
+            class. A class is called by its own name.
+    """
+    if not isinstance(head, str):
+        known = [name for name, info in _registered.items() if info.location is head]
+        return known[0] if known else _register(head.__name__, head)
+    if ":" not in head:
+        return head_info(head).name
+    place, _, name = head.rpartition(":")
+    with imported_place(place, ConfigError) as module:
+        if not hasattr(module, name):
+            raise ConfigError(f"{place}: found no {name!r}, expected a readout of that name")
+        return _register(name, getattr(module, name), code=head)
+
+
+def registered_heads() -> tuple[HeadInfo, ...]:
+    """Return the readouts that were given a name in this process."""
+    return tuple(_registered.values())
 
 
 def head_names(level: str | None = None) -> tuple[str, ...]:
     """Return the names of all readouts, or of those that work at one level."""
-    return tuple(name for name, info in HEADS.items() if level is None or level in info.levels)
+    installed = (entry.name for entry in entry_points(group=ENTRY_POINTS))
+    names = dict.fromkeys([*HEADS, *installed, *_registered])
+    return tuple(name for name in names if level is None or level in head_info(name).levels)
 
 
 def head_info(name: str) -> HeadInfo:
     """Return what is known of a readout; an unknown name is refused with the nearest ones."""
-    if name not in HEADS:
-        near = get_close_matches(name, HEADS, n=3) or HEADS
-        raise ConfigError(f"head: found {name!r}, expected a readout such as {', '.join(near)}")
-    return HEADS[name]
+    if name in HEADS or name in _registered:
+        return HEADS.get(name) or _registered[name]
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        _register(name, entry.load())
+        return _registered[name]
+    names = (*HEADS, *_registered)
+    near = get_close_matches(name, names, n=3) or names
+    raise ConfigError(
+        f"head: found {name!r}, expected a readout such as {', '.join(near)}, "
+        "or your own as file.py:Class"
+    )
 
 
 def build_head(
     name: str, in_dims: Sequence[int], out_dim: int, level: str = "graph", **options: Any
-) -> nn.Module:
+) -> Readout:
     """Build a readout by name.
 
     Args:
-        name: One of :data:`HEADS`.
+        name: One of :func:`head_names`.
         in_dims: Width of each layer of the history.
         out_dim: Number of outputs per graph or node; 1 for links.
         level: ``graph``, ``node`` or ``link``.
@@ -275,5 +366,4 @@ def build_head(
 def head_config(name: str, head: nn.Module) -> dict[str, Any]:
     """Return what builds a head again, as plain values: ``build_head(name, **config)``."""
     config: Any = head.config
-    values = config() if callable(config) else config.to_json()
-    return {key: value for key, value in values.items() if key not in head_info(name).preset}
+    return {key: value for key, value in config().items() if key not in head_info(name).preset}

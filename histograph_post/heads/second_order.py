@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import History, Readout
-from .buckets import pool_buckets
-from .ragged import Bucket, Graphs
+from .ragged import Bucket, Graphs, pool_buckets
 from .readouts import concatenate
 
 
@@ -40,8 +39,8 @@ class SOPool(Readout):
         if self.mode == "attentional":
             return graphs.sum(mapped * rows)
 
-        def pool(bucket: Bucket, nodes: Tensor) -> Tensor:
-            padded = bucket.pad(mapped[nodes])  # [size, max_nodes, rank], zeros where padded
+        def pool(bucket: Bucket) -> Tensor:
+            padded = bucket.pad(mapped[bucket.nodes])  # [size, max_nodes, rank], zeros where padded
             return (padded.transpose(1, 2) @ padded).flatten(1)  # [size, rank * rank]
 
         return pool_buckets(graphs, pool)
@@ -85,8 +84,8 @@ class DKEPool(Readout):
             along = (centred * graphs.spread(mean)).sum(dim=1, keepdim=True)  # [num_nodes, 1]
             return self.map(graphs.mean(centred * along))
 
-        def pool(bucket: Bucket, nodes: Tensor) -> Tensor:
-            padded = bucket.pad(centred[nodes])  # [size, max_nodes, dim], zeros where padded
+        def pool(bucket: Bucket) -> Tensor:
+            padded = bucket.pad(centred[bucket.nodes])  # [size, max_nodes, dim], zeros where padded
             covariance = padded.transpose(1, 2) @ padded / bucket.sizes.view(-1, 1, 1)
             root = matrix_square_root(covariance, self.iterations)  # [size, dim, dim]
             return (root @ mean[bucket.graphs].unsqueeze(-1)).squeeze(-1)  # [size, dim]

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import aggr
 
 from .base import History, Readout, last_layer
-from .buckets import pool_buckets
-from .ragged import Bucket, Graphs
+from .ragged import Bucket, Graphs, pool_buckets
 
 
 class SetReadout(Readout):
@@ -36,9 +35,9 @@ class SetReadout(Readout):
         if not self.padded:
             return self.aggregation(rows, graphs.index, dim_size=graphs.num_graphs)
 
-        def pool(bucket: Bucket, nodes: Tensor) -> Tensor:
+        def pool(bucket: Bucket) -> Tensor:
             index = bucket.slots // bucket.width  # [bucket's num_nodes]
-            return self.aggregation(rows[nodes], index, dim_size=len(bucket.graphs))
+            return self.aggregation(rows[bucket.nodes], index, dim_size=len(bucket.graphs))
 
         return pool_buckets(graphs, pool)
 

@@ -1,4 +1,7 @@
-"""Per-layer standardisation of a history, with statistics of the training rows only.
+"""What stands before a head, never inside it: every layer of a history brought to one scale.
+
+A :class:`Standardizer` uses statistics of the training rows only; :class:`EachLayerNorm` is for a
+network that is still being trained from scratch and has no such statistics.
 
 Layers of one network differ in scale by orders of magnitude, and many channels of a pretrained
 network hardly ever move. Every channel is centred and divided by its standard deviation, but never
@@ -8,10 +11,12 @@ must not turn a rounding error, or the first test graph that does move it, into 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..errors import DataError
 from .history import History, split_layers
@@ -115,8 +120,20 @@ class Standardizer(nn.Module):
         """Return mean and scale of one layer, each ``[D_l]``."""
         return self.mean.split(self.in_dims)[layer], self.scale.split(self.in_dims)[layer]
 
-    def forward(self, layers: Sequence[Tensor]) -> list[Tensor]:
-        """Return the layers, each ``[num_nodes, D_l]``, standardised; gradients flow through."""
+    @overload
+    def forward(self, layers: Tensor) -> Tensor: ...
+
+    @overload
+    def forward(self, layers: Sequence[Tensor]) -> list[Tensor]: ...
+
+    def forward(self, layers: History) -> Tensor | list[Tensor]:
+        """Return a history, ``[num_nodes, L, D]`` or L of ``[num_nodes, D_l]``, standardised.
+
+        Gradients flow through.
+        """
+        if isinstance(layers, Tensor):
+            shape = layers.shape[1:]
+            return (layers - self.mean.view(shape)) / self.scale.view(shape)  # [num_nodes, L, D]
         means, scales = self.mean.split(self.in_dims), self.scale.split(self.in_dims)
         return [
             (layer - mean) / scale  # [num_nodes, D_l]
@@ -135,6 +152,64 @@ class Standardizer(nn.Module):
             mean, scale = self.statistics(index)
             layer.sub_(mean).div_(scale)
 
+    def fold_into(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the linear map of a standardised last layer that equals one of the layer as it is.
+
+        With ``x = scale * r + mean``, ``W x + b = (W * scale) r + (b + W mean)``.
+
+        Args:
+            weight: ``W``, ``[out_dim, D_last]``.
+            bias: ``b``, ``[out_dim]``.
+        """
+        mean, scale = (values.double() for values in self.statistics(len(self.in_dims) - 1))
+        exact = weight.double()  # [out_dim, D_last]
+        return (exact * scale).to(weight.dtype), (bias.double() + exact @ mean).to(bias.dtype)
+
     def __repr__(self) -> str:
         state = f"fitted on {int(self.num_rows)} rows" if self.is_fitted else "not fitted"
         return f"Standardizer({len(self.in_dims)} layers, floor={self.floor}, {state})"
+
+
+class EachLayerNorm(nn.Module):
+    """Centre and scale the row of every node in every layer; nothing to learn, nothing to keep.
+
+    Statistics of the training rows describe a network that stands still. One that starts from
+    random weights leaves them behind within an epoch, so every row is brought to one scale by
+    itself, and a graph's output stays its own.
+
+    Args:
+        in_dims: Width of each layer.
+    """
+
+    def __init__(self, in_dims: Sequence[int]) -> None:
+        super().__init__()
+        self.in_dims = tuple(in_dims)
+
+    def forward(self, layers: Sequence[Tensor]) -> list[Tensor]:
+        """Return the layers, each ``[num_nodes, D_l]``, with mean 0 and deviation 1 per row."""
+        return [
+            functional.layer_norm(layer, (width,))
+            for layer, width in zip(layers, self.in_dims, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        return f"EachLayerNorm({len(self.in_dims)} layers)"
+
+
+def head_behind(
+    standardizer: Standardizer | None, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the weights of a head that stands behind a standardizer, whatever version saved them.
+
+    The first version kept the statistics inside the head, and gave its shortcut rows as they were
+    captured; since then the shortcut reads standardised rows like everything else.
+
+    Args:
+        standardizer: With its statistics, if the run standardised.
+        tensors: The state of the head.
+    """
+    kept = {name: value for name, value in tensors.items() if not name.startswith("standardizer.")}
+    if standardizer is not None and len(kept) < len(tensors) and "shortcut.weight" in kept:
+        folded = standardizer.fold_into(kept["shortcut.weight"], kept["shortcut.bias"])
+        kept["shortcut.weight"], kept["shortcut.bias"] = folded
+    return kept

@@ -1,8 +1,6 @@
 """The report: what a run found, as one page and as figures.
 
-record          the run folder, read (see :mod:`..run_summary`)
-caches          the caches it was trained on, if they are still there
-sampling        a bounded part of them
+outcomes        what the run predicted for its test rows
 layer_analysis  what layers and head do to the nodes
 *_charts        figures
 sections, page  the page

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import OutputExistsError
-from ..files import write_text
-from ..outputs import require_folder, require_free
-from ..run import REPORT_NAME, Run
-from .caches import find_caches
+from ..caches import Cache
+from ..errors import CacheError, ConfigError, HistographError, OutputExistsError
+from ..experiments.folds import open_caches
+from ..heads.base import Readout
+from ..heads.registry import head_name
+from ..runs.run import REPORT_NAME, Run
+from ..utils.files import require_folder, require_free, write_text
 from .evidence import gather_evidence
 from .figures import Figure, Format, require_matplotlib
 from .page import GENERATOR, Page
-from .record import RunRecord
-from .search import search_section
 from .sections import (
     examples_section,
     facts_sections,
@@ -25,8 +25,67 @@ from .sections import (
     outcomes_section,
     rank_readouts,
     scores_section,
+    search_section,
     smoothing_section,
 )
+
+# --- the caches a run was trained on, if they can still be found
+
+
+def find_caches(run: Run, given: Path | None) -> tuple[list[Cache], str]:
+    """Return the caches of a run, one or one per fold, or none and the reason.
+
+    Args:
+        run: The run.
+        given: Where they are now; a cache of other weights or other data is refused.
+    """
+    if given is not None:
+        caches = open_caches(given)
+        if run.backbone.in_run:
+            # A run that trained its backbone makes a cache per fold; its head reads one of them.
+            own = run.backbone.model.weights_sha256
+            caches = [cache for cache in caches if cache.weights_sha256 == own] or caches
+        _check(run, caches)
+        return caches, ""
+    backbone = run.backbone
+    if backbone.in_run:
+        return [], (
+            f"{run.folder} trained its backbone, whose activations no cache holds yet; make one "
+            f"with `histograph cache {run.folder} -o CACHES` and give --cache CACHES"
+        )
+    place = backbone.cache
+    try:
+        caches = open_caches(place.parent if len(_weights(run)) > 1 else place)
+        _check(run, caches)
+    except HistographError as error:
+        return [], f"{error}; say where the cache is with --cache PATH"
+    return caches, ""
+
+
+def _weights(run: Run) -> list[str]:
+    backbone = run.backbone
+    if backbone.in_run:
+        return [backbone.model.weights_sha256]
+    return list(run.plan.get("weights", [backbone.model.weights_sha256]))
+
+
+def _check(run: Run, caches: list[Cache]) -> None:
+    """Refuse caches of another backbone or of other data."""
+    backbone = run.backbone
+    for what, found, expected in (
+        ("weights", [cache.weights_sha256 for cache in caches], _weights(run)),
+        ("data", [caches[0].manifest.data.fingerprint], [backbone.data.fingerprint]),
+    ):
+        if found != expected:
+            raise CacheError(
+                f"{caches[0].path}: found {what} {_short(found)}, expected {_short(expected)}, "
+                f"on which {run.folder} was trained"
+            )
+
+
+def _short(hashes: list[str]) -> str:
+    return ", ".join(value[:12] for value in hashes)
+
 
 #: A page of ours says so in its first lines.
 _HEADER_BYTES = 1024
@@ -50,6 +109,7 @@ def report(
     out: str | Path | None = None,
     *,
     cache: str | Path | None = None,
+    head: str | type[Readout] | None = None,
     figures: str | Path | None = None,
     form: Format = "png",
     overwrite: bool = False,
@@ -63,18 +123,21 @@ def report(
         run: A finished run, or its folder; a folder of compared readouts is one too.
         out: The file; ``report.html`` in the run's folder by default.
         cache: The cache, or folder of per-fold caches, if it was moved.
+        head: A readout of your own, as ``my_head.py:MyHead`` or the class, if the run has one.
         figures: A folder that gets every figure as a file of its own.
         form: ``png`` or ``svg``, for those files.
         overwrite: Replace a file that is not the run's own older report, and figures.
         on_progress: Called with the steps done and the steps in all.
     """
     require_matplotlib()
-    record = RunRecord.open(run.folder if isinstance(run, Run) else Path(run))
-    target = record.folder / REPORT_NAME if out is None else Path(out)
+    if head is not None:
+        head_name(head)  # known by its name from here on
+    opened = Run.open(run.folder if isinstance(run, Run) else run).require_readouts()
+    target = opened.folder / REPORT_NAME if out is None else Path(out)
     _require_free(target, overwrite=overwrite, own=out is None)
     if figures is not None:
         require_folder(Path(figures))
-    page = build_page(record, None if cache is None else Path(cache), on_progress=on_progress)
+    page = build_page(opened, None if cache is None else Path(cache), on_progress=on_progress)
     files: list[Path] = []
     if figures is not None:
         files = _write_figures(page.figures, Path(figures), form, overwrite=overwrite)
@@ -86,32 +149,36 @@ def report(
 
 
 def build_page(
-    record: RunRecord,
+    run: Run,
     cache: Path | None = None,
     *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Page:
     """Return the report of a run, not yet written."""
-    caches, missing = find_caches(record, cache)
+    caches, missing = find_caches(run, cache)
+    try:
+        _ = run.saved_head.info
+    except ConfigError as error:
+        caches, missing = [], str(error)
     notes = []
     if not caches:
         notes.append(f"layers, over-smoothing and examples are missing: {missing}")
-    evidence = gather_evidence(record, caches, on_progress=on_progress)
-    ranked = rank_readouts(record)
+    evidence = gather_evidence(run, caches, on_progress=on_progress)
+    ranked = rank_readouts(run)
     sections = [
-        scores_section(record, ranked),
-        search_section(record),
-        learning_section(record, ranked),
+        scores_section(run, ranked),
+        search_section(run),
+        learning_section(run, ranked),
         layers_section(evidence.layer_figures),
         smoothing_section(evidence.smoothing_figures, evidence.profile),
-        outcomes_section(record),
+        outcomes_section(run),
         examples_section(evidence.example_figures, attended=evidence.attended),
-        *facts_sections(record),
+        *facts_sections(run),
     ]
     return Page(
-        title=record.name,
-        kicker=f"{record.saved.backbone.data} · {record.task.kind} · {record.task.level} level",
-        headline=headline(record, ranked),
+        title=run.name,
+        kicker=f"{run.backbone.data.spec} · {run.task.kind} · {run.task.level} level",
+        headline=headline(run, ranked),
         notes=[*notes, *evidence.notes],
         sections=[section for section in sections if not section.is_empty],
     )

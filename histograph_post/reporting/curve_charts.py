@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn import metrics as sk
 
+from ..runs.run import Run
 from ..tasks import Task
-from ..words import number, plural
-from .figures import Chart, Figure
-from .record import Outcome, RunRecord
-from .style import DASHES, MUTED, series_colour
+from ..utils.text import number, plural
+from .figures import CHOSEN, DASHES, GRID, MUTED, Chart, Figure, series_colour
+from .outcomes import Outcome, chosen_outcomes, outcomes_of, readout_to_beat
+from .prediction_charts import class_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 _SQUARE = (4.2, 3.7)
 
@@ -30,9 +33,9 @@ def two_class_rows(outcome: Outcome, task: Task) -> Pair:
     return truth.astype(int), outcome.predicted[present, -1]
 
 
-def roc_figure(record: RunRecord) -> Figure | None:
+def roc_figure(run: Run) -> Figure | None:
     """Draw the ROC curve of every fit; None where the test part has one class only."""
-    curves = _curves(record)
+    curves = _curves(run)
     if not curves:
         return None
     areas = _means(curves, sk.roc_auc_score)
@@ -47,20 +50,20 @@ def roc_figure(record: RunRecord) -> Figure | None:
     return Figure(
         name="roc",
         title="ROC curves",
-        caption=f"Test part, a line per fit ({plural(len(record.outcomes), 'fit')}); the numbers "
-        "are areas under the curve, means over fits.",
+        caption=f"Test part, a line per fit ({plural(len(chosen_outcomes(run)), 'fit')}); the "
+        "numbers are areas under the curve, means over fits.",
         alternative=f"ROC curves; area under the curve: {_listed(areas)}.",
         picture=Chart(draw, size=_SQUARE),
     )
 
 
-def precision_figure(record: RunRecord) -> Figure | None:
+def precision_figure(run: Run) -> Figure | None:
     """Draw precision against recall of every fit; None where there is one class only."""
-    curves = _curves(record)
+    curves = _curves(run)
     if not curves:
         return None
     areas = _means(curves, sk.average_precision_score)
-    share = float(np.mean([truth.mean() for truth, _ in curves[record.head]]))
+    share = float(np.mean([truth.mean() for truth, _ in curves[run.head]]))
 
     def draw(axes: Axes) -> None:
         axes.axhline(share, color=MUTED, linewidth=0.8)
@@ -85,13 +88,13 @@ def precision_figure(record: RunRecord) -> Figure | None:
     )
 
 
-def _curves(record: RunRecord) -> dict[str, list[Pair]]:
+def _curves(run: Run) -> dict[str, list[Pair]]:
     """Return the rows of every fit that has both classes, of the chosen readout and its rival."""
     found = {}
-    for head in filter(None, (record.head, record.baseline)):
-        pairs = [two_class_rows(outcome, record.task) for outcome in record.outcomes_of(head)]
+    for head in filter(None, (run.head, readout_to_beat(run))):
+        pairs = [two_class_rows(outcome, run.task) for outcome in outcomes_of(run, head)]
         found[head] = [pair for pair in pairs if len(np.unique(pair[0])) == 2]
-    return {head: pairs for head, pairs in found.items() if pairs and found[record.head]}
+    return {head: pairs for head, pairs in found.items() if pairs and found[run.head]}
 
 
 def _means(
@@ -123,3 +126,89 @@ def _draw(
 
 def _listed(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in values.items())
+
+
+# --- calibration: whether what is called 80 % likely is right four times in five
+
+#: Bins of equal width between 0 and 1.
+NUM_BINS = 10
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Predicted against observed frequencies, in the bins that have rows."""
+
+    predicted: np.ndarray
+    observed: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: the mean gap, weighted by rows."""
+        gaps = np.abs(self.predicted - self.observed)
+        return float((gaps * self.counts).sum() / self.counts.sum())
+
+
+def reliability(probabilities: np.ndarray, right: np.ndarray) -> Reliability:
+    """Group predictions by their probability.
+
+    Args:
+        probabilities: What was predicted, 0 to 1, ``[rows]``.
+        right: Whether it came true, ``[rows]``.
+    """
+    bins = np.minimum((probabilities * NUM_BINS).astype(int), NUM_BINS - 1)
+    counts = np.bincount(bins, minlength=NUM_BINS)
+    used = counts > 0
+    predicted = np.bincount(bins, weights=probabilities, minlength=NUM_BINS)[used] / counts[used]
+    observed = np.bincount(bins, weights=right, minlength=NUM_BINS)[used] / counts[used]
+    return Reliability(predicted, observed, counts[used])
+
+
+def _rows(outcome: Outcome, task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """Return probability and truth: of the second class, of every target, or of the choice."""
+    if task.kind == "binary":
+        truth, probabilities = two_class_rows(outcome, task)
+        return probabilities, truth
+    if task.kind == "multilabel":
+        present = ~np.isnan(outcome.labels)
+        return outcome.predicted[present], outcome.labels[present]
+    labelled = ~np.isnan(outcome.labels[:, 0])
+    truth, chosen = class_rows(outcome, task)
+    return outcome.predicted[labelled].max(axis=1), truth == chosen
+
+
+def calibration_figure(outcomes: Sequence[Outcome], task: Task) -> Figure | None:
+    """Draw the reliability diagram of the test rows of all fits."""
+    pairs = [_rows(outcome, task) for outcome in outcomes]
+    probabilities, right = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    if not len(probabilities):
+        return None
+    found = reliability(probabilities, right)
+
+    def draw(axes: Axes) -> None:
+        axes.bar(found.predicted, found.counts / found.counts.max() * 0.25, width=0.05, color=GRID)
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8)
+        axes.plot(found.predicted, found.observed, color=CHOSEN, marker="o")
+        axes.set_xlim(-0.02, 1.02)
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_aspect("equal")
+        axes.set_xlabel("predicted probability")
+        axes.set_ylabel("observed frequency")
+
+    of_what = {
+        "binary": "of the second class",
+        "multilabel": "of all targets together",
+        "multiclass": "of the predicted class",
+    }[task.kind]
+    shown = ", ".join(
+        f"{p:.2f} came true {o:.0%}" for p, o in zip(found.predicted, found.observed, strict=True)
+    )
+    return Figure(
+        name="calibration",
+        title="Calibration",
+        caption=f"Probabilities {of_what}, test rows of all fits in {NUM_BINS} bins; grey bars "
+        f"show how many rows a bin has. Expected calibration error {number(found.error)}.",
+        alternative=f"Reliability diagram; expected calibration error {number(found.error)}; "
+        f"predictions of {shown}.",
+        picture=Chart(draw, size=(4.2, 3.7)),
+    )

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from ..caches import Cache
 from ..errors import HistographError
-from ..run import PREDICTIONS_NAME
-from ..storage import Cache
-from ..words import plural
-from .examples import choose_examples
+from ..runs.run import PREDICTIONS_NAME, Run
+from ..tasks import Task
+from ..utils.text import number, plural
+from .examples import Sample, choose_examples, read_sample, sample_test_graphs
 from .figures import Figure
 from .graph_charts import example_figures
 from .layer_analysis import (
@@ -24,16 +25,47 @@ from .layer_analysis import (
     load_fit_head,
     profile_layers,
 )
-from .layer_charts import (
-    evolution_figures,
-    smoothness_figures,
-    weight_sets_figure,
-    weights_figure,
-)
+from .layer_charts import evolution_figures, smoothness_figures, weight_sets_figure, weights_figure
 from .molecules import find_molecules
-from .record import Outcome, RunRecord
-from .sampling import Sample, read_sample, sample_test_graphs
-from .weight_groups import group_weights
+from .outcomes import Outcome, chosen_outcomes
+
+# --- layer weights by class: which graphs to average over
+
+#: Classes that are drawn, the most frequent first: more lines cannot be told apart.
+MAX_CLASSES = 6
+
+
+def group_weights(weights: np.ndarray, labels: np.ndarray, task: Task) -> dict[str, np.ndarray]:
+    """Return the weights of the graphs of each class, or of each third of the values.
+
+    Rows of a graph share its weights, so at node and link level there is one group: all graphs.
+
+    Args:
+        weights: Weight of each layer, ``[num_graphs, layers]``.
+        labels: One row per graph, NaN where missing, ``[num_graphs, targets]``.
+        task: What the labels mean.
+    """
+    everything = {"all graphs": weights}
+    if task.level != "graph" or task.kind == "multilabel" or task.num_targets > 1:
+        return everything
+    values = labels[:, 0]
+    present = ~np.isnan(values)
+    if task.kind == "regression":
+        if present.sum() < 3:
+            return everything
+        low, high = np.quantile(values[present], [1 / 3, 2 / 3])
+        groups = {
+            f"below {number(low)}": values < low,
+            f"{number(low)} to {number(high)}": (values >= low) & (values <= high),
+            f"above {number(high)}": values > high,
+        }
+    else:
+        counts = {value: int((values == value).sum()) for value in task.classes}
+        frequent = sorted(counts, key=lambda value: -counts[value])[:MAX_CLASSES]
+        groups = {f"class {value:g}": values == value for value in sorted(frequent)}
+    found = {name: weights[members] for name, members in groups.items() if members.any()}
+    return found or everything
+
 
 #: Fits whose layer weights are looked at.
 MAX_FITS = 12
@@ -53,15 +85,15 @@ class Evidence:
 
 
 def gather_evidence(
-    record: RunRecord,
+    run: Run,
     caches: Sequence[Cache],
     *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Evidence:
     """Look at the test graphs of a run through its head."""
     found = Evidence()
-    outcomes = [outcome for outcome in record.outcomes if len(outcome.rows)]
-    own = next((o for o in outcomes if (o.fold, o.seed) == record.chosen), None)
+    outcomes = [outcome for outcome in chosen_outcomes(run) if len(outcome.rows)]
+    own = next((o for o in outcomes if (o.fold, o.seed) == run.chosen), None)
     if not caches:
         return found
     if own is None:
@@ -80,16 +112,16 @@ def gather_evidence(
     cache = _cache_of(caches, own.fold)
     sample = sample_test_graphs(cache, own.rows)
     try:
-        head = load_fit_head(record, own.fold, own.seed)
+        head = load_fit_head(run, own.fold, own.seed)
     except HistographError as error:  # what needs no head can still be shown
         head = None
         found.notes.append(f"layer weights and attention are missing: {error}")
-    _add_profile(found, record, cache, sample, head)
+    _add_profile(found, run, cache, sample, head)
     done(1)
     if head is not None:
-        _add_weights(found, record, caches, outcomes, own, sample, head)
+        _add_weights(found, run, caches, outcomes, own, sample, head)
     done(2)
-    _add_examples(found, record, cache, own, head)
+    _add_examples(found, run, cache, own, head)
     done(3)
     return found
 
@@ -109,7 +141,7 @@ def _about(sample: Sample) -> str:
 
 
 def _add_profile(
-    found: Evidence, record: RunRecord, cache: Cache, sample: Sample, head: TrainedHead | None
+    found: Evidence, run: Run, cache: Cache, sample: Sample, head: TrainedHead | None
 ) -> None:
     largest = int(np.diff(sample.ptr).max())
     stages: dict[str, Tensor] = {}
@@ -134,14 +166,14 @@ def _add_profile(
         because = (
             f"a graph has {largest:,} nodes, more than {MAX_ATTENDED_NODES:,}"
             if largest > MAX_ATTENDED_NODES
-            else f"{record.head} turns a graph into one row at once"
+            else f"{run.head} turns a graph into one row at once"
         )
         found.notes.append(f"over-smoothing: no node embeddings of the head, {because}")
 
 
 def _add_weights(
     found: Evidence,
-    record: RunRecord,
+    run: Run,
     caches: Sequence[Cache],
     outcomes: Sequence[Outcome],
     own: Outcome,
@@ -153,7 +185,7 @@ def _add_weights(
         return
     parts: list[tuple[Attention, np.ndarray]] = []
     others = [outcome for outcome in outcomes if outcome is not own]
-    if record.saved.backbone.in_run:  # every fit has a backbone of its own
+    if run.backbone.in_run:  # every fit has a backbone of its own
         others = []
     chosen = [own, *others][:MAX_FITS]
     for outcome in chosen:
@@ -161,7 +193,7 @@ def _add_weights(
         looked_at, trained = sample, head
         if outcome is not own:
             try:
-                trained = load_fit_head(record, outcome.fold, outcome.seed)
+                trained = load_fit_head(run, outcome.fold, outcome.seed)
             except HistographError:  # a fit whose folder was cleared away
                 continue
             looked_at = sample_test_graphs(cache, outcome.rows)
@@ -177,7 +209,7 @@ def _add_weights(
     about = f"over the test graphs of {plural(len(parts), 'fit')}"
     if not sample.is_whole:
         about += f", at most {len(sample.graphs)} of each"
-    groups = group_weights(weights.mean(axis=1), labels, record.task)
+    groups = group_weights(weights.mean(axis=1), labels, run.task)
     figures = [weights_figure(groups, first, about=about)]
     if weights.shape[1] > 1:
         figures.append(weight_sets_figure(weights, first, about=about))
@@ -185,9 +217,9 @@ def _add_weights(
 
 
 def _add_examples(
-    found: Evidence, record: RunRecord, cache: Cache, own: Outcome, head: TrainedHead | None
+    found: Evidence, run: Run, cache: Cache, own: Outcome, head: TrainedHead | None
 ) -> None:
-    examples = choose_examples(own, record.task, cache)
+    examples = choose_examples(own, run.task, cache)
     graphs = np.unique([example.graph for example in examples]).astype(np.int64)
     if not len(graphs):
         return
@@ -198,12 +230,12 @@ def _add_examples(
         if looked is not None:
             pieces = np.split(looked.node_attention, sample.ptr[1:-1])
             attention = dict(zip(graphs.tolist(), pieces, strict=True))
-    molecules = find_molecules(cache, graphs.tolist()) if record.task.level == "graph" else {}
+    molecules = find_molecules(cache, graphs.tolist()) if run.task.level == "graph" else {}
     found.attended = bool(attention)
     found.example_figures = example_figures(examples, cache, attention, molecules)
     kind = cache.manifest.data.spec.partition(":")[0]
     missing = len(graphs) - len(molecules)
-    if kind in ("smiles", "ogbg") and record.task.level == "graph" and missing:
+    if kind in ("smiles", "ogbg") and run.task.level == "graph" and missing:
         found.notes.append(
             f"{plural(missing, 'molecule')} drawn as graphs: RDKit or {cache.manifest.data.spec} "
             "is not there any more"

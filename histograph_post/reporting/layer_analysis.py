@@ -10,17 +10,79 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..heads.histograph import HistoGraphHead
-from ..heads.node_embeddings import node_embeddings
-from .record import RunRecord
-from .sampling import Sample
-from .smoothness import (
-    cosine_distance_to,
-    dirichlet_energy,
-    distance_to,
-    mean_cosine_distance,
-    mean_pairwise_distance,
-)
+from ..heads.base import Readout
+from ..runs.run import Run
+from .examples import Sample
+
+# --- how alike the nodes of a graph are: the three measures of over-smoothing, and layer distances
+
+#: A shorter vector has no direction.
+_TINY = 1e-300
+
+
+def mean_pairwise_distance(rows: Tensor) -> float:
+    """Return the mean Euclidean distance of two different nodes; NaN for a single one.
+
+    Args:
+        rows: Node embeddings of one graph, ``[num_nodes, dim]``.
+    """
+    rows, count = rows.double(), len(rows)
+    if count < 2:
+        return float("nan")
+    rows = rows - rows.mean(0)
+    squares = rows.square().sum(1)  # [num_nodes]
+    products = torch.addmm(squares, rows, rows.t(), alpha=-2) + squares.unsqueeze(1)
+    distances = products.clamp_(min=0).sqrt_().fill_diagonal_(0)  # [num_nodes, num_nodes]
+    return float(distances.sum()) / (count * (count - 1))
+
+
+def dirichlet_energy(rows: Tensor, edge_index: Tensor) -> float:
+    """Return the sum of ``|x_u - x_v|^2`` over the edges, divided by the number of nodes.
+
+    As in Rusch et al., "A survey on oversmoothing in graph neural networks": an undirected edge is
+    stored in both directions and counts twice.
+
+    Args:
+        rows: Node embeddings of one graph, ``[num_nodes, dim]``.
+        edge_index: Its edges, ``[2, num_edges]``.
+    """
+    rows = rows.double()
+    differences = rows[edge_index[0]] - rows[edge_index[1]]  # [num_edges, dim]
+    return float(differences.square().sum()) / len(rows)
+
+
+def mean_cosine_distance(rows: Tensor) -> float:
+    """Return the mean of ``1 - cos`` over all pairs of different nodes (MAD, over all nodes).
+
+    A node without a direction (all zeros) is left out; NaN where fewer than two have one.
+
+    Args:
+        rows: Node embeddings of one graph, ``[num_nodes, dim]``.
+    """
+    rows = rows.double()
+    lengths = rows.norm(dim=1, keepdim=True)  # [num_nodes, 1]
+    units = (rows / lengths.clamp(min=_TINY))[lengths.squeeze(1) > _TINY]  # [directed, dim]
+    count = len(units)
+    if count < 2:
+        return float("nan")
+    # |u - v|^2 = 2 - 2 cos for unit vectors, and their deviations from the mean sum it up exactly.
+    deviations = (units - units.mean(0)).square().sum()
+    return float(deviations) / (count - 1)
+
+
+def distance_to(rows: Tensor, last: Tensor) -> float:
+    """Return the mean over nodes of ``|x_l - x_last|``, both ``[num_nodes, dim]``."""
+    return float((rows.double() - last.double()).norm(dim=1).mean())
+
+
+def cosine_distance_to(rows: Tensor, last: Tensor) -> float:
+    """Return the mean over nodes of ``1 - cos(x_l, x_last)``; a zero has no direction."""
+    rows, last = rows.double(), last.double()
+    product = rows.norm(dim=1) * last.norm(dim=1)  # [num_nodes]
+    directed = product > _TINY
+    cosines = (rows * last).sum(1)[directed] / product[directed]  # [directed]
+    return float((1 - cosines).mean())
+
 
 #: Nodes of a graph whose pairs are measured, and edges; of more, so many are chosen by a seed.
 MAX_PAIRED_NODES = 1000
@@ -87,7 +149,7 @@ class Attention:
 class TrainedHead:
     """A head of a run, ready to look at a sample."""
 
-    head: nn.Module
+    head: Readout
     #: What rows go through before they reach it.
     standardizer: nn.Module | None
 
@@ -101,29 +163,25 @@ class TrainedHead:
 
     def embeddings(self, sample: Sample) -> dict[str, Tensor]:
         """Return what the head makes of each node, stage by stage: ``[num_nodes, width]``."""
-        return node_embeddings(
-            self.head, self.prepared(sample), sample.batch, num_graphs=len(sample.graphs)
-        )
+        history, graphs = self.head.read(self.prepared(sample), sample.batch, len(sample.graphs))
+        with torch.no_grad():
+            return self.head.node_stages(history, graphs)
 
     def attention(self, sample: Sample) -> Attention | None:
         """Return the layer weights and the node attention; None for another kind of head."""
-        if not isinstance(self.head, HistoGraphHead):
+        history, num_graphs = self.prepared(sample), len(sample.graphs)
+        found = self.head.explain(history, sample.batch, num_graphs=num_graphs)
+        if found is None:
             return None
-        found = self.head.explain(
-            self.prepared(sample), sample.batch, num_graphs=len(sample.graphs), standardized=True
-        )
         weights = found.layer_weights.numpy()  # [num_graphs, layers] or [num_graphs, heads, layers]
         if weights.ndim == 2:
             weights = weights[:, None]
         return Attention(weights, found.node_attention.numpy())
 
 
-def load_fit_head(record: RunRecord, fold: int, seed: int) -> TrainedHead:
-    """Load the head of one fit of the chosen readout; the run's own one from the top folder."""
-    saved = record.saved
-    if (fold, seed) != record.chosen:
-        saved = saved.of_fit(record.fit_folder(record.head, fold, seed))
-    head, standardizer = saved.build()
+def load_fit_head(run: Run, fold: int, seed: int) -> TrainedHead:
+    """Load the head of one fit of the chosen readout."""
+    head, standardizer = run.load_head(fold, seed)
     return TrainedHead(head.eval(), standardizer)
 
 

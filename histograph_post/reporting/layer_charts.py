@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..words import MINUS, number, plural
-from .cells import draw_cells
-from .figures import Chart, Figure
+from ..utils.text import MINUS, number, plural
+from .figures import CHOSEN, DASHES, MARKERS, MUTED, RIVAL, Chart, Figure, series_colour
 from .layer_analysis import LayerProfile, Quartiles, Smoothness
-from .style import CHOSEN, DASHES, MARKERS, MUTED, RIVAL, series_colour
+from .prediction_charts import draw_cells
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..cache_folder import CONFIG_NAME
+from ..caches import Cache, CachedGraph
+from ..caches.caching import CONFIG_NAME
 from ..data.molecule_features import import_rdkit
-from ..data.tables import Table, read_table
+from ..data.molecules import CsvTable, read_table
 from ..errors import HistographError
-from ..storage import Cache, CachedGraph
-from .figures import Format
-from .style import INK, RIVAL
+from .figures import INK, RIVAL, Format
 
 _SIZE = (300, 210)
 
@@ -57,7 +56,7 @@ def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Any]:
     return found
 
 
-def _table(cache: Cache) -> Table | None:
+def _table(cache: Cache) -> CsvTable | None:
     """Return the table of molecules that a cache was made from."""
     kind, _, name = cache.manifest.data.spec.partition(":")
     places = [Path(), *_roots(cache), *cache.path.parents]
@@ -81,12 +80,12 @@ def _roots(cache: Cache) -> list[Path]:
     return [Path(options["data_root"])] if "data_root" in options else []
 
 
-def _smiles_column(cache: Cache, table: Table) -> str | None:
+def _smiles_column(cache: Cache, table: CsvTable) -> str | None:
     wanted = str(cache.manifest.data.args.get("smiles", "smiles"))
     return next((name for name in table.header if name.lower() == wanted.lower()), None)
 
 
-def _rows(table: Table, name: str) -> Iterator[int]:
+def _rows(table: CsvTable, name: str) -> Iterator[int]:
     """Yield the rows that a graph's id may mean: a cell of a naming column, or a row number."""
     for cells in table.columns:
         if cells.count(name) == 1:

@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 
 from .. import __version__
-from ..words import MINUS, MISSING
+from ..utils.text import MINUS, MISSING
 from .figures import Figure
 
 #: How a page of ours is known again.

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..head_results import OWN
-from ..summaries import Summary
-from ..words import metric_name, number, spread
-from .figures import Chart, Figure
-from .record import RunRecord
-from .style import CHOSEN, DASHES, GRID, INK, MUTED, RIVAL, series_colour
+from ..experiments.results import OWN
+from ..metrics import Summary
+from ..runs.run import Run
+from ..utils.text import metric_name, number, spread
+from .figures import CHOSEN, DASHES, GRID, INK, MUTED, RIVAL, Chart, Figure, series_colour
+from .outcomes import readout_to_beat
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,17 +24,17 @@ _MAX_CURVES = 6
 _MAX_INSIDE = 3
 
 
-def ranking_figure(record: RunRecord, ranked: Mapping[str, Summary]) -> Figure:
+def ranking_figure(run: Run, ranked: Mapping[str, Summary]) -> Figure:
     """Draw the test score of every readout, best first."""
     names = list(ranked)
     summaries = list(ranked.values())
-    metric = metric_name(record.results["metric"])
+    metric = metric_name(run.results["metric"])
 
     def draw(axes: Axes) -> None:
         places = np.arange(len(names))[::-1]
         for place, name, summary in zip(places, names, summaries, strict=True):
-            colour = {record.head: CHOSEN, record.baseline: RIVAL}.get(name, MUTED)
-            scores = _test_scores(record, name)
+            colour = {run.head: CHOSEN, readout_to_beat(run): RIVAL}.get(name, MUTED)
+            scores = _test_scores(run, name)
             axes.scatter(scores, [place] * len(scores), s=9, color=colour, alpha=0.35, linewidths=0)
             axes.errorbar(
                 summary.mean,
@@ -50,7 +50,7 @@ def ranking_figure(record: RunRecord, ranked: Mapping[str, Summary]) -> Figure:
         axes.tick_params(axis="y", colors=INK, length=0)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(
-            f"test {metric}" + ("" if record.results["higher_is_better"] else " (lower is better)")
+            f"test {metric}" + ("" if run.results["higher_is_better"] else " (lower is better)")
         )
         axes.set_ylim(-0.6, len(names) - 0.4)
 
@@ -64,16 +64,16 @@ def ranking_figure(record: RunRecord, ranked: Mapping[str, Summary]) -> Figure:
     )
 
 
-def _test_scores(record: RunRecord, name: str) -> list[float]:
-    return list(record.scores(name, "test").values())
+def _test_scores(run: Run, name: str) -> list[float]:
+    return list(run.scores(name, "test").values())
 
 
-def learning_figures(record: RunRecord, ranked: Sequence[str]) -> list[Figure]:
+def learning_figures(run: Run, ranked: Sequence[str]) -> list[Figure]:
     """Draw what was measured after every epoch."""
     fits: dict[str, dict[tuple[int, int], list[dict[str, Any]]]] = defaultdict(dict)
-    for line in record.log:
+    for line in run.log:
         fits[line["head"]].setdefault((line["fold"], line["seed"]), []).append(line)
-    found = [_valid_figure(record, fits, ranked), _loss_figure(record, fits.get(record.head, {}))]
+    found = [_valid_figure(run, fits, ranked), _loss_figure(run, fits.get(run.head, {}))]
     return [figure for figure in found if figure is not None]
 
 
@@ -98,11 +98,9 @@ def _draw_curves(axes: Axes, curves: Sequence[np.ndarray], style: Mapping[str, A
     axes.plot(np.arange(1, common + 1), mean, marker="o" if common == 1 else None, **style)
 
 
-def _valid_figure(
-    record: RunRecord, fits: Mapping[str, Fits], ranked: Sequence[str]
-) -> Figure | None:
-    metric = record.results["metric"]
-    wanted = dict.fromkeys([record.head, *([record.baseline] if record.baseline else []), *ranked])
+def _valid_figure(run: Run, fits: Mapping[str, Fits], ranked: Sequence[str]) -> Figure | None:
+    metric = run.results["metric"]
+    wanted = dict.fromkeys(filter(None, [run.head, readout_to_beat(run), *ranked]))
     curves = {
         name: found for name in wanted if (found := _curves(fits.get(name, {}), f"valid_{metric}"))
     }
@@ -138,7 +136,7 @@ def _valid_figure(
     )
 
 
-def _loss_figure(record: RunRecord, fits: Fits) -> Figure | None:
+def _loss_figure(run: Run, fits: Fits) -> Figure | None:
     found = {"training": _curves(fits, "loss"), "validation": _curves(fits, "valid_loss")}
     drawn = {name: curves for name, curves in found.items() if curves}
     if not drawn:
@@ -150,8 +148,8 @@ def _loss_figure(record: RunRecord, fits: Fits) -> Figure | None:
             _draw_curves(axes, curves, style)
         best = [
             fit["best_epoch"]
-            for fit in record.results["fits"]
-            if fit["head"] == record.head and fit.get("best_epoch") is not None
+            for fit in run.results["fits"]
+            if fit["head"] == run.head and fit.get("best_epoch") is not None
         ]
         for epoch in best:
             axes.axvline(epoch + 1, color=GRID, linewidth=1.0, zorder=0)
@@ -167,7 +165,7 @@ def _loss_figure(record: RunRecord, fits: Fits) -> Figure | None:
     )
     return Figure(
         name="learning-loss",
-        title=f"Loss of {record.head}",
+        title=f"Loss of {run.head}",
         caption="Thin lines are single fits; grey verticals mark the epoch that validation chose.",
         alternative=f"Loss by epoch: {ends}.",
         picture=Chart(draw),

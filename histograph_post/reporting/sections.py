@@ -3,77 +3,111 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
-from ..head_results import OWN
-from ..summaries import Summary, paired_difference, summarize
-from ..words import MISSING, difference, metric_name, number, spread
-from .figures import Figure
+from ..experiments.results import OWN
+from ..metrics import Summary, paired_difference, summarize
+from ..runs.run import Run
+from ..runs.summary import command, counted, facts, ranked_trials
+from ..utils.text import MISSING, difference, metric_name, number, setting, spread
+from .curve_charts import calibration_figure, precision_figure, roc_figure
+from .figures import CHOSEN, MUTED, Chart, Figure
 from .layer_analysis import LayerProfile, Smoothness
-from .outcome_charts import outcome_figures
+from .outcomes import chosen_outcomes, readout_to_beat
 from .page import Section, Table
-from .record import RunRecord
+from .prediction_charts import confusion_figure, error_figure, scatter_figure, targets_figure
 from .score_charts import learning_figures, ranking_figure
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-def rank_readouts(record: RunRecord) -> dict[str, Summary]:
+
+# --- predictions against the truth as figures, for every kind of task
+
+#: Targets of a regression that are drawn.
+_MAX_REGRESSIONS = 4
+
+
+def outcome_figures(run: Run) -> list[Figure]:
+    """Draw what the chosen readout predicted for the test rows."""
+    outcomes, task = chosen_outcomes(run), run.task
+    if not any(len(outcome.rows) for outcome in outcomes):
+        return []
+    found: list[Figure | None] = []
+    if task.kind == "regression":
+        for at, name in enumerate(run.saved_head.target_names[:_MAX_REGRESSIONS]):
+            found += [scatter_figure(outcomes, at, name), error_figure(outcomes, at, name)]
+    elif task.kind == "binary":
+        found += [roc_figure(run), precision_figure(run), confusion_figure(run)]
+    elif task.kind == "multiclass":
+        found.append(confusion_figure(run))
+    else:
+        found.append(targets_figure(run))
+    if task.kind != "regression":
+        found.append(calibration_figure(outcomes, task))
+    return [figure for figure in found if figure is not None]
+
+
+def rank_readouts(run: Run) -> dict[str, Summary]:
     """Return the test score of every readout, the checkpoint's own one among them, best first."""
     found = {}
-    for name, row in record.results["readouts"].items():
+    for name, row in run.results["readouts"].items():
         if row["test"] is not None:
             found[name] = Summary(**row["test"])
-    sign = -1 if record.results["higher_is_better"] else 1
+    sign = -1 if run.results["higher_is_better"] else 1
     return dict(sorted(found.items(), key=lambda pair: sign * pair[1].mean))
 
 
-def headline(record: RunRecord, ranked: Mapping[str, Summary]) -> str:
+def headline(run: Run, ranked: Mapping[str, Summary]) -> str:
     """Return the result in a sentence."""
-    metric = metric_name(record.results["metric"])
-    own = ranked.get(record.head)
+    metric = metric_name(run.results["metric"])
+    own = ranked.get(run.head)
     if own is None:
-        return f"{record.head} was trained; no test part has a {metric}."
-    said = f"{record.head}: test {metric} {_mean_and_deviation(own)}"
-    said += f" over {record.counted()}"
+        return f"{run.head} was trained; no test part has a {metric}."
+    said = f"{run.head}: test {metric} {_mean_and_deviation(own)}"
+    said += f" over {counted(run)}"
     for key, other in (
         ("versus_frozen", "on the frozen backbone"),
         ("versus_default", "with its defaults"),
         ("versus_baseline", "retrained"),
     ):
-        versus = record.results.get(key)
+        versus = run.results.get(key)
         if versus is not None:
             said += f"; {difference(versus)} against {versus['baseline']}, {other}"
-    said += "" if record.results["higher_is_better"] else " (lower is better)"
+    said += "" if run.results["higher_is_better"] else " (lower is better)"
     return f"{said}."
 
 
-def scores_section(record: RunRecord, ranked: Mapping[str, Summary]) -> Section:
+def scores_section(run: Run, ranked: Mapping[str, Summary]) -> Section:
     """Return the headline table, all metrics of the head, and the ranking."""
-    figures = [ranking_figure(record, ranked)] if ranked else []
-    tables = [table for table in (_headline_table(record, ranked), _metrics_table(record)) if table]
+    figures = [ranking_figure(run, ranked)] if ranked else []
+    tables = [table for table in (_headline_table(run, ranked), _metrics_table(run)) if table]
     return Section(
         "scores",
         "Scores",
         text=f"Every readout was trained on the same activations, splits and seeds: "
-        f"{record.counted()}. The epoch of each fit was chosen on the validation part.",
+        f"{counted(run)}. The epoch of each fit was chosen on the validation part.",
         tables=tables,
         figures=figures,
     )
 
 
-def _headline_table(record: RunRecord, ranked: Mapping[str, Summary]) -> Table | None:
-    names = [*ranked, *(name for name in record.readouts if name not in ranked)]
+def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
+    names = [*ranked, *(name for name in run.readouts if name not in ranked)]
     if not names:
         return None
-    own, baseline = OWN in ranked, record.baseline
+    own, baseline = OWN in ranked, readout_to_beat(run)
     rows = []
     for name in names:
-        stored = record.results["readouts"][name]
+        stored = run.results["readouts"][name]
         valid, test = stored.get("valid"), ranked.get(name)
         row = [name, _mean_and_deviation(test)]
         row.append(_mean_and_deviation(None if valid is None else Summary(**valid)))
         if own:
             row.append(difference(stored["versus_own"]))
         if baseline:
-            row.append(MISSING if name in (baseline, OWN) else _versus(record, name, baseline))
+            row.append(MISSING if name in (baseline, OWN) else _versus(run, name, baseline))
         count = stored["num_parameters"]
         row.append(MISSING if count is None else f"{count:,}")
         rows.append(row)
@@ -83,16 +117,16 @@ def _headline_table(record: RunRecord, ranked: Mapping[str, Summary]) -> Table |
     return Table(
         [*columns, "parameters"],
         rows,
-        caption=f"{metric_name(record.results['metric'])}"
-        f"{'' if record.results['higher_is_better'] else ', lower is better'}: mean ± standard "
+        caption=f"{metric_name(run.results['metric'])}"
+        f"{'' if run.results['higher_is_better'] else ', lower is better'}: mean ± standard "
         "deviation. Differences are paired by fold and seed, with the 95 % Student interval of "
         "their mean; folds share training data, so it is somewhat too narrow.",
-        chosen=names.index(record.head) if record.head in names else None,
+        chosen=names.index(run.head) if run.head in names else None,
     )
 
 
-def _versus(record: RunRecord, name: str, other: str) -> str:
-    found = paired_difference(record.scores(name, "test"), record.scores(other, "test"))
+def _versus(run: Run, name: str, other: str) -> str:
+    found = paired_difference(run.scores(name, "test"), run.scores(other, "test"))
     return difference(None if found is None else found.to_json())
 
 
@@ -104,30 +138,28 @@ def _mean_and_deviation(summary: Summary | None) -> str:
     return spread(summary.mean, summary.deviation)
 
 
-def _metrics_table(record: RunRecord) -> Table | None:
+def _metrics_table(run: Run) -> Table | None:
     """Return every metric of the run's head on every part."""
     rows = []
     for part in ("train", "valid", "test"):
-        values = {
-            m: list(record.scores(record.head, part, m).values()) for m in record.task.metrics
-        }
+        values = {m: list(run.scores(run.head, part, m).values()) for m in run.task.metrics}
         if any(values.values()):
             cells = [_mean_and_deviation(summarize(found)) for found in values.values()]
             rows.append([part, *cells])
     if not rows:
         return None
-    columns = [record.head, *(metric_name(name) for name in record.task.metrics)]
-    return Table(columns, rows, caption=f"All metrics of {record.head}.")
+    columns = [run.head, *(metric_name(name) for name in run.task.metrics)]
+    return Table(columns, rows, caption=f"All metrics of {run.head}.")
 
 
-def learning_section(record: RunRecord, ranked: Mapping[str, Summary]) -> Section:
+def learning_section(run: Run, ranked: Mapping[str, Summary]) -> Section:
     """Return the learning curves."""
-    return Section("learning", "Learning", figures=learning_figures(record, list(ranked)))
+    return Section("learning", "Learning", figures=learning_figures(run, list(ranked)))
 
 
-def outcomes_section(record: RunRecord) -> Section:
+def outcomes_section(run: Run) -> Section:
     """Return what was predicted against what was true."""
-    return Section("predictions", "Predictions", figures=outcome_figures(record))
+    return Section("predictions", "Predictions", figures=outcome_figures(run))
 
 
 def layers_section(figures: Sequence[Figure]) -> Section:
@@ -186,10 +218,91 @@ def examples_section(figures: Sequence[Figure], *, attended: bool) -> Section:
     )
 
 
-def facts_sections(record: RunRecord) -> list[Section]:
+def facts_sections(run: Run) -> list[Section]:
     """Return what was trained, on what, and how to repeat it."""
-    facts = Table((), [list(pair) for pair in record.facts()])
+    table = Table((), [list(pair) for pair in facts(run)])
     return [
-        Section("run", "What was trained", tables=[facts]),
-        Section("repeat", "Repeat it", code=record.command()),
+        Section("run", "What was trained", tables=[table]),
+        Section("repeat", "Repeat it", code=command(run)),
     ]
+
+
+# --- the search behind a tuned readout: which options were tried, and what they gave
+
+#: Trials in the table.
+_MAX_TRIALS = 10
+
+
+def search_section(run: Run) -> Section:
+    """Return what a search has tried; an empty section where there was none."""
+    tuning = run.results.get("tuning")
+    if tuning is None:
+        return Section("search", "Search")
+    trials = tuning["trials"]
+    scored = [trial for trial in trials if trial["score"] is not None]
+    given_up = sum(trial["state"] == "pruned" for trial in trials)
+    failed = len(trials) - len(scored) - given_up
+    text = (
+        f"{len(trials)} choices of options were tried, trial 0 the defaults; {given_up} of them "
+        f"were given up early and {failed} failed. Trial {tuning['trial']} was the best by "
+        "validation. The search has not looked at the test part."
+    )
+    return Section(
+        "search",
+        "Search",
+        text=text,
+        tables=[_trials_table(run, list(tuning["values"]))],
+        figures=[_trials_figure(run, trials, scored)],
+    )
+
+
+def _trials_table(run: Run, names: list[str]) -> Table:
+    rows = [
+        [
+            str(trial["number"]),
+            number(trial["score"]),
+            *(setting(trial["values"][name]) for name in names),
+        ]
+        for trial in ranked_trials(run.results)[:_MAX_TRIALS]
+    ]
+    metric = metric_name(run.results["metric"])
+    columns = ["trial", f"validation {metric}", *(name.replace("_", " ") for name in names)]
+    return Table(columns, rows, caption="The best trials.", chosen=0)
+
+
+def _trials_figure(run: Run, trials: list[Any], scored: list[Any]) -> Figure:
+    metric = metric_name(run.results["metric"])
+    places = [trial["number"] for trial in scored]
+    scores = [trial["score"] for trial in scored]
+    best = list(accumulate(scores, max if run.results["higher_is_better"] else min))
+    others = [trial["number"] for trial in trials if trial["score"] is None]
+
+    def draw(axes: Axes) -> None:
+        axes.step(places, best, where="post", color=CHOSEN, label="best so far")
+        axes.scatter(places, scores, s=16, color=MUTED, linewidths=0, label="trial", zorder=3)
+        if others:
+            bottom = axes.get_xaxis_transform()  # data along x, the height of the axes along y
+            axes.scatter(
+                others,
+                [0.02] * len(others),
+                s=18,
+                marker="x",
+                color=MUTED,
+                linewidths=0.9,
+                transform=bottom,
+                label="given up",
+            )
+        axes.set_xlabel("trial")
+        axes.locator_params(axis="x", integer=True)
+        axes.set_ylabel(f"validation {metric}")
+        axes.legend(loc="best")
+
+    return Figure(
+        name="search",
+        title=f"Validation {metric} of every trial",
+        caption="A dot is the mean over folds and seeds of one choice of options; crosses were "
+        "given up before the end.",
+        alternative=f"Validation {metric} by trial: the first, with the defaults, has "
+        f"{number(scores[0])}, the best {number(best[-1])}.",
+        picture=Chart(draw),
+    )

@@ -1,17 +1,14 @@
-"""Which rows train, validate and test: read with the data, from a file, or made; always saved.
+"""Splits: labels, a file or a seed come in; which rows train, validate and test goes out.
 
-types       Split and Splits, checked and saved
-resolving   what --split asks for
-files       folders of index files, as OGB and DGCNN lay them out
-making      random, stratified, k-fold
-scaffold    molecules by their scaffold
+Read ``types.py`` first (a split, checked and saved), then ``resolving.py`` (what ``--split`` asks
+for) and ``making.py`` (random, stratified, by scaffold, in k folds).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazy_names
+from ..utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from .resolving import SPLIT_FORMS as SPLIT_FORMS

@@ -6,37 +6,38 @@ A row is what the task predicts: a graph, a node (graphs concatenated) or a link
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from ..errors import NotFoundError, SplitError
-from ..files import write_json
-from ..levels import LEVELS, Level
-
-if TYPE_CHECKING:
-    from .making import Parts
+from ..utils.decoding import Count, Form, decode
+from ..utils.files import write_json
+from ..utils.levels import LEVELS, Level
 
 #: The parts of a fold, in the order every table shows them.
 PARTS = ("train", "valid", "test")
 
+#: Row numbers of training, validation and test.
+Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
+
 #: How the kind of a split begins that decided which edges of the graphs carry messages.
 LINKS = "links"
 
-_JSON_KEYS = ("kind", "unit", "total", "seed", "folds")
+#: Row numbers: a list in JSON, which :class:`Split` makes an array of.
+Rows = Annotated[np.ndarray, Form("a list", lambda value: isinstance(value, list))]
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """One fold: the row numbers of its three parts, as read-only int64 arrays."""
 
-    train: np.ndarray
-    valid: np.ndarray
-    test: np.ndarray
+    train: Rows
+    valid: Rows
+    test: Rows
 
     def __post_init__(self) -> None:
         for part in PARTS:
@@ -59,7 +60,7 @@ class Splits:
 
     kind: str
     unit: Level
-    total: int
+    total: Count
     seed: int | None
     folds: tuple[Split, ...]
 
@@ -118,26 +119,7 @@ class Splits:
     @classmethod
     def from_json(cls, value: Any, *, where: str = "splits") -> Splits:
         """Rebuild splits from :meth:`to_json`, checking everything on the way."""
-        if not isinstance(value, Mapping) or set(value) != set(_JSON_KEYS):
-            found = sorted(value) if isinstance(value, Mapping) else type(value).__name__
-            raise SplitError(f"{where}: found {found}, expected an object of {list(_JSON_KEYS)}")
-        if type(value["total"]) is not int or not isinstance(value["kind"], str):
-            raise SplitError(f"{where}: expected a whole number 'total' and a text 'kind'")
-        if value["seed"] is not None and type(value["seed"]) is not int:
-            raise SplitError(f"{where}: found seed {value['seed']!r}, expected a number or null")
-        folds = value["folds"]
-        if not isinstance(folds, list) or not all(
-            isinstance(fold, Mapping)
-            and set(fold) == set(PARTS)
-            and all(isinstance(rows, list) for rows in fold.values())
-            for fold in folds
-        ):
-            raise SplitError(f"{where}: expected 'folds' to be a list of {list(PARTS)} objects")
-        try:
-            built = tuple(Split(**fold) for fold in folds)
-        except SplitError as error:
-            raise SplitError(f"{where}: {error}") from None
-        splits = cls(**{**value, "folds": built})
+        splits = decode(cls, value, where, error=SplitError)
         splits.validate(where=where)
         return splits
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from histograph_post.backbone import BUILT_IN, build_model
 from histograph_post.capture import Capture, check_parity, plan_capture
+from histograph_post.models import BUILT_IN, build_model
 
 
 def graphs(count: int) -> list[Data]:

@@ -85,13 +85,7 @@ def _node_attention(head: Any, nodes: Tensor) -> Tensor:
 def _one_graph(head: Any, layers: Sequence[Tensor]) -> Tensor:
     """Output of one graph ``[out_dim]``, or of its nodes ``[num_nodes, ...]``."""
     options, module = head.options, head.layer_weights
-    raw_last = layers[-1]
-    if head.standardizer is not None:
-        layers = [
-            (layer - head.standardizer.statistics(index)[0])
-            / head.standardizer.statistics(index)[1]
-            for index, layer in enumerate(layers)
-        ]
+    last = layers[-1]
     layers = layers[-len(options.kept_dims) :]
     widths = list(dict.fromkeys(options.kept_dims))
     projected = torch.stack(
@@ -122,7 +116,7 @@ def _one_graph(head: Any, layers: Sequence[Tensor]) -> Tensor:
         order = [i for width in widths for i, own in enumerate(options.kept_dims) if own == width]
         base = head.all_layers(torch.cat([layers[i] for i in order], dim=-1))
     if options.level == "graph":
-        attended, base, raw_last = attended.mean(0), base.mean(0), raw_last.mean(0)
+        attended, base, last = attended.mean(0), base.mean(0), last.mean(0)
     share = head.mixing.coefficient
     mixed = share * attended + (1 - share) * base
     if options.output_norm:
@@ -132,7 +126,7 @@ def _one_graph(head: Any, layers: Sequence[Tensor]) -> Tensor:
     if options.level == "link":
         return mixed
     output = head.output(head.mlp(mixed))
-    return output + head.shortcut(raw_last) if options.shortcut else output
+    return output + head.shortcut(last) if options.shortcut else output
 
 
 @pytest.fixture(scope="session")
@@ -172,8 +166,6 @@ class Toy:
         ).double()
         if module.options.layer_attention == "learned":
             torch.nn.init.normal_(module.layer_weights.query)  # some start from equal weights
-        if module.standardizer is not None:
-            module.standardizer.fit([Toy.history(widths, [40], seed=7)])
         return module.eval()
 
 

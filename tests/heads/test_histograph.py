@@ -27,7 +27,7 @@ def gradients(head: HistoGraphHead) -> dict[str, Tensor]:
 
 OPTIONS = [
     {},
-    {**PAPER_FORM, "standardize": False},
+    dict(PAPER_FORM),
     {"normalization": "softmax"},
     {"normalization": "none"},
     {"layer_attention": "mean"},
@@ -229,14 +229,6 @@ class TestInputs:
         if scores is not None:
             assert torch.equal(scores, head.score(expected.bfloat16().float(), pairs))
 
-    def test_rows_standardised_while_loading(self, toy: Any) -> None:
-        head = toy.head([6] * 4, shortcut=True, mix="all")
-        history = torch.stack(toy.history([6] * 4, SIZES), 1)
-        expected = head(history, toy.batch(SIZES))
-        assert head.standardizer is not None
-        head.standardizer.apply_(history)
-        torch.testing.assert_close(head(history, toy.batch(SIZES), standardized=True), expected)
-
     @pytest.mark.parametrize("level", ["graph", "node"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
     def test_nothing_of_the_size_of_the_history_is_made(
@@ -259,6 +251,23 @@ class TestInputs:
         with Largest() as largest:
             head(history, toy.batch(sizes)).sum().backward()
         assert largest.numel < history.numel() / 4
+
+    def test_a_history_that_is_changed_before_its_gradient_is_taken_is_noticed(
+        self, toy: Any
+    ) -> None:
+        history = torch.stack(toy.history([6] * 4, SIZES), 1)
+        output = toy.head([6] * 4)(history, toy.batch(SIZES))
+        history += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+
+    @pytest.mark.filterwarnings("ignore")  # torch warns of its own tracing
+    def test_a_compiled_head_gives_the_same(self, toy: Any) -> None:
+        head, history = toy.head([6] * 4, mix="all"), torch.stack(toy.history([6] * 4, SIZES), 1)
+        compiled = torch.compile(head, backend="eager")
+        expected = head(history, toy.batch(SIZES), num_graphs=len(SIZES))
+        found = compiled(history, toy.batch(SIZES), num_graphs=len(SIZES))
+        torch.testing.assert_close(found, expected)
 
     @pytest.mark.parametrize(
         ("history", "batch", "message"),
@@ -289,7 +298,7 @@ class TestInputs:
     def test_finite_for_any_scale(
         self, toy: Any, magnitude: float, fresh: bool, normalization: str, seed: int
     ) -> None:
-        head = toy.head([6] * 4, normalization=normalization, standardize=False).float()
+        head = toy.head([6] * 4, normalization=normalization).float()
         if fresh:
             head.layer_weights.reset_parameters()
         history = torch.stack(toy.history([6] * 4, SIZES, seed=seed), 1).float() * 10**magnitude

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from histograph_post.errors import ConfigError, DataError
 from histograph_post.heads.histograph import HistoGraphConfig, HistoGraphHead
+from histograph_post.heads.histograph.layer_attention import NORMALIZATIONS
 
 SIZES = (5, 1, 9, 3)
 
@@ -55,6 +57,27 @@ class TestOptions:
         difference = plain(history, toy.batch(SIZES)) - other(history, toy.batch(SIZES))
         assert difference.abs().max() > 1e-4
 
+    def test_a_new_normalisation_is_one_function_and_one_entry(
+        self, toy: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def squashed(scores: torch.Tensor, options: HistoGraphConfig) -> torch.Tensor:
+            return (scores / options.radius).tanh()
+
+        monkeypatch.setitem(NORMALIZATIONS, "squashed", squashed)
+        head, history = toy.head([6] * 4, normalization="squashed"), toy.history([6] * 4, SIZES)
+        scores = toy.head([6] * 4, normalization="none").explain(history, toy.batch(SIZES))
+        found = head.explain(history, toy.batch(SIZES)).layer_weights
+        torch.testing.assert_close(found, (scores.layer_weights / 2).tanh())
+        with pytest.raises(ConfigError, match="one of bounded, signed, softmax, none, squashed"):
+            HistoGraphHead([6] * 3, 2, normalization="max")
+
+    def test_a_subclass_has_the_options_of_the_head(self) -> None:
+        class Own(HistoGraphHead):
+            pass
+
+        assert inspect.signature(Own) == inspect.signature(HistoGraphHead)
+        assert "normalization" in inspect.signature(Own).parameters
+
     def test_dropout_is_off_in_evaluation(self, toy: Any) -> None:
         options = {"attention_dropout": 0.5, "key_dropout": 0.5, "dropout": 0.5}
         head, history = toy.head([6] * 3, **options), toy.history([6] * 3, SIZES)
@@ -96,8 +119,12 @@ class TestOptions:
             HistoGraphHead([6] * 3, 2, **options)
 
     def test_unknown_and_missing_names_are_refused(self) -> None:
-        with pytest.raises(ConfigError, match=r"unknown \['depth'\], missing \['in_dims'\]"):
-            HistoGraphConfig.from_json({"out_dim": 2, "depth": 3})
+        for values, message in (
+            ({"in_dims": [3], "out_dim": 2, "depth": 3}, "found the unknown field 'depth'"),
+            ({"out_dim": 2}, "found no 'in_dims'"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                HistoGraphConfig.from_json(values)
 
     def test_repr(self) -> None:
         assert repr(HistoGraphHead([64] * 6, 2)) == "HistoGraphHead(6 x 64 -> 2)"

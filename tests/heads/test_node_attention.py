@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from histograph_post.heads.node_attention import NodeAttention
+from histograph_post.heads.histograph.node_attention import BLOCK_WEIGHTS, NodeAttention
 from histograph_post.heads.ragged import Graphs
-from histograph_post.heads.received_attention import BLOCK_ENTRIES
 
 SIZES = (3, 1, 12, 0, 7, 7, 30, 2)
 DIM = 12
@@ -160,4 +159,4 @@ def test_memory_of_a_large_graph_is_linear(dropout: float) -> None:
     with Largest() as largest:
         attention.pool(nodes, graphs).sum().backward()
         attention(nodes, graphs).sum().backward()
-    assert largest.numel <= max(BLOCK_ENTRIES, 6000 * 16 * 3)  # not 2 * 6000 * 6000
+    assert largest.numel <= max(BLOCK_WEIGHTS, 6000 * 16 * 3)  # not 2 * 6000 * 6000

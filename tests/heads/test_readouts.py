@@ -9,8 +9,7 @@ from torch_geometric.nn.models import JumpingKnowledge as PyGJumpingKnowledge
 from torch_geometric.utils import to_dense_adj
 
 from histograph_post.heads import build_head
-from histograph_post.heads.buckets import dense_adjacency, pool_buckets
-from histograph_post.heads.ragged import Graphs
+from histograph_post.heads.ragged import Graphs, dense_adjacency, pool_buckets
 
 SIZES = torch.tensor([3, 1, 40, 7, 2, 18])
 BATCH = torch.repeat_interleave(torch.arange(len(SIZES)), SIZES)
@@ -172,9 +171,9 @@ def test_one_large_graph_does_not_pad_its_batch():
     graphs = Graphs.from_batch(batch, len(batch), None, batch.device)
     areas, seen = [], []
 
-    def pool(bucket, nodes):
+    def pool(bucket):
         areas.append(len(bucket.graphs) * bucket.width**2)
-        seen.append(nodes)
+        seen.append(bucket.nodes)
         return bucket.graphs.unsqueeze(1)
 
     assert pool_buckets(graphs, pool).view(-1).tolist() == list(range(64))
@@ -190,10 +189,8 @@ def test_adjacency_of_a_bucket_is_that_of_pyg():
     expected = to_dense_adj(edge_index, batch)
     assert expected.max() == 2  # a repeated edge counts twice
 
-    def pool(bucket, nodes):
-        adjacency = dense_adjacency(
-            bucket, nodes, edge_index, num_nodes=len(batch), dtype=torch.float32
-        )
+    def pool(bucket):
+        adjacency = dense_adjacency(bucket, edge_index, num_nodes=len(batch), dtype=torch.float32)
         padded = torch.zeros(len(bucket.graphs), 5, 5)
         padded[:, : bucket.width, : bucket.width] = adjacency
         return padded.flatten(1)

@@ -103,3 +103,21 @@ def test_statistics_travel_in_the_state_dict() -> None:
 def test_unusable_rows_are_refused(batches: list[torch.Tensor], message: str) -> None:
     with pytest.raises(DataError, match=message):
         Standardizer([4] * 3).fit(batches)
+
+
+def test_a_tensor_is_standardised_like_its_layers() -> None:
+    rows = torch.randn(20, 3, 4, dtype=torch.float64) * 3 + 1
+    standardizer = Standardizer([4] * 3).double().fit([rows])
+    found = standardizer(rows)  # [20, 3, 4]
+    torch.testing.assert_close(found, torch.stack(standardizer(rows.unbind(1)), 1))
+    standardizer.apply_(rows)
+    torch.testing.assert_close(found, rows)
+
+
+def test_a_classifier_that_is_folded_gives_the_same() -> None:
+    rows = torch.randn(20, 3, 4, dtype=torch.float64) * 3 + 1
+    standardizer = Standardizer([4] * 3).double().fit([rows])
+    classifier = torch.nn.Linear(4, 2).double()
+    weight, bias = standardizer.fold_into(classifier.weight, classifier.bias)
+    found = standardizer(rows)[:, -1] @ weight.t() + bias  # [20, 2]
+    torch.testing.assert_close(found, classifier(rows[:, -1]))

@@ -11,10 +11,10 @@ import torch
 from torch_geometric.data import Data
 
 import histograph_post as hg
-from histograph_post.backbone import build_model
 from histograph_post.data import GraphDataset, from_graphs, load_data
+from histograph_post.models import build_model
 from histograph_post.reporting import Report
-from histograph_post.training_options import TrainingOptions
+from histograph_post.training.options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=3, batch_size=16, lr=1e-2)
 

@@ -10,19 +10,18 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
+from histograph_post.caches import Cache
 from histograph_post.heads.histograph import HistoGraphHead
-from histograph_post.reporting.caches import find_caches
-from histograph_post.reporting.calibration_charts import reliability
-from histograph_post.reporting.class_charts import confusion_counts, target_areas
-from histograph_post.reporting.evidence import gather_evidence
+from histograph_post.reporting.building import find_caches
+from histograph_post.reporting.curve_charts import reliability
+from histograph_post.reporting.evidence import gather_evidence, group_weights
 from histograph_post.reporting.examples import choose_examples, row_losses
-from histograph_post.reporting.graph_charts import neighbourhood
-from histograph_post.reporting.graph_layouts import layout
-from histograph_post.reporting.record import Outcome, RunRecord
-from histograph_post.reporting.weight_groups import group_weights
-from histograph_post.storage import Cache
+from histograph_post.reporting.graph_charts import layout, neighbourhood
+from histograph_post.reporting.outcomes import Outcome, chosen_outcomes
+from histograph_post.reporting.prediction_charts import confusion_counts, target_areas
+from histograph_post.runs.run import Run
 from histograph_post.tasks import Task
-from histograph_post.words import MINUS
+from histograph_post.utils.text import MINUS
 
 
 def outcome(predicted: list[list[float]], labels: list[list[float]]) -> Outcome:
@@ -32,21 +31,21 @@ def outcome(predicted: list[list[float]], labels: list[list[float]]) -> Outcome:
 
 
 def test_layer_weights_are_those_of_explain(binary_run: Path) -> None:
-    record = RunRecord.open(binary_run)
-    caches, _ = find_caches(record, None)
+    run = Run.open(binary_run)
+    caches, _ = find_caches(run, None)
     (cache,) = caches
-    figures = {figure.name: figure for figure in gather_evidence(record, caches).layer_figures}
+    figures = {figure.name: figure for figure in gather_evidence(run, caches).layer_figures}
     # every graph alone, through the head of the fold that tests it
     weights: dict[float, list[np.ndarray]] = {0.0: [], 1.0: []}
-    for fold, split in enumerate(record.splits.folds):
-        saved = record.saved.of_fit(record.fit_folder("histograph", fold, 0))
-        head, standardizer = saved.build()
+    for fold, split in enumerate(run.splits.folds):
+        head, standardizer = run.load_head(fold, 0)
         assert isinstance(head, HistoGraphHead)
+        assert standardizer is not None
         for row in split.test:
             history = cache[int(row)].history
             assert isinstance(history, torch.Tensor)
             layers = standardizer(history.unbind(1))
-            explained = head.explain(torch.stack(layers, 1), standardized=True).layer_weights
+            explained = head.explain(torch.stack(layers, 1)).layer_weights
             mean = explained.reshape(-1, explained.size(-1)).mean(0)
             weights[float(cache.labels()[row, 0])].append(mean.numpy())
     for label, members in weights.items():
@@ -57,13 +56,13 @@ def test_layer_weights_are_those_of_explain(binary_run: Path) -> None:
 
 
 def test_over_smoothing_of_a_layer_is_that_of_the_cache(binary_run: Path) -> None:
-    record = RunRecord.open(binary_run)
-    caches, _ = find_caches(record, None)
-    profile = gather_evidence(record, caches).profile
+    run = Run.open(binary_run)
+    caches, _ = find_caches(run, None)
+    profile = gather_evidence(run, caches).profile
     assert profile is not None
-    fold, _ = record.chosen
+    fold, _ = run.chosen
     energies, distances = [], []
-    for row in record.splits.folds[fold].test:
+    for row in run.splits.folds[fold].test:
         graph = caches[0][int(row)]
         assert isinstance(graph.history, torch.Tensor)
         assert graph.edge_index is not None
@@ -143,10 +142,10 @@ def test_how_wrong_a_row_is(
 
 
 def test_examples_are_the_extremes_of_the_test_part(binary_run: Path) -> None:
-    record = RunRecord.open(binary_run)
-    own = next(o for o in record.outcomes if (o.fold, o.seed) == record.chosen)
-    examples = choose_examples(own, record.task, Cache.open(binary_run.parent / "binary.cache"))
-    order = [own.ids[at] for at in np.argsort(row_losses(own, record.task), kind="stable")]
+    run = Run.open(binary_run)
+    own = next(o for o in chosen_outcomes(run) if (o.fold, o.seed) == run.chosen)
+    examples = choose_examples(own, run.task, Cache.open(binary_run.parent / "binary.cache"))
+    order = [own.ids[at] for at in np.argsort(row_losses(own, run.task), kind="stable")]
     assert [example.name for example in examples] == [*order[:3], *order[: -1 - 3 : -1]]
     assert all(example.graph == example.row for example in examples)
 

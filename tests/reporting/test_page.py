@@ -13,7 +13,7 @@ from scipy import stats
 
 import histograph_post as hg
 from histograph_post.reporting import Report
-from histograph_post.words import MINUS
+from histograph_post.utils.text import MINUS
 
 from .conftest import KINDS
 from .pages import Reader

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 import histograph_post as hg
-from histograph_post.backbone import build_model
-from histograph_post.head_training import HeadSpec, plan_experiment, run_experiment
+from histograph_post.models import build_model
 
 from .conftest import QUICK
 from .pages import Reader
@@ -27,11 +26,8 @@ def test_head_that_pools_at_once_has_no_layer_weights(binary_run: Path, tmp_path
 
 def test_comparison_is_ranked(binary_run: Path, tmp_path: Path) -> None:
     cache = binary_run.parent / "binary.cache"
-    heads = [
-        HeadSpec(name, {"dim": 8}) for name in ("mean", "linear", "concat", "max", "histograph")
-    ]
-    experiment = plan_experiment(cache, heads, training=QUICK)
-    run_experiment(experiment, tmp_path / "all", chosen="histograph")
+    heads = ("mean", "linear", "concat", "max", "histograph")
+    hg.compare(cache, tmp_path / "all", heads=heads, dim=8, training=QUICK)
     written = hg.report(tmp_path / "all")
     results = json.loads((tmp_path / "all" / "results.json").read_text())["readouts"]
     order = sorted(results, key=lambda name: -results[name]["test"]["mean"])

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from sklearn.metrics.pairwise import cosine_distances, euclidean_distances
 from torch import Tensor
 
-from histograph_post.reporting.layer_analysis import measure_smoothness
-from histograph_post.reporting.sampling import Sample, choose_graphs
-from histograph_post.reporting.smoothness import (
+from histograph_post.reporting.examples import Sample, choose_graphs
+from histograph_post.reporting.layer_analysis import (
     cosine_distance_to,
     dirichlet_energy,
     distance_to,
     mean_cosine_distance,
     mean_pairwise_distance,
+    measure_smoothness,
 )
 
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 import histograph_post as hg
 from histograph_cli.main import app
-from histograph_post.backbone import build_model
 from histograph_post.errors import CacheError, MissingExtraError, OutputExistsError
+from histograph_post.models import build_model
 from histograph_post.reporting import Report
 
 

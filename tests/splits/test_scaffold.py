@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from histograph_post.errors import MissingExtraError
-from histograph_post.splits.files import to_positions
-from histograph_post.splits.scaffold import murcko_scaffolds, scaffold_parts
+from histograph_post.splits.making import murcko_scaffolds, scaffold_parts
+from histograph_post.splits.resolving import to_positions
 
 pytest.importorskip("rdkit")
 

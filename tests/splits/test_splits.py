@@ -151,16 +151,16 @@ def test_json_round_trip_is_exact_and_byte_stable(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"total": "10"}, "whole number 'total'"),
-        ({"total": True}, "whole number 'total'"),
-        ({"kind": 3}, "text 'kind'"),
-        ({"seed": 0.5}, "seed 0.5"),
-        ({"folds": {}}, "'folds' to be a list"),
-        ({"folds": [{"train": [0]}]}, "'folds' to be a list"),
-        ({"folds": [{"train": "012", "valid": [], "test": []}]}, "'folds' to be a list"),
+        ({"total": "10"}, "total = '10', expected a whole number"),
+        ({"total": True}, "total = True, expected a whole number"),
+        ({"kind": 3}, "kind = 3, expected a text"),
+        ({"seed": 0.5}, "seed = 0.5, expected a whole number or null"),
+        ({"folds": {}}, "folds = {}, expected a list"),
+        ({"folds": [{"train": [0]}]}, r"folds\[0\]: found no 'valid'"),
+        ({"folds": [{"train": "012", "valid": [], "test": []}]}, "train = '012', expected a list"),
         ({"folds": [{"train": [0.5], "valid": [], "test": []}]}, "train: found values"),
         ({"folds": [{"train": [11], "valid": [], "test": []}]}, "index 11 in train"),
-        ({"more": 1}, "expected an object of"),
+        ({"more": 1}, "unknown field 'more'"),
     ],
 )
 def test_a_damaged_splits_file_is_refused_by_name(

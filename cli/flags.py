@@ -1,0 +1,182 @@
+"""The options that experiments share, declared once: how to train, the head, and the experiment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options as opt
+from .command import OptionGroup
+
+if TYPE_CHECKING:
+    from histograph_post import ExperimentOptions
+
+    from .terminal import ExperimentWatch, Terminal
+
+#: What the letters after a number of bytes stand for.
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+@dataclass(frozen=True)
+class TrainingFlags(OptionGroup):
+    """How to train, except for the learning rate: not every command has just one."""
+
+    PANEL = opt.TRAINING
+
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Train at most N epochs.")] = 100
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Graphs per batch.")] = 64
+    weight_decay: Annotated[
+        float, typer.Option("--weight-decay", min=0, help="Weight decay of AdamW.")
+    ] = 1e-4
+    schedule: Annotated[
+        opt.Schedule, typer.Option("--schedule", help="How the learning rate decays.")
+    ] = opt.Schedule.COSINE
+    warmup: Annotated[
+        float,
+        typer.Option("--warmup", min=0, help="Raise the learning rate over the first X epochs."),
+    ] = 2.0
+    clip: Annotated[
+        float, typer.Option("--clip", min=0, help="Clip gradients to norm X; 0 for no clipping.")
+    ] = 1.0
+    patience: Annotated[
+        int,
+        typer.Option(
+            "--patience",
+            min=0,
+            help="Stop after N epochs without a better validation score; 0 never stops early.",
+        ),
+    ] = 30
+    balance: Annotated[
+        bool, typer.Option("--balance", help="Give rare classes more weight in the loss.")
+    ] = False
+
+    def options(self, lr: float | None) -> dict[str, Any]:
+        """Return what the library takes; without a learning rate it chooses one for the data."""
+        given = asdict(self) | {"schedule": self.schedule.value}
+        return given if lr is None else {**given, "lr": lr}
+
+
+@dataclass(frozen=True)
+class HeadFlags(OptionGroup):
+    """The options of a head."""
+
+    PANEL = opt.HEAD
+
+    dim: Annotated[int | None, typer.Option(min=1, help="Width of the head.")] = None
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Attention heads, for heads that have attention.")
+    ] = None
+    head_args: opt.HeadArgsOption = field(default_factory=list)
+
+    def options(self) -> dict[str, Any]:
+        """Return what the library takes: what is not given has the head's own default."""
+        from histograph_post.models import parse_args
+
+        sizes = {"dim": self.dim, "heads": self.heads}
+        given = {name: value for name, value in sizes.items() if value is not None}
+        return given | parse_args(self.head_args)
+
+
+@dataclass(frozen=True)
+class ExperimentFlags(OptionGroup):
+    """What every experiment on a cache takes: ``ExperimentOptions`` as flags."""
+
+    PANEL = opt.EXPERIMENT
+
+    task: opt.TaskOption = opt.TaskKind.AUTO
+    metric: opt.MetricOption = None
+    folds: opt.FoldsOption = None
+    splits: Annotated[
+        str | None,
+        typer.Option(
+            "--splits",
+            metavar="FILE|SPEC",
+            help="Split the cached data anew: a splits file, random, stratified, kfold:K, ...",
+        ),
+    ] = None
+    split_seed: opt.SplitSeedOption = 0
+    seeds: opt.SeedsOption = "0"
+    standardize: Annotated[
+        bool,
+        typer.Option(
+            "--standardize/--no-standardize",
+            help="Standardize every layer with the statistics of the training graphs.",
+        ),
+    ] = True
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-limit",
+            metavar="SIZE",
+            help="Memory that training may take besides its libraries, such as 4GB; a cache that "
+            "needs more is read batch by batch.",
+        ),
+    ] = None
+    device: opt.DeviceOption = "auto"
+    jobs: opt.JobsOption = None
+    overwrite: opt.OverwriteOption = False
+
+    def options(
+        self,
+        terminal: Terminal,
+        watch: ExperimentWatch,
+        training: Mapping[str, Any],
+        *,
+        warm_start: bool = False,
+    ) -> ExperimentOptions:
+        """Return what the library takes."""
+        from histograph_post import ExperimentOptions
+
+        return ExperimentOptions(
+            seeds=None if self.seeds is None else parse_seeds(self.seeds),
+            split=split_spec("--splits", self.splits, self.folds),
+            split_seed=self.split_seed,
+            task=self.task.value,
+            metric=self.metric,
+            standardize=self.standardize,
+            warm_start=warm_start,
+            memory_limit=parse_size(self.memory_limit),
+            training=training,
+            device=self.device,
+            jobs=self.jobs,
+            overwrite=self.overwrite,
+            config=terminal.options,
+            on_start=watch.started,
+            on_epoch=watch.epoch_done,
+            on_fit=watch.fit_done,
+        )
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds that `0-4` or `0,3,7` stand for."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise typer.BadParameter(f"--seeds {text}: expected numbers such as 0-4 or 0,3,7")
+        seeds += range(int(first), int(last or first) + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def parse_size(text: str | None) -> int | None:
+    """Return the bytes that `4GB` or `500M` stand for."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?\s*", text.lower())
+    if found is None:
+        raise typer.BadParameter(f"--memory-limit {text}: expected a size such as 4GB or 500MB")
+    size = int(float(found[1]) * _UNITS[found[2]])
+    if size < _UNITS["k"]:  # a unit was forgotten
+        raise typer.BadParameter(f"--memory-limit {text}: found {size} bytes, expected 4GB or so")
+    return size
+
+
+def split_spec(flag: str, split: str | None, folds: int | None) -> str | None:
+    """Return the split that is asked for, by that flag or by `--folds`; None for neither."""
+    if split is not None and folds is not None:
+        raise typer.BadParameter(f"give --folds or {flag}, not both")
+    return split if folds is None else f"kfold:{folds}"

@@ -1,0 +1,89 @@
+"""What the commands print of a run: a table of readouts, what each gained and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from histograph_post.utils.text import plural
+
+from .terminal import ExperimentWatch, Terminal
+
+if TYPE_CHECKING:
+    from histograph_post import Run
+
+
+def show_run(
+    terminal: Terminal, run: Run, watch: ExperimentWatch, *, ranked: bool = False
+) -> dict[str, Any]:
+    """Print the table of a run that has just ended; return its JSON object."""
+    seconds = watch.seconds_per_epoch()
+    show_results(terminal, run.results, seconds, ranked=ranked)
+    return {"run": str(run.folder), **run.results, "seconds_per_epoch": seconds}
+
+
+def show_results(
+    terminal: Terminal, results: Any, seconds: Mapping[str, float], *, ranked: bool = False
+) -> None:
+    """Print every readout: mean and deviation over folds and seeds, what it gained and costs.
+
+    Args:
+        terminal: Where to print.
+        results: ``results.json`` of a run.
+        seconds: Seconds per epoch of each readout; empty if they are not asked for.
+        ranked: Number the readouts, the best first.
+    """
+    readouts = list(results["readouts"].items())
+    if ranked:
+        sign = 1 if results["higher_is_better"] else -1
+        readouts.sort(key=lambda item: -sign * item[1]["test"]["mean"] if item[1]["test"] else inf)
+    # A model without a readout of its own is compared with the last layer retrained.
+    others = [row.get("versus_baseline") for _, row in readouts]
+    baseline = next((other["baseline"] for other in others if other is not None), None)
+    has_own = any(row["versus_own"] is not None for _, row in readouts)
+    versus, against = ("versus_own", "own") if has_own else ("versus_baseline", baseline)
+    rows = []
+    for place, (name, row) in enumerate(readouts, start=1):
+        test, difference = row["test"], row.get(versus)
+        rows.append(
+            [
+                *([place] if ranked else []),
+                name,
+                _spread(test),
+                "-" if difference is None else gain(difference),
+                row["num_parameters"] or "-",
+                *([f"{seconds[name]:.3f}" if name in seconds else "-"] if seconds else []),
+            ]
+        )
+    columns = ["readout", "mean ± deviation", f"against {against or 'own'}", "parameters"]
+    columns += ["s/epoch"] if seconds else []
+    lower = "" if results["higher_is_better"] else "; lower is better"
+    terminal.table(
+        f"Test {results['metric']} over {_count(results)}{lower}",
+        ["rank", *columns] if ranked else columns,
+        rows,
+    )
+    chosen = results["versus_baseline"]
+    if chosen is not None:
+        words = f"{results['head']} against {chosen['baseline']}, retrained"
+        terminal.say(f"{words}: {gain(chosen)}{lower}")
+
+
+def _spread(test: Any) -> str:
+    """Return a mean with its deviation; of a single score there is none."""
+    if test is None:
+        return "-"
+    return f"{test['mean']:.4f}" + (f" ± {test['deviation']:.4f}" if test["count"] > 1 else "")
+
+
+def gain(versus: Any) -> str:
+    """Return a paired difference with its interval, if there is one."""
+    interval = "" if versus["low"] is None else f" [{versus['low']:+.4f}, {versus['high']:+.4f}]"
+    return f"{versus['mean']:+.4f}{interval}"
+
+
+def _count(results: Any) -> str:
+    folds = {fit["fold"] for fit in results["fits"]}
+    seeds = {fit["seed"] for fit in results["fits"]}
+    return f"{plural(len(folds), 'fold')} and {plural(len(seeds), 'seed')}"

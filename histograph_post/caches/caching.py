@@ -1,0 +1,338 @@
+"""The cache stage: run a frozen model once and write down what every layer hands on.
+
+    plan_cache    (planning.py) find the layers, check parity, lay out the shards
+    write_shards  run the model over the graphs of this job's shards (the rest are other jobs');
+                  a thread (shard_thread.py) writes meanwhile
+    join_shards   when every shard is there, score the model's own outputs, write the manifest
+
+A killed job goes on where it stopped, and ends with the same bytes as one that was never killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+
+from .. import __version__
+from ..capture import Capture
+from ..data import DataSpec, GraphDataset, from_graphs
+from ..errors import CacheError, CaptureError, ConfigError, OutputExistsError
+from ..models import ModelSpec
+from ..models.loading import weights_sha256
+from ..splits import PARTS, Splits, resolve_splits
+from ..tasks import Task
+from ..utils.files import PARTIAL_SUFFIX, remove_leftovers, sha256_file, to_json, write_text
+from .format import MANIFEST_NAME, SPLITS_NAME, Manifest
+from .layout import ShardInfo, shard_name
+from .planning import CacheOptions, CachePlan, plan_cache
+from .reader import Cache
+from .shard_thread import ShardThread
+from .writer import ShardGraphs, ShardWriter, existing_shard, write_manifest
+
+#: Called with the number of nodes done and the number of nodes in all.
+ProgressCallback = Callable[[int, int], None]
+
+
+def write_shards(
+    plan: CachePlan,
+    folder: Path,
+    found: Sequence[ShardInfo | None],
+    *,
+    part: tuple[int, int] = (0, 1),
+    on_progress: ProgressCallback | None = None,
+) -> list[ShardInfo | None]:
+    """Write the shards of job ``i`` of ``n`` that are not there yet.
+
+    ``found`` has an entry per shard of the whole cache, None for those that are missing; so has
+    the result, None for those that other jobs still owe.
+    """
+    number, count = part
+    mine = [index for index in range(len(plan.shards)) if index % count == number]
+    num_nodes = plan.dataset.num_nodes
+    total = sum(int(num_nodes[slice(*plan.shards[index])].sum()) for index in mine)
+    done = 0
+
+    def advance(nodes: int) -> None:
+        nonlocal done
+        done += nodes
+        if on_progress is not None:
+            on_progress(done, total)
+
+    with (
+        ShardThread(plan, folder) as thread,
+        torch.inference_mode(),
+        Capture(plan.model, plan.capture) as recorder,
+    ):
+        for index in mine:
+            start, stop = plan.shards[index]
+            if found[index] is not None:
+                advance(int(num_nodes[start:stop].sum()))
+                continue
+            graphs = _shard_graphs(plan, start, stop)
+            writer = ShardWriter(folder, index, plan.layout, plan.hash, graphs)
+            for members in plan.batches(start, stop):
+                batch = plan.load(members)
+                block = thread.block(writer, range(members.start - start, members.stop - start))
+                captured = recorder.run(batch, block.put)
+                outputs = plan.outputs(captured.output, batch)
+                _check_outputs(plan, outputs, batch, members)
+                thread.write(writer, block, outputs)
+                advance(int(batch.num_nodes))
+    if weights_sha256(plan.model.state_dict()) != plan.weights_sha256:
+        raise CaptureError(
+            "frozen: the model changed its own parameters or buffers while it ran in eval() mode, "
+            "so its activations depend on the order of the graphs; expected them to stay as loaded"
+        )
+    # Another job may have finished a shard meanwhile.
+    return [
+        info
+        or thread.infos.get(index)
+        or existing_shard(folder, index, plan.layout, plan.hash, *plan.shards[index])
+        for index, info in enumerate(found)
+    ]
+
+
+def _check_outputs(plan: CachePlan, outputs: Tensor | None, batch: Batch, members: range) -> None:
+    """Refuse outputs of the model's own that are not finite, naming the graph."""
+    if outputs is None or bool(torch.isfinite(outputs).all()):
+        return
+    row = int((~torch.isfinite(outputs)).any(dim=1).nonzero()[0])
+    graph = members[int(batch.batch[row]) if plan.layout.output_level == "node" else row]
+    raise CacheError(
+        f"graph {plan.dataset.ids[graph]!r}: found an output of the model that is not finite, "
+        "expected numbers"
+    )
+
+
+def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
+    dataset = plan.dataset
+    graphs = dataset.graphs[start:stop]
+    first_row, stop_row = dataset.label_ptr[[start, stop]]
+    return ShardGraphs(
+        start=start,
+        ids=dataset.ids[start:stop],
+        num_nodes=dataset.num_nodes[start:stop],
+        labels=plan.labels[first_row:stop_row],
+        edge_index=[graph.edge_index for graph in graphs],
+        edge_label_index=(
+            [graph.edge_label_index for graph in graphs] if dataset.level == "link" else None
+        ),
+    )
+
+
+def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> Cache:
+    """Score the model's own outputs over all shards and write the manifest, which ends the work."""
+    remove_leftovers(folder)
+    checkpoint = plan.model_spec.checkpoint
+    manifest = Manifest(
+        tool_version=__version__,
+        weights_sha256=plan.weights_sha256,
+        checkpoint=None if checkpoint is None else checkpoint.name,
+        model=ModelSpec(plan.model_spec.spec, dict(plan.model_spec.args)),
+        data=DataSpec.of(plan.dataset, plan.data_args),
+        capture=plan.capture.to_json(),
+        layout=plan.layout,
+        plan_hash=plan.hash,
+        splits_sha256=sha256_file(folder / SPLITS_NAME),
+        own_metrics=None,
+        no_metrics_because=plan.own.problem or "not scored yet",
+        shards=tuple(shards),
+    )
+    if plan.task is not None and plan.own.problem is None:
+        unscored = Cache(folder, manifest)
+        outputs = unscored.outputs()
+        assert outputs is not None  # the plan scores only what is stored
+        scores = own_scores(
+            plan.task,
+            outputs,
+            unscored.labels(),
+            plan.splits,
+            probabilities=plan.own.probabilities,
+        )
+        manifest = replace(manifest, own_metrics=scores, no_metrics_because=None)
+    write_manifest(folder, manifest)
+    return Cache.open(folder)
+
+
+def own_scores(
+    task: Task, outputs: np.ndarray, labels: np.ndarray, splits: Splits, *, probabilities: bool
+) -> dict[str, Any]:
+    """Score a model's own outputs: on all labelled rows, and on each part of each fold."""
+    logits = task.logits(outputs) if probabilities else outputs  # [rows, output_width]
+    return {
+        "task": task.to_json(),
+        "probabilities": probabilities,
+        "all": task.scores(logits, labels),
+        "folds": [
+            {
+                part: task.scores(logits[rows], labels[rows])
+                for part, rows in zip(PARTS, fold.parts, strict=True)
+            }
+            for fold in splits.folds
+        ],
+    }
+
+
+def write_cache(
+    plan: CachePlan,
+    out: str | Path,
+    *,
+    part: tuple[int, int] = (0, 1),
+    overwrite: bool = False,
+    config: Mapping[str, Any] | None = None,
+    on_progress: ProgressCallback | None = None,
+) -> Cache | None:
+    """Write what is missing of a planned cache; None while other jobs still owe shards.
+
+    Args:
+        plan: From :func:`plan_cache`.
+        out: Folder of the cache. One that a killed run left behind is completed.
+        part: ``(i, n)``: this is job ``i`` of ``n``; whichever finishes last writes the manifest.
+        overwrite: Replace another cache in that folder.
+        config: The options this came from, saved beside the shards.
+        on_progress: Called with the nodes done and the nodes of this job.
+    """
+    number, count = part
+    if not 0 <= number < count:
+        raise ConfigError(f"shard: found {number}/{count}, expected i/n with 0 <= i < n")
+    folder = Path(out)
+    complete = open_folder(plan, folder, overwrite=overwrite, shared=count > 1)
+    if complete is not None:
+        return complete
+    found = found_shards(plan, folder)
+    written = {SPLITS_NAME: to_json(plan.splits.to_json())}
+    if config is not None:
+        written[CONFIG_NAME] = tomli_w.dumps(dict(config))
+    if not any(found):
+        refuse_foreign_files(folder, written)
+    for name, text in written.items():
+        write_text(folder / name, text)
+    shards = write_shards(plan, folder, found, part=part, on_progress=on_progress)
+    present = [shard for shard in shards if shard is not None]
+    return join_shards(plan, folder, present) if len(present) == len(shards) else None
+
+
+def cache(
+    model: nn.Module,
+    dataset: GraphDataset | Iterable[Data],
+    out: str | Path,
+    *,
+    splits: Splits | str | None = None,
+    device: str = "auto",
+    part: tuple[int, int] = (0, 1),
+    overwrite: bool = False,
+    on_progress: ProgressCallback | None = None,
+    **options: Any,
+) -> Cache | None:
+    """Run ``model`` once over ``dataset`` and cache every layer's activations.
+
+    Args:
+        model: Any trained module; it is put into ``eval()`` and not changed otherwise.
+        dataset: A :class:`~histograph_post.data.GraphDataset`, a PyG data set or a list of graphs.
+        out: Folder of the cache; a run that was killed goes on where it stopped.
+        splits: Splits, or a specification such as ``"kfold:10"`` or a file; default: as the data
+            comes, else stratified.
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+        part: ``(i, n)`` for job ``i`` of ``n``.
+        overwrite: Replace another cache in that folder.
+        on_progress: Called with the nodes done and the nodes in all.
+        options: Fields of :class:`CacheOptions`.
+
+    Returns:
+        The opened cache; None while other jobs still owe shards.
+    """
+    if not isinstance(dataset, GraphDataset):
+        dataset = from_graphs(dataset)
+    if not isinstance(splits, Splits):
+        splits = resolve_splits(dataset, splits)
+    plan = plan_cache(model, dataset, splits, options=CacheOptions(**options), device=device)
+    return write_cache(plan, out, part=part, overwrite=overwrite, on_progress=on_progress)
+
+
+# --- the folder of a cache
+
+#: The resolved configuration of the command, beside the shards.
+CONFIG_NAME = "config.toml"
+
+#: The names of what a cache writes, finished or not.
+_OURS = re.compile(
+    r"(manifest\.json|splits\.json|config\.toml|shard-\d{5,}\.h5)(\.[^/]+-\d+\.partial)?"
+)
+
+
+def open_folder(plan: CachePlan, folder: Path, *, overwrite: bool, shared: bool) -> Cache | None:
+    """Make the folder ready for writing; return the cache if it is complete already.
+
+    Of an overwritten folder that several jobs share, shards of this very plan stay: another job
+    may just have written them.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise OutputExistsError(f"{folder}: found a file or a link, expected a folder or nothing")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = list(folder.iterdir())
+    foreign = [path.name for path in paths if not _OURS.fullmatch(path.name)]
+    if foreign:
+        raise OutputExistsError(
+            f"{folder}: found {foreign[0]!r}, which is not a cache's; choose another -o"
+        )
+    if (folder / MANIFEST_NAME).exists() and not (overwrite and not shared):
+        found = Cache.open(folder)
+        if found.manifest.plan_hash == plan.hash and found.splits == plan.splits:
+            names = [shard_name(shard.index) for shard in found.manifest.shards]
+            if all((folder / name).exists() for name in names):
+                return found
+            (folder / MANIFEST_NAME).unlink(missing_ok=True)  # no longer complete: fill the gaps
+        elif not overwrite:
+            raise OutputExistsError(
+                f"{folder}: found a cache of {found.manifest.data.spec} by weights "
+                f"{found.manifest.weights_sha256[:12]} that this command would not give; "
+                "choose another -o, or --overwrite"
+            )
+    if overwrite:
+        _clear(plan, folder, paths, keep_own=shared)
+    remove_leftovers(folder)
+    return None
+
+
+def _clear(plan: CachePlan, folder: Path, paths: Sequence[Path], *, keep_own: bool) -> None:
+    """Remove a cache, the manifest first: without it the rest is none."""
+    own = set()
+    if keep_own:
+        for index, (start, stop) in enumerate(plan.shards):
+            with contextlib.suppress(CacheError):
+                if existing_shard(folder, index, plan.layout, plan.hash, start, stop):
+                    own.add(shard_name(index))
+    for path in sorted(paths, key=lambda path: path.name != MANIFEST_NAME):
+        if path.name not in own and not path.name.endswith(PARTIAL_SUFFIX):
+            path.unlink(missing_ok=True)
+
+
+def found_shards(plan: CachePlan, folder: Path) -> list[ShardInfo | None]:
+    """Return the shards that are there already; shards of another plan are refused."""
+    try:
+        return [
+            existing_shard(folder, index, plan.layout, plan.hash, start, stop)
+            for index, (start, stop) in enumerate(plan.shards)
+        ]
+    except CacheError as error:
+        raise OutputExistsError(f"{error}; choose another -o, or --overwrite") from None
+
+
+def refuse_foreign_files(folder: Path, written: Mapping[str, str]) -> None:
+    """Refuse to replace files that, without a shard beside them, may be anybody's."""
+    for name, text in written.items():
+        path = folder / name
+        if path.exists() and path.read_bytes() != text.encode():
+            raise OutputExistsError(
+                f"{path}: found another file of that name; choose another -o, or --overwrite"
+            )

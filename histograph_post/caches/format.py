@@ -1,0 +1,231 @@
+"""The manifest of a cache: what it binds together, and how it is written and read.
+
+The format is specified in ``docs/cache-format.md``. Nothing in it depends on when, where or how
+fast a cache was made, so that the same command gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from ..data.spec import DataSpec
+from ..errors import CacheError
+from ..models.spec import ModelSpec
+from ..utils.decoding import Count, Form, Sha256, decode, json_sha256, parse_json
+from ..utils.files import to_json
+from .layout import Layout, ShardInfo
+
+#: Another major version cannot be read; a newer minor one may carry fields to pass over.
+FORMAT_VERSION = "1.0"
+
+MANIFEST_NAME = "manifest.json"
+SPLITS_NAME = "splits.json"
+
+#: Tens of thousands of shards fit; a longer manifest is not one of ours.
+MANIFEST_LIMIT = 64 * 2**20
+
+#: Ten folds of ten million nodes fit.
+SPLITS_LIMIT = 2**30
+
+
+def plan_hash(
+    *,
+    tool_version: str,
+    weights_sha256: str,
+    model: Mapping[str, Any],
+    data: Mapping[str, Any],
+    capture: Any,
+    layout: Layout,
+    shards: Sequence[tuple[int, int]],
+    settings: Mapping[str, Any],
+) -> str:
+    """Return the SHA-256 of all that determines the bytes of the shards.
+
+    Args:
+        tool_version: Version of this package.
+        weights_sha256: Hash of the weights that ran.
+        model: Model specification and arguments.
+        data: Data specification, arguments and fingerprint.
+        capture: The capture plan as JSON values.
+        layout: What every shard holds.
+        shards: First and one-past-last graph of every shard.
+        settings: Anything else that bytes depend on, such as the node budget of a batch.
+    """
+    plan = {
+        "format_version": FORMAT_VERSION,
+        "tool_version": tool_version,
+        "weights_sha256": weights_sha256,
+        "model": dict(model),
+        "data": dict(data),
+        "capture": capture,
+        "layout": asdict(layout),
+        "shards": [[int(start), int(stop)] for start, stop in shards],
+        "settings": dict(settings),
+    }
+    return json_sha256(plan, "cache plan")
+
+
+@dataclass(frozen=True)
+class _ModelEntry:
+    """What the manifest says of the model."""
+
+    spec: str
+    args: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _DataEntry:
+    """What the manifest says of the data: their name, and what they turned out to be."""
+
+    spec: str
+    args: Mapping[str, Any]
+    fingerprint: Sha256
+    num_graphs: Count
+    num_nodes: Count
+
+
+# The manifest takes these two as they are: from_json has made them of their entries before.
+_Model = Annotated[ModelSpec, Form("a model", lambda value: isinstance(value, ModelSpec))]
+_Data = Annotated[DataSpec, Form("data", lambda value: isinstance(value, DataSpec))]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What makes a folder of shards a cache. It is written last.
+
+    Args:
+        tool_version: Version of the package that wrote the cache.
+        weights_sha256: Hash of the weights that ran; a head refuses any other backbone.
+        checkpoint: File name of the checkpoint; None for a model that was handed over in memory.
+        model: Which model ran.
+        data: Which data it ran on.
+        capture: The capture plan as JSON values.
+        layout: What every shard holds.
+        plan_hash: Hash of all that determines the bytes of the shards (:func:`plan_hash`).
+        splits_sha256: Hash of ``splits.json``.
+        own_metrics: The score of the model's own outputs as JSON values; None where it has none.
+        no_metrics_because: Why there is no such score; None where there is one.
+        shards: Every shard, in order.
+        format_version: Version of the format, ``major.minor``.
+    """
+
+    tool_version: str
+    weights_sha256: Sha256
+    checkpoint: str | None
+    model: _Model
+    data: _Data
+    capture: Any
+    layout: Layout
+    plan_hash: Sha256
+    splits_sha256: Sha256
+    own_metrics: Mapping[str, Any] | None
+    no_metrics_because: str | None
+    shards: tuple[ShardInfo, ...]
+    format_version: str = FORMAT_VERSION
+
+    @property
+    def num_labels(self) -> int:
+        """Rows of labels: graphs, nodes or links, whatever the splits count."""
+        return sum(shard.num_labels for shard in self.shards)
+
+    def validate(self, where: str) -> None:
+        """Refuse a manifest whose parts contradict each other."""
+        if self.checkpoint is not None and _is_path(self.checkpoint):
+            raise CacheError(
+                f"{where}: found checkpoint {self.checkpoint!r}, expected a file name without path"
+            )
+        if (self.own_metrics is None) == (self.no_metrics_because is None):
+            raise CacheError(f"{where}: expected either own_metrics or no_metrics_because")
+        stop = 0
+        for index, shard in enumerate(self.shards):
+            if shard.index != index or shard.start != stop or shard.stop <= shard.start:
+                raise CacheError(
+                    f"{where}: found shard {shard.index} of graphs {shard.start} to {shard.stop}, "
+                    f"expected shard {index} from graph {stop}"
+                )
+            shard.validate(self.layout, where)
+            stop = shard.stop
+        found = (stop, sum(shard.num_nodes for shard in self.shards))
+        expected = (self.data.num_graphs, self.data.num_nodes)
+        if found != expected or not self.shards:
+            raise CacheError(
+                f"{where}: found shards of {found[0]} graphs and {found[1]} nodes, "
+                f"expected {expected[0]} and {expected[1]}, and at least one shard"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as plain values, its own hash last."""
+        value = {
+            "format_version": self.format_version,
+            "tool_version": self.tool_version,
+            "weights_sha256": self.weights_sha256,
+            "checkpoint": self.checkpoint,
+            "model": {"spec": self.model.spec, "args": self.model.args},
+            "data": {
+                "spec": self.data.spec,
+                "args": self.data.args,
+                "fingerprint": self.data.fingerprint,
+                "num_graphs": self.data.num_graphs,
+                "num_nodes": self.data.num_nodes,
+            },
+            "capture": self.capture,
+            "layout": asdict(self.layout),
+            "plan_hash": self.plan_hash,
+            "splits_sha256": self.splits_sha256,
+            "own_metrics": self.own_metrics,
+            "no_metrics_because": self.no_metrics_because,
+            "shards": [asdict(shard) for shard in self.shards],
+        }
+        return {**value, "manifest_sha256": json_sha256(value, MANIFEST_NAME)}
+
+    def to_text(self) -> str:
+        """Return the text of ``manifest.json``, after checking that it can be read back."""
+        value = self.to_json()
+        text = to_json(value)
+        Manifest.from_text(text.encode(), MANIFEST_NAME)
+        return text
+
+    @classmethod
+    def from_text(cls, text: bytes, where: str) -> Manifest:
+        """Read the text of ``manifest.json``, checking everything."""
+        return cls.from_json(parse_json(text, where), where)
+
+    @classmethod
+    def from_json(cls, value: Any, where: str) -> Manifest:
+        """Read what :meth:`to_json` returned, checking its hash, every type and every range."""
+        seal = decode(_Seal, value, where, unknown=True)
+        major = FORMAT_VERSION.partition(".")[0]
+        if seal.format_version.partition(".")[0] != major:
+            raise CacheError(
+                f"{where}: found format version {seal.format_version}, expected {major}.x; "
+                "another version of histograph-post wrote this cache"
+            )
+        contents = {key: item for key, item in value.items() if key != "manifest_sha256"}
+        expected = json_sha256(contents, where)
+        if seal.manifest_sha256 != expected:
+            raise CacheError(
+                f"{where}: found manifest_sha256 {seal.manifest_sha256}, expected {expected}; "
+                "the file was changed"
+            )
+        specs: Any = {"model": (_ModelEntry, ModelSpec), "data": (_DataEntry, DataSpec)}
+        for name, (entry, spec) in specs.items():
+            if name in contents:
+                read = decode(entry, contents[name], f"{where}: {name}")
+                contents[name] = spec(**vars(read), recorded_in=where)
+        manifest = decode(cls, contents, where, unknown=seal.format_version != FORMAT_VERSION)
+        manifest.validate(where)
+        return manifest
+
+
+@dataclass(frozen=True)
+class _Seal:
+    """What is checked of a manifest before the rest of it is looked at."""
+
+    format_version: str
+    manifest_sha256: Sha256
+
+
+def _is_path(name: str) -> bool:
+    return name in ("", ".", "..") or any(mark in name for mark in "/\\\0")

@@ -1,0 +1,316 @@
+"""What a cache will hold: probe a model on a few graphs and lay out the shards.
+
+All that decides the bytes of a cache is in the plan and its hash. Nothing here writes a file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+from .. import __version__
+from ..capture import Capture, CapturePlan, Parity, check_parity, plan_capture
+from ..data import GraphDataset
+from ..data.batching import budget_batches, make_batch
+from ..data.dataset import probe_graphs, probe_numbers
+from ..errors import CacheError, CaptureError, ConfigError
+from ..models import call_model, prediction
+from ..models.loading import weights_sha256
+from ..models.model_call import OutputForm
+from ..models.spec import ModelSpec
+from ..splits import Splits
+from ..tasks import Task, has_labels, infer_task
+from ..utils.devices import resolve_device, synchronize
+from ..utils.levels import Level
+from ..utils.memory import NODE_BUDGET
+from ..utils.specifications import IN_MEMORY
+from .format import plan_hash
+from .layout import Layout
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """What a user can choose about a cache."""
+
+    #: ``auto``, or names, globs and indices of layers.
+    layers: str | Sequence[str] = "auto"
+    dtype: str = "float32"
+    #: A batch takes consecutive graphs while it stays within this many nodes.
+    node_budget: int = NODE_BUDGET
+    #: A shard, the unit of resuming and of distribution, takes about this many bytes.
+    shard_bytes: int = 64 * 2**20
+    compression: str | None = None
+    #: Which of a model's several outputs is its prediction (a key or a position).
+    output_key: str | int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("node_budget", "shard_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: found {getattr(self, name)}, expected 1 or more")
+
+
+@dataclass(frozen=True)
+class OwnOutput:
+    """What a model gives by itself."""
+
+    #: Columns of its prediction; None where it has no row per graph (or node).
+    width: int | None = None
+    #: Whether they are probabilities; logits otherwise.
+    probabilities: bool = False
+    #: Why the prediction cannot be scored; None where it can.
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """All that decides the bytes of a cache, and the model and data that will fill it."""
+
+    model: nn.Module
+    device: torch.device
+    dataset: GraphDataset
+    splits: Splits
+    #: Of the data set, NaN where one is missing: ``[rows, num_targets]``.
+    labels: np.ndarray
+    #: What the labels ask for; None for unlabelled data.
+    task: Task | None
+    capture: CapturePlan
+    parity: Parity
+    layout: Layout
+    options: CacheOptions
+    #: The model as the user named it, and the arguments of the data.
+    model_spec: ModelSpec
+    data_args: Mapping[str, Any]
+    #: First and one-past-last graph of every shard.
+    shards: tuple[tuple[int, int], ...]
+    weights_sha256: str
+    own: OwnOutput
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the activations, uncompressed."""
+        return int(self.dataset.num_nodes.sum()) * self.layout.row_bytes
+
+    @property
+    def batch_nodes(self) -> int:
+        """Nodes of the largest batch, at most."""
+        num_nodes = self.dataset.num_nodes
+        largest_shard = max(int(num_nodes[start:stop].sum()) for start, stop in self.shards)
+        return min(largest_shard, max(self.options.node_budget, int(num_nodes.max())))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what would be written, as plain values."""
+        return {
+            "data": self.dataset.spec,
+            "num_graphs": len(self.dataset),
+            "num_nodes": int(self.dataset.num_nodes.sum()),
+            "capture": self.capture.to_json(),
+            "dtype": self.layout.dtype,
+            "bytes": self.num_bytes,
+            "shards": len(self.shards),
+            "weights_sha256": self.weights_sha256,
+            "parity": self.parity.summary(),
+        }
+
+    @cached_property
+    def hash(self) -> str:
+        """Identity of the plan: equal hashes give equal shards."""
+        return plan_hash(
+            tool_version=__version__,
+            weights_sha256=self.weights_sha256,
+            model={"spec": self.model_spec.spec, "args": dict(self.model_spec.args)},
+            data={"spec": self.dataset.spec, "fingerprint": self.dataset.fingerprint()},
+            capture=self.capture.to_json(),
+            layout=self.layout,
+            shards=self.shards,
+            settings={
+                "node_budget": self.options.node_budget,
+                "device": self.device.type,
+                "output_key": self.options.output_key,
+            },
+        )
+
+    def batches(self, start: int, stop: int) -> Iterator[range]:
+        """Cut graphs ``start`` to ``stop`` into batches within the node budget, in order."""
+        sizes = self.dataset.num_nodes[start:stop].tolist()
+        for graphs in budget_batches(sizes, self.options.node_budget):
+            yield range(start + graphs.start, start + graphs.stop)
+
+    def load(self, graphs: range) -> Batch:
+        """Return these graphs as one batch on the model's device."""
+        batch = make_batch(self.dataset.graphs[graphs.start : graphs.stop])
+        if self.device.type == "cuda":
+            batch = batch.pin_memory()
+        return batch.to(self.device, non_blocking=True)
+
+    def outputs(self, output: Any, batch: Batch) -> Tensor | None:
+        """Return the model's own prediction for a batch, ``[rows, output_width]``."""
+        if self.layout.output_width is None:
+            return None
+        rows = batch.num_nodes if self.layout.output_level == "node" else batch.num_graphs
+        return prediction(output, rows=rows, key=self.options.output_key)
+
+
+def plan_cache(
+    model: nn.Module,
+    dataset: GraphDataset,
+    splits: Splits,
+    *,
+    options: CacheOptions | None = None,
+    model_spec: ModelSpec | None = None,
+    data_args: Mapping[str, Any] | None = None,
+    device: str = "auto",
+) -> CachePlan:
+    """Find out what would be captured and how it would be laid out; nothing is written.
+
+    Runs the model on a few graphs to find its layers, and refuses a model whose activations
+    change when they are recorded, or when other graphs share the batch.
+
+    Args:
+        model: A trained model; it is put into ``eval()`` and onto the device.
+        dataset: The graphs to run it on.
+        splits: Which rows train, validate and test; kept with the cache.
+        options: What a user can choose about a cache.
+        model_spec: The model as the user named it; none for one that was handed over in memory.
+        data_args: The arguments the data were loaded with.
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+    """
+    options = options or CacheOptions()
+    where = resolve_device(device)
+    model = model.to(where).eval()
+    probe = [graph.to(where) for graph in probe_graphs(dataset)]
+    batch = Batch.from_data_list(probe)
+    capture = plan_capture(model, batch, layers=options.layers)
+    _refuse_chance(model, capture, batch)
+    parity = check_parity(model, capture, probe)
+    _check(parity, [dataset.ids[number] for number in probe_numbers(dataset)], options)
+    labels = dataset.labels()
+    task = infer_task(labels, dataset.level) if has_labels(labels) else None
+    own = _own_output(model, batch, task, dataset.level, options)
+    layout = Layout(
+        layer_names=tuple(point.name for point in capture.points),
+        widths=tuple(capture.widths),
+        dtype=options.dtype,
+        level=dataset.level,
+        target_names=tuple(dataset.target_names),
+        output_width=own.width,
+        output_level=None if own.width is None else dataset.level,
+        compression=options.compression,
+    )
+    return CachePlan(
+        model=model,
+        device=where,
+        dataset=dataset,
+        splits=splits,
+        labels=labels,
+        task=task,
+        capture=capture,
+        parity=parity,
+        layout=layout,
+        options=options,
+        model_spec=model_spec or ModelSpec(IN_MEMORY),
+        data_args=dict(data_args or {}),
+        shards=tuple(plan_shards(dataset.num_nodes, layout.row_bytes, options.shard_bytes)),
+        weights_sha256=weights_sha256(model.state_dict()),
+        own=own,
+    )
+
+
+def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:
+    """Return the first and one-past-last graph of every shard.
+
+    A shard takes graphs in order while their activations stay within ``shard_bytes``, and at least
+    one, however large.
+    """
+    # ends[i] is the number of bytes of the graphs up to and including i.  [num_graphs]
+    ends = np.cumsum(num_nodes, dtype=np.int64) * row_bytes
+    shards, start, done = [], 0, 0
+    while start < len(ends):
+        stop = max(start + 1, int(np.searchsorted(ends, done + shard_bytes, side="right")))
+        shards.append((start, stop))
+        start, done = stop, int(ends[stop - 1])
+    return shards
+
+
+@torch.inference_mode()
+def _refuse_chance(model: nn.Module, capture: CapturePlan, batch: Batch) -> None:
+    """Refuse a model that draws random numbers in eval() mode: no run would give the same bytes."""
+    histories = []
+    for seed in (0, 1):
+        with torch.random.fork_rng(), Capture(model, capture) as recorder:
+            torch.manual_seed(seed)
+            histories.append(recorder.run(batch).history)
+    for name, one, other in zip(capture.names, *histories, strict=True):
+        if not torch.equal(one.nan_to_num(), other.nan_to_num()):
+            raise CaptureError(
+                f"layer {name!r}: found other activations in a second pass in eval() mode, "
+                "expected the same; does the model use dropout without `training=self.training`?"
+            )
+
+
+def _check(parity: Parity, ids: Sequence[str], options: CacheOptions) -> None:
+    """Refuse a model that capturing disturbs, or whose activations depend on batch-mates."""
+    worst = parity.worst
+    if worst.max_rel != worst.max_rel:
+        raise CacheError(
+            f"graph {ids[worst.graph]!r}, layer {worst.layer!r}: found an activation that is not "
+            "finite, expected numbers"
+        )
+    if not parity.same_output:
+        raise CaptureError(
+            "parity: the model's output changes while its layers are recorded; "
+            "name the layers with --layers"
+        )
+    # With a budget of one node every graph is a batch of its own.
+    if not parity.batch_independent and options.node_budget > 1:
+        raise CaptureError(
+            f"parity: the model mixes the graphs of a batch ({parity.summary()}); "
+            "cache one graph at a time with --node-budget 1"
+        )
+
+
+@torch.inference_mode()
+def _own_output(
+    model: nn.Module, batch: Batch, task: Task | None, level: Level, options: CacheOptions
+) -> OwnOutput:
+    """Run the model on the probe batch and look at what it gives."""
+    if level == "link":
+        return OwnOutput(problem="a link task has no output of the model's own")
+    rows = int(batch.num_nodes) if level == "node" else int(batch.num_graphs)
+    with OutputForm() as form:
+        found = prediction(call_model(model, batch), rows=rows, key=options.output_key)
+    if found is None:
+        return OwnOutput(problem=f"the model gives no output with a row per {level}")
+    width, probabilities = int(found.shape[1]), form.is_probability(found)
+    problem = None
+    if task is None:
+        problem = "the data has no labels"
+    elif not task.accepts(width):
+        wanted = "1 or 2" if task.kind == "binary" else str(task.out_dim)
+        problem = (
+            f"the model's output has {width} columns, the {task.kind} labels ask for {wanted}; "
+            "--output-key chooses another of its outputs"
+        )
+    return OwnOutput(width, probabilities, problem)
+
+
+def estimate_seconds(plan: CachePlan) -> float:
+    """Time the model on one batch and scale up to all nodes: an estimate, not a promise."""
+    _, stop = plan.shards[0]
+    graphs = next(plan.batches(0, stop))
+    with torch.inference_mode(), Capture(plan.model, plan.capture) as recorder:
+        recorder.run(plan.load(graphs))  # the first pass warms up allocators and caches
+        synchronize(plan.device)
+        started = time.perf_counter()
+        recorder.run(plan.load(graphs))
+        synchronize(plan.device)
+        seconds = time.perf_counter() - started
+    nodes = int(plan.dataset.num_nodes[graphs.start : graphs.stop].sum())
+    return seconds * int(plan.dataset.num_nodes.sum()) / max(nodes, 1)

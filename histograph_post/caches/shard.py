@@ -1,0 +1,253 @@
+"""One shard opened for reading: its bytes are mapped into memory, checked, and not copied.
+
+A :class:`Shard` is what the file holds; a :class:`CachedGraph` is what a cache hands out of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import CacheError
+from .layout import Counts, Dataset, Extent, Layout, ShardInfo, expand
+from .opening import open_regular, sha256_prefix
+
+
+class Rows(Protocol):
+    """The rows of one activations dataset."""
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return rows ``start`` to ``stop``, ``[stop - start, ...]``."""
+
+
+@dataclass(frozen=True)
+class MappedRows:
+    """Rows as they lie in the file; reading them is a view."""
+
+    values: np.ndarray
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return a view of rows ``start`` to ``stop``."""
+        return self.values[start:stop]
+
+
+class CompressedRows:
+    """Rows in compressed chunks. The last chunk stays expanded: graphs are often read in order."""
+
+    def __init__(self, buffer: mmap.mmap, extents: tuple[Extent, ...], spec: Dataset, where: str):
+        self._buffer = memoryview(buffer)
+        self._extents = extents
+        self._spec = spec
+        self._where = where
+        self._last: tuple[int, np.ndarray] | None = None
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return a copy of rows ``start`` to ``stop``."""
+        rows = np.empty((stop - start, *self._spec.shape[1:]), self._spec.dtype)
+        size = self._spec.chunk_rows
+        for number in range(start // size, -(-stop // size) if stop > start else 0):
+            first, last = max(start, number * size), min(stop, (number + 1) * size)
+            chunk = self._chunk(number)
+            rows[first - start : last - start] = chunk[first - number * size : last - number * size]
+        return rows
+
+    def _chunk(self, number: int) -> np.ndarray:
+        last = self._last
+        if last is None or last[0] != number:
+            offset, size = self._extents[number]
+            shape = (self._spec.chunk_rows, *self._spec.shape[1:])
+            where = f"{self._where}: dataset {self._spec.name!r}, chunk {number}"
+            stored = self._buffer[offset : offset + size]
+            last = (number, expand(stored, shape, self._spec.dtype, where))
+            self._last = last
+        return last[1]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The values of one shard. Arrays are views of the mapped file.
+
+    The map is private and copy-on-write: writing into a view changes this process's memory, never
+    the file.
+    """
+
+    info: ShardInfo
+    ids: list[str]
+    arrays: dict[str, np.ndarray]
+    activations: tuple[Rows, ...]
+    _map: mmap.mmap
+
+    @classmethod
+    def open(cls, path: Path, info: ShardInfo, layout: Layout) -> Self:
+        """Map a shard and check everything but the values of the activations.
+
+        ``info`` must have been validated against ``layout``. The HDF5 library is not involved.
+        """
+        with open_regular(path) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            if num_bytes != info.num_bytes:
+                raise CacheError(f"{path}: found {num_bytes} bytes, expected {info.num_bytes}")
+            found = sha256_prefix(file, info.head_bytes(layout))
+            if found != info.head_sha256:
+                raise CacheError(
+                    f"{path}: found checksum {found} before the activations, "
+                    f"expected {info.head_sha256}; the file was changed"
+                )
+            buffer = mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY)
+        arrays: dict[str, np.ndarray] = {}
+        activations: list[Rows] = []
+        for dataset in info.datasets(layout):
+            extents = info.extents[dataset.name]
+            if layout.compression and dataset.is_activations:
+                activations.append(CompressedRows(buffer, extents, dataset, str(path)))
+                continue
+            count = int(np.prod(dataset.shape))
+            offset = extents[0][0] if extents else 0
+            values = np.frombuffer(buffer, dataset.dtype, count, offset).reshape(dataset.shape)
+            if dataset.is_activations:
+                activations.append(MappedRows(values))
+            else:
+                arrays[dataset.name] = values
+        check_contents(arrays, info.counts, info.start, str(path))
+        return cls(info, _read_ids(arrays, str(path)), arrays, tuple(activations), buffer)
+
+    def release(self) -> None:
+        """Hand the pages of the map back to the system; they are read from the file when needed.
+
+        What a view's owner has written into it is undone.
+        """
+        if hasattr(self._map, "madvise"):  # not on every system
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def _read_ids(arrays: dict[str, np.ndarray], where: str) -> list[str]:
+    text, bounds = arrays["ids"].tobytes(), arrays["id_ptr"].tolist()
+    try:
+        return [text[start:stop].decode() for start, stop in pairwise(bounds)]
+    except UnicodeDecodeError as error:
+        raise CacheError(f"{where}: found ids that are not UTF-8 ({error.reason})") from None
+
+
+def check_contents(
+    arrays: Mapping[str, np.ndarray], counts: Counts, start: int, where: str
+) -> None:
+    """Refuse offsets and node numbers that point outside of a graph.
+
+    ``start`` is the position of the shard's first graph in the data set.
+    """
+    totals = {
+        "ptr": counts.num_nodes,
+        "id_ptr": len(arrays["ids"]),
+        "edge_ptr": counts.num_edges,
+        "label_ptr": counts.num_labels,
+    }
+    for name, total in totals.items():
+        if name in arrays:
+            _check_offsets(arrays[name], total, f"{where}: found {name}")
+    for name, offsets in (("edge_index", "edge_ptr"), ("edge_label_index", "label_ptr")):
+        if name in arrays:
+            _check_pairs(
+                arrays[name],
+                np.diff(arrays[offsets]),
+                np.diff(arrays["ptr"]),
+                start,
+                f"{where}: found {name}",
+            )
+
+
+def _check_offsets(offsets: np.ndarray, total: int, found: str) -> None:
+    """Refuse offsets that do not rise from 0 to the number of what they count."""
+    if offsets[0] != 0 or offsets[-1] != total or (offsets[1:] < offsets[:-1]).any():
+        raise CacheError(
+            f"{found} from {offsets[0]} to {offsets[-1]}, expected it to rise from 0 to {total}"
+        )
+
+
+def _check_pairs(
+    pairs: np.ndarray, pairs_per_graph: np.ndarray, num_nodes: np.ndarray, start: int, found: str
+) -> None:
+    """Refuse node numbers, ``[2, num_pairs]``, outside of their graph."""
+    limit = np.repeat(num_nodes, pairs_per_graph)  # [num_pairs]
+    wrong = ((pairs < 0) | (pairs >= limit)).any(axis=0)
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        graph = int(np.searchsorted(np.cumsum(pairs_per_graph), first, side="right"))
+        raise CacheError(
+            f"{found} {pairs[:, first].tolist()} in graph {start + graph}, "
+            f"expected nodes 0 to {num_nodes[graph] - 1}"
+        )
+
+
+#: The tensor type of activations, by the layout's.
+TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+#: A history: ``[num_nodes, num_layers, dim]``, or ``[num_nodes, D_l]`` each where widths differ.
+History = Tensor | list[Tensor]
+
+
+@dataclass(frozen=True)
+class CachedGraph:
+    """One graph of a cache; ``history``, ``labels`` and ``outputs`` are views of the file.
+
+    The history of a compressed cache is a copy, which has been expanded.
+    """
+
+    id: str
+    history: History
+    edge_index: Tensor | None
+    labels: Tensor
+    outputs: Tensor | None
+    edge_label_index: Tensor | None
+
+
+@dataclass(frozen=True)
+class CachedBatch:
+    """Several graphs, their rows one after the other; ``ptr`` says where each begins."""
+
+    history: History
+    ptr: Tensor
+    edge_index: Tensor | None
+
+
+def read_graph(shard: Shard, graph: int, layout: Layout) -> CachedGraph:
+    """Return graph number ``graph`` of a shard."""
+    arrays = shard.arrays
+    nodes = slice(*arrays["ptr"][graph : graph + 2].tolist())
+    rows = {"graph": slice(graph, graph + 1), "node": nodes}
+    if "label_ptr" in arrays:
+        rows["link"] = slice(*arrays["label_ptr"][graph : graph + 2].tolist())
+    layers = [
+        as_tensor(values.read(nodes.start, nodes.stop), layout) for values in shard.activations
+    ]
+    edge_index = edge_label_index = outputs = None
+    if layout.has_edges:
+        edges = slice(*arrays["edge_ptr"][graph : graph + 2].tolist())
+        edge_index = torch.from_numpy(arrays["edge_index"][:, edges].astype(np.int64))
+    if layout.level == "link":
+        pairs = arrays["edge_label_index"][:, rows["link"]]
+        edge_label_index = torch.from_numpy(pairs.astype(np.int64))
+    if layout.output_level is not None:
+        outputs = torch.from_numpy(arrays["outputs"][rows[layout.output_level]])
+    return CachedGraph(
+        id=shard.ids[graph],
+        history=layers[0] if layout.is_uniform else layers,
+        edge_index=edge_index,
+        labels=torch.from_numpy(arrays["labels"][rows[layout.level]]),
+        outputs=outputs,
+        edge_label_index=edge_label_index,
+    )
+
+
+def as_tensor(values: np.ndarray, layout: Layout) -> Tensor:
+    """Return the same memory as a tensor."""
+    tensor = torch.from_numpy(values)
+    return tensor.view(torch.bfloat16) if layout.dtype == "bfloat16" else tensor

@@ -1,0 +1,314 @@
+"""Writing a cache: one shard after the other, and the manifest at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+from h5py import h5f
+from torch import Tensor
+
+from ..errors import CacheError
+from ..utils.files import atomic_path, write_text
+from .format import MANIFEST_NAME, Manifest
+from .hdf5 import create_dataset, create_file, create_group, inspect_shard
+from .layout import Counts, Layout, ShardInfo, shard_name
+from .row_writers import (
+    BlockMemory,
+    CompressedWriter,
+    PlainWriter,
+    RowBlock,
+    RowWriter,
+    cannot_write,
+)
+from .shard import Shard, check_contents
+
+
+@dataclass(frozen=True)
+class ShardGraphs:
+    """The graphs of one shard, without what the model made of them.
+
+    Args:
+        start: Position of the first graph in the data set.
+        ids: A name per graph.
+        num_nodes: Nodes per graph, ``[num_graphs]``.
+        labels: A row per graph, node or link; NaN is a missing label. ``[rows, num_targets]``.
+        edge_index: ``[2, num_edges]`` per graph, nodes numbered from 0 in each; None to store none.
+        edge_label_index: The same for the labelled pairs of a link task.
+    """
+
+    start: int
+    ids: Sequence[str]
+    num_nodes: np.ndarray
+    labels: np.ndarray
+    edge_index: Sequence[Tensor] | None = None
+    edge_label_index: Sequence[Tensor] | None = None
+
+    def counts(self, layout: Layout) -> Counts:
+        """Return how much a shard of these graphs holds."""
+        num_nodes = int(self.num_nodes.sum())
+        num_edges = _num_pairs(self.edge_index) if layout.has_edges else 0
+        rows = {"graph": len(self.ids), "node": num_nodes}
+        num_labels = rows.get(layout.level, _num_pairs(self.edge_label_index))
+        return Counts(len(self.ids), num_nodes, num_edges, num_labels)
+
+    def arrays(self, layout: Layout, where: str) -> dict[str, np.ndarray]:
+        """Return the values of every dataset but the outputs and the activations, checked."""
+        try:
+            ids = [graph_id.encode() for graph_id in self.ids]
+        except UnicodeEncodeError as error:
+            raise CacheError(
+                f"{where}: found graph id {error.object!r}, expected text that UTF-8 can hold"
+            ) from None
+        arrays = {
+            "ptr": _offsets(self.num_nodes),
+            "id_ptr": _offsets([len(graph_id) for graph_id in ids]),
+            "ids": np.frombuffer(b"".join(ids), "|u1"),
+            "labels": np.ascontiguousarray(self.labels, "<f8"),
+        }
+        if layout.level == "link":
+            arrays["label_ptr"], arrays["edge_label_index"] = _pairs(self.edge_label_index or ())
+        if layout.has_edges:
+            arrays["edge_ptr"], arrays["edge_index"] = _pairs(self.edge_index or ())
+        counts = self.counts(layout)
+        for dataset in layout.descriptors(counts, len(arrays["ids"])):
+            found = arrays.get(dataset.name)
+            if found is not None and found.shape != dataset.shape:
+                raise CacheError(
+                    f"{where}: found {dataset.name} of shape {found.shape}, "
+                    f"expected {dataset.shape} for {len(self.ids)} graphs"
+                )
+        check_contents(arrays, counts, self.start, where)
+        return arrays
+
+
+def _num_pairs(pairs: Sequence[Tensor] | None) -> int:
+    return sum(pair.shape[1] for pair in pairs or ())
+
+
+def _offsets(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype("<i8")
+
+
+def _pairs(pairs: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets and the node pairs of all graphs, side by side."""
+    together = torch.cat([torch.empty(2, 0, dtype=torch.long), *pairs], dim=1)  # [2, num_pairs]
+    return _offsets([pair.shape[1] for pair in pairs]), together.numpy().astype("<i4")
+
+
+class ShardWriter:
+    """One shard being written; a context manager that leaves a complete file or none.
+
+    Append the batches of its graphs in order. At the end the file is opened again, checked and
+    moved to its name, and :attr:`info` says what the manifest has to know of it::
+
+        with ShardWriter(folder, 0, layout, plan_hash, graphs) as writer:
+            writer.append(2, history, outputs)  # the first two graphs
+
+    Where rows are computed in one thread and written in another, the one fills a :meth:`block`,
+    and the other calls :meth:`open`, :meth:`write` and :meth:`close`, or :meth:`discard`.
+    """
+
+    def __init__(
+        self, folder: Path, index: int, layout: Layout, plan_hash: str, graphs: ShardGraphs
+    ) -> None:
+        self._path = folder / shard_name(index)
+        self.index = index
+        self._layout = layout
+        self._plan_hash = plan_hash
+        self._graphs = graphs
+        self._counts = graphs.counts(layout)
+        self._arrays = graphs.arrays(layout, str(self._path))
+        self._outputs: PlainWriter | None = None
+        self._activations: list[RowWriter] = []
+        self._next_graph = 0
+        self._info: ShardInfo | None = None
+        self._steps = self._writing()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.discard()
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs of the shard."""
+        return len(self._graphs.ids)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all of them."""
+        return self._counts.num_nodes
+
+    def open(self) -> None:
+        """Create the file, under the name of an unfinished one."""
+        next(self._steps)
+
+    def close(self) -> None:
+        """Check and hash the file and move it to its name: it is complete then."""
+        next(self._steps, None)
+
+    @property
+    def info(self) -> ShardInfo:
+        """What the manifest says of a shard that is closed."""
+        if self._info is None:
+            raise CacheError(f"{self._path}: found an unfinished shard, expected a closed one")
+        return self._info
+
+    def discard(self) -> None:
+        """Remove what was written; a shard that is closed already stays."""
+        self._steps.close()
+
+    def append(
+        self, num_graphs: int, history: Sequence[Tensor], outputs: Tensor | None = None
+    ) -> None:
+        """Write the next ``num_graphs`` graphs: their layers, ``[num_nodes, D_l]`` each.
+
+        ``outputs`` are the model's own, ``[rows, output_width]`` as the layout says.
+        """
+        block = self.block(range(self._next_graph, self._next_graph + num_graphs))
+        self._expect(
+            [tuple(layer.shape) for layer in history],
+            [tuple(layer.shape) for layer in block.layers],
+            "layers of shape",
+        )
+        for layer, values in enumerate(history):
+            block.put(layer, values)
+        self.write(block, outputs)
+
+    def block(self, graphs: range, memory: BlockMemory | None = None) -> RowBlock:
+        """Return a block to put the layers of these graphs of the shard into.
+
+        Unlike the rest this may be done in another thread, and before the shard is open.
+        """
+        if not graphs.start < graphs.stop <= self.num_graphs:
+            raise CacheError(
+                f"{self._path}: found graphs {graphs.start} to {graphs.stop}, "
+                f"expected at most {self.num_graphs}, and at least one at a time"
+            )
+        ptr = self._arrays["ptr"]
+        first_row, stop_row = ptr[[graphs.start, graphs.stop]].tolist()
+        num_nodes = stop_row - first_row
+        return RowBlock(
+            self._layout,
+            graphs,
+            num_nodes,
+            graph_of_row=lambda row: self._graphs.ids[
+                int(np.searchsorted(ptr, first_row + row, "right")) - 1
+            ],
+            where=str(self._path),
+            memory=(memory or BlockMemory(self._layout, num_nodes)).take(),
+        )
+
+    def write(self, block: RowBlock, outputs: Tensor | None = None) -> None:
+        """Write a block that is filled, the first that is not there yet, and its outputs."""
+        self._expect(block.graphs.start, self._next_graph, "a block from graph")
+        expected = self._output_shape(block.graphs.start, block.graphs.stop)
+        found = None if outputs is None else tuple(outputs.shape)
+        self._expect(found, expected, "outputs of shape")
+        for rows, values in zip(self._activations, block.arrays(), strict=True):
+            rows.write(values)
+        if outputs is not None and self._outputs is not None:
+            self._outputs.write(outputs.detach().float().cpu().numpy())
+        self._next_graph = block.graphs.stop
+
+    def _expect(self, found: object, expected: object, what: str) -> None:
+        if found != expected:
+            raise CacheError(f"{self._path}: found {what} {found}, expected {expected}")
+
+    def _output_shape(self, start: int, stop: int) -> tuple[int, int] | None:
+        """Return the shape of the outputs of graphs ``start`` to ``stop``."""
+        if self._layout.output_width is None:
+            return None
+        name = {"node": "ptr", "link": "label_ptr"}.get(self._layout.output_level or "")
+        rows = stop - start if name is None else int(np.diff(self._arrays[name][[start, stop]])[0])
+        return rows, self._layout.output_width
+
+    def _writing(self) -> Generator[None]:
+        with atomic_path(self._path) as partial:
+            # Left behind by a killed process that had the same number as this one.
+            partial.unlink(missing_ok=True)
+            file = create_file(
+                partial, self._plan_hash, self.index, self._graphs.start, self._counts
+            )
+            try:
+                self._create_datasets(file)
+                yield
+                self._finish()
+            finally:
+                self._close(file)
+            self._info = inspect_shard(partial, self._layout, self._plan_hash)
+
+    def _create_datasets(self, file: h5f.FileID) -> None:
+        layout, counts = self._layout, self._counts
+        for dataset in layout.descriptors(counts, len(self._arrays["ids"])):
+            plain = PlainWriter(create_dataset(file, dataset), self._path)
+            if dataset.name == "outputs":
+                self._outputs = plain
+            else:
+                plain.write(self._arrays[dataset.name])
+        # The activations come last in the file, so that all before them can be hashed in one go.
+        if not layout.is_uniform:
+            create_group(file, "activations")
+        for dataset in layout.activations(counts.num_nodes):
+            if layout.compression and dataset.num_bytes:
+                chunked = create_dataset(file, dataset, compress=True)
+                self._activations.append(CompressedWriter(chunked, dataset, self._path))
+            else:
+                self._activations.append(PlainWriter(create_dataset(file, dataset), self._path))
+
+    def _finish(self) -> None:
+        if self._next_graph != self.num_graphs:
+            raise CacheError(
+                f"{self._path}: found {self._next_graph} graphs, "
+                f"expected {self.num_graphs} before the shard is closed"
+            )
+        for rows in self._activations:
+            rows.finish()
+
+    def _close(self, file: h5f.FileID) -> None:
+        try:
+            file.close()
+        except (OSError, RuntimeError) as error:
+            raise cannot_write(self._path, error) from None
+
+
+def existing_shard(
+    folder: Path, index: int, layout: Layout, plan_hash: str, start: int, stop: int
+) -> ShardInfo | None:
+    """Return what the manifest says of a shard that is already there, None where there is none.
+
+    A shard of another plan, or a damaged one, is refused.
+    """
+    path = folder / shard_name(index)
+    if not os.path.lexists(path):
+        return None
+    info = inspect_shard(path, layout, plan_hash)
+    if (info.index, info.start, info.stop) != (index, start, stop):
+        raise CacheError(
+            f"{path}: found shard {info.index} of graphs {info.start} to {info.stop}, "
+            f"expected shard {index} of {start} to {stop}"
+        )
+    Shard.open(path, info, layout)
+    return info
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, which makes the cache complete."""
+    write_text(folder / MANIFEST_NAME, manifest.to_text())

@@ -1,0 +1,101 @@
+"""Training a fit to the end, scoring it on every part of its split, and saving it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import save_file as save_tensors
+from torch import Tensor, nn
+
+from ..heads.registry import head_config
+from ..heads.standardize import EachLayerNorm, Standardizer
+from ..runs.fits import FIT_NAME, HEAD_NAME, OUTPUTS_NAME, Fit, FitSpec
+from ..splits import PARTS, Split
+from ..training.loop import Trainer
+from ..training.resuming import STATE_NAME, train_resumably
+from ..utils.files import atomic_path, write_json
+
+
+def train_fit(
+    spec: FitSpec,
+    trainer: Trainer,
+    folder: Path,
+    *,
+    head: nn.Module | None,
+    standardizer: nn.Module | None = None,
+    on_epoch: Callable[[Trainer], None] | None = None,
+    save_backbone: Callable[[Path], Mapping[str, Any]] | None = None,
+) -> Fit:
+    """Train to the end, going on with what is in the folder; score every part and save the fit.
+
+    Args:
+        spec: What is fitted.
+        trainer: Made just as it was when the fit was begun.
+        folder: Of the fit.
+        head: The part of the trainer's network that is the head; None for a model's own readout.
+        standardizer: What brings the layers to one scale before the head.
+        on_epoch: Told after every epoch.
+        save_backbone: Writes the backbone, with the weights of the best epoch, into the folder
+            and says what moved.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
+    task, split, labels = trainer.task, trainer.split, trainer.source.labels
+    outputs = {part: trainer.predict(rows) for part, rows in _parts(split)}
+    fit = Fit(
+        spec=spec,
+        scores={part: task.scores(outputs[part], labels[rows]) for part, rows in _parts(split)},
+        best_epoch=trainer.progress.best_epoch,
+        num_epochs=trainer.progress.epoch,
+        num_parameters=trainer.num_parameters,
+        seconds_per_epoch=seconds,
+        test_rows=split.test,
+        test_outputs=outputs.get("test", np.empty((0, task.out_dim))),
+        log=trainer.progress.log,
+        backbone=None if save_backbone is None else save_backbone(folder),
+    )
+    _save(fit, trainer, head, standardizer, folder)
+    (folder / STATE_NAME).unlink(missing_ok=True)
+    return fit
+
+
+def _parts(split: Split) -> list[tuple[str, np.ndarray]]:
+    return [(part, rows) for part, rows in zip(PARTS, split.parts, strict=True) if len(rows)]
+
+
+def _save(
+    fit: Fit,
+    trainer: Trainer,
+    head: nn.Module | None,
+    standardizer: nn.Module | None,
+    folder: Path,
+) -> None:
+    tensors: dict[str, Tensor] = {}
+    for name, module in (("head", head), ("standardizer", standardizer)):
+        if module is not None:
+            tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
+    if head is not None:
+        with atomic_path(folder / HEAD_NAME) as partial:
+            save_tensors({k: value.contiguous().clone() for k, value in tensors.items()}, partial)
+    with atomic_path(folder / OUTPUTS_NAME) as partial:
+        save_arrays({"rows": fit.test_rows.copy(), "outputs": fit.test_outputs}, partial)
+    write_json(
+        folder / FIT_NAME,
+        {
+            **fit.to_json(),
+            "config": {} if head is None else head_config(fit.spec.head, head),
+            "standardize": isinstance(standardizer, Standardizer),
+            "layer_norm": isinstance(standardizer, EachLayerNorm),
+            "target_scale": {
+                "mean": list(trainer.scale.mean),
+                "deviation": list(trainer.scale.deviation),
+            },
+            "num_parameters": fit.num_parameters,
+            "seconds_per_epoch": fit.seconds_per_epoch,
+            "log": list(fit.log),
+        },
+    )

@@ -1,0 +1,309 @@
+"""Readouts on a cache: train one beside its baseline, or compare several, over folds and seeds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..caches import Cache
+from ..errors import ConfigError
+from ..heads.base import Readout
+from ..heads.registry import build_head, head_info, head_name, head_names
+from ..metrics import Key
+from ..runs.fits import Fit, FitSpec
+from ..runs.predictions import LabelRows, row_names
+from ..runs.run import Run
+from ..runs.saved_backbone import describe_backbone
+from ..tasks import TargetScale, infer_task
+from ..training.head_batches import LentRows
+from ..training.loop import Trainer
+from ..training.options import TrainingOptions, suggested_lr
+from .folds import Fold, make_folds, open_caches
+from .head_fits import fit_head, lend_rows, own_classifier
+from .options import ExperimentOptions, run_with_options, with_keywords
+from .results import BASELINES
+from .stage import ReadoutStage
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """A readout by name, with its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment(ReadoutStage):
+    """Readouts, folds and seeds: everything a run on a cache does."""
+
+    caches: tuple[Cache, ...]
+    folds: tuple[Fold, ...]
+    heads: tuple[HeadSpec, ...]
+    training: TrainingOptions
+    standardize: bool = True
+    warm_start: bool = False
+
+    def plan(self) -> dict[str, Any]:
+        """Return all that the result depends on, as plain values."""
+        return {
+            "weights": [cache.weights_sha256 for cache in self.caches],
+            "data": self.caches[0].manifest.data.fingerprint,
+            "layers": list(self.caches[0].layer_names),
+            "dtype": self.caches[0].manifest.layout.dtype,
+            "task": self.task.to_json(),
+            "splits": self.splits.to_json(),
+            "heads": [asdict(head) for head in self.heads],
+            "seeds": list(self.seeds),
+            "training": asdict(self.training),
+            "standardize": self.standardize,
+            "warm_start": self.warm_start,
+        }
+
+    def fits(self) -> list[FitSpec]:
+        """Return every fit, a fold at a time: what is known early is known of all readouts.
+
+        The readout to beat comes last: it is fast, and says little of the time that is left.
+        """
+        heads = sorted(self.heads, key=lambda head: head.name in BASELINES)
+        return [
+            self.fit_spec(head, fold.number, seed)
+            for fold in self.folds
+            for head in heads
+            for seed in self.seeds
+        ]
+
+    def fit_spec(self, head: HeadSpec, fold: int, seed: int) -> FitSpec:
+        """Return the fit of one readout on one fold with one seed."""
+        return FitSpec(
+            head=head.name,
+            options=head.options,
+            training=self.training,
+            fold=fold,
+            seed=seed,
+            standardize=self.standardize,
+            warm_start=self.warm_start,
+        )
+
+    def fit(
+        self,
+        spec: FitSpec,
+        folder: Path,
+        *,
+        device: torch.device,
+        on_epoch: Callable[[Trainer], None] | None = None,
+    ) -> Fit:
+        """Train one readout on the cached activations of one fold."""
+        fold = self._only_fold(spec.fold)
+        return fit_head(
+            spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
+        )
+
+    def _only_fold(self, number: int) -> Fold:
+        """Return a fold; no other keeps its activations in memory."""
+        fold = self.folds[number]
+        for other in self.folds:
+            if other.loaded is not fold.loaded:
+                other.loaded.forget()
+        return fold
+
+    def fits_at_once(self) -> int:
+        """Return how many fits there is memory for: each has its batches, of the same rows."""
+        size = self.training.batch_size
+        return min(fold.loaded.batches_that_fit(size) for fold in self.folds)
+
+    def folds_at_once(self) -> int:
+        """Return how many folds may have their activations in memory; any number that read them."""
+        return min(fold.loaded.histories_that_fit() for fold in self.folds) or sys.maxsize
+
+    def lend(self, spec: FitSpec) -> LentRows:
+        """Return the activations of a fold, standardised, in memory that is shared."""
+        fold = self._only_fold(spec.fold)
+        return lend_rows(spec, fold.loaded, fold.split, self.task)
+
+    @contextmanager
+    def borrowing(self, spec: FitSpec, lent: Any) -> Iterator[None]:
+        """Use the activations that another process has made ready."""
+        loaded = self.folds[spec.fold].loaded
+        loaded.borrow(lent)
+        try:
+            yield
+        finally:
+            loaded.forget()
+
+    def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
+        """Return the test score of the checkpoint's own readout, for every fold and seed."""
+        found: dict[Key, float] = {}
+        for fold in self.folds:
+            logits = fold.loaded.own_logits(self.task)
+            if logits is None or not len(fold.split.test):
+                continue
+            rows = fold.split.test
+            score = self.task.score(logits[rows], fold.loaded.labels[rows])
+            if score == score:
+                found |= {(fold.number, seed): score for seed in self.seeds}
+        return found
+
+    def label_rows(self) -> LabelRows:
+        """Return the label rows of the cached data."""
+        cache, loaded = self.caches[0], self.folds[0].loaded
+        pairs = None
+        if loaded.pairs is not None:
+            first = np.repeat(loaded.ptr[:-1], np.diff(cache.label_ptr))  # [rows]
+            pairs = loaded.pairs - torch.from_numpy(first)  # [2, rows]
+        return LabelRows(
+            names=row_names(cache.ids(), cache.label_ptr, self.task.level, pairs),
+            labels=loaded.labels,
+            target_names=cache.manifest.layout.target_names,
+        )
+
+    def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
+        """Return what the cache of a fit's fold says of its backbone."""
+        return describe_backbone(self.folds[fit.spec.fold].loaded.cache, folder)
+
+    def build_heads(self) -> list[nn.Module]:
+        """Build every readout once; options that do not fit are refused."""
+        widths, task = self.caches[0].widths, self.task
+        with torch.random.fork_rng(devices=[]):
+            return [
+                build_head(head.name, widths, task.out_dim, task.level, **head.options)
+                for head in self.heads
+            ]
+
+    def notes(self) -> list[str]:
+        """Return what the user should know: of memory, and what cannot be scored."""
+        note = None
+        reads_means = [getattr(head, "reads_means", False) for head in self.build_heads()]
+        if self.task.level != "graph" or not all(reads_means):
+            note = self.folds[0].loaded.batch_note(self.training.batch_size)
+        return [*([] if note is None else [note]), *super().notes()]
+
+
+def plan_experiment(
+    cache: str | Path | Cache,
+    heads: Sequence[HeadSpec],
+    options: ExperimentOptions | None = None,
+) -> Experiment:
+    """Read a cache (or a folder of per-fold caches) and lay out what is to be trained on it.
+
+    What does not fit is refused here, before anything is trained or written.
+    """
+    options = options or ExperimentOptions()
+    caches = tuple(open_caches(cache))
+    folds, splits = make_folds(
+        caches,
+        split=options.split,
+        split_seed=options.split_seed,
+        memory_limit=options.memory_limit,
+    )
+    level = caches[0].manifest.layout.level
+    task = infer_task(caches[0].labels(), level, kind=options.task, metric=options.metric)
+    for head in heads:
+        if task.level not in head_info(head.name).levels:
+            raise ConfigError(
+                f"head {head.name!r}: found a {task.level} task, expected "
+                f"{' or '.join(head_info(head.name).levels)}; "
+                f"for {task.level}s: {', '.join(head_names(task.level))}"
+            )
+    # The head that was asked for comes last; the baseline beside it starts as it always does.
+    if options.warm_start and not head_info(heads[-1].name).warm_starts:
+        able = [name for name in head_names(task.level) if head_info(name).warm_starts]
+        raise ConfigError(
+            f"warm_start: found head {heads[-1].name!r}, expected one that can start at the "
+            f"checkpoint's own predictions: {', '.join(able)}"
+        )
+    experiment = Experiment(
+        caches=caches,
+        folds=tuple(folds),
+        splits=splits,
+        task=task,
+        heads=tuple(heads),
+        seeds=tuple(options.seeds or (0,)),
+        training=options.training_options(suggested_lr(len(caches[0]))),
+        standardize=options.standardize,
+        warm_start=options.warm_start,
+    )
+    experiment.build_heads()
+    if options.warm_start:
+        scale = TargetScale.of(task, folds[0].loaded.labels[folds[0].split.train])
+        own_classifier(folds[0].loaded, task, scale)
+    return experiment
+
+
+def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:
+    """Return the baseline, a readout of the last layer alone, and the head that is asked for."""
+    baseline = "mean" if level == "graph" else "mlp"
+    width = {name: value for name, value in head.options.items() if name == "dim"}
+    return [head] if head.name == baseline else [HeadSpec(baseline, width), head]
+
+
+def train_head(
+    cache: str | Path | Cache,
+    out: str | Path,
+    *,
+    head: str | type[Readout] = "histograph",
+    head_options: Mapping[str, Any] | None = None,
+    options: ExperimentOptions | None = None,
+    **keywords: Any,
+) -> Run:
+    """Train a readout on a cache, and beside it the retrained mean pool it has to beat.
+
+    Args:
+        cache: A cache, its folder, or a folder of per-fold caches.
+        out: The run folder.
+        head: Name of the readout; or your own, as ``my_head.py:MyHead`` or the class.
+        head_options: Options of the readout; needed only for those that are named like one of
+            :class:`~histograph_post.experiments.options.ExperimentOptions`.
+        options: Seeds, split, training and so on, which all experiments share.
+        keywords: Any of those by itself, such as ``seeds=[0, 1]``, and options of the readout, such
+            as ``dim=64, heads=4``.
+    """
+    options, others = with_keywords(options, keywords)
+    spec = HeadSpec(head_name(head), {**(head_options or {}), **others})
+    level = open_caches(cache)[0].manifest.layout.level
+    experiment = plan_experiment(cache, with_baseline(spec, level), options)
+    return run_with_options(experiment, out, chosen=spec.name, options=options)
+
+
+def compare(
+    cache: str | Path | Cache,
+    out: str | Path,
+    *,
+    heads: Sequence[str | type[Readout]] | None = None,
+    head_options: Mapping[str, Any] | None = None,
+    options: ExperimentOptions | None = None,
+    **keywords: Any,
+) -> Run:
+    """Train several readouts on the same cache with the same training, to be ranked.
+
+    The run predicts with ``histograph`` if that is one of them, else with the first.
+
+    Args:
+        cache: A cache, its folder, or a folder of per-fold caches.
+        out: The run folder.
+        heads: Names of readouts, or your own as for :func:`train_head`; by default all that suit
+            the labels of the cache.
+        head_options: Options that every readout gets.
+        options: Seeds, split, training and so on, which all experiments share.
+        keywords: Any of those by itself, such as ``seeds=[0, 1]``, and options that every readout
+            gets, such as ``dim=64``.
+    """
+    options, others = with_keywords(options, keywords)
+    options.refuse("warm_start", reason="readouts are compared from random weights")
+    if heads is None:
+        heads = head_names(open_caches(cache)[0].manifest.layout.level)
+    names = list(dict.fromkeys(head_name(head) for head in heads))
+    if not names:
+        raise ConfigError("heads: found none, expected at least one")
+    specs = [HeadSpec(name, {**(head_options or {}), **others}) for name in names]
+    experiment = plan_experiment(cache, specs, options)
+    chosen = "histograph" if "histograph" in names else names[0]
+    return run_with_options(experiment, out, chosen=chosen, options=options)

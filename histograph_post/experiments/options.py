@@ -1,0 +1,113 @@
+"""What every experiment takes, declared once: train-head, compare, tune, finetune and pretrain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..runs.fits import Fit
+from ..runs.run import Run
+from ..training.options import TrainingOptions
+from .stage import FitProgress, Stage, run_experiment
+
+
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """What every experiment takes, whatever it trains.
+
+    Each of these can also be given to an experiment as a keyword of its own::
+
+        hg.train_head(cache, out, seeds=[0, 1], metric="roc_auc")
+    """
+
+    #: One fit per seed and fold. By default 0; after a search 0 to 4; for a run that is fine-tuned,
+    #: the seeds of that run.
+    seeds: Sequence[int] | None = None
+    #: Another split than the one of the cache or the data: a file, ``kfold:10``, ...
+    split: str | None = None
+    #: Seed of a split that is drawn at random.
+    split_seed: int = 0
+    #: ``binary``, ``multiclass``, ``multilabel`` or ``regression``; by default what the labels say.
+    task: str = "auto"
+    #: The metric that selects the best epoch and ranks; by default the usual one of the task.
+    metric: str | None = None
+    #: Standardise every layer with the mean and deviation of the training graphs.
+    standardize: bool = True
+    #: Start the head at the checkpoint's own predictions (``histograph`` only).
+    warm_start: bool = False
+    #: Bytes that training may take beyond its libraries; a cache that needs more is read batch by
+    #: batch. Two thirds of the machine's memory by default.
+    memory_limit: int | None = None
+    #: How to train: all of it, or a mapping with what differs from the defaults. A mapping without
+    #: ``lr`` gets the learning rate that suits the data.
+    training: TrainingOptions | Mapping[str, Any] | None = None
+    #: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+    device: str = "auto"
+    #: Fits at once, each in a process of its own, with the same results for any number; by default
+    #: as many as the cores and the memory carry. 1 starts no process.
+    jobs: int | None = None
+    #: Replace another run in the folder.
+    overwrite: bool = False
+    #: Saved beside the run as ``config.toml``: the options of the command that asked for it.
+    config: Mapping[str, Any] | None = None
+    #: Called once, before the first fit, with the name of the metric and notes for the user.
+    on_start: Callable[[str, Sequence[str]], None] | None = None
+    #: Called after every epoch.
+    on_epoch: Callable[[FitProgress], None] | None = None
+    #: Called after every fit with the number of fits that are done, and of all.
+    on_fit: Callable[[Fit, int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.seeds is not None and not len(self.seeds):
+            raise ConfigError("seeds: found none, expected at least one")
+
+    def training_options(self, lr: float = TrainingOptions.lr) -> TrainingOptions:
+        """Return how to train; ``lr`` is used unless a learning rate was asked for."""
+        if isinstance(self.training, TrainingOptions):
+            return self.training
+        return TrainingOptions(**{"lr": lr, **(self.training or {})})
+
+    def refuse(self, *names: str, reason: str) -> None:
+        """Refuse options that an experiment cannot use, rather than ignore them."""
+        for name in names:
+            if getattr(self, name) != getattr(_DEFAULTS, name):
+                raise ConfigError(f"{name}: found one, but {reason}")
+
+    def start(self, stage: Stage) -> None:
+        """Tell whoever listens that the work begins."""
+        if self.on_start is not None:
+            self.on_start(stage.task.metric, stage.notes())
+
+
+_DEFAULTS = ExperimentOptions()
+
+
+def with_keywords(
+    options: ExperimentOptions | None, keywords: Mapping[str, Any]
+) -> tuple[ExperimentOptions, dict[str, Any]]:
+    """Return the options with those keywords that name one of them, and all other keywords."""
+    names = {field.name for field in fields(ExperimentOptions)}
+    given = {name: value for name, value in keywords.items() if name in names}
+    others = {name: value for name, value in keywords.items() if name not in names}
+    return replace(options or _DEFAULTS, **given), others
+
+
+def run_with_options(
+    stage: Stage, out: str | Path, *, chosen: str, options: ExperimentOptions
+) -> Run:
+    """Run a stage; the best fit called ``chosen``, by validation, becomes the run's head."""
+    options.start(stage)
+    return run_experiment(
+        stage,
+        out,
+        chosen=chosen,
+        device=options.device,
+        jobs=options.jobs,
+        overwrite=options.overwrite,
+        config=options.config,
+        on_epoch=options.on_epoch,
+        on_fit=options.on_fit,
+    )

@@ -1,0 +1,343 @@
+"""The pretraining stage: train a backbone with a readout of its own, a checkpoint per fold.
+
+config.toml, run.json, splits.json   as in every run (see run.py), over all folds
+results.json                         scores per fold, means and deviations
+fold-0/ ...                          checkpoints that need nothing else (see trained_folds.py)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch_geometric.data import Batch
+
+from ..data import DataSpec, GraphDataset
+from ..data.dataset import probe_graphs
+from ..errors import ConfigError, ModelError
+from ..metrics import summarize
+from ..models import BUILT_IN, ModelSpec, call_model
+from ..models.builtin_models import GNN
+from ..models.loading import save_weights, weights_sha256
+from ..runs.fits import Fit, FitSpec
+from ..runs.predictions import LabelRows, row_names
+from ..runs.run import MODEL_NAME
+from ..splits import PARTS, Splits, resolve_splits
+from ..tasks import TargetScale, Task, infer_task
+from ..training.graph_batches import BackboneNetwork, GraphBatches
+from ..training.loop import Trainer
+from ..training.options import TrainingOptions
+from ..training.resuming import STATE_NAME, train_resumably
+from .results import OWN
+from .stage import Stage
+from .trained_folds import (
+    TrainedFold,
+    fold_folders,
+    fold_name,
+    is_finished,
+    load_fold,
+    load_log,
+    save_fold,
+)
+
+# --- a backbone before training: built for the data, with weights drawn by a seed
+
+
+def untrained_model(
+    spec: ModelSpec, dataset: GraphDataset, out_dim: int, *, seed: int
+) -> nn.Module:
+    """Build a model with initial weights of its own.
+
+    Args:
+        spec: Names the model and its arguments.
+        dataset: Says how many features, or categories of features, the nodes have.
+        out_dim: Number of outputs that the labels ask for.
+        seed: Of the weights.
+    """
+    torch.manual_seed(seed)
+    built = replace(spec, out_dim=out_dim).build(in_dim=_input_sizes(spec.spec, dataset))
+    if any(is_lazy(parameter) for parameter in built.parameters()):
+        with torch.no_grad():
+            call_model(built.eval(), Batch.from_data_list(probe_graphs(dataset)))
+    # A specification may name a module that exists: every caller gets its own.
+    return copy.deepcopy(built)
+
+
+def _input_sizes(model: str, dataset: GraphDataset) -> int | list[int]:
+    """Return the number of node features, or the categories of each column of integers."""
+    width = int(dataset.graphs[0].num_node_features)
+    if dataset.graphs[0].x.is_floating_point() or model not in BUILT_IN:
+        return width
+    highest = torch.stack(
+        [graph.x.reshape(-1, width).amax(dim=0) for graph in dataset.graphs]
+    )  # [num_graphs, columns]
+    sizes: list[int] = (highest.amax(dim=0) + 1).tolist()
+    return sizes
+
+
+@torch.no_grad()
+def output_width(model: nn.Module, dataset: GraphDataset, task: Task) -> int:
+    """Run the model on the first rows; return how many columns it predicts."""
+    source = GraphBatches(dataset, task, torch.device("cpu"))
+    rows = np.arange(min(2, int(dataset.label_ptr[-1])))
+    step = next(source.batches(rows, batch_size=2, seed=None))
+    return int(BackboneNetwork(model).eval()(step.inputs).shape[1])
+
+
+@dataclass(frozen=True)
+class Pretraining(Stage):
+    """A backbone, the data and the folds to train it on: everything that decides the result."""
+
+    trains_backbone: ClassVar[bool] = True
+
+    #: Model and data as the user names them.
+    model_spec: ModelSpec
+    data_spec: DataSpec
+    #: The untrained backbone; every fold trains a copy of it.
+    model: nn.Module
+    dataset: GraphDataset
+    training: TrainingOptions
+    #: The folds that are trained; the others are left to other calls.
+    folds: tuple[int, ...]
+
+    @property
+    def seed(self) -> int:
+        """Of initial weights, batches and dropout; the same for every fold."""
+        return self.seeds[0]
+
+    @property
+    def labels_width(self) -> int:
+        """The number of outputs a model is built for, whatever its own readout gives."""
+        return infer_task(self.dataset.labels(), self.dataset.level).out_dim
+
+    # Another process builds the model anew: a class from a user's file cannot be imported there.
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "model": self.model.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        model = untrained_model(self.model_spec, self.dataset, self.labels_width, seed=self.seed)
+        model.load_state_dict(state["model"])
+        vars(self)["model"] = model
+
+    def plan(self) -> dict[str, Any]:
+        """Return all that the result depends on, as plain values."""
+        return {
+            "stage": "pretrain",
+            "model": self.model_spec.spec,
+            "model_args": dict(self.model_spec.args),
+            "data": self.dataset.fingerprint(),
+            "task": self.task.to_json(),
+            "splits": self.splits.to_json(),
+            "training": asdict(self.training),
+            "seed": self.seed,
+            # Says whether the code of a user's model is still the same, as far as weights tell.
+            "untrained_weights": weights_sha256(self.model.state_dict()),
+        }
+
+    @property
+    def num_planned(self) -> int:
+        """The number of folds, whichever this call trains."""
+        return len(self.splits.folds)
+
+    def fits(self) -> list[FitSpec]:
+        """Return a fit for each fold that is asked for."""
+        return [
+            FitSpec(OWN, {}, self.training, fold, self.seed, standardize=False)
+            for fold in self.folds
+        ]
+
+    def find(self, spec: FitSpec, folder: Path) -> Fit | None:
+        """Return a fold that is done."""
+        place = folder / fold_name(spec.fold)
+        if not is_finished(place):
+            return None
+        (place / STATE_NAME).unlink(missing_ok=True)  # of a run killed at its very end
+        return self._as_fit(spec, load_fold(place), load_log(place))
+
+    def fit(
+        self,
+        spec: FitSpec,
+        folder: Path,
+        *,
+        device: torch.device,
+        on_epoch: Callable[[Trainer], None] | None = None,
+    ) -> Fit:
+        """Train the backbone on one fold."""
+        folder = folder / fold_name(spec.fold)
+        folder.mkdir(parents=True, exist_ok=True)
+        task, split = self.task, self.splits.folds[spec.fold]
+        model = copy.deepcopy(self.model)
+        source = GraphBatches(self.dataset, task, device)
+        network = BackboneNetwork(model).to(device)
+        trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
+        if not isinstance(model, GNN):
+            # The checkpoint has to predict in the units of the labels, and where a user's model
+            # could undo a scale is not known: it learns them as they are.
+            trainer.scale = TargetScale()
+        seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
+        if isinstance(model, GNN):
+            _undo_scale(model, trainer.scale)
+            trainer.scale = TargetScale()
+        trained = TrainedFold(
+            fold=spec.fold,
+            seed=spec.seed,
+            best_epoch=trainer.progress.best_epoch,
+            epochs=trainer.progress.epoch,
+            scores={
+                part: task.scores(trainer.predict(rows), source.labels[rows])
+                for part, rows in zip(PARTS, split.parts, strict=True)
+                if len(rows)
+            },
+            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            weights_sha256=weights_sha256(model.state_dict()),
+        )
+        own_split = replace(self.splits, folds=(split,))
+        save_weights(model.state_dict(), folder / MODEL_NAME)
+        named = (self.model_spec, self.data_spec)
+        save_fold(folder, trained, *named, own_split, trainer.progress.log)
+        (folder / STATE_NAME).unlink(missing_ok=True)
+        return self._as_fit(spec, trained, trainer.progress.log, seconds)
+
+    def _as_fit(
+        self,
+        spec: FitSpec,
+        trained: TrainedFold,
+        log: Sequence[Mapping[str, float]],
+        seconds_per_epoch: float = 0.0,
+    ) -> Fit:
+        """Return a fold as the fit of a run; outputs for its test rows are not kept."""
+        return Fit(
+            spec=spec,
+            scores=trained.scores,
+            best_epoch=trained.best_epoch,
+            num_epochs=trained.epochs,
+            num_parameters=trained.num_parameters,
+            seconds_per_epoch=seconds_per_epoch,
+            test_rows=np.empty(0, dtype=np.int64),
+            test_outputs=np.empty((0, self.task.out_dim)),
+            log=log,
+            backbone={"weights_sha256": trained.weights_sha256},
+        )
+
+    def notes(self) -> list[str]:
+        """Return what the user should know of the data."""
+        return list(self.dataset.notes)
+
+    def label_rows(self) -> LabelRows:
+        """Return the label rows of the data."""
+        dataset = self.dataset
+        return LabelRows(
+            names=row_names(dataset.ids, dataset.label_ptr, self.task.level),
+            labels=dataset.labels(),
+            target_names=tuple(dataset.target_names),
+        )
+
+    def write(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+        """Return the scores of all folds that are done, those of other calls, too."""
+        metric = self.task.metric
+        folds = [load_fold(path) for path in fold_folders(folder) if is_finished(path)]
+        summaries = {}
+        for part in ("test", "valid"):
+            found = [fold.scores[part] for fold in folds if metric in fold.scores.get(part, {})]
+            summary = summarize([scores[metric] for scores in found])
+            summaries[part] = None if summary is None else summary.to_json()
+        return {
+            "model": self.model_spec.spec,
+            "data": self.data_spec.spec,
+            "task": self.task.to_json(),
+            "metric": metric,
+            "higher_is_better": self.task.higher_is_better,
+            **summaries,
+            "folds": [fold.to_json() for fold in folds],
+        }
+
+
+@torch.no_grad()
+def _undo_scale(model: GNN, scale: TargetScale) -> None:
+    """Let the last map of a built-in model give the units of the labels."""
+    if not scale.mean:
+        return
+    last = [module for module in model.classifier.modules() if isinstance(module, nn.Linear)][-1]
+    deviation = last.weight.new_tensor(scale.deviation)  # [targets]
+    last.weight.mul_(deviation.unsqueeze(-1))  # [targets, hidden]
+    last.bias.mul_(deviation).add_(last.bias.new_tensor(scale.mean))  # [targets]
+
+
+def plan_pretraining(
+    model: str,
+    data: str,
+    *,
+    model_args: Mapping[str, Any] | None = None,
+    data_args: Mapping[str, Any] | None = None,
+    data_root: Path | None = None,
+    split: str | None = None,
+    split_seed: int = 0,
+    metric: str | None = None,
+    training: TrainingOptions | None = None,
+    seed: int = 0,
+    own_readout: bool = True,
+    only: Collection[int] = (),
+) -> Pretraining:
+    """Load the data, split it, and build a backbone that predicts what the labels ask for.
+
+    Args:
+        model: A built-in name, ``file.py:Name`` or ``package.module:Name``.
+        data: A data specification, such as ``tu:PROTEINS``.
+        model_args: Arguments of the model.
+        data_args: Arguments of the data.
+        data_root: An offline copy of the data.
+        split: ``kfold:10``, a file, a folder, ...; default: as the data comes, else stratified.
+        split_seed: Seed of a split that is made.
+        metric: Overrides the tracked metric.
+        training: Epochs, learning rate and so on.
+        seed: Of initial weights, batches and dropout; the same for every fold.
+        own_readout: Whether the model has to predict by itself what the labels ask for.
+        only: Train these folds and leave the others to other calls; all by default.
+    """
+    model_spec = ModelSpec(model, dict(model_args or {}), Path(MODEL_NAME))
+    data_spec = DataSpec(data, dict(data_args or {}), data_root)
+    dataset = data_spec.load()
+    if dataset.level == "link" and own_readout:
+        raise ConfigError(f"{data}: found link labels, expected graph or node labels")
+    if dataset.level != "graph" and model in BUILT_IN:
+        model_spec = replace(model_spec, args={"pool": "none", **model_spec.args})
+    task = infer_task(dataset.labels(), dataset.level, metric=metric)
+    built = untrained_model(model_spec, dataset, task.out_dim, seed=seed)
+    width = output_width(built, dataset, task) if own_readout else task.out_dim
+    if task.kind == "binary" and width == 2:
+        # The other way to write a binary classifier: a column per class.
+        task = infer_task(dataset.labels(), dataset.level, kind="multiclass", metric=metric)
+    if width != task.out_dim:
+        raise ModelError(
+            f"{model}: found an output of {width} columns, expected {task.out_dim} for the "
+            f"{task.kind} labels of {data}"
+        )
+    splits = resolve_splits(dataset, split, seed=split_seed)
+    return Pretraining(
+        splits=splits,
+        task=task,
+        seeds=(seed,),
+        model_spec=model_spec,
+        data_spec=data_spec,
+        model=built,
+        dataset=dataset,
+        training=training or TrainingOptions(),
+        folds=_chosen_folds(splits, only),
+    )
+
+
+def _chosen_folds(splits: Splits, only: Collection[int]) -> tuple[int, ...]:
+    """Return the numbers of the folds that are asked for; all by default."""
+    numbers = range(len(splits.folds))
+    for number in only:
+        if number not in numbers:
+            raise ConfigError(f"fold: found {number}, expected 0 to {len(numbers) - 1}")
+    return tuple(number for number in numbers if number in only or not only)

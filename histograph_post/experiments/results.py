@@ -1,0 +1,165 @@
+"""What an experiment gives: scores, differences, the chosen head and its predictions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..metrics import Key, paired_difference, summarize
+from ..runs.fits import FIT_NAME, Fit
+from ..runs.predictions import LabelRows, prediction_cells, prediction_columns
+from ..runs.run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME, read_json
+from ..tasks import Task
+from ..utils.files import atomic_path, write_json, write_text
+
+#: The checkpoint's own readout, in tables and results.
+OWN = "own readout"
+
+#: The readouts to beat, for graphs and for nodes and links: the last layer, retrained.
+BASELINES = ("mean", "mlp")
+
+
+def results(
+    task: Task, fits: Sequence[Fit], chosen: str, own: Mapping[Key, float]
+) -> dict[str, Any]:
+    """Return ``results.json``: the same on every run with the same seeds on the same machine.
+
+    Args:
+        task: What is predicted.
+        fits: Every fit of the run.
+        chosen: The name of the fits that the run is about.
+        own: The test score of the backbone's own readout, for every fold and seed.
+    """
+    metric = task.metric
+    rows: dict[str, Any] = {}
+    if own:
+        rows[OWN] = {"test": _summary(own), "versus_own": None, "num_parameters": None}
+    names = list(dict.fromkeys(fit.spec.name for fit in fits))
+    names.sort(key=lambda name: name not in BASELINES)  # what there is to beat comes first
+    baseline = next((name for name in BASELINES if name in names), None)
+    for name in names:
+        members = named(fits, name)
+        test = scores_of(members, "test", metric)
+        difference = None if name == OWN else paired_difference(test, own)
+        rows[name] = {
+            "test": _summary(test),
+            "valid": _summary(scores_of(members, "valid", metric)),
+            "versus_own": None if difference is None else difference.to_json(),
+            "versus_baseline": versus(fits, name, baseline, metric),
+            "num_parameters": members[0].num_parameters,
+        }
+    return {
+        "task": task.to_json(),
+        "metric": metric,
+        "higher_is_better": task.higher_is_better,
+        "head": chosen,
+        "readouts": rows,
+        "versus_baseline": versus(fits, chosen, baseline, metric),
+        "fits": [fit.to_json() for fit in fits],
+    }
+
+
+def versus(
+    fits: Sequence[Fit], name: str, baseline: str | None, metric: str
+) -> dict[str, Any] | None:
+    """Return how much better the fits called ``name`` are than those called ``baseline``."""
+    if baseline is None or baseline == name:
+        return None
+    scores = [scores_of(named(fits, which), "test", metric) for which in (name, baseline)]
+    found = paired_difference(*scores)
+    return None if found is None else {"baseline": baseline, **found.to_json()}
+
+
+def named(fits: Sequence[Fit], name: str) -> list[Fit]:
+    """Return the fits of that name."""
+    return [fit for fit in fits if fit.spec.name == name]
+
+
+def scores_of(fits: Sequence[Fit], part: str, metric: str) -> dict[Key, float]:
+    """Return the score of each fold and seed that has one."""
+    return {
+        (fit.spec.fold, fit.spec.seed): fit.scores[part][metric]
+        for fit in fits
+        if metric in fit.scores.get(part, {})
+    }
+
+
+def _summary(scores: Mapping[Key, float]) -> dict[str, Any] | None:
+    found = summarize(list(scores.values()))
+    return None if found is None else found.to_json()
+
+
+def choose_fit(fits: Sequence[Fit], name: str, task: Task) -> Fit:
+    """Return the fit of that name with the best validation score: what the run predicts with."""
+    members = named(fits, name)
+    if not members:
+        raise ConfigError(f"head: found no fit of {name!r}")
+    sign = 1 if task.higher_is_better else -1
+    return max(
+        members, key=lambda fit: sign * fit.scores.get("valid", {}).get(task.metric, -sign * np.inf)
+    )
+
+
+def write_chosen_head(
+    folder: Path,
+    best: Fit,
+    task: Task,
+    target_names: Sequence[str],
+    backbone: Mapping[str, Any],
+) -> None:
+    """Copy the best fit's weights to the top of the run, and say how to build and use them.
+
+    Args:
+        folder: The run.
+        best: The fit, whose folder is in the run.
+        task: What is predicted.
+        target_names: One name per column of the labels.
+        backbone: What :class:`~histograph_post.runs.saved_backbone.SavedBackbone` reads.
+    """
+    source = folder / best.spec.folder
+    for name in (HEAD_NAME, MODEL_NAME):
+        if (source / name).is_file():
+            with atomic_path(folder / name) as partial:
+                shutil.copyfile(source / name, partial)
+    stored = read_json(source, FIT_NAME)
+    write_json(
+        folder / HEAD_CONFIG_NAME,
+        {
+            "head": best.spec.head,
+            "fold": best.spec.fold,
+            "seed": best.spec.seed,
+            "config": stored["config"],
+            "standardize": stored["standardize"],
+            "layer_norm": stored.get("layer_norm", False),
+            "target_scale": stored["target_scale"],
+            "task": task.to_json(),
+            "target_names": list(target_names),
+            "backbone": dict(backbone),
+        },
+    )
+
+
+def write_predictions(
+    folder: Path, fits: Sequence[Fit], name: str, task: Task, label_rows: LabelRows
+) -> None:
+    """Write the outputs of the fits of that name for the test rows of every fold and seed."""
+    targets = label_rows.target_names
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    labelled = [f"label_{target}" for target in targets]
+    writer.writerow(["id", "fold", "seed", *prediction_columns(task, targets), *labelled])
+    for fit in named(fits, name):
+        cells = prediction_cells(task, fit.test_outputs)
+        for row, predicted in zip(fit.test_rows, cells, strict=True):
+            truth = ["" if value != value else f"{value:g}" for value in label_rows.labels[row]]
+            writer.writerow(
+                [label_rows.names[row], fit.spec.fold, fit.spec.seed, *predicted, *truth]
+            )
+    write_text(folder / PREDICTIONS_NAME, text.getvalue())

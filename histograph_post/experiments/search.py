@@ -1,0 +1,269 @@
+"""What a search is: a readout, the data, and between what is chosen for it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..caches import Cache
+from ..errors import ConfigError, MissingExtraError, NotFoundError
+from ..heads.registry import head_info
+from ..training.options import TrainingOptions
+from .folds import open_caches
+from .head_training import Experiment, HeadSpec, plan_experiment, with_baseline
+from .options import ExperimentOptions
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+
+# --- what a search may choose: the options of a readout and of its training, and between what
+
+#: Options of training by name.
+TRAINING_NAMES = tuple(field.name for field in fields(TrainingOptions))
+
+
+@dataclass(frozen=True)
+class Range:
+    """Any number between two; whole numbers if both are."""
+
+    low: float
+    high: float
+    #: As many below the geometric mean as above it.
+    log: bool = False
+    #: Between neighbours that may be chosen.
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high or (self.log and not self.low > 0):
+            least = "0 < low < high" if self.log else "low < high"
+            raise ConfigError(f"found low {self.low:g} and high {self.high:g}, expected {least}")
+        if self.step is not None and (self.log or not self.step > 0):
+            raise ConfigError("found a step, expected one above 0, and not together with log")
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+    def distribution(self) -> BaseDistribution:
+        """Return the range as optuna has it."""
+        from optuna.distributions import FloatDistribution, IntDistribution
+
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            step = 1 if self.step is None else int(self.step)
+            return IntDistribution(self.low, self.high, log=self.log, step=step)
+        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
+
+
+@dataclass(frozen=True)
+class Values:
+    """One of several values."""
+
+    values: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ConfigError("found no values, expected at least one")
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.values
+
+    def distribution(self) -> BaseDistribution:
+        """Return the values as optuna has them."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.values)
+
+
+#: What is searched, by the name of the option.
+Space = Mapping[str, Range | Values]
+
+#: What is searched of a readout, as far as it has the option.
+_HEAD_SPACE: Space = {
+    "dim": Values((16, 32, 64, 128)),
+    "heads": Values((1, 2, 4, 8)),
+    "layer_heads": Values((1, 2, 4)),
+    "normalization": Values(("bounded", "signed", "softmax")),
+    "mix": Values(("all", "last")),
+    "mlp_layers": Values((0, 1, 2)),
+    "dropout": Range(0.0, 0.5, step=0.1),
+}
+
+
+def default_space(head: str, training: TrainingOptions) -> dict[str, Range | Values]:
+    """Return what is searched unless told otherwise.
+
+    Args:
+        head: Name of the readout.
+        training: What would be used without a search. Learning rate and weight decay are searched
+            around it; no weight decay stays none.
+    """
+    options, decay = head_info(head).options(), training.weight_decay
+    return {
+        "lr": Range(training.lr / 10, training.lr * 10, log=True),
+        **({"weight_decay": Range(decay / 100, decay * 100, log=True)} if decay else {}),
+        **{name: choice for name, choice in _HEAD_SPACE.items() if name in options},
+    }
+
+
+def read_space(path: Path, head: str) -> dict[str, Range | Values]:
+    """Read a search space from a TOML file: a table for each option.
+
+    Such a table has ``values``, a list, or ``low`` and ``high``, with ``log`` or ``step``.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise NotFoundError(f"{path}: found no file, expected a search space in TOML") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file ({error})") from None
+    known = (*TRAINING_NAMES, *head_info(head).options())
+    if not tables:
+        raise ConfigError(f"{path}: found no option, expected some of {', '.join(known)}")
+    space: dict[str, Range | Values] = {}
+    for name, table in tables.items():
+        if name not in known:
+            raise ConfigError(f"{path}: found {name!r}, expected one of {', '.join(known)}")
+        try:
+            space[name] = _choice(table)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {name}: {error}") from None
+    return space
+
+
+def _choice(table: Any) -> Range | Values:
+    number = (int, float)
+    kinds: dict[str, Any] = {"low": number, "high": number, "log": bool, "step": number}
+    names = set(table) if isinstance(table, dict) else set()
+    if names == {"values"} and isinstance(table["values"], list):
+        if all(isinstance(value, str | int | float) for value in table["values"]):
+            return Values(tuple(table["values"]))
+    elif (
+        {"low", "high"} <= names
+        and names <= set(kinds)
+        and all(isinstance(value, kinds[name]) for name, value in table.items())
+    ):
+        return Range(**table)
+    raise ConfigError(
+        f"found {table!r}, expected values = [...], or numbers low and high, with log or step"
+    )
+
+
+def space_json(space: Space) -> dict[str, Any]:
+    """Return a space as plain values."""
+    return {name: asdict(choice) for name, choice in space.items()}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of options, and what it gave."""
+
+    number: int
+    values: Mapping[str, Any]
+    #: ``complete``, ``pruned`` (given up early) or ``fail``.
+    state: str
+    #: Mean validation score over folds and seeds; None if it is not complete.
+    score: float | None
+    #: Why it failed.
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and on what."""
+
+    #: With the seeds of the fits after the search; its last readout is the one that is tuned.
+    experiment: Experiment
+    space: Space
+    #: Of the fits of a trial.
+    trial_seeds: tuple[int, ...]
+    #: Of the choices.
+    seed: int
+    #: Give up trials that are worse than the median of the others at the same epoch.
+    prune: bool
+
+    @property
+    def head(self) -> HeadSpec:
+        """The readout that is tuned, with the options that stay as they are."""
+        return self.experiment.heads[-1]
+
+    def plan(self) -> dict[str, Any]:
+        """Return all that the trials depend on, as plain values; not how many there are."""
+        return {
+            "stage": "tune",
+            "frozen": self.experiment.plan(),
+            "space": space_json(self.space),
+            "trial_seeds": list(self.trial_seeds),
+            "search_seed": self.seed,
+            "prune": self.prune,
+        }
+
+    def chosen(self, values: Mapping[str, Any]) -> tuple[HeadSpec, TrainingOptions]:
+        """Return the readout and the training that a choice stands for."""
+        training = {name: value for name, value in values.items() if name in TRAINING_NAMES}
+        options = {name: value for name, value in values.items() if name not in training}
+        head = replace(self.head, options={**self.head.options, **options})
+        return head, replace(self.experiment.training, **training)
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the defaults of the options that are searched, as far as they may be chosen."""
+        known = head_info(self.head.name).options() | asdict(self.experiment.training)
+        return {name: known[name] for name, choice in self.space.items() if known[name] in choice}
+
+
+def best_trial(search: Search, trials: Sequence[Trial]) -> Trial | None:
+    """Return the trial with the best score, the first of equals; None if none has one."""
+    sign = 1 if search.experiment.task.higher_is_better else -1
+    scored = [trial for trial in trials if trial.score is not None]
+    return max(scored, key=lambda trial: sign * (trial.score or 0.0), default=None)
+
+
+def import_optuna() -> Any:
+    """Import optuna, which is an extra, and let it say nothing but errors."""
+    try:
+        import optuna
+    except ImportError:
+        raise MissingExtraError("tuning", extra="tune") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def plan_search(
+    cache: str | Path | Cache,
+    head: HeadSpec,
+    options: ExperimentOptions,
+    *,
+    space: Space | None = None,
+    trial_seeds: Sequence[int] = (0,),
+    search_seed: int = 0,
+    prune: bool = True,
+) -> Search:
+    """Lay out a search; the arguments are those of :func:`~histograph_post.tune`.
+
+    What does not fit is refused here, before anything is trained or written.
+    """
+    import_optuna()  # before anything is read
+    level = open_caches(cache)[0].manifest.layout.level
+    experiment = plan_experiment(cache, with_baseline(head, level), options)
+    fixed = head.options
+    if space is None:
+        every = default_space(head.name, experiment.training)
+        space = {name: choice for name, choice in every.items() if name not in fixed}
+    known = (*TRAINING_NAMES, *head_info(head.name).options())
+    for name in space:
+        if name not in known:
+            raise ConfigError(f"search space: found {name!r}, expected one of {', '.join(known)}")
+        if name in fixed:
+            raise ConfigError(f"{name}: found a value and a choice, expected one of them")
+    if not space:
+        raise ConfigError(f"search space: found nothing, expected some of {', '.join(known)}")
+    if not trial_seeds:
+        raise ConfigError("trial seeds: found none, expected at least one")
+    for fold in experiment.folds:
+        if not len(fold.split.valid):
+            raise ConfigError(
+                f"fold {fold.number}: found no validation part, expected one to choose options by"
+            )
+    return Search(experiment, dict(space), tuple(trial_seeds), search_seed, prune)

@@ -1,0 +1,269 @@
+"""A run of training, whatever the stage: fits over folds and seeds, and the folder they make.
+
+The stages (a head on a cache, a backbone with its head, both from random weights) say what is
+fitted and how; everything that makes their results comparable is here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from ..metrics import Key
+from ..runs.fits import Fit, FitSpec, find_fit
+from ..runs.predictions import LabelRows
+from ..runs.run import METRICS_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
+from ..splits import Splits
+from ..tasks import Task, label_summary
+from ..training.loop import Trainer
+from ..utils.devices import resolve_device
+from ..utils.files import write_text
+from ..utils.text import plural
+from .parallel import FitRunner
+from .results import choose_fit, results, write_chosen_head, write_predictions
+from .trained_folds import remove_folds
+from .workers import FitJob
+
+
+@dataclass(frozen=True)
+class FitProgress:
+    """Where an experiment stands, told after every epoch."""
+
+    #: What is fitted.
+    head: str
+    fold: int
+    seed: int
+    #: Fits that are done, those that are not by the share of their epochs; and fits in all.
+    done: float
+    total: int
+    #: The share of the epochs of this fit that are over; all of them once training has stopped.
+    share_done: float
+    #: What was measured in the epoch: its number, ``loss``, ``lr``, ``valid_loss`` and so on.
+    measured: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Stage(ABC):
+    """What a stage of training brings to a run.
+
+    It is pickled for other processes, which do its fits: what they need large memory for is lent.
+    """
+
+    #: Whether a model of the user's runs, whose batches may be large.
+    trains_backbone: ClassVar[bool] = False
+
+    splits: Splits
+    task: Task
+    seeds: tuple[int, ...]
+
+    @abstractmethod
+    def plan(self) -> dict[str, Any]:
+        """Return all that the result depends on, as plain values."""
+
+    @abstractmethod
+    def fits(self) -> list[FitSpec]:
+        """Return every fit, a fold at a time: what is known early is known of all readouts."""
+
+    @abstractmethod
+    def fit(
+        self,
+        spec: FitSpec,
+        folder: Path,
+        *,
+        device: torch.device,
+        on_epoch: Callable[[Trainer], None] | None = None,
+    ) -> Fit:
+        """Do one fit, or go on with it; the folder is the run's."""
+
+    def find(self, spec: FitSpec, folder: Path) -> Fit | None:
+        """Return a fit that is done; the folder is the run's."""
+        return find_fit(spec, folder / spec.folder)
+
+    def fits_at_once(self) -> int:
+        """Return how many fits there is memory for at the same time."""
+        return sys.maxsize
+
+    def folds_at_once(self) -> int:
+        """Return of how many folds there can be fits at the same time."""
+        return sys.maxsize
+
+    def lend(self, spec: FitSpec) -> Any:
+        """Return what a fit in another process reads, with memory that is shared, not copied."""
+        return None
+
+    @contextmanager
+    def borrowing(self, spec: FitSpec, lent: Any) -> Iterator[None]:
+        """Use what another process has lent for a fit."""
+        yield
+
+    @abstractmethod
+    def label_rows(self) -> LabelRows:
+        """Return what the predictions of the run are called, and the labels beside them."""
+
+    @abstractmethod
+    def write(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+        """Write what the run is made of, once all fits are done; return its results."""
+
+    @property
+    def num_planned(self) -> int:
+        """The number of fits that the result is made of, also of other calls."""
+        return len(self.fits())
+
+    def check(self, device: torch.device) -> None:
+        """Refuse a device that cannot do what is asked for."""
+        return None
+
+    def notes(self) -> list[str]:
+        """Return what the user should know: targets and parts of splits that cannot be scored."""
+        rows = self.label_rows()
+        said = label_summary(self.task, rows.labels, rows.target_names)
+        for part, meaning in (
+            ("valid", "the last epoch of a fit is its best"),
+            ("test", "nothing is known of new rows"),
+        ):
+            empty = sum(not len(getattr(fold, part)) for fold in self.splits.folds)
+            if empty:
+                said.append(f"{plural(empty, 'fold')} without a {part} part: {meaning}")
+        return said
+
+
+@dataclass(frozen=True)
+class ReadoutStage(Stage):
+    """A stage whose fits are readouts, to be read beside each other; the best becomes the head."""
+
+    @abstractmethod
+    def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
+        """Return the test score of the backbone's own readout, for every fold and seed."""
+
+    @abstractmethod
+    def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
+        """Return what ``head.json`` of the run in that folder says of a fit's backbone."""
+
+    def earlier_fits(self) -> list[Fit]:
+        """Return fits of another run that the results are to be read beside."""
+        return []
+
+    def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+        """Write what else the stage leaves behind; return what it adds to the results."""
+        return {}
+
+    def write(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+        """Write metrics, the chosen head and its predictions; return scores and differences."""
+        task, label_rows = self.task, self.label_rows()
+        fits = [*self.earlier_fits(), *fits]
+        _write_metrics(folder, fits)
+        best = choose_fit(fits, chosen, task)
+        backbone = self.backbone(best, folder)
+        write_chosen_head(folder, best, task, label_rows.target_names, backbone)
+        write_predictions(folder, fits, chosen, task, label_rows)
+        added = self.finish(folder, fits, chosen)
+        return results(task, fits, chosen, self.own_scores(fits)) | added
+
+
+def run_experiment(
+    experiment: Stage,
+    out: str | Path,
+    *,
+    chosen: str,
+    device: str = "auto",
+    jobs: int | None = None,
+    overwrite: bool = False,
+    config: Mapping[str, Any] | None = None,
+    on_epoch: Callable[[FitProgress], None] | None = None,
+    on_fit: Callable[[Fit, int, int], None] | None = None,
+) -> Run:
+    """Train every readout on every fold with every seed; go on with what a killed run left.
+
+    Args:
+        experiment: The stage, planned.
+        out: The run folder.
+        chosen: The fits whose best (by validation) becomes the run's head.
+        device: Where to train.
+        jobs: Fits at once, each in a process of its own, with the same results for any number; by
+            default as many as the cores and the memory carry. 1 starts no process.
+        overwrite: Replace another run in that folder.
+        config: The options this came from, saved beside it.
+        on_epoch: Told after every epoch.
+        on_fit: Told after every fit, with the number done and the number in all.
+    """
+    folder, where = Path(out), resolve_device(device)
+    experiment.check(where)
+    if overwrite and (folder / RUN_NAME).is_file():
+        remove_folds(folder)
+    open_run_folder(folder, experiment.plan(), config=config, overwrite=overwrite)
+    experiment.splits.save(folder / SPLITS_NAME)
+    planned = experiment.fits()
+    watched = _Watched(len(planned), on_epoch, on_fit)
+    with FitRunner(experiment, planned=experiment.num_planned, jobs=jobs, device=where) as runner:
+        runner.run([_WatchedJob(spec, folder, watched) for spec in planned])
+    fits = [watched.fits[spec.folder] for spec in planned]
+    write_results(folder, experiment.write(folder, fits, chosen))
+    return Run.open(folder)
+
+
+class _Watched:
+    """The fits of an experiment, done and under way, in whatever order they come.
+
+    Args:
+        total: Fits in all.
+        on_epoch: Told after every epoch.
+        on_fit: Told after every fit.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        on_epoch: Callable[[FitProgress], None] | None,
+        on_fit: Callable[[Fit, int, int], None] | None,
+    ) -> None:
+        self._total, self._on_epoch, self._on_fit = total, on_epoch, on_fit
+        self._shares: dict[Path, float] = {}
+        #: Those that are done, by their folder.
+        self.fits: dict[Path, Fit] = {}
+
+    def epoch_done(self, spec: FitSpec, share_done: float, measured: Mapping[str, float]) -> None:
+        """Take note of an epoch."""
+        self._shares[spec.folder] = share_done
+        if self._on_epoch is not None:
+            place = (spec.name, spec.fold, spec.seed, sum(self._shares.values()), self._total)
+            self._on_epoch(FitProgress(*place, share_done, measured))
+
+    def done(self, fit: Fit) -> None:
+        """Take note of a fit that is done."""
+        self._shares[fit.spec.folder] = 1.0
+        self.fits[fit.spec.folder] = fit
+        if self._on_fit is not None:
+            self._on_fit(fit, len(self.fits), self._total)
+
+
+class _WatchedJob(FitJob):
+    """A fit of an experiment that is to be done."""
+
+    def __init__(self, spec: FitSpec, folder: Path, watched: _Watched) -> None:
+        super().__init__(spec, folder)
+        self._watched = watched
+
+    def epoch_done(self, share_done: float, log: Sequence[Mapping[str, float]]) -> None:
+        """Take note of an epoch."""
+        self._watched.epoch_done(self.spec, share_done, log[-1])
+
+    def done(self, fit: Fit) -> None:
+        """Take note of the result."""
+        self._watched.done(fit)
+
+
+def _write_metrics(folder: Path, fits: Sequence[Fit]) -> None:
+    lines = [
+        json.dumps({"head": fit.spec.name, "fold": fit.spec.fold, "seed": fit.spec.seed, **entry})
+        for fit in fits
+        for entry in fit.log
+    ]
+    write_text(folder / METRICS_NAME, "\n".join(lines) + "\n")

@@ -1,0 +1,376 @@
+"""The trials of a search: choices of options, each scored by its validation part.
+
+What to try next is up to optuna, which keeps the trials as well. Trials come in rounds, so that
+those of a round can run side by side: what is chosen, and what is given up early, depends on the
+trials of earlier rounds and on nothing else. A search that was killed goes on with the trials it
+was at, and chooses what it would have chosen.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import shutil
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..runs.fits import Fit, FitSpec
+from ..runs.run import STUDY_NAME, TRIAL_FITS_NAME, TRIALS_NAME
+from ..utils.decoding import json_sha256
+from ..utils.devices import resolve_device
+from ..utils.files import write_text
+from .parallel import FitRunner
+from .search import Search, Trial, best_trial, import_optuna
+from .stage import FitProgress
+from .workers import FitJob
+
+if TYPE_CHECKING:
+    import optuna
+
+#: Trials of a round. The same for any number of jobs: what is chosen depends on it.
+ROUND = 4
+
+#: Trials that are not given up, for the median of the others to mean something.
+UNPRUNED_TRIALS = 5
+
+#: Share of the epochs after which a trial may be given up.
+UNPRUNED_EPOCHS = 0.2
+
+#: Of a trial of an earlier version that took the place of one that was killed: the number of that.
+_REPLACES = "replaces"
+
+#: Of a trial that failed.
+_REASON = "reason"
+
+#: Told of a trial that is over, the best so far, the number over and the number in all.
+TrialCallback = Callable[[Trial, Trial | None, int, int], None]
+
+
+def run_trials(
+    search: Search,
+    folder: Path,
+    *,
+    trials: int,
+    storage: str | None = None,
+    device: str = "auto",
+    jobs: int | None = None,
+    on_epoch: Callable[[FitProgress], None] | None = None,
+    on_trial: TrialCallback | None = None,
+) -> list[Trial]:
+    """Run trials until as many are over as asked for, earlier ones included; return them all.
+
+    Args:
+        search: What is searched.
+        folder: The run.
+        trials: In all.
+        storage: URL of an optuna storage; a file in the folder by default.
+        device: Where to train.
+        jobs: Fits at once; as many as the cores carry by default.
+        on_epoch: Told after every epoch.
+        on_trial: Told of every trial that is over, in order.
+    """
+    running = _SearchRun(search, folder, storage, trials, on_epoch, on_trial)
+    per_trial = len(search.experiment.folds) * len(search.trial_seeds)
+    with FitRunner(
+        search.experiment,
+        planned=ROUND * per_trial,
+        jobs=jobs,
+        device=resolve_device(device),
+        expected=running.num_left * per_trial,
+    ) as runner:
+        while running.num_left > 0:
+            runner.run(running.next_round())
+    shutil.rmtree(folder / TRIAL_FITS_NAME, ignore_errors=True)
+    return list(running.over.values())
+
+
+class _SearchRun:
+    """The trials of a search that are over, and those of the round that it is at.
+
+    The arguments are those of :func:`run_trials`.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        folder: Path,
+        storage: str | None,
+        trials: int,
+        on_epoch: Callable[[FitProgress], None] | None,
+        on_trial: TrialCallback | None,
+    ) -> None:
+        self._search, self._folder, self._total = search, folder, trials
+        self._on_epoch, self._on_trial = on_epoch, on_trial
+        self._shared = storage is not None
+        self._study = _open_study(search, folder, storage)
+        self._round: list[_TrialRun] = []
+        #: Trials that are over, by optuna's number.
+        self.over = _trials_over(self._study)
+        self._write_table()
+
+    @property
+    def num_left(self) -> int:
+        """Trials that are to be run, 0 or less for none."""
+        return self._total - len(self.over)
+
+    def next_round(self) -> list[_TrialJob]:
+        """Choose what is tried next; return the fits of it."""
+        # What is missing of a round that was killed, or cut short by the number of trials.
+        count = min(ROUND - len(self.over) % ROUND, self.num_left)
+        numbers = range(len(self.over), len(self.over) + count)
+        self._round = [
+            _TrialRun(self._search, self._ask(number), number, self._folder, self)
+            for number in numbers
+        ]
+        return [job for run in self._round for job in run.jobs]
+
+    def _ask(self, number: int) -> optuna.Trial:
+        """Return what to try as trial ``number``.
+
+        Searches that share a storage see all trials that are in it, and choose differently. One by
+        itself sees the trials of earlier rounds: in a study made for this one trial, which is told
+        what comes out, and from which the trial is copied then.
+        """
+        search, study, known = self._search, self._study, number
+        if self._shared:
+            known = len(study.get_trials(deepcopy=False))
+        else:
+            earlier = list(_finished(study).values())[: number - number % ROUND]
+            study = _make_study(search)
+            study.add_trials(earlier)
+        seed = int(np.random.SeedSequence([search.seed, known]).generate_state(1)[0])
+        study.sampler = import_optuna().samplers.TPESampler(seed=seed)
+        if known == 0:
+            study.enqueue_trial(search.defaults(), skip_if_exists=True)
+        return study.ask({name: choice.distribution() for name, choice in search.space.items()})
+
+    def epoch_done(self, run: _TrialRun, job: _TrialJob, measured: Mapping[str, float]) -> None:
+        """Tell of an epoch."""
+        if self._on_epoch is not None:
+            done = len(self.over) + sum(other.share_done for other in self._round if not other.told)
+            place = (f"trial {run.number}", job.spec.fold, job.spec.seed, done, self._total)
+            self._on_epoch(FitProgress(*place, job.share_done, measured))
+
+    def trial_over(self) -> None:
+        """Tell of trials in their order, as soon as those before them are over."""
+        for run in self._round:
+            if not run.is_over:
+                break
+            if not run.told:
+                number = run.tell(self._study)
+                self.over = _trials_over(self._study)
+                self._write_table()
+                if self._on_trial is not None:
+                    found = list(self.over.values())
+                    best = best_trial(self._search, found)
+                    self._on_trial(self.over[number], best, len(found), self._total)
+
+    def _write_table(self) -> None:
+        """Write the trials that are over as a table of comma-separated values."""
+        text, metric = io.StringIO(), self._search.experiment.task.metric
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["trial", "state", f"valid_{metric}", *self._search.space])
+        for trial in self.over.values():
+            values = [trial.values[name] for name in self._search.space]
+            writer.writerow([trial.number, trial.state, trial.score, *values])
+        write_text(self._folder / TRIALS_NAME, text.getvalue())
+
+
+def _open_study(search: Search, folder: Path, storage: str | None) -> optuna.Study:
+    """Open the study of this very search."""
+    optuna = import_optuna()
+    kept: Any = storage
+    if storage is None:
+        backend = optuna.storages.journal.JournalFileBackend(str(folder / STUDY_NAME))
+        kept = optuna.storages.JournalStorage(backend)
+    try:
+        return _make_study(search, kept, json_sha256(search.plan(), "search")[:16])
+    except Exception as error:  # whatever the database raises
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"storage {storage}: cannot be used ({reason}), "
+            "expected a URL such as sqlite:///study.db"
+        ) from None
+
+
+def _make_study(search: Search, storage: Any = None, name: str | None = None) -> optuna.Study:
+    """Return the study of that name, a new one in memory without a storage."""
+    optuna = import_optuna()
+    warmup = math.ceil(UNPRUNED_EPOCHS * search.experiment.training.epochs)
+    median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_warmup_steps=warmup)
+    return optuna.create_study(
+        storage=storage,
+        study_name=name,
+        direction="maximize" if search.experiment.task.higher_is_better else "minimize",
+        pruner=median if search.prune else optuna.pruners.NopPruner(),
+        load_if_exists=True,
+    )
+
+
+def _finished(study: optuna.Study) -> dict[int, optuna.trial.FrozenTrial]:
+    """Return the trials that are over, without those that were killed, by optuna's number."""
+    known = study.get_trials(deepcopy=False)
+    killed = {trial.user_attrs.get(_REPLACES) for trial in known}
+    over = [trial for trial in known if trial.state.is_finished() and trial.number not in killed]
+    return {trial.number: trial for trial in over}
+
+
+def _trials_over(study: optuna.Study) -> dict[int, Trial]:
+    """Return the trials that are over by optuna's number; their own numbers have no gaps."""
+    return {
+        trial.number: Trial(
+            number,
+            trial.params,
+            trial.state.name.lower(),
+            trial.value if trial.state.name == "COMPLETE" else None,
+            trial.user_attrs.get(_REASON),
+        )
+        for number, trial in enumerate(_finished(study).values())
+    }
+
+
+class _TrialRun:
+    """A trial being run: a fit per fold and seed, given up early if it is worse than most.
+
+    Args:
+        search: What is searched.
+        trial: What to try.
+        number: Of the trial.
+        folder: The run.
+        watcher: Told of every epoch, and when the trial is over.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        trial: optuna.Trial,
+        number: int,
+        folder: Path,
+        watcher: _SearchRun,
+    ) -> None:
+        self.number = number
+        #: Whether the study knows what came out.
+        self.told = False
+        self._trial, self._watcher = trial, watcher
+        self._task = search.experiment.task
+        head, training = search.chosen(trial.params)
+        experiment = replace(
+            search.experiment, heads=(head,), training=training, seeds=search.trial_seeds
+        )
+        # Named by what is tried, too: a trial that was killed goes on with the fits it has.
+        name = f"{number}-{json_sha256(dict(trial.params), 'trial')[:16]}"
+        self._folder = folder / TRIAL_FITS_NAME / name
+        self.jobs = [_TrialJob(spec, self._folder, self) for spec in experiment.fits()]
+        self._scores: dict[_TrialJob, float] = {}
+        self._given_up = False
+        self._reason: str | None = None
+        #: Epochs of the first fit that were reported, and the best score among them.
+        self._reported = 0
+        self._best: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to do."""
+        ended_early = self._given_up or self._reason is not None
+        return ended_early or len(self._scores) == len(self.jobs)
+
+    @property
+    def share_done(self) -> float:
+        """The share of the trial that is over."""
+        return 1.0 if self.is_over else statistics.fmean(job.share_done for job in self.jobs)
+
+    def epoch_done(self, job: _TrialJob, log: Sequence[Mapping[str, float]]) -> None:
+        """Take note of an epoch; give the trial up if its first fit is worse than most were."""
+        self._watcher.epoch_done(self, job, log[-1])
+        self._report(job, log)
+
+    def fit_done(self, job: _TrialJob, fit: Fit) -> None:
+        """Take note of a result."""
+        self._report(job, fit.log)
+        if not self._given_up:
+            self._scores[job] = fit.scores["valid"].get(self._task.metric, math.nan)
+            if self.is_over:
+                self._watcher.trial_over()
+
+    def fail(self, reason: str) -> None:
+        """Take note that the options do not go together."""
+        self._reason = reason
+        self._watcher.trial_over()
+
+    def _report(self, job: _TrialJob, log: Sequence[Mapping[str, float]]) -> None:
+        """Report the best score of the first fit after each of these epochs, unless it has been."""
+        if job is not self.jobs[0]:
+            return
+        better = max if self._task.higher_is_better else min
+        for entry in log:
+            epoch = int(entry["epoch"])
+            if epoch < self._reported:
+                continue
+            self._reported = epoch + 1
+            score = entry.get(f"valid_{self._task.metric}", math.nan)
+            if math.isfinite(score):
+                self._best = score if self._best is None else better(self._best, score)
+            if self._best is not None:
+                self._trial.report(self._best, epoch)
+            if self._trial.should_prune():
+                self._given_up = True
+                self._watcher.trial_over()
+                return
+
+    def tell(self, study: optuna.Study) -> int:
+        """Tell the study what came out; return the number the trial has there."""
+        states = import_optuna().trial.TrialState
+        score, state = None, states.PRUNED if self._given_up else states.FAIL
+        if not self._given_up and self._reason is None:
+            score = statistics.fmean(self._scores.values())
+            if math.isfinite(score):
+                state = states.COMPLETE
+            else:
+                score, self._reason = None, f"validation {self._task.metric} is not finite"
+        if self._reason is not None:
+            self._trial.set_user_attr(_REASON, self._reason)
+        told = self._trial.study.tell(self._trial, score, state=state)
+        self.told = True
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._trial.study is study:
+            return int(told.number)
+        study.add_trial(told)
+        return int(study.get_trials(deepcopy=False)[-1].number)
+
+
+class _TrialJob(FitJob):
+    """A fit of a trial."""
+
+    def __init__(self, spec: FitSpec, folder: Path, run: _TrialRun) -> None:
+        super().__init__(spec, folder)
+        self._run = run
+        #: The share of its epochs that are over.
+        self.share_done = 0.0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the trial has not ended early."""
+        return not self._run.is_over
+
+    def epoch_done(self, share_done: float, log: Sequence[Mapping[str, float]]) -> None:
+        """Take note of an epoch."""
+        self.share_done = share_done
+        self._run.epoch_done(self, log)
+
+    def done(self, fit: Fit) -> None:
+        """Take note of the result."""
+        self.share_done = 1.0
+        self._run.fit_done(self, fit)
+
+    def failed(self, error: Exception) -> None:
+        """Let the trial fail if its options do not go together."""
+        if not isinstance(error, ConfigError):
+            raise error
+        self._run.fail(str(error))

@@ -1,0 +1,275 @@
+"""Which part of a backbone moves when it is fine-tuned: all, the last layers, or what is named.
+
+A parameter belongs to the first layer of the history that depends on it, whatever the modules of
+the model are called; one that no layer depends on (the model's own classifier) cannot be trained
+through the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+from ..capture import Capture, CapturePlan
+from ..capture.tensors import frozen
+from ..errors import ConfigError
+from ..training.networks import StatisticsMode, set_training_modes, statistics_of
+
+
+@dataclass(frozen=True)
+class BackboneOptions:
+    """How a backbone is fine-tuned."""
+
+    #: Highest learning rate of the backbone; that of the head is the training's own.
+    lr: float = 1e-4
+    #: Names and globs of modules or parameters that move; empty for none, None for all.
+    unfreeze: tuple[str, ...] | None = None
+    #: Move the last so many layers only.
+    unfreeze_last: int | None = None
+    #: Start with the head alone, and let one more layer move after each so many epochs, the last
+    #: one first; 0 moves all of them from the beginning.
+    unfreeze_every: int = 0
+    #: Whether running statistics of what moves do.
+    bn: StatisticsMode = "frozen"
+    #: Compute the inside of every layer again in the backward pass, instead of keeping it.
+    checkpoint_layers: bool = False
+    #: Run the backbone in bfloat16 where that is safe (CUDA).
+    autocast: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.lr >= 0:
+            raise ConfigError(f"backbone_lr: found {self.lr}, expected 0 or more")
+        if self.bn not in get_args(StatisticsMode):
+            raise ConfigError(f"bn: found {self.bn!r}, expected one of {get_args(StatisticsMode)}")
+        if self.unfreeze is not None and self.unfreeze_last is not None:
+            raise ConfigError("unfreeze: found names and a number of last layers, expected one")
+        if self.unfreeze_last is not None and self.unfreeze_last < 1:
+            raise ConfigError(f"unfreeze_last: found {self.unfreeze_last}, expected 1 or more")
+        if self.unfreeze_every < 0:
+            raise ConfigError(f"unfreeze_every: found {self.unfreeze_every}, expected 0 or more")
+
+    def check(self, device: torch.device) -> None:
+        """Refuse mixed precision on a device that has none."""
+        if self.autocast and device.type != "cuda":
+            raise ConfigError(f"amp: found the device {device.type!r}, expected 'cuda'")
+
+
+def layers_of_parameters(model: nn.Module, plan: CapturePlan, batch: Batch) -> dict[str, int]:
+    """Return the first layer of the history that depends on each trainable parameter.
+
+    Args:
+        model: The backbone; it is the same afterwards.
+        plan: What is captured of it.
+        batch: A few graphs.
+    """
+    with frozen(model), torch.inference_mode(False), torch.enable_grad():
+        history = Capture(model, plan).run(batch).history
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[str, int] = {}
+    seen: set[Any] = set()
+    for depth, layer in enumerate(history):
+        for leaf in _new_leaves(layer, seen):
+            if id(leaf) in names:
+                found[names[id(leaf)]] = depth
+    return found
+
+
+def _new_leaves(tensor: Tensor, seen: set[Any]) -> Iterator[Tensor]:
+    """Yield the leaves a tensor was computed from, by steps that were not seen before."""
+    steps = [tensor.grad_fn]
+    while steps:
+        step = steps.pop()
+        if step is None or step in seen:
+            continue
+        seen.add(step)
+        leaf = getattr(step, "variable", None)
+        if isinstance(leaf, Tensor):
+            yield leaf
+        steps += [before for before, _ in step.next_functions]
+
+
+class Unfreezing:
+    """The parameters of a backbone that move, epoch by epoch.
+
+    Args:
+        model: The backbone; what does not move stops asking for gradients.
+        layers: From :func:`layers_of_parameters`.
+        num_layers: Of the history.
+        options: What is asked for.
+
+    Raises:
+        ConfigError: where something is asked for that is not there or cannot be trained.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, int],
+        num_layers: int,
+        options: BackboneOptions,
+    ) -> None:
+        self._model = model
+        self._every = options.unfreeze_every
+        chosen = _chosen(model, layers, num_layers, options)
+        #: Name of every parameter that moves at some time -> its layer.
+        self.layers = {name: depth for name, depth in layers.items() if name in chosen}
+        #: The layers that have any, in the order in which they start to move.
+        self._order = sorted(set(self.layers.values()), reverse=True)
+        self.parameters = [
+            parameter for name, parameter in model.named_parameters() if name in self.layers
+        ]
+        self._release(len(self._order))
+        #: Names of the running statistics that move at some time.
+        self.statistics = self._moving_statistics(options.bn)
+        if options.bn == "train" and not self.statistics:
+            raise ConfigError(
+                "bn: found 'train', but no running statistics in what moves of the backbone"
+            )
+        self.enter(0)
+
+    def enter(self, epoch: int) -> None:
+        """Let move what moves in this epoch."""
+        self._release(epoch // self._every if self._every else len(self._order))
+
+    def _release(self, count: int) -> None:
+        """Let the last so many layers move."""
+        moving = set(self._order[:count])
+        for name, parameter in self._model.named_parameters():
+            parameter.requires_grad_(self.layers.get(name) in moving)
+
+    def _moving_statistics(self, mode: StatisticsMode) -> list[str]:
+        set_training_modes(self._model.train(), mode)
+        return [
+            f"{name}.{own}" if name else own
+            for name, module in self._model.named_modules()
+            if module.training
+            for own in statistics_of(module)
+        ]
+
+
+def _chosen(
+    model: nn.Module, layers: Mapping[str, int], num_layers: int, options: BackboneOptions
+) -> set[str]:
+    """Return the names of the parameters that are asked for and can be trained."""
+    if options.unfreeze_last is not None:
+        if options.unfreeze_last > num_layers:
+            raise ConfigError(
+                f"unfreeze_last: found {options.unfreeze_last}, expected at most the "
+                f"{num_layers} layers of the history"
+            )
+        first = num_layers - options.unfreeze_last
+        chosen = {name for name, depth in layers.items() if depth >= first}
+        asked = f"the last {options.unfreeze_last} layers"
+    elif options.unfreeze is not None:
+        if not options.unfreeze:
+            return set()
+        chosen = _matching(model, options.unfreeze) & layers.keys()
+        asked = ", ".join(options.unfreeze)
+    else:
+        chosen, asked = set(layers), "the backbone"
+    if not chosen:
+        raise ConfigError(
+            f"unfreeze: found no parameter in {asked} that the history depends on and that can "
+            "be trained; ask for another part, or for none with an empty list"
+        )
+    return chosen
+
+
+def _matching(model: nn.Module, patterns: Sequence[str]) -> set[str]:
+    """Return the parameters that are called so, or are in a module that is."""
+    names = [name for name, _ in model.named_parameters()]
+    found: set[str] = set()
+    for pattern in patterns:
+        matching = {name for name in names if any(fnmatchcase(n, pattern) for n in _around(name))}
+        if not matching:
+            known = list(dict.fromkeys(part for name in names for part in _around(name)))
+            near = get_close_matches(pattern, known, n=3) or known[:3]
+            raise ConfigError(
+                f"unfreeze: found {pattern!r}, expected a module or parameter of the backbone, "
+                f"such as {', '.join(near)}"
+            )
+        found |= matching
+    return found
+
+
+def _around(name: str) -> list[str]:
+    """Return a parameter's name and those of the modules it is in."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+# --- what moved: how many numbers of a network training may change, and how many it changed
+
+
+@dataclass(frozen=True)
+class Movement:
+    """Numbers that move, of numbers there are, by kind."""
+
+    head: int
+    parameters: int
+    all_parameters: int
+    buffers: int
+    all_buffers: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.parameters:,} of {self.all_parameters:,} parameters and {self.buffers:,} of "
+            f"{self.all_buffers:,} buffer values of the backbone, and {self.head:,} parameters "
+            "of the head"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+    @classmethod
+    def asked(cls, backbone: nn.Module, moving: Collection[str], head: nn.Module) -> Movement:
+        """Count what training may change: the backbone's tensors of these names, and the head."""
+        parameters, buffers = dict(backbone.named_parameters()), dict(backbone.named_buffers())
+        return cls(
+            head=sum(p.numel() for p in head.parameters() if p.requires_grad),
+            parameters=sum(p.numel() for name, p in parameters.items() if name in moving),
+            all_parameters=sum(p.numel() for p in parameters.values()),
+            buffers=sum(b.numel() for name, b in buffers.items() if name in moving),
+            all_buffers=sum(b.numel() for b in buffers.values()),
+        )
+
+    @classmethod
+    def done(
+        cls,
+        backbone: nn.Module,
+        before: nn.Module,
+        head: nn.Module,
+        head_before: Mapping[str, Tensor],
+    ) -> Movement:
+        """Count what training did change, bit for bit."""
+        parameters, buffers = dict(backbone.named_parameters()), dict(backbone.named_buffers())
+        return cls(
+            head=_changed(dict(head.named_parameters()), head_before),
+            parameters=_changed(parameters, dict(before.named_parameters())),
+            all_parameters=sum(p.numel() for p in parameters.values()),
+            buffers=_changed(buffers, dict(before.named_buffers())),
+            all_buffers=sum(b.numel() for b in buffers.values()),
+        )
+
+
+def _changed(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> int:
+    return sum(
+        int((value.detach().cpu() != before[name].detach().cpu()).sum())
+        for name, value in after.items()
+    )
+
+
+def parameters_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of the parameters as they stand."""
+    return {
+        name: parameter.detach().clone(memory_format=torch.contiguous_format)
+        for name, parameter in module.named_parameters()
+    }

@@ -1,0 +1,146 @@
+"""Every option of the HistoGraph head, in one frozen, serialisable place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, asdict, dataclass, fields
+from typing import Any
+
+from ...errors import ConfigError
+from ...utils.decoding import decode
+from ...utils.levels import LEVELS
+from ..history import kept_dims
+from .layer_attention import LAYER_ATTENTIONS, NORMALIZATIONS
+
+MIXINGS = ("learned", "fixed", "delayed")
+BASES = ("last", "all")
+
+
+@dataclass(frozen=True)
+class HistoGraphConfig:
+    """What a :class:`~histograph_post.heads.histograph.HistoGraphHead` is made of.
+
+    The defaults are the form that trained best and most evenly over seeds on frozen backbones;
+    ``PAPER_FORM`` (:mod:`~histograph_post.heads.registry`) holds the options of the paper's own.
+
+    Args:
+        in_dims: Width of each layer of the history, input embedding first.
+        out_dim: Outputs per graph or node; 1 for ``level="link"``.
+        dim: Width of the head.
+        heads: Heads of the node attention.
+        level: ``graph``, ``node`` or ``link``.
+        history_layers: Use only the last so many layers; ``None`` uses all but a raw input, see
+            :func:`~histograph_post.heads.history.kept_dims`.
+        layer_attention: ``learned``, or the ablations ``mean``, ``last``, ``random``.
+        normalization: How layer scores become weights. ``bounded``: signed, sum to one, without a
+            pole. ``signed``: the paper's division by the sum. ``softmax`` and ``none``: ablations.
+        eps: Smallest magnitude of the divisor of ``signed``.
+        radius: Largest distance of ``bounded`` weights from the mean over layers.
+        layer_heads: Sets of layer weights, each for its own slice of the channels.
+        node_attention: Whether nodes attend to each other at all.
+        zero_token: Add a key and value of zeros to the node attention.
+        attention_dropout: Drop single attention weights.
+        key_dropout: Drop whole nodes as keys.
+        residual: Add the node attention's input to its output.
+        layer_norm: LayerNorm of every node after the node attention (and the residual).
+        mix: What the result is mixed with: the ``last`` layer, or ``all`` layers concatenated and
+            projected (each averaged over the graph for ``level="graph"``).
+        mixing: The coefficient ``a`` of ``a * attended + (1 - a) * mixed in``: ``learned``,
+            ``fixed``, or ``delayed`` (learned, its gradient held back for ``mixing_delay`` steps).
+        mixing_init: Initial ``a``.
+        mixing_delay: Training steps before a ``delayed`` coefficient starts to learn.
+        output_norm: LayerNorm of what the MLP reads: a graph's readout, or a node's.
+        mlp_layers: Hidden layers of the MLP after all that; 0 is a linear map.
+        dropout: Dropout inside the MLP.
+        shortcut: A linear map from the last layer's mean straight to the outputs, as
+            :meth:`~histograph_post.heads.histograph.HistoGraphHead.warm_start` adds it.
+        standardize: Without effect, for runs and scripts of the first version: standardisation
+            stands before a head, see :mod:`~histograph_post.heads.standardize`.
+    """
+
+    in_dims: tuple[int, ...]
+    out_dim: int
+    _: KW_ONLY
+    dim: int = 64
+    heads: int = 4
+    level: str = "graph"
+    history_layers: int | None = None
+    layer_attention: str = "learned"
+    normalization: str = "bounded"
+    eps: float = 1e-6
+    radius: float = 2.0
+    layer_heads: int = 4
+    node_attention: bool = True
+    zero_token: bool = False
+    attention_dropout: float = 0.0
+    key_dropout: float = 0.0
+    residual: bool = True
+    layer_norm: bool = False
+    mix: str = "all"
+    mixing: str = "learned"
+    mixing_init: float = 0.5
+    mixing_delay: int = 100
+    output_norm: bool = True
+    mlp_layers: int = 1
+    dropout: float = 0.0
+    shortcut: bool = False
+    standardize: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "in_dims", tuple(int(width) for width in self.in_dims))
+        if not self.in_dims or min(self.in_dims) < 1:
+            raise ConfigError(f"in_dims: found {self.in_dims}, expected one width per layer")
+        for name in ("out_dim", "dim", "heads", "layer_heads"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("mixing_delay", "mlp_layers"):
+            self._require(name, getattr(self, name) >= 0, "at least 0")
+        for name in ("eps", "radius"):
+            self._require(name, getattr(self, name) > 0, "a positive number")
+        for name in ("attention_dropout", "key_dropout", "dropout"):
+            self._require(name, 0 <= getattr(self, name) < 1, "a probability below 1")
+        for name in ("heads", "layer_heads"):
+            self._require(name, self.dim % getattr(self, name) == 0, f"a divisor of dim={self.dim}")
+        for name, choices in (
+            ("level", LEVELS),
+            ("layer_attention", LAYER_ATTENTIONS),
+            ("normalization", NORMALIZATIONS),
+            ("mix", BASES),
+            ("mixing", MIXINGS),
+        ):
+            self._require(name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
+        learned = self.mixing != "fixed"
+        inside = 0 < self.mixing_init < 1 if learned else 0 <= self.mixing_init <= 1
+        self._require("mixing_init", inside, "a number between 0 and 1, not at the ends if learned")
+        kept = self.history_layers
+        if kept is not None:
+            self._require("history_layers", 1 <= kept <= len(self.in_dims), "1 to all layers")
+        if self.level == "link":
+            self._require("out_dim", self.out_dim == 1, "1 at link level")
+            self._require("shortcut", not self.shortcut, "False at link level")
+
+    def _require(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise ConfigError(f"{name}: found {getattr(self, name)!r}, expected {expected}")
+
+    @property
+    def kept_dims(self) -> tuple[int, ...]:
+        """Widths of the layers that are used."""
+        return kept_dims(self.in_dims, self.history_layers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for a JSON file."""
+        return {**asdict(self), "in_dims": list(self.in_dims)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> HistoGraphConfig:
+        """Read what :meth:`to_json` wrote; unknown and missing names are refused."""
+        return decode(cls, values, "head configuration", error=ConfigError, defaults=True)
+
+    def changed(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, in order."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("in_dims", "out_dim")
+            and getattr(self, field.name) != field.default
+        }

@@ -1,0 +1,314 @@
+"""HistoGraph: a readout that attends to the history of every node, then to the nodes of the graph.
+
+After "Learning from Historical Activations in Graph Neural Networks". For one graph with the
+activations ``X [N, L, D_in]`` of N nodes after L layers:
+
+1. ``X' = X E + b``: one embedding for all layers of the same width.
+2. ``X~ = X' + P``: a fixed encoding of the layer's position is added.
+3. ``Q = X~_last Wq``, ``K = X~ Wk``, ``V = X~``.
+4. ``c = mean over nodes of (Q K^T / sqrt(D))``: a score per layer.
+5. ``alpha = normalize(c)``, ``H = sum_l alpha_l X~_l``: the layers of every node are summed.
+6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph.
+7. ``G = mean over nodes of Z``; node and link tasks keep ``Z``.
+8. ``Y = a G + (1 - a) base``, where ``base`` is the mean of the last layer, or of all of them; an
+   MLP turns ``Y`` into outputs.
+
+Steps 1 to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`. A graph never sees
+its batch-mates: all means and all attention are taken inside each graph, so a graph has one output,
+whatever it is batched with.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import DataError
+from ...utils.levels import LEVELS
+from ..base import Explanation, Readout, in_own_precision
+from ..history import History, TableRows, last_layer
+from ..ragged import Graphs
+from .config import HistoGraphConfig
+from .layer_attention import LayerAttention
+from .node_attention import NodeAttention
+
+
+class HistoGraphHead(Readout):
+    """A readout over the history of a graph neural network.
+
+    Args:
+        in_dims: Width of each layer of the history, input embedding first.
+        out_dim: Outputs per graph or node; 1 at link level.
+        options: Any other field of :class:`HistoGraphConfig`: ``dim``, ``heads``, ``level``...
+
+    Shapes:
+        - **history:** ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer
+        - **batch:** graph of each node, sorted, ``[num_nodes]``
+        - **output:** ``[num_graphs, out_dim]``; ``[num_nodes, out_dim]`` at node level; node
+          embeddings ``[num_nodes, dim]`` for :meth:`score` at link level
+
+    In single precision, outputs and gradients are finite for activations of magnitude up to 1e12
+    (without a normalisation of the layer weights, up to 1e6); beyond, gradients overflow.
+    """
+
+    levels = LEVELS
+
+    def __init__(self, in_dims: Sequence[int], out_dim: int, **options: Any) -> None:
+        self.options = config = HistoGraphConfig(tuple(in_dims), out_dim, **options)
+        super().__init__(
+            config.in_dims, out_dim, dim=config.dim, level=config.level, dropout=config.dropout
+        )
+
+    def build(self) -> None:
+        """Make the modules."""
+        config, dim = self.options, self.dim
+        self.keep_layers(config.history_layers)
+        self.layer_weights = LayerAttention(config)
+        self.node_attention = (
+            NodeAttention(
+                dim,
+                config.heads,
+                zero_token=config.zero_token,
+                dropout=config.attention_dropout,
+                key_dropout=config.key_dropout,
+            )
+            if config.node_attention
+            else None
+        )
+        self.norm = nn.LayerNorm(dim) if config.layer_norm else None
+        self.all_layers = nn.Linear(sum(config.kept_dims), dim) if config.mix == "all" else None
+        self.mixing = Mixing(config.mixing, config.mixing_init, config.mixing_delay)
+        self.output_norm = nn.LayerNorm(dim) if config.output_norm else None
+        hidden: list[nn.Module] = []
+        for _ in range(config.mlp_layers):
+            hidden += [nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(config.dropout)]
+        self.mlp = nn.Sequential(*hidden)
+        self.output = nn.Linear(dim, config.out_dim)
+        self.shortcut = nn.Linear(config.in_dims[-1], config.out_dim) if config.shortcut else None
+
+    @classmethod
+    def from_config(cls, config: HistoGraphConfig) -> HistoGraphHead:
+        """Build the head a configuration describes."""
+        return cls(**config.to_json())
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments as plain values, to build this head again."""
+        return self.options.to_json()
+
+    @in_own_precision
+    def forward(
+        self,
+        history: History | TableRows,
+        batch: Tensor | None = None,
+        *,
+        num_graphs: int | None = None,
+        edge_index: Tensor | None = None,
+    ) -> Tensor:
+        """Read the history out.
+
+        Args:
+            history: ``[num_nodes, L, D]`` or one ``[num_nodes, D_l]`` per layer, any float type;
+                or where rows of it lie in a table.
+            batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph.
+            num_graphs: Graphs in the batch, if the last ones may be empty.
+            edge_index: Not used; structural readouts take it in this place.
+
+        Returns:
+            ``[num_graphs, out_dim]``, ``[num_nodes, out_dim]`` or ``[num_nodes, dim]``, by level.
+        """
+        layers, graphs = self.read(history, batch, num_graphs)
+        read = self.read_graphs if self.level == "graph" else self.read_nodes
+        attended, base = read(layers, graphs)  # [rows, dim] each
+        last = None if self.shortcut is None else self._last_rows(layers, graphs)
+        return self.predict(attended, base, last)
+
+    def read_graphs(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
+        """Return the readout of each graph and what it is mixed with: ``[num_graphs, dim]`` each.
+
+        Args:
+            history: The layers that are kept, as :meth:`read` returns them.
+            graphs: Which graph each node belongs to.
+        """
+        nodes, _ = self.layer_weights(history, graphs)  # steps 1 to 5: [num_nodes, dim]
+        if self.node_attention is None or self.norm is not None:
+            attended = graphs.mean(self._attend_nodes(nodes, graphs))  # [num_graphs, dim]
+        else:
+            attended = self.node_attention.pool(nodes, graphs)  # steps 6 and 7: [num_graphs, dim]
+            if self.options.residual:
+                attended = attended + graphs.mean(nodes)
+        if self.all_layers is None:
+            base = self.layer_weights.last_embedding(self._last_rows(history, graphs))
+        else:
+            blocks = self.layer_weights.blocks(history)
+            means = [graphs.mean(block.rows).flatten(1) for block in blocks]
+            base = self.all_layers(torch.cat(means, dim=1))
+        return attended, base * graphs.nonempty(base.dtype)  # an empty graph has no bias either
+
+    def read_nodes(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
+        """Return the readout of each node and what it is mixed with: ``[num_nodes, dim]`` each."""
+        nodes, _ = self.layer_weights(history, graphs)  # steps 1 to 5: [num_nodes, dim]
+        attended = self._attend_nodes(nodes, graphs)  # step 6: [num_nodes, dim]
+        if self.all_layers is None:
+            return attended, self.layer_weights.last_embedding(self._last_rows(history, graphs))
+        base: Tensor = self.all_layers.bias
+        start = 0
+        for block in self.layer_weights.blocks(history):
+            rows = block.rows.flatten(1)  # [num_nodes, layers * width]
+            weight = self.all_layers.weight[:, start : start + rows.size(1)]
+            base = base + rows @ weight.t()  # [num_nodes, dim]
+            start += rows.size(1)
+        return attended, base
+
+    def predict(self, attended: Tensor, base: Tensor, last: Tensor | None) -> Tensor:
+        """Mix, normalise and classify: step 8, for graphs or nodes alike.
+
+        Args:
+            attended: What attention has made of every row, ``[rows, dim]``.
+            base: What that is mixed with, ``[rows, dim]``.
+            last: The (mean) last layer for the shortcut, ``[rows, D_last]``; None without one.
+        """
+        mixed = self.mixing(attended, base)  # [rows, dim]
+        if self.output_norm is not None:
+            mixed = self.output_norm(mixed)
+        if self.level == "link":
+            return mixed  # [num_nodes, dim], for pairs of them to be scored
+        outputs = self.classify(mixed)  # [rows, out_dim]
+        return outputs if self.shortcut is None else outputs + self.shortcut(last)
+
+    def classify(self, rows: Tensor) -> Tensor:
+        """Return the outputs of rows ``[rows, dim]``: ``[rows, out_dim]``."""
+        outputs: Tensor = self.output(self.mlp(rows))
+        return outputs
+
+    @in_own_precision
+    def score(self, embeddings: Tensor, pairs: Tensor) -> Tensor:
+        """Score node pairs at link level; the order within a pair does not matter.
+
+        Args:
+            embeddings: What :meth:`forward` returned, ``[num_nodes, dim]``.
+            pairs: Node indices, ``[2, num_pairs]``.
+
+        Returns:
+            One logit per pair, ``[num_pairs]``.
+        """
+        return super().score(embeddings, pairs)
+
+    @torch.no_grad()
+    @in_own_precision
+    def explain(
+        self,
+        history: History | TableRows,
+        batch: Tensor | None = None,
+        *,
+        num_graphs: int | None = None,
+    ) -> Explanation:
+        """Return the layer weights and the node attention behind a prediction, without dropout."""
+        layers, graphs = self.read(history, batch, num_graphs)
+        nodes, weights = self.layer_weights(layers, graphs)
+        if self.node_attention is None:
+            attention = graphs.spread(graphs.divisor.to(nodes.dtype).reciprocal())  # [num_nodes]
+        else:
+            attention = self.node_attention.received(nodes, graphs)  # [num_nodes]
+        return Explanation(weights.squeeze(1), attention)
+
+    def node_stages(self, history: History, graphs: Graphs) -> dict[str, Tensor]:
+        """Return every node with its layers summed, then attended to: ``[num_nodes, dim]`` each."""
+        nodes, _ = self.layer_weights(history, graphs)
+        stages: dict[str, Tensor] = {"layers weighed": nodes}
+        if self.node_attention is not None:
+            stages["nodes attended"] = self._attend_nodes(nodes, graphs)
+        return stages
+
+    @torch.no_grad()
+    def warm_start(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Start where a mean-pool network stands: predict ``weight @ mean(last layer) + bias``.
+
+        The classifier becomes a linear shortcut from the last layer, as the head is given it, to
+        the outputs, and the head's own output map starts at zero: exact for every option, and
+        everything keeps learning. At node level there is no mean. This adds parameters: call it
+        before making an optimizer. For rows that are standardised before they get here, see
+        :meth:`~histograph_post.heads.standardize.Standardizer.fold_into`.
+
+        Args:
+            weight: Of the network's own classifier, ``[out_dim, D_last]``.
+            bias: Of the same, ``[out_dim]``; zero if it has none.
+        """
+        expected = [self.options.out_dim, self.options.in_dims[-1]]
+        if list(weight.shape) != expected:
+            raise DataError(f"warm start: found weight {list(weight.shape)}, expected {expected}")
+        self.options = replace(self.options, shortcut=True)
+        self.shortcut = nn.Linear(expected[1], expected[0]).to(self.output.weight)
+        self.shortcut.weight.copy_(weight)
+        self.shortcut.bias.zero_() if bias is None else self.shortcut.bias.copy_(bias)
+        self.output.weight.zero_()
+        self.output.bias.zero_()
+
+    def _attend_nodes(self, nodes: Tensor, graphs: Graphs) -> Tensor:
+        """Node attention with residual and LayerNorm: ``[num_nodes, dim]``."""
+        attended = nodes
+        if self.node_attention is not None:
+            attended = self.node_attention(nodes, graphs)
+            if self.options.residual:
+                attended = attended + nodes
+        return attended if self.norm is None else self.norm(attended)
+
+    def _last_rows(self, history: History, graphs: Graphs) -> Tensor:
+        """The last layer, averaged per graph at graph level: ``[rows, D_last]``."""
+        last = last_layer(history).to(self.output.weight.dtype)  # [num_nodes, D_last]
+        return graphs.mean(last) if self.level == "graph" else last
+
+    def __repr__(self) -> str:
+        counts = Counter(self.options.in_dims)
+        layers = " + ".join(f"{count} x {width}" for width, count in counts.items())
+        options = "".join(f", {name}={value!r}" for name, value in self.options.changed().items())
+        return f"{type(self).__name__}({layers} -> {self.options.out_dim}{options})"
+
+
+# Tools and help texts see every option by name, from the one place that defines them.
+HistoGraphHead.__signature__ = inspect.signature(HistoGraphConfig)
+
+
+class Mixing(nn.Module):
+    """The stabiliser of step 8: ``a * readout + (1 - a) * base`` with ``a`` in [0, 1].
+
+    Args:
+        kind: ``fixed``; ``learned``; or ``delayed``: learned, but not before ``delay`` training
+            steps have passed.
+        initial: The coefficient to start from.
+        delay: Training steps a ``delayed`` coefficient waits.
+    """
+
+    steps: Tensor
+
+    def __init__(self, kind: str, initial: float, delay: int) -> None:
+        super().__init__()
+        self.kind, self.initial, self.delay = kind, initial, delay
+        if kind != "fixed":
+            self.logit = nn.Parameter(torch.tensor(math.log(initial / (1 - initial))))
+        if kind == "delayed":
+            self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    @property
+    def coefficient(self) -> Tensor | float:
+        """The share ``a`` of the readout."""
+        return self.initial if self.kind == "fixed" else self.logit.sigmoid()
+
+    def forward(self, readout: Tensor, base: Tensor) -> Tensor:
+        """Mix two tensors of the same shape."""
+        coefficient = self.coefficient
+        if self.kind == "delayed" and self.training and isinstance(coefficient, Tensor):
+            if bool(self.steps < self.delay):
+                coefficient = coefficient.detach()
+            self.steps += 1
+        return coefficient * readout + (1 - coefficient) * base
+
+    def extra_repr(self) -> str:
+        """Describe the coefficient in one line."""
+        return f"kind={self.kind!r}, coefficient={float(self.coefficient):.3f}"

@@ -1,0 +1,273 @@
+"""Attention over the layers of a history: steps 1 to 5 of the paper.
+
+A new normalisation is one function and one entry in :data:`NORMALIZATIONS`.
+
+The projections are folded, which is exact algebra: with the embedding ``E, b`` of a layer, the
+encoding ``P_l`` of its position, and the maps ``Wq, Wk`` of queries and keys::
+
+    q    = (E x_last + b + P_last) Wq                                        the last layer asks
+    c_l  = mean over nodes of  q . (E x_l + b + P_l) Wk / sqrt(D)
+         = mean over nodes of  (E^T Wk^T q) . x_l / sqrt(D)  +  mean(q) . (b + P_l) Wk / sqrt(D)
+    H    = sum_l alpha_l (E x_l + b + P_l)
+         = E (sum_l alpha_l x_l)  +  sum_l alpha_l (b + P_l)
+
+No layer but the last is projected, so the cost is O(N L D) and nothing of the size of the history
+``[N, L, D]`` is made. Layers of the same width share one embedding; each other width has its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..history import History, last_layer
+from ..ragged import Graphs
+
+if TYPE_CHECKING:
+    from .config import HistoGraphConfig
+
+LAYER_ATTENTIONS = ("learned", "mean", "last", "random")
+
+
+def bounded_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
+    """Signed weights that sum to one and stay in a ball around the mean over layers.
+
+    With ``d = scores - mean(scores)``::
+
+        alpha = 1/L + radius * d / sqrt(1 + |d|^2)
+
+    There is no pole: the sum is one by construction, ``|alpha - 1/L| < radius`` for any scores,
+    and the Jacobian is at most ``radius``. Where scores are small the map is linear; where they
+    are huge only their direction counts, so the gradient with respect to a map that makes the
+    scores shrinks as the scores grow. Every filter inside the ball can be expressed: the mean over
+    layers is its centre, one layer alone at distance < 1, one layer plus a first difference at
+    < sqrt(3).
+    """
+    deviation = scores - scores.mean(-1, keepdim=True)  # [..., L]
+    # Once more, because the rounding error of a large mean is no deviation.
+    deviation = deviation - deviation.mean(-1, keepdim=True)
+    # Measured in units of the largest entry, so that squares of huge scores do not overflow.
+    unit = deviation.detach().abs().amax(-1, keepdim=True).clamp(min=1.0)  # [..., 1]
+    deviation = deviation / unit
+    norm = (unit.reciprocal().square() + deviation.square().sum(-1, keepdim=True)).sqrt()
+    return 1.0 / scores.size(-1) + options.radius * deviation / norm
+
+
+def signed_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
+    """Divide by the sum, as the paper does; near zero it keeps its sign and counts as ``eps``."""
+    total = scores.sum(-1, keepdim=True)  # [..., 1]
+    sign = torch.where(total < 0, -1.0, 1.0).to(scores.dtype)
+    return scores / (sign * total.abs().clamp(min=options.eps))
+
+
+def softmax_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
+    """Positive weights that sum to one: an ablation of the paper."""
+    return scores.softmax(-1)
+
+
+def plain_scores(scores: Tensor, options: HistoGraphConfig) -> Tensor:
+    """Take the scores as weights: an ablation of the paper."""
+    return scores
+
+
+#: How scores become layer weights, both ``[num_graphs, heads, L]``. Each function is also given all
+#: options of the head, for those that are its own. Names are what the option takes.
+NORMALIZATIONS: dict[str, Callable[[Tensor, HistoGraphConfig], Tensor]] = {
+    "bounded": bounded_weights,
+    "signed": signed_weights,
+    "softmax": softmax_weights,
+    "none": plain_scores,
+}
+
+
+def sinusoidal_encoding(num_layers: int, dim: int) -> Tensor:
+    """Fixed encoding of the layer index (Vaswani et al.): ``[num_layers, dim]``."""
+    position = torch.arange(num_layers, dtype=torch.float64).unsqueeze(-1)  # [num_layers, 1]
+    pair = torch.arange(0, dim, 2, dtype=torch.float64)
+    angle = position * torch.exp(pair * (-math.log(10000.0) / dim))  # [num_layers, ceil(dim / 2)]
+    encoding = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :dim]
+    return encoding.to(torch.get_default_dtype())
+
+
+class LayerBlock(NamedTuple):
+    """Neighbouring layers of one width, in the precision of the head's weights."""
+
+    #: Which layers.
+    layers: slice
+    #: ``[num_nodes, number of layers, width]``.
+    rows: Tensor
+    #: Index of the width's map in :attr:`LayerAttention.embeddings`.
+    embedding: int
+
+
+class LayerAttention(nn.Module):
+    """Embed a history, weigh its layers per graph and sum them per node.
+
+    There are ``layer_heads`` sets of weights, each for its own slice of the ``dim`` channels.
+
+    Args:
+        options: Of the head; ``layer_attention`` and ``normalization`` choose what is computed.
+    """
+
+    encoding: Tensor
+    random_scores: Tensor
+
+    def __init__(self, options: HistoGraphConfig) -> None:
+        super().__init__()
+        self.options = options
+        self.dim, self.heads, self.in_dims = options.dim, options.layer_heads, options.kept_dims
+        widths = list(dict.fromkeys(self.in_dims))
+        #: Index of the embedding of each layer.
+        self.embedding_of = [widths.index(width) for width in self.in_dims]
+        self.embeddings = nn.ModuleList(nn.Linear(width, self.dim) for width in widths)
+        encoding = sinusoidal_encoding(len(self.in_dims), self.dim)
+        self.register_buffer("encoding", encoding, persistent=False)
+        if options.layer_attention == "learned":
+            self.query = nn.Parameter(torch.empty(self.dim, self.dim))
+            self.key = nn.Parameter(torch.empty(self.dim, self.dim))
+        if options.layer_attention == "random":
+            self.register_buffer("random_scores", torch.empty(self.heads, len(self.in_dims)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew."""
+        for embedding in self.embeddings:
+            cast(nn.Linear, embedding).reset_parameters()
+        if self.options.layer_attention == "learned":
+            nn.init.xavier_uniform_(self.key)
+            if self._starts_from_the_mean():
+                nn.init.zeros_(self.query)  # every seed starts from the mean over layers
+            else:
+                nn.init.xavier_uniform_(self.query)
+        if self.options.layer_attention == "random":
+            nn.init.normal_(self.random_scores)
+
+    def _starts_from_the_mean(self) -> bool:
+        """Whether scores of zero mean that all layers count alike."""
+        zeros = torch.zeros(1, 1, 3, device="cpu")
+        weights = NORMALIZATIONS[self.options.normalization](zeros, self.options)  # [1, 1, 3]
+        return torch.allclose(weights, torch.full_like(weights, 1 / 3))
+
+    def forward(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
+        """Weigh and sum the layers.
+
+        Args:
+            history: The layers that are kept, ``[num_nodes, L, D]`` or L of ``[num_nodes, D_l]``.
+            graphs: Which graph each node belongs to.
+
+        Returns:
+            Node embeddings ``[num_nodes, dim]`` and layer weights ``[num_graphs, heads, L]``.
+        """
+        weights = self.weights(history, graphs)  # [num_graphs, heads, L]
+        of_nodes = graphs.spread(weights)  # [num_nodes, heads, L]
+        sums: dict[int, Tensor] = {}  # sum_l alpha_l x_l, one per embedding
+        for layers, rows, embedding in self.blocks(history):
+            part = of_nodes[..., layers] @ rows  # [num_nodes, heads, width]
+            sums[embedding] = sums[embedding] + part if embedding in sums else part
+        nodes = graphs.spread(self.constants(weights))  # [num_nodes, heads, dim / heads]
+        for embedding, combined in sums.items():
+            maps = self._split(self._map(embedding).t())  # [width, heads, dim / heads]
+            nodes = nodes + torch.einsum("nhw,whd->nhd", combined, maps)
+        return nodes.flatten(1), weights  # [num_nodes, dim], [num_graphs, heads, L]
+
+    def constants(self, weights: Tensor) -> Tensor:
+        """Return ``sum_l alpha_l (b + P_l)`` by graph: ``[num_graphs, heads, dim / heads]``."""
+        return torch.einsum("ghl,lhd->ghd", weights, self._split(self.offsets()))
+
+    def weights(self, history: History, graphs: Graphs) -> Tensor:
+        """Return the layer weights of every graph: ``[num_graphs, heads, L]``."""
+        kind, num_layers = self.options.layer_attention, len(self.in_dims)
+        if kind == "mean":
+            return self.encoding.new_full(
+                (graphs.num_graphs, self.heads, num_layers), 1 / num_layers
+            )
+        if kind == "last":
+            weights = self.encoding.new_zeros(graphs.num_graphs, self.heads, num_layers)
+            weights[..., -1] = 1.0
+            return weights
+        if kind == "random":
+            return self.normalize(self.random_scores.expand(graphs.num_graphs, -1, -1))
+        return self.finish(*self.scores(history, graphs))
+
+    def normalize(self, scores: Tensor) -> Tensor:
+        """Turn scores into layer weights, both ``[num_graphs, heads, L]``."""
+        return NORMALIZATIONS[self.options.normalization](scores, self.options)
+
+    def finish(self, scores: Tensor, mean_query: Tensor) -> Tensor:
+        """Add what does not depend on a layer's activations to its score, scale and normalise.
+
+        Args:
+            scores: Of the activations, ``[num_graphs, heads, L]``.
+            mean_query: Over the nodes of each graph, ``[num_graphs, dim]``.
+        """
+        keys = self._split(self.offsets() @ self.key)  # [L, heads, dim / heads]
+        fixed = torch.einsum("ghd,lhd->ghl", self._split(mean_query), keys)
+        return self.normalize((scores + fixed) / math.sqrt(self.dim // self.heads))
+
+    def scores(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
+        """Return mean scores ``[num_graphs, heads, L]`` and queries ``[num_graphs, dim]``."""
+        last = last_layer(history).to(self.encoding.dtype)  # [num_nodes, D_last]
+        query = (self.last_embedding(last) + self.encoding[-1]) @ self.query  # [num_nodes, dim]
+        by_head = self._split(query)  # [num_nodes, heads, dim / heads]
+        filters = []  # E^T Wk^T q, one per embedding: [num_nodes, heads, width]
+        for embedding in range(len(self.embeddings)):
+            maps = self._split(self._map(embedding).t() @ self.key)  # [width, heads, dim / heads]
+            filters.append(torch.einsum("nhd,whd->nhw", by_head, maps))
+        parts = []
+        for _, rows, embedding in self.blocks(history):
+            products = rows @ filters[embedding].mT  # [num_nodes, layers of the block, heads]
+            parts.append(graphs.mean(products))  # [num_graphs, layers of the block, heads]
+        scores = torch.cat(parts, dim=1)  # [num_graphs, L, heads], in the order of the blocks
+        if len(self.embeddings) > 1:
+            order = self._order()
+            scores = scores[:, sorted(range(len(order)), key=order.__getitem__)]
+        return scores.mT, graphs.mean(query)
+
+    def blocks(self, history: History) -> Iterator[LayerBlock]:
+        """Yield all layers: at once if they need not be converted, else one after the other.
+
+        They come width by width, in the order in which the widths first occur.
+        """
+        dtype = self.encoding.dtype
+        if isinstance(history, Tensor) and history.dtype == dtype:
+            yield LayerBlock(slice(0, len(self.in_dims)), history, 0)
+            return
+        for layer in self._order():
+            rows = history[:, layer] if isinstance(history, Tensor) else history[layer]
+            place = slice(layer, layer + 1)
+            yield LayerBlock(place, rows.unsqueeze(1).to(dtype), self.embedding_of[layer])
+
+    @property
+    def last_embedding(self) -> nn.Linear:
+        """The map of the last layer."""
+        return cast(nn.Linear, self.embeddings[self.embedding_of[-1]])
+
+    def offsets(self) -> Tensor:
+        """Return what a layer adds whatever its activations, ``b + P_l``: ``[L, dim]``."""
+        biases = [cast(nn.Linear, embedding).bias for embedding in self.embeddings]
+        if len(biases) == 1:
+            return biases[0] + self.encoding
+        return torch.stack([biases[own] for own in self.embedding_of]) + self.encoding
+
+    def _order(self) -> list[int]:
+        """Return the layers width by width, in the order in which the widths first occur."""
+        return sorted(range(len(self.in_dims)), key=self.embedding_of.__getitem__)
+
+    def _map(self, embedding: int) -> Tensor:
+        return cast(nn.Linear, self.embeddings[embedding]).weight  # [dim, width]
+
+    def _split(self, values: Tensor) -> Tensor:
+        """View the last ``dim`` channels as ``[..., heads, dim / heads]``."""
+        return values.unflatten(-1, (self.heads, self.dim // self.heads))
+
+    def extra_repr(self) -> str:
+        """Describe the module in one line."""
+        options = self.options
+        return (
+            f"{len(self.in_dims)} layers, dim={self.dim}, heads={self.heads}, "
+            f"attention={options.layer_attention!r}, normalization={options.normalization!r}"
+        )

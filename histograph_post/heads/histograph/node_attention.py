@@ -1,0 +1,213 @@
+"""Attention between the nodes of each graph: step 6 of the paper, for graphs of any size.
+
+Graphs of similar size share a dense bucket under a padding budget; a large graph is on its own,
+with fused attention whose memory is linear in its nodes. No graph is padded to the largest of its
+batch, and no graph sees another.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ..ragged import Bucket, Graphs, Layout, bucket_layout
+
+#: Scores a bucket may waste on padding: computing them costs about as much as one more bucket.
+PADDING_BUDGET = 1 << 14
+
+#: Attention weights of a bucket: as many as stay in a processor's cache (2 MB).
+BUCKET_WEIGHTS = 1 << 19
+
+#: Graphs with more nodes than this have a bucket of their own.
+LARGE_GRAPH = 256
+
+#: Attention weights that are held at a time where they are not fused away (32 MB).
+BLOCK_WEIGHTS = 1 << 23
+
+
+class NodeAttention(nn.Module):
+    """Exact softmax attention of every node to the nodes of its own graph.
+
+    Same weights, same result as :class:`torch.nn.MultiheadAttention` on each graph alone.
+
+    Args:
+        dim: Width of the node embeddings.
+        heads: Attention heads; must divide ``dim``.
+        zero_token: Add a key and value of zeros to every graph (``add_zero_attn``).
+        dropout: Drop single attention weights while training.
+        key_dropout: Drop whole nodes as keys while training; never all of a graph.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        zero_token: bool = False,
+        dropout: float = 0.0,
+        key_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.dim, self.heads = dim, heads
+        self.zero_token = zero_token
+        self.dropout, self.key_dropout = dropout, key_dropout
+        self.padding_budget, self.large_graph = PADDING_BUDGET, LARGE_GRAPH
+        self.in_projection = nn.Linear(dim, 3 * dim)  # queries, keys, values
+        self.out_projection = nn.Linear(dim, dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, as :class:`torch.nn.MultiheadAttention` does."""
+        nn.init.xavier_uniform_(self.in_projection.weight)
+        nn.init.zeros_(self.in_projection.bias)
+        self.out_projection.reset_parameters()
+        nn.init.zeros_(self.out_projection.bias)
+
+    def forward(self, nodes: Tensor, graphs: Graphs) -> Tensor:
+        """Return the attended node embeddings: ``[num_nodes, dim]``."""
+        attended: Tensor = self.out_projection(self.contexts(nodes, graphs))
+        return attended
+
+    def pool(self, nodes: Tensor, graphs: Graphs) -> Tensor:
+        """Return the mean of :meth:`forward` over each graph's nodes: ``[num_graphs, dim]``.
+
+        The mean commutes with the output projection, which then runs per graph and not per node.
+        """
+        pooled: Tensor = self.out_projection(graphs.mean(self.contexts(nodes, graphs)))
+        return pooled * graphs.nonempty(pooled.dtype)  # an empty graph has no bias either
+
+    def contexts(self, nodes: Tensor, graphs: Graphs) -> Tensor:
+        """Return what every node finds, before the output projection: ``[num_nodes, dim]``."""
+        projected = self.in_projection(nodes)  # [num_nodes, 3 * dim]
+        if torch.compiler.is_exporting():
+            return self._padded_contexts(projected, graphs)
+        layout, kept = self._layout(graphs), self._kept_keys(graphs)
+        if not layout.buckets:
+            return nodes
+        contexts = []  # one [graphs, width, dim] per bucket
+        for bucket, rows in zip(layout.buckets, layout.pad(projected), strict=True):
+            query, key, value = self._heads(rows).unbind(0)  # [graphs, heads, width, d]
+            key, value = self._with_token(key), self._with_token(value)
+            mask = self._key_mask(bucket, kept)  # [graphs, 1, 1, keys]
+            context = self._attend(query, key, value, mask)  # [graphs, heads, width, d]
+            contexts.append(context.transpose(1, 2).flatten(2))
+        return layout.unpad(contexts)  # [num_nodes, dim]
+
+    @torch.no_grad()
+    def received(self, nodes: Tensor, graphs: Graphs) -> Tensor:
+        """Return the attention each node gets, averaged over queries and heads: ``[num_nodes]``.
+
+        It sums to one over each graph (to less if there is a zero token). Nothing is dropped.
+        """
+        layout = self._layout(graphs)
+        if not layout.buckets:
+            return nodes.new_zeros(0)
+        parts = []  # one [graphs, width, 1] per bucket
+        for bucket, rows in zip(layout.buckets, layout.pad(self.in_projection(nodes)), strict=True):
+            query, key, _ = self._heads(rows).unbind(0)  # [graphs, heads, width, d]
+            key, mask = self._with_token(key), self._key_mask(bucket, None)
+            share = bucket.occupied().to(query.dtype) / bucket.sizes.unsqueeze(
+                -1
+            )  # [graphs, width]
+            total = query.new_zeros(len(query), key.size(2))  # [graphs, keys]
+            size = self._block_size(key)
+            for queries, shares in zip(query.split(size, 2), share.split(size, 1), strict=True):
+                scores = queries @ key.mT / math.sqrt(query.size(-1))  # [graphs, heads, size, keys]
+                if mask is not None:
+                    scores = scores.masked_fill(~mask, -math.inf)
+                total = total + torch.einsum("gq,ghqk->gk", shares, scores.softmax(-1))
+            parts.append((total / self.heads)[:, : bucket.width, None])
+        return layout.unpad(parts).squeeze(-1)  # [num_nodes]
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Softmax attention in memory linear in the keys: ``[graphs, heads, queries, d]``."""
+        dropout = self.dropout if self.training else 0.0
+        if not dropout or query.is_cuda:
+            return functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, dropout_p=dropout
+            )
+        # Not fused on a CPU: a block of queries at a time, made again for the gradient.
+        blocks = [
+            checkpoint(
+                functional.scaled_dot_product_attention,
+                *(queries, key, value, mask, dropout),
+                use_reentrant=False,
+            )
+            for queries in query.split(self._block_size(key), dim=2)
+        ]
+        return torch.cat(blocks, dim=2)
+
+    def _block_size(self, key: Tensor) -> int:
+        """Return how many queries to handle at a time, for keys ``[graphs, heads, keys, d]``."""
+        return max(16, BLOCK_WEIGHTS // max(1, key.shape[:3].numel()))
+
+    def _layout(self, graphs: Graphs) -> Layout:
+        return bucket_layout(
+            graphs,
+            padding_budget=self.padding_budget,
+            largest=self.large_graph,
+            capacity=BUCKET_WEIGHTS // self.heads,
+        )
+
+    def _kept_keys(self, graphs: Graphs) -> Tensor | None:
+        """Draw the nodes that may be attended to, at least one per graph: ``[num_nodes]``."""
+        if not (self.training and self.key_dropout):
+            return None
+        drawn = torch.rand(len(graphs.index), device=graphs.index.device)
+        kept = drawn >= self.key_dropout
+        return kept | graphs.spread(graphs.sum(kept.long()) == 0)
+
+    def _key_mask(self, bucket: Bucket, kept: Tensor | None) -> Tensor | None:
+        """Mark what may be attended to, ``[graphs, 1, 1, keys]``; None if that is everything."""
+        if kept is None and len(bucket.sizes) == 1:
+            return None
+        mask = bucket.occupied()  # [graphs, width]
+        if kept is not None:
+            mask = bucket.pad(kept[bucket.nodes].unsqueeze(-1)).squeeze(-1)
+        if self.zero_token:
+            mask = functional.pad(mask, (0, 1), value=True)  # [graphs, width + 1]
+        return mask[:, None, None]
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        """Split ``[graphs, width, 3 * dim]`` into ``[3, graphs, heads, width, d]``."""
+        return rows.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+
+    def _with_token(self, rows: Tensor) -> Tensor:
+        """Append the zero token to keys or values ``[..., width, d]``, if there is one."""
+        return functional.pad(rows, (0, 0, 0, 1)) if self.zero_token else rows
+
+    def _padded_contexts(self, projected: Tensor, graphs: Graphs) -> Tensor:
+        """Do what :meth:`contexts` does in a program that is exported, without dropout.
+
+        How many buckets there are would be fixed in it, so all graphs are padded to the largest
+        one, whose size the program finds when it runs.
+        """
+        width = cast(int, graphs.counts.max().item())  # not known until the program runs
+        torch._check(width >= 1)
+        starts = graphs.counts.cumsum(0) - graphs.counts  # [num_graphs]
+        within = torch.arange(projected.size(0), device=projected.device) - graphs.spread(starts)
+        slots = graphs.index * width + within  # [num_nodes]
+        padded = projected.new_zeros(graphs.num_graphs * width, projected.size(1))
+        padded = padded.index_copy(0, slots, projected).view(graphs.num_graphs, width, -1)
+        query, key, value = self._heads(padded).unbind(0)  # [num_graphs, heads, width, d]
+        occupied = torch.arange(width, device=slots.device) < graphs.counts.unsqueeze(-1)
+        if self.zero_token:
+            key, value = self._with_token(key), self._with_token(value)
+            occupied = functional.pad(occupied, (0, 1), value=True)  # [num_graphs, width + 1]
+        scores = query @ key.transpose(2, 3) / math.sqrt(query.size(-1))
+        scores = scores.masked_fill(~occupied[:, None, None], -math.inf)
+        context = scores.softmax(-1) @ value  # [num_graphs, heads, width, d]
+        context = context.transpose(1, 2).reshape(graphs.num_graphs * width, -1)
+        return context.index_select(0, slots)  # [num_nodes, dim]
+
+    def extra_repr(self) -> str:
+        """Describe the options in one line."""
+        return (
+            f"dim={self.dim}, heads={self.heads}, zero_token={self.zero_token}, "
+            f"dropout={self.dropout}, key_dropout={self.key_dropout}"
+        )

@@ -1,0 +1,243 @@
+"""From a model specification to a working ``nn.Module``.
+
+gin                    a built-in model; its sizes come from the checkpoint or the arguments
+file.py:Name           a class, a function of that file returning a module, or a module
+package.module:Name    the same in an importable package
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from ..errors import ConfigError, HistographError, ModelError
+from ..utils.specifications import home_of, is_defined_in, without_partial
+from ..utils.user_modules import imported_place
+from .builtin_models import GNN
+from .builtin_settings import CHOICES, GNNSettings, settings_of
+
+#: The names of the built-in models.
+BUILT_IN: Final = CHOICES["kind"]
+
+#: What people call the number of input features and of outputs in their constructors.
+INPUT_NAMES: Final = frozenset(
+    {
+        *("c_in", "feat_dim", "in_channels", "in_dim", "in_feats", "in_features", "in_size"),
+        *("input_dim", "input_size", "n_features", "nfeat", "node_dim", "num_features"),
+        "num_node_features",
+    }
+)
+OUTPUT_NAMES: Final = frozenset(
+    {
+        *("c_out", "n_classes", "nclass", "num_class", "num_classes", "num_outputs", "num_tasks"),
+        *("out_channels", "out_dim", "out_feats", "out_features", "out_size", "output_dim"),
+        "output_size",
+    }
+)
+
+
+def build_model(
+    spec: str,
+    args: Mapping[str, Any],
+    *,
+    state_dict: Mapping[str, Tensor] | None = None,
+    in_dim: int | Sequence[int] | None = None,
+    out_dim: int | None = None,
+) -> nn.Module:
+    """Return the model that ``spec`` names, built with ``args``.
+
+    Args:
+        spec: a built-in name, ``file.py:Name`` or ``package.module:Name``.
+        args: arguments of the constructor; they win over everything found elsewhere.
+        state_dict: the weights to be loaded later; a built-in model takes its sizes from them.
+        in_dim: the number of node features of the data (or, for a built-in model, the number of
+            categories of each column), used where the constructor insists on it.
+        out_dim: the number of classes or targets of the data, used in the same way.
+
+    Raises:
+        ModelError: if there is no such model, or it cannot be built from these arguments.
+        NotFoundError: if the file does not exist.
+    """
+    if spec in BUILT_IN:
+        return _build_builtin(spec, args, state_dict, in_dim, out_dim)
+    place, colon, name = spec.rpartition(":")
+    if not colon and spec.endswith(".py"):
+        place, name = spec, ""
+    elif not (place and name):
+        close = difflib.get_close_matches(spec, BUILT_IN, n=1)
+        hint = f", did you mean {close[0]}?" if close else ";"
+        raise ModelError(
+            f"no model called {spec!r}{hint} built-in ones are {', '.join(BUILT_IN)}; "
+            "your own is named file.py:Name or package.module:Name"
+        )
+    with imported_place(place, ModelError) as module:
+        target = _find(module, name, place)
+        _check_target(target, module, spec)
+        # Built while the folder of the file is importable: constructors import things, too.
+        return _construct(target, spec, args, in_dim, out_dim)
+
+
+def _build_builtin(
+    kind: str,
+    args: Mapping[str, Any],
+    state_dict: Mapping[str, Tensor] | None,
+    in_dim: int | Sequence[int] | None,
+    out_dim: int | None,
+) -> GNN:
+    found = {} if state_dict is None else settings_of(state_dict)
+    if state_dict and not found and not args:
+        raise ModelError(
+            f"the checkpoint was not made by the built-in {kind} (its first weight is "
+            f"{next(iter(state_dict))!r}); name the model it belongs to: --model file.py:Name"
+        )
+    if found.get("kind", kind) != kind:
+        raise ModelError(f"the checkpoint holds a built-in {found['kind']}, not a {kind}")
+    data = {"in_dim": in_dim, "out_dim": out_dim}
+    known = {name: value for name, value in data.items() if value is not None}
+    settings = {**known, **found, **args, "kind": kind}
+    for name, other in (("in_dim", "the features of the nodes"), ("out_dim", "the labels")):
+        if name not in settings:
+            raise ModelError(f"{kind} needs {name}, which {other} do not tell: give {name}=NUMBER")
+    model = GNN(GNNSettings.from_args(settings))
+    columns = _num_columns(model.settings.in_dim)
+    if in_dim is not None and columns != _num_columns(in_dim):
+        raise ModelError(
+            f"this {kind} reads {columns} node features, the data has {_num_columns(in_dim)}"
+        )
+    return model
+
+
+def _num_columns(in_dim: int | Sequence[int]) -> int:
+    return in_dim if isinstance(in_dim, int) else len(in_dim)
+
+
+def _find(module: ModuleType, name: str, place: str) -> Any:
+    """Return what is called ``name`` in a user's module."""
+    target = getattr(module, name, None) if name else None
+    if target is not None:
+        return target
+    own = [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, nn.Module)
+        and value.__module__ == module.__name__
+    ]
+    found = f"its models are {', '.join(own)}" if own else "it defines no nn.Module"
+    problem = f"has no {name!r}" if name else f"needs a name, as in {place}:{(own or ['Name'])[-1]}"
+    raise ModelError(f"{place} {problem}; {found}")
+
+
+def _check_target(target: Any, module: ModuleType, label: str) -> None:
+    """Refuse, before it is called, what neither is an ``nn.Module`` nor comes from this place."""
+    if isinstance(target, nn.Module):
+        return
+    called = without_partial(target)
+    if isinstance(called, type) and issubclass(called, nn.Module):
+        return
+    if not callable(called):
+        kind = type(target).__name__
+        raise ModelError(f"{label} is a {kind}; expected a class, a function or a module")
+    if not is_defined_in(called, module):
+        raise ModelError(
+            f"{label} comes from {home_of(called)}; expected an nn.Module, or a function that is "
+            "defined there"
+        )
+
+
+def _construct(
+    target: Any,
+    label: str,
+    args: Mapping[str, Any],
+    in_dim: int | Sequence[int] | None,
+    out_dim: int | None,
+) -> nn.Module:
+    """Call a class or factory; a module is taken as it is."""
+    if isinstance(target, nn.Module):
+        if args:
+            raise ModelError(f"{label} is a module already and takes no arguments: {list(args)}")
+        return target
+    arguments = _bind(target, label, args, in_dim if isinstance(in_dim, int) else None, out_dim)
+    try:
+        model = target(**arguments)
+    except HistographError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        raise ModelError(f"{label}({given}) failed: {type(error).__name__}: {reason}") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{label} gave a {type(model).__name__}; expected an nn.Module")
+    return model
+
+
+def _bind(
+    target: Any, label: str, args: Mapping[str, Any], in_dim: int | None, out_dim: int | None
+) -> dict[str, Any]:
+    """Complete the arguments with the sizes of the data, and check them against the signature."""
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError):  # some callables written in C have none
+        return dict(args)
+    arguments = dict(args)
+    for name, parameter in signature.parameters.items():
+        if name in arguments or parameter.default is not parameter.empty:
+            continue
+        for names, size in ((INPUT_NAMES, in_dim), (OUTPUT_NAMES, out_dim)):
+            if name in names and size is not None:
+                arguments[name] = size
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        plain = [
+            parameter.replace(annotation=parameter.empty)
+            for parameter in signature.parameters.values()
+        ]
+        shown = inspect.Signature(plain)
+        raise ModelError(f"{label}{shown} {error}; give arguments as name=value") from error
+    return arguments
+
+
+def parse_args(pairs: Iterable[str]) -> dict[str, Any]:
+    """Parse ``name=value`` pairs: Python literals where they parse, else strings.
+
+    ``true``, ``false`` and ``none`` are literals in any case.
+
+    Raises:
+        ConfigError: if a pair has no ``=``, its name is no identifier, or a name comes twice.
+    """
+    parsed: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"argument {pair!r} is not of the form name=value")
+        if name in parsed:
+            raise ConfigError(f"argument {name!r} is given twice: {parsed[name]!r} and {value!r}")
+        parsed[name] = _parse_value(value)
+    return parsed
+
+
+def _parse_value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # '\d' is a string here, not doubtful Python
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            pass
+    if text.startswith(("[", "{")):
+        try:
+            return json.loads(text)  # [true, false]
+        except (ValueError, RecursionError):
+            pass
+    return text

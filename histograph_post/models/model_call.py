@@ -1,0 +1,329 @@
+"""Calling any model with a batch of graphs, and finding its prediction among what it returns.
+
+A model is called the way its ``forward`` signature asks: by the names of the parameters. Nothing
+about the model has to be declared or changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import Sequential as GraphSequential
+
+from ..errors import HistographError, ModelError
+
+#: What people call the attributes of a batch in their ``forward`` signatures.
+ALIASES: Final = {
+    alias: name
+    for name, aliases in {
+        "x": (
+            *("h", "feat", "feats", "feature", "features", "node_attr", "node_feat"),
+            *("node_feats", "node_feature", "node_features"),
+        ),
+        "edge_index": ("edge_idx", "edge_indices", "edges"),
+        "edge_attr": ("edge_feat", "edge_feats", "edge_feature", "edge_features"),
+        "edge_weight": ("edge_weights",),
+        "pos": ("coords", "coordinates", "position", "positions"),
+        "batch": (
+            *("batch_idx", "batch_ids", "batch_index", "batch_indices", "batch_vec"),
+            *("batch_vector", "graph_ids"),
+        ),
+        "num_graphs": ("batch_size", "n_graphs"),
+    }.items()
+    for alias in aliases
+}
+
+#: Parameters that receive the whole batch, unless the batch has an attribute of that name.
+WHOLE_BATCH: Final = frozenset(
+    ["data", "graph", "graphs", "batch_data", "batched_data", "batched_graph"]
+)
+
+#: Parameter names under which an optional label would be handed to the model. It never is: a
+#: representation that has seen its label is worthless.
+LABELS: Final = frozenset({"y", "label", "labels", "target", "targets"})
+
+#: Keys that name the prediction in a dictionary of outputs, best first.
+PREDICTION_KEYS: Final = (
+    *("logits", "logit", "out", "output", "outputs", "pred", "preds", "prediction"),
+    *("predictions", "y_hat", "y_pred", "scores"),
+)
+
+#: Errors a model raises when its input is not what it expects. Running out of memory is no such
+#: error although it is a RuntimeError: the caller may want to try a smaller batch.
+_INPUT_ERRORS: Final = (
+    ArithmeticError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+)
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """A parameter of ``forward`` that the batch may fill."""
+
+    name: str
+    required: bool
+    by_position: bool
+
+
+def call_model(model: nn.Module, data: Batch) -> Any:
+    """Call ``model`` with what the parameters of its ``forward`` name, taken from ``data``.
+
+    ``x``, ``edge_index``, ``edge_attr``, ``edge_weight``, ``pos``, ``batch`` and every other
+    attribute of the batch are passed by name (or by one of :data:`ALIASES`), ``num_graphs`` and
+    ``batch_size`` as a number. A parameter such as ``data``, or a single required one the batch
+    knows nothing of, receives the batch itself. Optional parameters are filled when the batch has
+    them, labels excepted.
+
+    Raises:
+        ModelError: if a required parameter cannot be filled, or the model fails on its input.
+    """
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for parameter, value in _fill(_unwrap(model), data):
+        if parameter.by_position:
+            positional.append(value)
+        else:
+            named[parameter.name] = value
+    try:
+        return model(*positional, **named)
+    except (HistographError, torch.OutOfMemoryError):
+        raise
+    except _INPUT_ERRORS as error:
+        raise _failed_call(model, error, [*positional, *named.values()], data) from error
+
+
+def _fill(model: nn.Module, data: Batch) -> Iterator[tuple[_Parameter, Any]]:
+    """Pair the parameters of the model's ``forward`` with values of the batch."""
+    parameters = _parameters_of(model)
+    available = set(data.keys())
+    required = [parameter.name for parameter in parameters if parameter.required]
+    for parameter in parameters:
+        name = parameter.name
+        source = name if name in available else ALIASES.get(name, name)
+        if parameter.required and _means_whole_batch(name, required, available):
+            yield parameter, data
+        elif source in available:
+            if parameter.required or name not in LABELS:
+                yield parameter, data[source]
+        elif source in ("num_graphs", "num_nodes"):
+            yield parameter, getattr(data, source)
+        elif parameter.required:
+            raise ModelError(
+                f"{type(model).__name__}.forward needs {name!r}, which the data does not have; "
+                f"the data has {', '.join(sorted(available))}"
+            )
+
+
+def _means_whole_batch(name: str, required: Sequence[str], available: Collection[str]) -> bool:
+    """Whether the required parameter ``name`` stands for the batch, not for one attribute of it."""
+    if len(required) > 1:
+        return name in WHOLE_BATCH and name not in available
+    return name == "batch" or not (name in available or name in ALIASES)
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Return the user's own module inside DataParallel and torch.compile wrappers."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(original := model._modules.get("_orig_mod"), nn.Module):
+            model = original
+        else:
+            return model
+
+
+def _parameters_of(model: nn.Module) -> tuple[_Parameter, ...]:
+    """Return the parameters of the module's ``forward``, which may be its instance's own."""
+    if isinstance(model, GraphSequential):
+        return tuple(_Parameter(name, True, False) for name in model.signature.param_dict)
+    if "forward" in vars(model):
+        return _inspect.__wrapped__(model.forward, bound=True)
+    return _inspect(type(model).forward, bound=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _inspect(forward: Callable[..., Any], *, bound: bool) -> tuple[_Parameter, ...]:
+    parameters = list(inspect.signature(forward).parameters.values())
+    if not bound:
+        parameters = parameters[1:]
+    named = tuple(
+        _Parameter(
+            parameter.name,
+            required=parameter.default is parameter.empty,
+            by_position=parameter.kind is parameter.POSITIONAL_ONLY,
+        )
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        # One that cannot be named cannot be left out either, and there may be nothing for it.
+        and (
+            parameter.kind is not parameter.POSITIONAL_ONLY or parameter.default is parameter.empty
+        )
+    )
+    if not named and any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        # forward(*args) says nothing; those who write it unpack a batch when they get just one.
+        return (_Parameter("data", required=True, by_position=True),)
+    return named
+
+
+def _failed_call(model: nn.Module, error: Exception, values: list[Any], data: Batch) -> ModelError:
+    """Describe in one line what failed and what the model was given."""
+    given = []
+    for name in data.keys():  # noqa: SIM118 - a batch is no mapping
+        value = data[name]
+        if isinstance(value, Tensor) and any(value is other for other in values):
+            given.append(f"{name} {list(value.shape)} {str(value.dtype).removeprefix('torch.')}")
+    reason = " ".join(str(error).split())
+    message = f"{type(_unwrap(model)).__name__}.forward failed: {type(error).__name__}: {reason}"
+    if given:
+        message += f" (given {', '.join(given)})"
+    x = data.x if "x" in data else None
+    about_types = re.search(r"dtype|Long|long int", reason) is not None
+    if about_types and isinstance(x, Tensor) and not x.is_floating_point():
+        message += "; x holds integers, this model seems to expect float features"
+    return ModelError(message)
+
+
+def prediction(
+    output: Any, *, rows: int | Collection[int], key: str | int | None = None
+) -> Tensor | None:
+    """Return the prediction among a model's outputs as ``[rows, targets]``, or None.
+
+    ``rows`` is the number of rows a prediction may have (of several, the first listed is tried
+    first). Outputs may be nested tuples, dictionaries and dataclasses. Those called ``logits``,
+    ``out``, ``pred``, ... come first, then the order of the outputs decides. ``key`` names the
+    output to take instead.
+
+    Raises:
+        ModelError: if there is no output ``key``, or it is not a tensor with that many rows.
+    """
+    wanted = [rows] if isinstance(rows, int) else list(rows)
+    tensors = dict(_tensors(output))
+    if key is not None:
+        return _named_prediction(tensors, wanted, str(key))
+    preferred = sorted(tensors.items(), key=lambda item: _preference(item[0]))
+    for count in wanted:
+        fitting = [tensor for _, tensor in preferred if _fits(tensor, count)]
+        if fitting:
+            # A scalar fits a single row, but may as well be a loss: the last resort.
+            best = max(fitting, key=lambda tensor: tensor.dim() > 0)
+            return _as_rows(best)
+    return None
+
+
+def _named_prediction(tensors: Mapping[str, Tensor], wanted: list[int], key: str) -> Tensor:
+    if key not in tensors:
+        names = ", ".join(name or "a single tensor" for name in tensors) or "no tensors"
+        raise ModelError(f"the model returns no output {key!r}; it returns {names}")
+    for count in wanted:
+        if _fits(tensors[key], count):
+            return _as_rows(tensors[key])
+    raise ModelError(
+        f"output {key!r} of the model is {list(tensors[key].shape)} {tensors[key].dtype}; "
+        f"expected floating point with {' or '.join(map(str, wanted))} rows"
+    )
+
+
+def _fits(tensor: Tensor, rows: int) -> bool:
+    if not tensor.is_floating_point() or tensor.dim() > 2:
+        return False
+    return rows == 1 if tensor.dim() == 0 else tensor.shape[0] == rows
+
+
+def _as_rows(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, 1)  # [rows, targets]
+
+
+def _preference(path: str) -> int:
+    name = path.rpartition(".")[2].lower()
+    return PREDICTION_KEYS.index(name) if name in PREDICTION_KEYS else len(PREDICTION_KEYS)
+
+
+def _tensors(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Walk through nested outputs; yield every tensor with its dotted path."""
+    if isinstance(output, Tensor):
+        yield path, output
+        return
+    if isinstance(output, Data):
+        return  # A graph handed back holds its inputs and labels: none of them is a prediction.
+    if isinstance(output, Mapping):
+        items = [(str(name), value) for name, value in output.items()]
+    elif isinstance(output, tuple) and hasattr(output, "_asdict"):
+        items = list(output._asdict().items())
+    elif isinstance(output, (tuple, list)):
+        items = [(str(index), value) for index, value in enumerate(output)]
+    elif is_dataclass(output) and not isinstance(output, type):
+        items = [(field.name, getattr(output, field.name)) for field in fields(output)]
+    else:
+        return
+    for name, value in items:
+        yield from _tensors(value, f"{path}.{name}" if path else name)
+
+
+# --- whether a model gives probabilities or logits: seen from how its output is made
+
+#: Functions whose result is a probability, by name. A log-softmax gives logits: they are what a
+#: softmax turns into the same probabilities.
+_SQUASHING = frozenset({"sigmoid", "sigmoid_", "softmax", "expit"})
+
+#: Functions that give the same numbers in another shape or place.
+_RESHAPING = frozenset(
+    [
+        "__getitem__",
+        "clone",
+        "contiguous",
+        "detach",
+        "flatten",
+        "float",
+        "reshape",
+        "squeeze",
+        "to",
+        "unsqueeze",
+        "view",
+    ]
+)
+
+
+class OutputForm(TorchFunctionMode):
+    """Watches a forward pass for tensors of probabilities::
+
+    with OutputForm() as form:
+        output = model(...)
+    form.is_probability(output)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The tensors are kept, so that no other tensor can take over an id.
+        self._probabilities: dict[int, Tensor] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        reshaped = name in _RESHAPING and args and id(args[0]) in self._probabilities
+        if isinstance(result, Tensor) and (name in _SQUASHING or reshaped):
+            self._probabilities[id(result)] = result
+        return result
+
+    def is_probability(self, tensor: Tensor) -> bool:
+        """Whether this tensor was seen to come from a sigmoid or a softmax."""
+        return id(tensor) in self._probabilities

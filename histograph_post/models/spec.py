@@ -1,0 +1,123 @@
+"""Which model: by name, as a user or a file gives it, with the file and the hash of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..data.spec import DataSpec
+from ..errors import NotFoundError
+from ..utils.specifications import Specification
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ..data import GraphDataset
+    from .key_map import KeyMap
+    from .reading import Checkpoint
+
+
+@dataclass(frozen=True)
+class ModelSpec(Specification):
+    """A model by name and arguments, and where its weights are."""
+
+    WHAT = "model"
+
+    #: The weights, in a file only the name; None for a model that was handed over in memory.
+    checkpoint: Path | None = None
+    #: TOML or JSON: names of weights in the checkpoint to those of the model.
+    key_map: Path | None = None
+    #: Unpickle a checkpoint that can run code.
+    trust: bool = False
+    #: Outputs that the labels ask for, for constructors that insist on them; None for links.
+    out_dim: int | None = None
+    #: Of the weights in the model; empty where they are not known.
+    weights_sha256: str = ""
+
+    def build(
+        self,
+        *,
+        state_dict: Mapping[str, Tensor] | None = None,
+        in_dim: int | Sequence[int] | None = None,
+    ) -> nn.Module:
+        """Build the model with initial weights of its own; code that only a file names is refused.
+
+        Args:
+            state_dict: The weights to be loaded later; a built-in model takes its sizes from them.
+            in_dim: Node features of the data, for constructors that insist on them.
+        """
+        from .building import build_model
+
+        followed = self.to_follow()
+        return build_model(
+            followed.spec, followed.args, state_dict=state_dict, in_dim=in_dim, out_dim=self.out_dim
+        )
+
+    def read_checkpoint(self) -> Checkpoint:
+        """Read the file of the weights."""
+        from .reading import read_checkpoint
+
+        if self.checkpoint is None:
+            raise NotFoundError(f"{self.spec}: found no checkpoint, expected the weights in a file")
+        return read_checkpoint(self.checkpoint, trust=self.trust)
+
+    def load(self, *, checkpoint: Checkpoint | None = None, in_dim: int | None = None) -> nn.Module:
+        """Build the model and load its weights: names and shapes agree, or it is refused.
+
+        Args:
+            checkpoint: The file of the weights, where it has been read before.
+            in_dim: Node features of the data, for constructors that insist on them.
+        """
+        self.to_follow()  # before a file is read
+        weights, key_map = checkpoint or self.read_checkpoint(), self._read_key_map()
+        tensors = weights.state_dict if key_map is None else key_map.apply(weights.state_dict)
+        model = self.build(state_dict=tensors, in_dim=in_dim)
+        self.fill(model, checkpoint=weights)
+        return model.eval()
+
+    def fill(self, model: nn.Module, *, checkpoint: Checkpoint | None = None) -> None:
+        """Load the weights into a model that exists."""
+        from .loading import load_into
+
+        load_into(model, checkpoint or self.read_checkpoint(), key_map=self._read_key_map())
+
+    def _read_key_map(self) -> KeyMap | None:
+        from .key_map import read_key_map
+
+        return None if self.key_map is None else read_key_map(self.key_map)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model with its checkpoint's weights in it, and the graphs to run it on."""
+
+    model: nn.Module
+    checkpoint: Checkpoint
+    dataset: GraphDataset
+
+
+def load_pretrained(
+    model: ModelSpec, data: DataSpec, *, dataset: GraphDataset | None = None
+) -> Pretrained:
+    """Read the checkpoint and the data, build the model, and load the weights strictly.
+
+    ``dataset`` is the data of that specification, where it has been loaded before.
+    """
+    checkpoint = model.read_checkpoint()
+    if dataset is None:
+        dataset = data.load()
+    sized = replace(model, out_dim=_output_width(dataset))
+    in_dim = int(dataset.graphs[0].num_node_features)
+    return Pretrained(sized.load(checkpoint=checkpoint, in_dim=in_dim), checkpoint, dataset)
+
+
+def _output_width(dataset: GraphDataset) -> int | None:
+    """Return the output width the labels ask for; links and unlabelled data ask for none."""
+    from ..tasks import has_labels, infer_task
+
+    labels = dataset.labels()
+    if dataset.level == "link" or not has_labels(labels):
+        return None
+    return infer_task(labels, dataset.level).out_dim

@@ -1,0 +1,306 @@
+"""Export: a trained head as a program without this package, or the whole model as one folder.
+
+The program is checked before it is written: loaded again, and run beside the head on batches of
+other sizes than the one it was traced with.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.export import export as trace
+from torch.export import load as load_program
+from torch.export import save as save_program
+
+from ..errors import ModelError, OutputExistsError
+from ..heads.base import Readout
+from ..heads.registry import head_name
+from ..heads.standardize import Standardizer
+from ..models.loading import save_weights
+from ..utils.files import (
+    atomic_path,
+    config_beside,
+    require_folder,
+    require_free,
+    to_json,
+    write_config,
+    write_json,
+)
+from .predicting import load
+from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, Run
+from .saved_head import SavedHead
+
+#: The file inside a ``.pt2`` that says what goes in and what comes out.
+DESCRIPTION_NAME = "histograph.json"
+
+#: Nodes per graph of the batch that is traced, and of those the program is checked on.
+_TRACED_SIZES = (3, 4, 4)
+_CHECKED_SIZES: tuple[tuple[int, ...], ...] = ((1,), (7,), (1, 1), (2, 9, 4, 1, 150), (3,) * 40)
+
+#: Largest difference to the head, relative to the largest output (or 1).
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was exported."""
+
+    path: Path
+    #: What calls it: a line of Python.
+    usage: str
+    #: Largest difference to the head on the batches it was checked on; None for a whole model.
+    difference: float | None = None
+
+
+class HeadProgram(nn.Module):
+    """A head from captured activations to outputs, with everything it needs in between.
+
+    Shapes:
+        - **history:** as captured, ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer
+        - **sizes:** nodes of each graph, ``[num_graphs]``, such as ``batch.ptr.diff()``
+        - **pairs:** pairs of nodes to score, ``[2, num_pairs]``, for links only
+        - **output:** a row per graph, node or pair: logits, or values in the units of the labels
+    """
+
+    def __init__(self, saved: SavedHead) -> None:
+        super().__init__()
+        head, self.standardizer = saved.build()
+        self.head = head
+        self._uniform = len(set(saved.backbone.capture.widths)) == 1
+        self._scale = saved.scale
+
+    def forward(
+        self, history: Tensor | Sequence[Tensor], sizes: Tensor, pairs: Tensor | None = None
+    ) -> Tensor:
+        """Return the outputs of a batch of graphs, each of which has a node."""
+        layers = list(history.unbind(1)) if isinstance(history, Tensor) else list(history)
+        if self.standardizer is not None:
+            layers = self.standardizer(layers)  # L of [num_nodes, D_l]
+        nodes = torch.arange(layers[0].size(0), device=sizes.device)  # [num_nodes]
+        batch = torch.searchsorted(sizes.cumsum(0), nodes, right=True)  # [num_nodes]
+        outputs: Tensor = self.head(
+            torch.stack(layers, dim=1) if self._uniform else layers,  # [num_nodes, L, D]
+            batch,
+            num_graphs=sizes.size(0),
+        )  # [rows, out_dim]
+        if pairs is not None:
+            outputs = self.head.score(outputs, pairs).unsqueeze(-1)
+        return self._scale.undo(outputs)
+
+
+def export(
+    run: str | Path | Run,
+    out: str | Path,
+    *,
+    whole: bool = False,
+    model: nn.Module | str | None = None,
+    head: str | type[Readout] | None = None,
+    checkpoint: str | Path | None = None,
+    key_map: str | Path | None = None,
+    trust: bool = False,
+    in_dim: int | None = None,
+    overwrite: bool = False,
+    config: Mapping[str, Any] | None = None,
+) -> Exported:
+    """Export the head of a run as a ``torch.export`` program, or the whole model as a folder.
+
+    Args:
+        run: A finished run, or its folder.
+        out: A ``.pt2`` file, or a folder for the whole model.
+        whole: Backbone and head together, for :func:`~histograph_post.load` without the cache.
+        model: See :func:`~histograph_post.load`, as for ``checkpoint``, ``key_map``, ``trust`` and
+            ``in_dim``; for the whole model only.
+        head: A readout of your own, as ``my_head.py:MyHead`` or the class, if the run has one.
+        checkpoint: The backbone's weights.
+        key_map: Old weight names to new ones.
+        trust: Unpickle a checkpoint that can run code.
+        in_dim: Node features.
+        overwrite: Replace an older export.
+        config: The options this came from, saved beside the file, or in the folder.
+    """
+    if head is not None:
+        head_name(head)  # known by its name from here on
+    opened, target = Run.of(run), Path(out)
+    if not whole:
+        return _export_head(opened.saved_head, target, overwrite=overwrite, config=config)
+    _require_free_folder(target, overwrite=overwrite)
+    predictor = load(
+        opened,
+        model=model,
+        checkpoint=checkpoint,
+        key_map=key_map,
+        trust=trust,
+        in_dim=in_dim,
+        device="cpu",
+    )
+    target.mkdir(parents=True, exist_ok=True)
+    save_weights(predictor.network.backbone.state_dict(), target / MODEL_NAME)
+    with atomic_path(target / HEAD_NAME) as partial:
+        shutil.copyfile(opened.folder / HEAD_NAME, partial)
+    named = opened.backbone.model
+    if isinstance(model, str):
+        named = named.to_follow(model)
+    backbone = replace(
+        opened.backbone,
+        file=target / HEAD_CONFIG_NAME,
+        model=replace(named, checkpoint=Path(MODEL_NAME)),
+        cache=target,
+        in_run=True,
+    )
+    write_json(backbone.file, {**opened.stored_head, "backbone": backbone.to_json()})
+    if config is not None:
+        write_config(target / CONFIG_NAME, config)
+    load(target, model=model, in_dim=in_dim, device="cpu")  # refuses other weights
+    code = "..." if isinstance(model, nn.Module) else repr(named.spec)
+    argument = "" if named.is_built_in else f", model={code}"
+    return Exported(target, f"hg.load({str(target)!r}{argument})(batch)")
+
+
+def _export_head(
+    saved: SavedHead, target: Path, *, overwrite: bool, config: Mapping[str, Any] | None
+) -> Exported:
+    require_free(target, overwrite=overwrite)
+    if config is not None:
+        require_free(config_beside(target), overwrite=overwrite)
+    if saved.info.needs_edge_index:
+        raise ModelError(_refusal(saved, "it changes the graph as it goes"))
+    program = HeadProgram(saved).eval()
+    buffer = io.BytesIO()
+    description = to_json(describe(saved))
+    save_program(trace_program(program, saved), buffer, extra_files={DESCRIPTION_NAME: description})
+    buffer.seek(0)
+    difference = check_program(load_program(buffer), program, saved)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if config is not None:
+        write_config(config_beside(target), config)
+    with atomic_path(target) as partial:
+        partial.write_bytes(buffer.getvalue())
+    inputs = "history, sizes, pairs" if saved.task.level == "link" else "history, sizes"
+    usage = f"torch.export.load({str(target)!r}).module()({inputs})"
+    return Exported(target, usage, difference)
+
+
+def trace_program(program: HeadProgram, saved: SavedHead) -> ExportedProgram:
+    """Trace a head for any number of nodes, graphs and pairs."""
+    nodes, graphs = Dim("num_nodes", min=1), Dim("num_graphs", min=1)
+    inputs = random_inputs(program, saved, _TRACED_SIZES)
+    shapes: list[Any] = [{0: nodes}, {0: graphs}]
+    if isinstance(inputs[0], list):
+        shapes[0] = [{0: nodes}] * len(inputs[0])
+    if len(inputs) > 2:
+        shapes.append({1: Dim("num_pairs", min=1)})
+    try:
+        with _silence():
+            return trace(program, inputs, dynamic_shapes=tuple(shapes))
+    except Exception as error:  # of whatever kind the tracer has for what it cannot follow
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(_refusal(saved, reason)) from error
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep the tracer from logging pages about what it cannot follow; its error says it too."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*were assigned during export")  # LSTMs
+            yield
+    finally:
+        logging.disable(before)
+
+
+def check_program(program: ExportedProgram, head: HeadProgram, saved: SavedHead) -> float:
+    """Run a program beside the head on batches of other sizes; return the largest difference."""
+    loaded, largest = program.module(), 0.0
+    for sizes in _CHECKED_SIZES:
+        inputs = random_inputs(head, saved, sizes)
+        with torch.no_grad():
+            expected, found = head(*inputs), loaded(*inputs)  # [rows, out_dim]
+        difference = float((expected - found).abs().max())
+        if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise ModelError(
+                _refusal(saved, f"the program is {difference:.2g} off on graphs of {list(sizes)}")
+            )
+        largest = max(largest, difference)
+    return largest
+
+
+def random_inputs(program: HeadProgram, saved: SavedHead, sizes: Sequence[int]) -> tuple[Any, ...]:
+    """Return activations like those the head was trained on, for graphs of these sizes."""
+    random = torch.Generator().manual_seed(len(sizes))
+    num_nodes = sum(sizes)
+    standardizer = program.standardizer
+    layers = []
+    for at, width in enumerate(saved.backbone.capture.widths):
+        rows = torch.randn(num_nodes, width, generator=random)  # [num_nodes, D_l]
+        if isinstance(standardizer, Standardizer):
+            mean, scale = standardizer.statistics(at)  # [D_l]
+            rows = rows * scale + mean
+        layers.append(rows)
+    uniform = len({layer.size(1) for layer in layers}) == 1
+    history = torch.stack(layers, dim=1) if uniform else layers  # [num_nodes, L, D]
+    if saved.task.level != "link":
+        return history, torch.tensor(sizes)
+    pairs = torch.randint(num_nodes, (2, 2 * num_nodes), generator=random)  # [2, num_pairs]
+    return history, torch.tensor(sizes), pairs
+
+
+def describe(saved: SavedHead) -> dict[str, Any]:
+    """Return what a program takes and gives, as plain values."""
+    capture = saved.backbone.capture
+    return {
+        "head": saved.name,
+        "inputs": {
+            "history": [{"layer": p.name, "width": p.width} for p in capture.points],
+            "sizes": "nodes of each graph",
+            **({"pairs": "pairs of nodes, [2, num_pairs]"} if saved.task.level == "link" else {}),
+        },
+        "output": "values in the units of the labels"
+        if saved.task.kind == "regression"
+        else "logits",
+        "task": saved.task.to_json(),
+        "target_names": list(saved.target_names),
+        "backbone_weights_sha256": saved.backbone.model.weights_sha256,
+    }
+
+
+def read_description(path: str | Path) -> dict[str, Any]:
+    """Return what a program that was exported says of itself."""
+    extra = {DESCRIPTION_NAME: ""}
+    load_program(str(path), extra_files=extra)
+    found: dict[str, Any] = json.loads(extra[DESCRIPTION_NAME])
+    return found
+
+
+def _refusal(saved: SavedHead, reason: str) -> str:
+    return (
+        f"head {saved.name!r}: found no way to make a program of it ({reason}); export the whole "
+        "model with --whole"
+    )
+
+
+def _require_free_folder(folder: Path, *, overwrite: bool) -> None:
+    require_folder(folder)
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    foreign = names - {CONFIG_NAME, MODEL_NAME, HEAD_NAME, HEAD_CONFIG_NAME}
+    if foreign:
+        raise OutputExistsError(
+            f"{folder}: found {min(foreign)!r}, which is not an export's; choose another -o"
+        )
+    if names and not overwrite:
+        raise OutputExistsError(
+            f"{folder}: found an older export; choose another -o, or --overwrite"
+        )

@@ -1,0 +1,125 @@
+"""Predictions: a row per graph, node or link, and the csv file of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..tasks import Task
+
+
+@dataclass(frozen=True)
+class LabelRows:
+    """The label rows of an experiment, as its predictions name them."""
+
+    names: Sequence[str]
+    #: NaN where missing: ``[rows, targets]``.
+    labels: np.ndarray
+    target_names: tuple[str, ...]
+
+
+def prediction_columns(task: Task, target_names: Sequence[str]) -> list[str]:
+    """Return the columns that a prediction fills."""
+    if task.kind == "multiclass":
+        return ["class", *(f"p_{value:g}" for value in task.classes)]
+    if task.kind == "binary":
+        return ["class", f"p_{task.classes[1]:g}"]
+    if task.kind == "multilabel":
+        return [f"p_{name}" for name in target_names]
+    return list(target_names)
+
+
+def prediction_cells(task: Task, outputs: np.ndarray) -> list[list[str]]:
+    """Return a prediction per row: the class and its probabilities, or the values."""
+    probabilities = task.probabilities(torch.from_numpy(outputs).double()).numpy()
+    numbers = [[f"{value:.6g}" for value in row] for row in probabilities]
+    if task.kind == "multiclass":
+        chosen = probabilities.argmax(axis=1)
+    elif task.kind == "binary":
+        chosen = (probabilities[:, 0] > 0.5).astype(int)
+    else:
+        return numbers
+    return [[f"{task.classes[c]:g}", *cells] for c, cells in zip(chosen, numbers, strict=True)]
+
+
+def row_names(
+    ids: Sequence[str], label_ptr: np.ndarray, level: str, pairs: Tensor | None = None
+) -> list[str]:
+    """Return a name per label row: the graph's id, the node's number, or the two nodes of a link.
+
+    Args:
+        ids: One name per graph.
+        label_ptr: First label row of each graph, and the number of rows: ``[num_graphs + 1]``.
+        level: What a row is.
+        pairs: For links, the nodes of every row, numbered within their graph: ``[2, rows]``.
+    """
+    if level == "graph":
+        return list(ids)
+    counts = np.diff(label_ptr)  # [num_graphs]
+    owners = np.repeat(np.asarray(ids, dtype=object), counts)  # [rows]
+    if pairs is not None:
+        return [f"{name}:{u}-{v}" for name, (u, v) in zip(owners, pairs.t().tolist(), strict=True)]
+    within = np.arange(len(owners)) - np.repeat(label_ptr[:-1], counts)  # [rows]
+    return [f"{name}:{row}" for name, row in zip(owners, within, strict=True)]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions for every row of a data set, in its order."""
+
+    task: Task
+    target_names: Sequence[str]
+    #: Name of each row: the id of the graph, with the number of the node or link within it.
+    ids: Sequence[str]
+    #: Source row of each prediction's graph (a line of a csv file), or its place: ``[rows]``.
+    rows: np.ndarray
+    #: Logits, or values in the units of the labels: ``[rows, out_dim]``.
+    outputs: np.ndarray
+    #: The labels that came with the data, NaN where missing: ``[rows, targets]``; None without.
+    labels: np.ndarray | None = None
+    #: Scores on the labelled rows; empty without labels.
+    scores: Mapping[str, float] = field(default_factory=dict)
+    #: What a user should know about the data and the pass.
+    notes: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def probabilities(self) -> np.ndarray:
+        """Probabilities, or the values of a regression: float64 ``[rows, out_dim]``."""
+        outputs = torch.from_numpy(self.outputs).double()
+        return self.task.probabilities(outputs).numpy()
+
+    @cached_property
+    def classes(self) -> np.ndarray | None:
+        """The label value of the likeliest class, ``[rows]``; None unless there are classes."""
+        if self.task.kind == "multiclass":
+            chosen = self.probabilities.argmax(axis=1)
+        elif self.task.kind == "binary":
+            chosen = (self.probabilities[:, 0] > 0.5).astype(int)
+        else:
+            return None
+        return np.asarray(self.task.classes)[chosen]
+
+    def to_csv(self) -> str:
+        """Return the predictions as the text of a csv file, labels last where there are any."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        labelled = [f"label_{name}" for name in self.target_names]
+        columns = prediction_columns(self.task, self.target_names)
+        writer.writerow(["id", *columns, *(labelled if self.labels is not None else ())])
+        cells = prediction_cells(self.task, self.outputs)
+        for row, (name, predicted) in enumerate(zip(self.ids, cells, strict=True)):
+            truth = () if self.labels is None else self.labels[row]
+            writer.writerow(
+                [name, *predicted, *("" if value != value else f"{value:g}" for value in truth)]
+            )
+        return text.getvalue()

@@ -1,0 +1,350 @@
+"""The run folder: what was asked for, what came out, and everything needed to use it.
+
+config.toml       the options, resolved; can be given as --config
+run.json          what the result depends on; a run goes on only if it is the same
+splits.json       which rows trained, validated and tested
+metrics.jsonl     a line per epoch of every fit
+results.json      scores per fit, means, deviations and paired differences
+predictions.csv   the outputs for the test rows
+head.safetensors  the chosen head, and head.json, how to build it
+model.safetensors its backbone, where that was trained too, and fold-0/ ..., one of every fold
+fits/             every fit: readout, fold and seed
+tensorboard/      event files, if they were asked for
+study.log         the trials of a search, trials.csv, the same as a table, best.toml, the best
+                  options, and trials/, fits of a trial that is not over
+report.html       the report, once it has been asked for
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import ConfigError, NotFoundError, OutputExistsError
+from ..utils.files import require_folder, to_json, write_config, write_json, write_text
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..heads.base import Readout
+    from ..metrics import Key
+    from ..splits import Splits
+    from ..tasks import Task
+    from .saved_backbone import SavedBackbone
+    from .saved_head import SavedHead
+
+CONFIG_NAME = "config.toml"
+RUN_NAME = "run.json"
+SPLITS_NAME = "splits.json"
+METRICS_NAME = "metrics.jsonl"
+RESULTS_NAME = "results.json"
+PREDICTIONS_NAME = "predictions.csv"
+HEAD_NAME = "head.safetensors"
+HEAD_CONFIG_NAME = "head.json"
+REPORT_NAME = "report.html"
+MODEL_NAME = "model.safetensors"
+FITS_NAME = "fits"
+EVENTS_NAME = "tensorboard"
+STUDY_NAME = "study.log"
+TRIALS_NAME = "trials.csv"
+BEST_NAME = "best.toml"
+TRIAL_FITS_NAME = "trials"
+
+_FILES = (
+    *(CONFIG_NAME, RUN_NAME, SPLITS_NAME, METRICS_NAME, RESULTS_NAME, PREDICTIONS_NAME),
+    *(HEAD_NAME, HEAD_CONFIG_NAME, MODEL_NAME, REPORT_NAME),
+    *(STUDY_NAME, f"{STUDY_NAME}.lock", TRIALS_NAME, BEST_NAME),
+)
+
+#: Characters of a value that an error shows.
+_SHORT = 40
+
+
+def open_run_folder(
+    folder: Path,
+    plan: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Make a folder ready for a run; go on with a run that has the same plan.
+
+    Args:
+        folder: Where the run goes.
+        plan: All that the result depends on, as plain values.
+        config: The options this came from, saved beside it.
+        overwrite: Replace another run in that folder.
+    """
+    text = to_json(dict(plan))
+    require_folder(folder)
+    marker = folder / RUN_NAME
+    if folder.is_dir() and any(folder.iterdir()):
+        if not marker.is_file():
+            raise OutputExistsError(
+                f"{folder}: found files that are not a run's; choose another -o"
+            )
+        if overwrite:
+            _clear(folder)
+        elif marker.read_text(encoding="utf-8") != text:
+            found = json.loads(marker.read_text(encoding="utf-8"))
+            changed = _first_difference(found, json.loads(text))
+            raise OutputExistsError(
+                f"{folder}: found a run with {changed}; choose another -o, or --overwrite"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(marker, text)
+    if config is not None:
+        write_config(folder / CONFIG_NAME, config)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a run wrote, and nothing else."""
+    for name in _FILES:
+        (folder / name).unlink(missing_ok=True)
+    for name in (FITS_NAME, EVENTS_NAME, TRIAL_FITS_NAME):
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+
+
+def _first_difference(found: Any, expected: Any, name: str = "") -> str:
+    """Say where two plans differ first, and in what."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        keys = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
+        place = f"{name} {keys[0]}" if name else keys[0]
+        return _first_difference(found.get(keys[0]), expected.get(keys[0]), place)
+    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        pairs = zip(found, expected, strict=True)
+        return next(_first_difference(*pair, name) for pair in pairs if pair[0] != pair[1])
+    texts = [json.dumps(value) for value in (found, expected)]
+    if any(len(text) > _SHORT for text in texts):
+        return f"another {name}"
+    return f"{name} {texts[0]}, expected {texts[1]}"
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """Read one of a run's JSON files."""
+    path = folder / name
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        hint = "; give the same command again to finish it" if (folder / RUN_NAME).is_file() else ""
+        raise ConfigError(f"{folder}: found no {name}, expected a finished run{hint}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a JSON file ({error})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: found {type(value).__name__}, expected an object")
+    return value
+
+
+def write_results(folder: Path, results: Mapping[str, Any]) -> None:
+    """Write ``results.json``, which makes a run complete."""
+    write_json(folder / RESULTS_NAME, dict(results))
+
+
+Kind = Literal["train-head", "compare", "tune", "finetune", "pretrain", "export"]
+
+#: Entries of the results of every run that trained readouts.
+_RESULTS = ("task", "metric", "higher_is_better", "head", "readouts", "fits")
+
+#: Readouts that ``train-head`` trains: the one that is asked for, and the one to beat.
+_TRAINED_READOUTS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run folder, read as far as it is asked for; what was read once stays as it was.
+
+    Files of the run are read here and nowhere else. Nothing needs torch but :attr:`task`,
+    :attr:`saved_head` and :meth:`load_head`.
+    """
+
+    folder: Path
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """Open a run folder; one that is not finished is refused."""
+        run = cls(Path(folder))
+        if not run.folder.is_dir():
+            raise NotFoundError(f"{folder}: found no folder, expected a finished run")
+        _ = run.results  # refuses
+        return run
+
+    @classmethod
+    def of(cls, run: str | Path | Run) -> Run:
+        """Return a run, or what is in its folder: an exported model is one without results."""
+        found = run if isinstance(run, Run) else cls(Path(run))
+        if not found.folder.is_dir():
+            raise NotFoundError(f"{found.folder}: found no folder, expected a run")
+        return found
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.folder.resolve().name
+
+    # --- the small files
+
+    @cached_property
+    def results(self) -> Mapping[str, Any]:
+        """``results.json``: scores, means, deviations and paired differences."""
+        return read_json(self.folder, RESULTS_NAME)
+
+    @cached_property
+    def plan(self) -> Mapping[str, Any]:
+        """``run.json``: all that the result depends on; empty for an export."""
+        return read_json(self.folder, RUN_NAME) if (self.folder / RUN_NAME).is_file() else {}
+
+    @cached_property
+    def config(self) -> Mapping[str, Any] | None:
+        """``config.toml``: the options of the command; None for a run started from Python."""
+        path = self.folder / CONFIG_NAME
+        if not path.is_file():
+            return None
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path}: not a TOML file ({error})") from None
+
+    @cached_property
+    def stored_head(self) -> Mapping[str, Any]:
+        """``head.json``: the head that was chosen, and its backbone."""
+        return read_json(self.folder, HEAD_CONFIG_NAME)
+
+    @cached_property
+    def splits(self) -> Splits:
+        """``splits.json``: which rows trained, validated and tested."""
+        from ..splits import Splits
+
+        return Splits.load(self.folder / SPLITS_NAME)
+
+    @cached_property
+    def log(self) -> list[dict[str, Any]]:
+        """``metrics.jsonl``: a line per epoch of every fit; empty if the file is gone."""
+        path = self.folder / METRICS_NAME
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return [json.loads(line) for line in lines if line.strip()]
+        except FileNotFoundError:
+            return []
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not a file of JSON lines ({error})") from None
+
+    # --- what they say
+
+    @property
+    def kind(self) -> Kind:
+        """The command that makes such a folder."""
+        if not is_run(self.folder):
+            return "export"
+        stage = self.plan.get("stage")
+        if stage is not None:
+            return stage if stage in ("finetune", "tune") else "pretrain"
+        if self.config is not None:
+            return "train-head" if "head" in self.config else "compare"
+        several = len(self.plan.get("heads", ())) > _TRAINED_READOUTS
+        return "compare" if several else "train-head"
+
+    def require_readouts(self) -> Run:
+        """Return this run, refusing one whose results are not those of trained readouts."""
+        missing = next((name for name in _RESULTS if name not in self.results), None)
+        if missing is not None:
+            raise ConfigError(
+                f"{self.folder / RESULTS_NAME}: found no {missing!r}, expected the results of a run"
+            )
+        return self
+
+    @cached_property
+    def task(self) -> Task:
+        """What is predicted."""
+        from ..tasks import Task
+
+        return Task.from_json(dict(self.results["task"]))
+
+    @property
+    def head(self) -> str:
+        """The name of the fits that the run is about, in tables and results."""
+        return str(self.results["head"])
+
+    @property
+    def readouts(self) -> list[str]:
+        """Every readout that was trained, in the order of the run."""
+        return list(dict.fromkeys(fit["head"] for fit in self.results["fits"]))
+
+    @property
+    def chosen(self) -> Key:
+        """Fold and seed of the head that was chosen."""
+        return int(self.stored_head["fold"]), int(self.stored_head["seed"])
+
+    def scores(self, readout: str, part: str, metric: str | None = None) -> dict[Key, float]:
+        """Return the score of each fold and seed that has one."""
+        metric = metric or self.results["metric"]
+        return {
+            (fit["fold"], fit["seed"]): fit["scores"][part][metric]
+            for fit in self.results["fits"]
+            if fit["head"] == readout and metric in fit["scores"].get(part, {})
+        }
+
+    def fit_folder(self, readout: str, fold: int, seed: int) -> Path:
+        """Return where one fit is kept."""
+        return self.folder / fit_place(readout, fold, seed)
+
+    # --- what was trained
+
+    @cached_property
+    def backbone(self) -> SavedBackbone:
+        """What the run records of its backbone."""
+        from .saved_backbone import SavedBackbone
+
+        with self.reading_head():
+            entry = self.stored_head["backbone"]
+            return SavedBackbone.from_json(entry, self.folder / HEAD_CONFIG_NAME)
+
+    @cached_property
+    def saved_head(self) -> SavedHead:
+        """The head that was chosen: how to build it and what it predicts."""
+        from .saved_head import SavedHead
+
+        return SavedHead.read(self)
+
+    def load_head(
+        self, fold: int | None = None, seed: int | None = None
+    ) -> tuple[Readout, nn.Module | None]:
+        """Return a trained head, and what rows go through before it; the chosen one by default.
+
+        Args:
+            fold: Another fold of the same readout.
+            seed: Another seed.
+        """
+        own_fold, own_seed = self.chosen
+        place = (own_fold if fold is None else fold, own_seed if seed is None else seed)
+        if place == self.chosen:
+            return self.saved_head.build()
+        return self.saved_head.of_fit(self.fit_folder(self.head, *place)).build()
+
+    @contextmanager
+    def reading_head(self) -> Iterator[None]:
+        """Turn what ``head.json`` lacks into an error that says so."""
+        try:
+            yield
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{self.folder / HEAD_CONFIG_NAME}: not a head this version can read "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run, finished or not."""
+    return (folder / RUN_NAME).is_file() or (folder / RESULTS_NAME).is_file()
+
+
+def fit_place(readout: str, fold: int, seed: int) -> Path:
+    """Return where a fit is kept inside a run."""
+    return Path(FITS_NAME) / readout.replace(" ", "-") / f"fold-{fold}-seed-{seed}"

@@ -1,0 +1,231 @@
+"""The backbone a head was trained on: what a run records of it, and how to get it back.
+
+A run on a cache keeps no weights of the backbone and no path of this machine. It knows the cache,
+whose resolved options name the checkpoint, and the hash of the weights: whatever file is found or
+given, a backbone with other weights is refused. A run that trained the backbone keeps its weights.
+What is recorded can be read without torch; building the model needs it.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..caches.format import MANIFEST_NAME
+from ..capture.points import CapturePlan
+from ..data.spec import DataSpec
+from ..errors import CacheError, CheckpointError, NotFoundError
+from ..models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..caches import Cache
+
+#: The options of the command that made a cache.
+_OPTIONS_NAME = "config.toml"
+
+
+@dataclass(frozen=True)
+class SavedBackbone:
+    """What a run, or a cache, records of its backbone."""
+
+    #: The file that says all this, in the folder of the run or the cache.
+    file: Path
+    #: The model, with the name of its checkpoint and the hash of its weights.
+    model: ModelSpec
+    #: The data it ran on.
+    data: DataSpec
+    #: The layers that are captured.
+    capture: CapturePlan
+    #: Folder of the cache, where it was when the head was trained; the run's if there was none.
+    cache: Path
+    #: Whether the run trained the backbone, and keeps its weights.
+    in_run: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The run, or the cache."""
+        return self.file.parent
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], file: Path) -> SavedBackbone:
+        """Read the entry ``backbone`` of a run's ``head.json``."""
+        model, data, checkpoint = value["model"], value["data"], value["checkpoint"]
+        return cls(
+            file=file,
+            model=ModelSpec(
+                model["spec"],
+                model["args"],
+                None if checkpoint is None else Path(checkpoint),
+                out_dim=model["out_dim"],
+                weights_sha256=value["weights_sha256"],
+                recorded_in=str(file),
+            ),
+            data=DataSpec(
+                data["spec"],
+                data["args"],
+                fingerprint=data["fingerprint"],
+                recorded_in=str(file),
+            ),
+            capture=CapturePlan.from_json(value["capture"]),
+            cache=(file.parent / value["cache"]).resolve(),
+            in_run=value.get("in_run", False),
+        )
+
+    @classmethod
+    def of_cache(cls, cache: Cache) -> SavedBackbone:
+        """Return what a cache records of the backbone it was made with."""
+        from ..tasks import infer_task
+
+        manifest = cache.manifest
+        checkpoint, level = manifest.checkpoint, manifest.layout.level
+        return cls(
+            file=cache.path / MANIFEST_NAME,
+            model=replace(
+                manifest.model,
+                checkpoint=None if checkpoint is None else Path(checkpoint),
+                out_dim=None if level == "link" else infer_task(cache.labels(), level).out_dim,
+                weights_sha256=cache.weights_sha256,
+            ),
+            data=manifest.data,
+            capture=CapturePlan.from_json(manifest.capture),
+            cache=cache.path,
+        )
+
+    def to_json(self, folder: Path | None = None) -> dict[str, Any]:
+        """Return the entry ``backbone`` of ``head.json``, in that folder; here by default."""
+        model, data = self.model, self.data
+        return {
+            "weights_sha256": model.weights_sha256,
+            "checkpoint": None if model.checkpoint is None else model.checkpoint.name,
+            "model": {"spec": model.spec, "args": dict(model.args), "out_dim": model.out_dim},
+            "data": {
+                "spec": data.spec,
+                "args": dict(data.args),
+                "fingerprint": data.fingerprint,
+            },
+            "capture": self.capture.to_json(),
+            "cache": _relative(self.cache, folder or self.folder),
+            **({"in_run": True} if self.in_run else {}),
+        }
+
+    def build(
+        self,
+        *,
+        model: nn.Module | str | None = None,
+        checkpoint: Path | None = None,
+        key_map: Path | None = None,
+        trust: bool = False,
+        in_dim: int | None = None,
+    ) -> nn.Module:
+        """Return the model with the weights that the head was trained on.
+
+        Args:
+            model: The model itself, into which weights from a file are loaded (a run that trained
+                the backbone leaves it alone and fills a copy), or its specification, which is
+                needed unless the recorded one is built in.
+            checkpoint: The weights; found through the cache if absent.
+            key_map: Old weight names to new ones; found through the cache if absent.
+            trust: Unpickle a checkpoint that can run code.
+            in_dim: Node features of the data, for constructors that insist on them.
+
+        Raises:
+            CheckpointError: for other weights.
+        """
+        if model is None or isinstance(model, str):
+            spec = self.model.to_follow(model)  # before a file is looked for
+            file = checkpoint or self.find_checkpoint()
+            renamed = key_map or (None if self.in_run else self.option_path("key_map"))
+            spec = replace(spec, checkpoint=file, key_map=renamed, trust=trust)
+            built = spec.load(in_dim=in_dim)
+            check_backbone(self, built, where=str(file))
+            return built
+        if checkpoint is None and self.in_run:
+            model, checkpoint = copy.deepcopy(model), self.find_checkpoint()
+        if checkpoint is not None:
+            replace(self.model, checkpoint=checkpoint, key_map=key_map, trust=trust).fill(model)
+        check_backbone(self, model, where=str(checkpoint or type(model).__name__))
+        return model
+
+    def find_checkpoint(self) -> Path:
+        """Return the checkpoint: the run's own, or the cache's if it is still where it was."""
+        name = self.model.checkpoint or Path()
+        if self.in_run:
+            return self.folder / name
+        found = self.option_path("checkpoint", "folder")
+        place = None if found is None else self.checkpoint_in(found)
+        if place is None:
+            raise NotFoundError(
+                f"{self.folder}: found no trace of its backbone's checkpoint {name.name!r} through "
+                f"{self.cache.name}; say where it is with --checkpoint FILE"
+            )
+        return place
+
+    def checkpoint_in(self, place: Path) -> Path | None:
+        """Return the checkpoint that a file, or the folder of a fold or of all folds, holds."""
+        name = self.model.checkpoint or Path()
+        # The cache of a trained fold is called after the folder of that fold, beside which a run
+        # has its best one.
+        candidates = (place, place / self.cache.stem / name, place / name)
+        return next((path for path in candidates if path.is_file()), None)
+
+    def option_path(self, *names: str) -> Path | None:
+        """Return what an option of the cache's own command names; None if it is gone."""
+        try:
+            options = tomllib.loads((self.cache / _OPTIONS_NAME).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            return None
+        given = next((options[name] for name in names if name in options), None)
+        if not isinstance(given, str):
+            return None
+        # Relative to where the command was given: here, or a folder that the cache is in.
+        places = (Path(given).expanduser(), *(folder / given for folder in self.cache.parents))
+        return next((place for place in places if place.exists()), None)
+
+
+def describe_backbone(cache: Cache, run: Path) -> dict[str, Any]:
+    """Return the entry ``backbone`` of ``head.json`` for a run on this cache."""
+    return SavedBackbone.of_cache(cache).to_json(run)
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """Return where a path is as seen from a folder: they may move together."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:  # on another drive
+        return path.resolve().as_posix()
+
+
+def check_backbone(saved: SavedBackbone, offered: nn.Module | Cache, *, where: str = "") -> None:
+    """Refuse a model, or a cache of a model, that is not the one the head was trained on.
+
+    Args:
+        saved: The backbone of the head.
+        offered: What the head would be used with.
+        where: The file it came from, for the message.
+
+    Raises:
+        CheckpointError: for a model with other weights.
+        CacheError: for a cache of another model.
+    """
+    from ..caches import Cache
+    from ..models.loading import weights_sha256
+
+    kind: type[CacheError | CheckpointError]
+    if isinstance(offered, Cache):
+        found, kind, where = offered.weights_sha256, CacheError, where or str(offered.path)
+    else:
+        found, kind = weights_sha256(offered.state_dict()), CheckpointError
+        where = where or type(offered).__name__
+    expected = saved.model.weights_sha256
+    if found != expected:
+        raise kind(
+            f"{where}: found a backbone with weights {found}, expected {expected}, "
+            f"on which the head of {saved.folder} was trained"
+        )

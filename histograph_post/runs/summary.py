@@ -1,0 +1,155 @@
+"""What a finished run is, as text: from its small files, without torch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..heads.registry import HEADS
+from ..splits.types import PARTS
+from ..utils.specifications import Specification
+from ..utils.text import MISSING, metric_name, plural
+from .run import CONFIG_NAME, Run
+
+#: Arguments of a command that have no flag.
+_POSITIONAL = ("cache", "source")
+
+#: Options that are on unless they are turned off.
+_SWITCHES = ("standardize", "normalize", "baseline")
+
+
+def counted(run: Run) -> str:
+    """Return over how many folds and seeds a run went."""
+    folds = {fit["fold"] for fit in run.results["fits"]}
+    seeds = {fit["seed"] for fit in run.results["fits"]}
+    return f"{plural(len(folds), 'fold')} and {plural(len(seeds), 'seed')}"
+
+
+def facts(run: Run) -> list[tuple[str, str]]:
+    """Return what was trained, on what, with which hashes, as names and values."""
+    stored, backbone = run.stored_head, run.backbone
+    plan = {**run.plan.get("frozen", {}), **run.plan}  # other stages wrap the head stage's
+    layers = backbone.capture.names
+    checkpoint = backbone.model.checkpoint
+    description = HEADS[stored["head"]].description if stored["head"] in HEADS else MISSING
+    return [
+        ("task", _task(run.results["task"])),
+        ("targets", _some(stored["target_names"])),
+        ("metric", metric_name(run.results["metric"])),
+        ("data", _with_args(backbone.data)),
+        ("data fingerprint", backbone.data.fingerprint),
+        ("model", _with_args(backbone.model)),
+        ("checkpoint", "handed over in memory" if checkpoint is None else checkpoint.name),
+        ("weights sha256", _weights(run)),
+        ("layers", f"{len(layers)}: {_some(layers, 8)}"),
+        ("splits", _splits(run)),
+        ("head", f"{stored['head']}: {description}"),
+        ("head options", _pairs(stored["config"], leave_out=("in_dims", "out_dim", "level"))),
+        ("chosen fit", f"fold {stored['fold']}, seed {stored['seed']}, by validation"),
+        ("training", _pairs(run.results.get("tuning", plan).get("training", {}))),
+        ("seeds", _some([str(value) for value in plan.get("seeds", [])], 10)),
+        ("standardised layers", _value(bool(stored["standardize"]))),
+        ("warm start", _value(bool(plan.get("warm_start")))),
+    ]
+
+
+def _task(task: Mapping[str, Any]) -> str:
+    kind = {"multiclass": "multi-class", "multilabel": "multi-label"}
+    said = f"{kind.get(task['kind'], task['kind'])}, {task['level']} level"
+    if task["kind"] == "multiclass":
+        said += f", {len(task['classes'])} classes"
+    return said if task["num_targets"] == 1 else f"{said}, {task['num_targets']} targets"
+
+
+def _weights(run: Run) -> str:
+    own = run.backbone.model.weights_sha256
+    every = run.plan.get("weights", [own])
+    if len(every) == 1:
+        return own
+    return f"{own} (chosen fold); per fold: {', '.join(value[:12] for value in every)}"
+
+
+def _splits(run: Run) -> str:
+    splits = run.splits
+    parts = {part: [len(getattr(fold, part)) for fold in splits.folds] for part in PARTS}
+    sizes = ", ".join(f"{part} {_range(counts)}" for part, counts in parts.items())
+    seed = "" if splits.seed is None else f", seed {splits.seed}"
+    folds = plural(len(splits.folds), "fold")
+    return f"{splits.kind}{seed}, {folds}: {sizes} {splits.unit}s"
+
+
+def command(run: Run) -> str:
+    """Return the command that gives a run again, or the call, as a user would write it."""
+    if run.config is None:
+        return _python_call(run)
+    words = ["histograph", run.kind]
+    words += [str(run.config[each]) for each in _POSITIONAL if each in run.config]
+    for option, value in run.config.items():
+        if option not in _POSITIONAL:
+            words += _flags(option, value)
+    saved = shlex.quote(str(run.folder / CONFIG_NAME))
+    return (
+        f"{shlex.join(words)}\n\n# the same, from the saved options\n"
+        f"histograph {run.kind} --config {saved}"
+    )
+
+
+def _python_call(run: Run) -> str:
+    head = next((h for h in run.plan.get("heads", []) if h["name"] == run.head), None)
+    options = {} if head is None else head["options"]
+    arguments = [
+        repr(run.backbone.cache.name),
+        repr(run.name),
+        f"head={run.head!r}",
+        f"seeds={tuple(run.plan.get('seeds', (0,)))!r}",
+        f"training=hg.TrainingOptions(**{dict(run.plan.get('training', {}))!r})",
+        *(f"{name}={value!r}" for name, value in options.items()),
+    ]
+    return f"import histograph_post as hg\n\nhg.train_head({', '.join(arguments)})"
+
+
+def ranked_trials(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the trials of a search that have a score, as ``results.json`` has them, best first."""
+    scored = [trial for trial in results["tuning"]["trials"] if trial["score"] is not None]
+    return sorted(scored, key=lambda trial: trial["score"], reverse=results["higher_is_better"])
+
+
+def _flags(name: str, value: Any) -> list[str]:
+    flag = "-o" if name == "out" else f"--{name.replace('_', '-')}"
+    if value is True:
+        return [flag]
+    if value is False:
+        return [f"--no-{name}"] if name in _SWITCHES else []
+    if isinstance(value, list):
+        return [word for item in value for word in (flag, str(item))]
+    return [flag, str(value)]
+
+
+def _range(sizes: Sequence[int]) -> str:
+    low, high = min(sizes), max(sizes)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _with_args(named: Specification) -> str:
+    return f"{named.spec} ({_pairs(named.args)})" if named.args else named.spec
+
+
+def _pairs(values: Mapping[str, Any], leave_out: tuple[str, ...] = ()) -> str:
+    shown = [
+        f"{name} {_value(value)}"
+        for name, value in values.items()
+        if name not in leave_out and value is not None
+    ]
+    return ", ".join(shown) or MISSING
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _some(items: Sequence[str], shown: int = 6) -> str:
+    more = f", ... ({len(items)} in all)" if len(items) > shown else ""
+    return ", ".join(items[:shown]) + more or MISSING

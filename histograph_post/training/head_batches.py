@@ -1,0 +1,355 @@
+"""Training batches of cached activations, for training a readout."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..caches import Cache
+from ..data.batching import LinkNegatives, Negatives, RowBatch, count_batches, row_batches
+from ..data.links import NonEdges
+from ..errors import CacheError
+from ..heads.base import History, last_layer
+from ..heads.history import TableRows
+from ..heads.ragged import ranges
+from ..heads.standardize import Standardizer
+from ..tasks import Task
+from .history_rows import (
+    HistoryRows,
+    SharedMemory,
+    batch_note,
+    batches_that_fit,
+    fits_ahead,
+    histories_that_fit,
+    history_pieces,
+    history_rows,
+    mean_rows,
+    working_ahead,
+)
+from .loop import Step
+
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class HeadInputs:
+    """What a readout takes, and which rows of its output are asked for."""
+
+    history: History | TableRows
+    #: Graph of each node, sorted: ``[num_nodes]``.
+    batch: Tensor
+    num_graphs: int
+    edge_index: Tensor | None = None
+    #: Nodes whose outputs are asked for; None for every graph: ``[rows]``.
+    positions: Tensor | None = None
+    #: Node pairs to score, for links, negatives that were drawn for training last: ``[2, rows]``.
+    pairs: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LentRows:
+    """What a fit reads of a cache, on its way to another process: the memory is shared."""
+
+    #: Label rows of the graphs that it is standardised by; None if it is not.
+    rows: np.ndarray | None
+    standardizer: Standardizer | None
+    history: HistoryRows | None = None
+    means: HistoryRows | None = None
+
+
+class LoadedCache:
+    """A cache as training uses it: opened once, for every fold, seed and readout.
+
+    Args:
+        cache: The cache.
+        memory_limit: Bytes that training may take; see
+            :func:`~histograph_post.training.history_rows.history_rows`.
+    """
+
+    def __init__(self, cache: Cache, *, memory_limit: int | None = None) -> None:
+        self.cache = cache
+        self.level = cache.manifest.layout.level
+        self.labels = cache.labels()
+        self.label_ptr = cache.label_ptr
+        self.ptr = cache.node_ptr  # [num_graphs + 1]
+        self._memory_limit = memory_limit
+        self._lends = False
+        # The readouts and seeds of one fold all ask for the same.
+        self._standardizer = _Kept[Standardizer]()
+        self._history = _Kept[HistoryRows]()
+        self._means = _Kept[HistoryRows | None]()
+        #: Labelled pairs of all graphs, nodes numbered through the cache: ``[2, rows]``.
+        self.pairs = cache.label_pairs() if self.level == "link" else None
+
+    # Another process opens the cache for itself, and is lent the rest.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load_cache, (self.cache, self._memory_limit)
+
+    @cached_property
+    def edge_index(self) -> Tensor | None:
+        """Edges of all graphs, nodes numbered through the cache: ``[2, num_edges]``."""
+        return self.cache.edge_index() if self.cache.manifest.layout.has_edges else None
+
+    @cached_property
+    def edge_ptr(self) -> np.ndarray:
+        """First edge of each graph, and the number of edges: ``[num_graphs + 1]``."""
+        if self.edge_index is None:
+            raise CacheError(f"{self.cache.path}: found no edges, which this readout needs")
+        # The edges of a graph follow those of the graph before it.
+        owners = np.searchsorted(self.ptr, self.edge_index[0].numpy(), side="right") - 1
+        return np.searchsorted(owners, np.arange(len(self.ptr)))
+
+    @cached_property
+    def non_edges(self) -> list[NonEdges]:
+        """The pairs of each graph that neither an edge joins nor a label names.
+
+        Labelled pairs of every part are left out, links and negatives alike: training on any of
+        them would tell which the others are.
+        """
+        assert self.pairs is not None  # links only
+        found = []
+        for graph, first in enumerate(self.ptr[:-1]):
+            known = [self.pairs[:, self.label_ptr[graph] : self.label_ptr[graph + 1]]]
+            if self.edge_index is not None:
+                known.append(self.edge_index[:, self.edge_ptr[graph] : self.edge_ptr[graph + 1]])
+            pairs = torch.cat(known, dim=1).numpy() - first  # [2, num_known]
+            found.append(NonEdges(int(self.ptr[graph + 1] - first), pairs))
+        return found
+
+    def own_logits(self, task: Task) -> np.ndarray | None:
+        """Return the model's own outputs as logits ``[rows, width]``; None if they do not fit."""
+        outputs = self.cache.outputs()
+        if outputs is None or not task.accepts(outputs.shape[1]):
+            return None
+        own = self.cache.manifest.own_metrics
+        return task.logits(outputs) if own is not None and own.get("probabilities") else outputs
+
+    def last_layer(self) -> Tensor:
+        """Return what the network's own readout consumes: ``[num_nodes, D_last]``."""
+        pieces = history_pieces(self.cache, np.arange(len(self.cache)))
+        # A view would keep all layers of its piece.
+        return torch.cat([last_layer(piece).to(torch.float32, copy=True) for piece in pieces])
+
+    def standardizer(self, rows: np.ndarray) -> Standardizer:
+        """Return the standardisation by the graphs that own these label rows."""
+
+        def fit() -> Standardizer:
+            graphs = np.unique(np.searchsorted(self.label_ptr, rows, side="right") - 1)
+            return Standardizer(self.cache.widths).fit(history_pieces(self.cache, graphs))
+
+        return copy.deepcopy(self._standardizer.of(rows, fit))
+
+    def forget(self) -> None:
+        """Give the memory of the activations back, until they are asked for again."""
+        self._history.forget()
+        self._means.forget()
+
+    def history(self, rows: np.ndarray | None) -> HistoryRows:
+        """Return the activations, standardised by the graphs that own these label rows.
+
+        Args:
+            rows: None for the activations as they are stored.
+        """
+        return self._history.of(rows, lambda: self._read(history_rows, rows))
+
+    def means(self, rows: np.ndarray | None) -> HistoryRows | None:
+        """Return the means of graphs, one row each; None if they take too much memory.
+
+        Args:
+            rows: As :meth:`history` takes them.
+        """
+        return self._means.of(rows, lambda: self._read(mean_rows, rows))
+
+    def _read(self, read: Callable[..., _Made], rows: np.ndarray | None) -> _Made:
+        standardizer = None if rows is None else self.standardizer(rows)
+        memory = SharedMemory() if self._lends else None
+        return read(self.cache, standardizer, memory_limit=self._memory_limit, memory=memory)
+
+    def lend(
+        self, rows: np.ndarray | None, *, history: bool = True, means: bool = False
+    ) -> LentRows:
+        """Return what a fit in another process reads, for :meth:`borrow` there.
+
+        Args:
+            rows: As :meth:`history` takes them.
+            history: Whether it reads the activations.
+            means: Whether the means of graphs will do, if there is memory for them.
+        """
+        if not self._lends:
+            self.forget()  # memory of this process alone
+            self._lends = True
+        found = self.means(rows) if means else None
+        return LentRows(
+            rows=rows,
+            standardizer=None if rows is None else self.standardizer(rows),
+            history=self.history(rows) if history and found is None else None,
+            means=found,
+        )
+
+    def borrow(self, lent: LentRows) -> None:
+        """Use what another process has made ready."""
+        if lent.standardizer is not None:
+            self._standardizer.put(lent.rows, lent.standardizer)
+        if lent.history is not None:
+            self._history.put(lent.rows, lent.history)
+        if lent.means is not None:
+            self._means.put(lent.rows, lent.means)
+
+    def histories_that_fit(self) -> int:
+        """Return how many folds may have their activations in memory at once; 0: they are read."""
+        return histories_that_fit(self.cache, self._memory_limit)
+
+    def batches_that_fit(self, batch_size: int) -> int:
+        """Return how many fits can train at once on batches of so many graphs, at least one."""
+        return batches_that_fit(self.cache, batch_size, self._memory_limit)
+
+    def fits_ahead(self, batches: Sequence[RowBatch]) -> bool:
+        """Say whether one of these batches can be read while another is in use."""
+        return fits_ahead(self.cache, (members.graphs for members in batches), self._memory_limit)
+
+    def batch_note(self, batch_size: int) -> str | None:
+        """Say so if training on batches of so many graphs takes more memory than it may."""
+        return batch_note(self.cache, batch_size, self._memory_limit)
+
+
+def _load_cache(cache: Cache, memory_limit: int | None) -> LoadedCache:
+    return LoadedCache(cache, memory_limit=memory_limit)
+
+
+class HeadBatches:
+    """A :class:`~histograph_post.training.loop.Source` over the activations of a cache.
+
+    Links that train commonly come without negatives. Then every batch of an epoch gets as many
+    as it has links, drawn from the pairs of the same graphs by the seed of the epoch. They stand
+    behind the rows of the batch, in its inputs and in its targets.
+
+    Args:
+        loaded: The cache.
+        history: Its activations, standardised or not, from :meth:`LoadedCache.history`, or the
+            means of graphs, where they are all that the readout needs.
+        task: Gives the targets.
+        device: Where batches go.
+        edges: Whether the readout needs ``edge_index``.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedCache,
+        history: HistoryRows,
+        task: Task,
+        device: torch.device,
+        *,
+        edges: bool = False,
+    ) -> None:
+        self.labels = loaded.labels
+        self._loaded = loaded
+        self._history = history
+        self._targets = task.targets(loaded.labels)
+        self._device = device
+        self._edges = edges
+        self._negatives = LinkNegatives(task, self._targets, lambda graph: loaded.non_edges[graph])
+
+    def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
+        """Return how many batches these rows make."""
+        return count_batches(rows, self._loaded.label_ptr, batch_size=batch_size)
+
+    def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
+        """Yield the rows in batches of at most ``batch_size`` graphs."""
+        loaded = self._loaded
+        batches = list(
+            row_batches(rows, loaded.level, loaded.label_ptr, batch_size=batch_size, seed=seed)
+        )
+        steps = self._steps(batches, self._negatives.generator(rows, seed))
+        ahead = self._history.read_ahead and loaded.fits_ahead(batches)
+        return working_ahead(steps) if ahead else steps
+
+    def _steps(
+        self, batches: Sequence[RowBatch], random: np.random.Generator | None
+    ) -> Iterator[Step]:
+        for members in batches:
+            targets = self._targets[members.rows]  # [rows] or [rows, targets]
+            negatives = None
+            if random is not None:
+                negatives = self._negatives.draw(members, random)
+                targets = torch.cat([targets, targets.new_zeros(len(negatives.owners), 1)])
+            yield Step(self._inputs(members, negatives), targets.to(self._device), members.rows)
+
+    def _inputs(self, members: RowBatch, negatives: Negatives | None) -> HeadInputs:
+        loaded, graphs = self._loaded, members.graphs
+        ptr = self._history.ptr  # [num_graphs + 1]
+        starts, stops = ptr[graphs], ptr[graphs + 1]
+        sizes = stops - starts  # [num_graphs]
+        first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # of each graph in the batch
+        batch = np.repeat(np.arange(len(graphs)), sizes)  # [num_nodes]
+        positions = pairs = edge_index = None
+        if loaded.level == "node":
+            positions = torch.from_numpy(first[members.owners] + members.within)  # [rows]
+        if loaded.pairs is not None:
+            shifts = torch.from_numpy((first - starts)[members.owners])  # [rows]
+            pairs = loaded.pairs[:, members.rows] + shifts  # [2, rows]
+            if negatives is not None:
+                drawn = negatives.pairs + torch.from_numpy(first[negatives.owners])
+                pairs = torch.cat([pairs, drawn], dim=1)  # [2, rows + negatives]
+        if self._edges:
+            edge_index = self._edge_index(graphs, first - starts)  # [2, num_edges]
+        return HeadInputs(
+            history=_to(self._history.select(graphs), self._device),
+            batch=torch.from_numpy(batch).to(self._device),
+            num_graphs=len(graphs),
+            edge_index=None if edge_index is None else edge_index.to(self._device),
+            positions=None if positions is None else positions.to(self._device),
+            pairs=None if pairs is None else pairs.to(self._device),
+        )
+
+    def _edge_index(self, graphs: np.ndarray, shifts: np.ndarray) -> Tensor:
+        """Return the edges of these graphs, numbered as in the batch: ``[2, num_edges]``."""
+        starts, stops = self._loaded.edge_ptr[graphs], self._loaded.edge_ptr[graphs + 1]
+        assert self._loaded.edge_index is not None  # edge_ptr has checked it
+        edges = self._loaded.edge_index[:, ranges(starts, stops)]  # [2, num_edges]
+        return edges + torch.from_numpy(np.repeat(shifts, stops - starts))
+
+
+class _Kept(Generic[_Made]):
+    """What was made last, for some rows, until other rows are asked for."""
+
+    def __init__(self) -> None:
+        self._found: tuple[np.ndarray | None, _Made] | None = None
+
+    def of(self, rows: np.ndarray | None, make: Callable[[], _Made]) -> _Made:
+        """Return what there is for these rows, made now if it is for others."""
+        if self._found is None or not _same(self._found[0], rows):
+            self.forget()  # before the next is made: one is large enough
+            self.put(rows, make())
+        assert self._found is not None
+        return self._found[1]
+
+    def put(self, rows: np.ndarray | None, made: _Made) -> None:
+        """Keep what there is for these rows."""
+        self._found = (rows, made)
+
+    def forget(self) -> None:
+        """Give its memory back."""
+        self._found = None
+
+
+def _same(rows: np.ndarray | None, others: np.ndarray | None) -> bool:
+    if rows is None or others is None:
+        return rows is others
+    return np.array_equal(rows, others)
+
+
+def _to(history: History | TableRows, device: torch.device) -> History | TableRows:
+    if isinstance(history, TableRows):
+        if device.type == "cpu":
+            return history
+        history = history.copy()
+    if isinstance(history, Tensor):
+        return history.to(device, non_blocking=True)
+    return [layer.to(device, non_blocking=True) for layer in history]

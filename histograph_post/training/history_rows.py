@@ -1,0 +1,341 @@
+"""The activations of a cache as training reads them: from memory, or from the file batch by batch.
+
+A history that fits is copied once, standardised on the way, and every batch is rows of it.
+One that does not fit stays in the file: a batch is read and standardised when its turn comes, in a
+thread that works ahead where there is room for it, and what was read is handed back to the system.
+A readout that takes the mean of a graph's nodes before anything else needs no more than that mean.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import weakref
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..caches import Cache
+from ..heads.base import pool_nodes
+from ..heads.history import History, TableRows
+from ..heads.ragged import ranges
+from ..heads.standardize import Standardizer
+from ..utils.memory import SharedTensor, machine_memory
+
+#: Share of the machine's memory that training may take, unless told otherwise.
+MEMORY_SHARE = 2 / 3
+
+#: Share of that for a history that is kept; the rest is for batches.
+KEPT_SHARE = 3 / 4
+
+#: Share of what training may take for the means of graphs, which may be kept beside a history.
+MEANS_SHARE = 1 / 16
+
+#: Batches that there is room for where one is in use: itself, the one before it, which is held
+#: while validating until this one is there, and as much again for what a head makes of it.
+BATCHES_IN_USE = 3
+
+#: Bytes of history that are read at a time where all of it is needed.
+PIECE_BYTES = 1 << 22
+
+_Item = TypeVar("_Item")
+
+
+class HistoryRows(Protocol):
+    """The rows of a history, graph by graph."""
+
+    #: First row of each graph, and the number of rows: ``[num_graphs + 1]``.
+    ptr: np.ndarray
+    #: Whether it pays to fetch the next batch while this one is used, if there is room for it.
+    read_ahead: bool
+
+    def select(self, graphs: np.ndarray) -> History | TableRows:
+        """Return the rows of some graphs to look at: a tensor, one per layer, or where they lie."""
+        ...
+
+
+class RowsInMemory:
+    """All rows of a history, in memory.
+
+    Args:
+        history: ``[rows, L, D]``, or one ``[rows, D_l]`` per layer.
+        ptr: First row of each graph, and the number of rows: ``[num_graphs + 1]``.
+        memory: Where the history lies, if other processes are to use it as well.
+    """
+
+    read_ahead = False
+
+    def __init__(
+        self, history: History, ptr: np.ndarray, memory: SharedMemory | None = None
+    ) -> None:
+        self.ptr = ptr
+        self._history = history
+        self._memory = memory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert self._memory is not None  # nothing else is sent to other processes
+        return _shared_rows, (self._memory, isinstance(self._history, Tensor), self.ptr)
+
+    def select(self, graphs: np.ndarray) -> History | TableRows:
+        """Return the rows of some graphs: where they lie, or copies of layers of many widths."""
+        if np.array_equal(graphs, np.arange(len(self.ptr) - 1)):
+            return self._history
+        starts, stops = self.ptr[graphs], self.ptr[graphs + 1]  # [graphs] each
+        if isinstance(self._history, Tensor):
+            return TableRows(self._history, starts, stops - starts)
+        rows = torch.from_numpy(ranges(starts, stops))  # [rows]
+        return [layer.index_select(0, rows) for layer in self._history]
+
+
+class RowsOnDisk:
+    """The rows of a cache that is too large for memory; each batch is read when it is asked for.
+
+    Args:
+        cache: Where they come from.
+        standardizer: Applied to every row.
+    """
+
+    read_ahead = True
+
+    def __init__(self, cache: Cache, standardizer: Standardizer | None) -> None:
+        self.ptr = cache.node_ptr
+        self._cache = cache
+        self._standardizer = standardizer
+        self._memory = RowMemory()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowsOnDisk, (self._cache, self._standardizer)
+
+    def select(self, graphs: np.ndarray) -> History:
+        """Read the rows of some graphs."""
+        return _read_standardized(self._cache, graphs, self._standardizer, self._memory)
+
+
+def _shared_rows(memory: SharedMemory, uniform: bool, ptr: np.ndarray) -> RowsInMemory:
+    layers = [layer.tensor for layer in memory.layers]
+    return RowsInMemory(layers[0] if uniform else layers, ptr, memory)
+
+
+def history_rows(
+    cache: Cache,
+    standardizer: Standardizer | None,
+    *,
+    memory_limit: int | None = None,
+    memory: SharedMemory | None = None,
+) -> HistoryRows:
+    """Return the rows of a cache, in memory if they fit.
+
+    Args:
+        cache: Where they come from.
+        standardizer: Applied to every row.
+        memory_limit: Bytes that training may take: the rows or, if they need more than their share,
+            the batches that are read of them. By default a share of the machine's memory.
+        memory: Where they are put, if other processes are to use them as well.
+    """
+    if not histories_that_fit(cache, memory_limit):
+        return RowsOnDisk(cache, standardizer)
+    history = _read_standardized(cache, np.arange(len(cache)), standardizer, memory)
+    return RowsInMemory(history, cache.node_ptr, memory)
+
+
+def histories_that_fit(cache: Cache, memory_limit: int | None) -> int:
+    """Return how many copies of the rows of a cache, each standardised otherwise, may be kept."""
+    return int(KEPT_SHARE * allowed_memory(memory_limit)) // max(row_bytes(cache), 1)
+
+
+def mean_rows(
+    cache: Cache,
+    standardizer: Standardizer | None,
+    *,
+    memory_limit: int | None = None,
+    memory: SharedMemory | None = None,
+) -> RowsInMemory | None:
+    """Return the mean of the rows of each graph as its one row; None if that takes too much memory.
+
+    Args:
+        cache: Where the rows come from.
+        standardizer: Applied to every row.
+        memory_limit: Bytes that training may take.
+        memory: Where they are put, if other processes are to use them as well.
+    """
+    kept = np.minimum(cache.num_nodes, 1)  # rows of each graph: [num_graphs]
+    num_bytes = int(kept.sum()) * sum(cache.widths) * torch.float32.itemsize
+    if num_bytes > MEANS_SHARE * allowed_memory(memory_limit):
+        return None
+    pieces, piece_memory = [], RowMemory()
+    for graphs in graph_pieces(cache, np.flatnonzero(kept)):
+        # Standardised first: a sum of values that hardly differ would round their difference away.
+        history = _read_standardized(cache, graphs, standardizer, piece_memory)
+        sizes = cache.num_nodes[graphs]
+        owners = torch.from_numpy(np.repeat(np.arange(len(graphs)), sizes))  # [num_nodes]
+        layers = [history] if isinstance(history, Tensor) else history
+        # [graphs, L, D], or one [graphs, D_l] per layer
+        pieces.append([pool_nodes(layer, owners, len(graphs), "mean") for layer in layers])
+    layers = [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+    if memory is not None:
+        layers = [memory.empty(layer.shape, layer.dtype).copy_(layer) for layer in layers]
+    means = layers[0] if cache.manifest.layout.is_uniform else layers
+    return RowsInMemory(means, np.concatenate([[0], np.cumsum(kept)]), memory)
+
+
+def row_bytes(cache: Cache, graphs: np.ndarray | None = None) -> int:
+    """Return the bytes of the rows of some graphs, or of all, in single precision."""
+    num_nodes = cache.num_nodes if graphs is None else cache.num_nodes[graphs]
+    return int(num_nodes.sum()) * sum(cache.widths) * torch.float32.itemsize
+
+
+def fits_ahead(cache: Cache, batches: Iterable[np.ndarray], memory_limit: int | None) -> bool:
+    """Say whether there is room for one of these batches of graphs beside those in use."""
+    largest = max((row_bytes(cache, graphs) for graphs in batches), default=0)
+    return (BATCHES_IN_USE + 1) * largest <= allowed_memory(memory_limit)
+
+
+def batch_note(cache: Cache, batch_size: int, memory_limit: int | None) -> str | None:
+    """Say so if training on batches of so many graphs will not stay within the limit."""
+    allowed = allowed_memory(memory_limit)
+    batch_size = min(batch_size, len(cache))
+    average, largest, needed = _batch_bytes(cache, batch_size)
+    if needed <= allowed:
+        return None
+    fits = f"{int(allowed / average)} would fit"
+    return (
+        f"memory limit: batches of {batch_size} graphs take about {needed / 1e6:.3g} MB, "
+        f"expected at most {allowed / 1e6:.3g} MB; "
+        f"{fits if largest <= allowed else 'the largest graph alone is too large'}"
+    )
+
+
+def batches_that_fit(cache: Cache, batch_size: int, memory_limit: int | None) -> int:
+    """Return how many fits can train on batches of so many graphs at once, at least one."""
+    allowed = allowed_memory(memory_limit)
+    kept = row_bytes(cache) if histories_that_fit(cache, memory_limit) else 0
+    _, _, needed = _batch_bytes(cache, min(batch_size, len(cache)))
+    return max(1, int((allowed - kept) / max(needed, 1.0)))
+
+
+def _batch_bytes(cache: Cache, batch_size: int) -> tuple[float, int, float]:
+    """Return the bytes in use for the average graph, the largest one, and a batch of graphs."""
+    largest = BATCHES_IN_USE * row_bytes(cache, np.array([cache.num_nodes.argmax()]))
+    average = BATCHES_IN_USE * row_bytes(cache) / len(cache)
+    return average, largest, max(batch_size * average, largest)
+
+
+def allowed_memory(memory_limit: int | None) -> int:
+    """Return the bytes that training may take: a share of the machine's, unless told otherwise."""
+    return int(MEMORY_SHARE * machine_memory()) if memory_limit is None else memory_limit
+
+
+def history_pieces(cache: Cache, graphs: np.ndarray) -> Iterator[History]:
+    """Yield the stored rows of some graphs, a moderate piece at a time."""
+    memory = RowMemory()
+    for piece in graph_pieces(cache, graphs):
+        yield read_history(cache, piece, cache.dtype, memory)
+
+
+def graph_pieces(cache: Cache, graphs: np.ndarray) -> Iterator[np.ndarray]:
+    """Cut some graphs into pieces whose rows take a moderate number of bytes."""
+    stored_bytes = sum(cache.widths) * cache.dtype.itemsize  # of a node
+    bytes_before = np.cumsum(cache.num_nodes[graphs]) * stored_bytes  # [graphs], inclusive
+    for piece in np.split(graphs, np.flatnonzero(np.diff(bytes_before // PIECE_BYTES)) + 1):
+        if len(piece):
+            yield piece
+
+
+def read_history(
+    cache: Cache,
+    graphs: np.ndarray,
+    dtype: torch.dtype,
+    memory: RowMemory | SharedMemory | None = None,
+) -> History:
+    """Return a copy of the rows of some graphs: ``[num_nodes, L, D]``, or one per layer.
+
+    At no time is there more than the copy and a small piece of the file.
+
+    Args:
+        cache: Where they come from.
+        graphs: Which, in the order of the copy.
+        dtype: Of the copy.
+        memory: Where it is kept; memory of its own by default.
+    """
+    num_nodes = int(cache.num_nodes[graphs].sum())
+    memory = RowMemory() if memory is None else memory
+    layers = [
+        memory.empty(dataset.shape, dtype)
+        for dataset in cache.manifest.layout.activations(num_nodes)
+    ]
+    for place, parts in cache.pieces(graphs):
+        for layer, part in zip(layers, parts, strict=True):
+            layer[place].copy_(part)  # converts on the way
+    return layers[0] if cache.manifest.layout.is_uniform else layers
+
+
+def _read_standardized(
+    cache: Cache,
+    graphs: np.ndarray,
+    standardizer: Standardizer | None,
+    memory: RowMemory | SharedMemory | None = None,
+) -> History:
+    """Return a copy of the rows of some graphs in single precision, standardised if asked for."""
+    history = read_history(cache, graphs, torch.float32, memory)
+    if standardizer is not None:
+        standardizer.apply_(history)
+    return history
+
+
+class RowMemory:
+    """Memory for rows, which is used again when the last tensor that lies in it is gone.
+
+    It comes from the system and goes back there with this object. Of what an allocator frees it
+    keeps much, above all if another thread has asked for it: batches of ever different sizes leave
+    holes that the next one does not fit in.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[mmap.mmap] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor of any values."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        pages = self._free.pop() if self._free else None
+        if pages is None or len(pages) < num_bytes:
+            pages = _map_pages(num_bytes)
+        values = np.frombuffer(pages, np.uint8)
+        # What torch makes of an array keeps that array, whoever it is shared with.
+        weakref.finalize(values, self._free.append, pages).atexit = False
+        return torch.from_numpy(values)[:num_bytes].view(dtype).view(shape)
+
+
+class SharedMemory:
+    """Memory for the layers of a history that several processes read."""
+
+    def __init__(self) -> None:
+        self.layers: list[SharedTensor] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor of any values."""
+        self.layers.append(SharedTensor(tuple(shape), dtype))
+        return self.layers[-1].tensor
+
+
+def _map_pages(num_bytes: int) -> mmap.mmap:
+    """Return memory for so many bytes, and room for more: what is not touched takes none."""
+    pages = mmap.mmap(-1, num_bytes + num_bytes // 2 + 1, access=mmap.ACCESS_COPY)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux; not in every build of it
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
+
+
+def working_ahead(items: Iterator[_Item]) -> Iterator[_Item]:
+    """Yield items, of which the next one is made in a thread while the last one is used."""
+    nothing = object()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read-ahead") as pool:
+        coming: Future[_Item | object] = pool.submit(next, items, nothing)
+        while (item := coming.result()) is not nothing:
+            coming = pool.submit(next, items, nothing)
+            yield item  # type: ignore[misc]  # not the mark of the end

@@ -1,0 +1,272 @@
+"""The one training loop.
+
+It knows nothing of heads, backbones or caches: a *source* hands out batches and a *network* turns
+their inputs into outputs. The stages differ in where the batches come from and in which
+parameters move, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..splits import Split
+from ..tasks import TargetScale, Task
+from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
+
+#: Of the order of the batches of every run: what is compared then differs in nothing else.
+ORDER_SEED = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch as the loop sees it."""
+
+    #: What the network's forward pass takes.
+    inputs: Any
+    #: What it should give: ``[rows]`` or ``[rows, targets]``.
+    targets: Tensor
+    #: Which labels these are, to put predictions back in order: ``[rows]``.
+    rows: np.ndarray
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    #: Every label, missing ones NaN: ``[rows, targets]``.
+    labels: np.ndarray
+
+    def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
+        """Yield the rows in batches: shuffled by ``seed``, or in a fixed order without one."""
+        ...
+
+    def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
+        """Return how many batches these rows make."""
+        ...
+
+
+@dataclass
+class Progress:
+    """Where a run stands: what has been seen, and the best of it."""
+
+    epoch: int = 0
+    best_epoch: int = -1
+    #: Validation scores of the best epoch; empty without a validation part.
+    best_valid: dict[str, float] = field(default_factory=dict)
+    best_loss: float = math.inf
+    best_state: dict[str, Tensor] = field(default_factory=dict)
+    log: list[dict[str, float]] = field(default_factory=list)
+
+
+class Trainer:
+    """Train a network on the training part and keep the weights of its best epoch.
+
+    The best epoch is the one with the best validation score, and among equals the one with the
+    lowest validation loss; without a validation part it is the last one. The test part is never
+    looked at.
+
+    Args:
+        network: Maps :attr:`Step.inputs` to outputs; its ``aux_loss``, if any, joins the loss.
+        source: Hands out batches.
+        split: Which rows train and validate.
+        task: The loss and the tracked metric.
+        options: How to train.
+        seed: Of dropout. Initial weights are the caller's, and the order of the batches is the
+            same for every seed and every network that is compared.
+        parameters: Parameter groups with an ``lr`` each; all trainable parameters by default.
+        before_epoch: Called with the number of every epoch before it starts: what moves may
+            depend on it.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        source: Source,
+        split: Split,
+        task: Task,
+        options: TrainingOptions,
+        *,
+        seed: int,
+        parameters: Sequence[Mapping[str, Any]] | None = None,
+        before_epoch: Callable[[int], None] | None = None,
+    ) -> None:
+        self.network = network
+        self.source = source
+        self.split = split
+        self.task = task
+        self.options = options
+        self.seed = seed
+        self.progress = Progress()
+        self._before_epoch = before_epoch
+        trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        groups = [dict(group) for group in parameters or [{"params": trainable}]]
+        if not any(list(group["params"]) for group in groups):
+            raise ConfigError("training: found no trainable parameters, expected at least one")
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=options.lr, weight_decay=options.weight_decay, fused=True
+        )
+        #: Numbers that training may change.
+        self.num_parameters = sum(
+            parameter.numel()
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+        )
+        self._top_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._plateau_factor = 1.0
+        training_labels = source.labels[split.train]  # [rows, targets]
+        self.scale = TargetScale.of(task, training_labels)
+        self._loss_weights = task.balancing_weights(training_labels) if options.balance else {}
+
+    # --- resuming --------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return all that :meth:`restore` needs to go on as if nothing had happened."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "plateau_factor": self._plateau_factor,
+            "progress": vars(self.progress),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` returned."""
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._plateau_factor = state["plateau_factor"]
+        self.progress = Progress(**state["progress"])
+
+    # --- the loop --------------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all epochs are over, or nothing has become better for long enough."""
+        waited = self.progress.epoch - 1 - self.progress.best_epoch
+        stale = 0 < self.options.patience <= waited
+        return self.progress.epoch >= self.options.epochs or stale
+
+    @property
+    def share_done(self) -> float:
+        """The share of the epochs that are over; all of them once training has stopped."""
+        return 1.0 if self.is_done else self.progress.epoch / self.options.epochs
+
+    def run(self, on_epoch: Callable[[Trainer], None] | None = None) -> Progress:
+        """Train to the end; leave the network with the weights of the best epoch."""
+        while not self.is_done:
+            self.run_epoch()
+            if on_epoch is not None:
+                on_epoch(self)
+        return self.finish()
+
+    def run_epoch(self) -> None:
+        """Train for an epoch, validate, and keep the weights if they are the best so far."""
+        # Seeded by epoch: a resumed run draws what an unbroken one would have drawn.
+        torch.manual_seed(_mixed(self.seed, self.progress.epoch))
+        if self._before_epoch is not None:
+            self._before_epoch(self.progress.epoch)
+        loss, lr = self._train_epoch()
+        if len(self.split.valid):
+            scores = self._compare(*self._evaluate(self.split.valid))
+        else:
+            scores = {}
+            self._keep({}, math.inf)
+        self.progress.log.append({"epoch": self.progress.epoch, "loss": loss, "lr": lr, **scores})
+        self.progress.epoch += 1
+
+    def finish(self) -> Progress:
+        """Leave the network with the weights of the best epoch."""
+        self.network.load_state_dict(self.progress.best_state)
+        return self.progress
+
+    def predict(self, rows: np.ndarray) -> np.ndarray:
+        """Return the outputs for these rows, in the units of the labels: ``[rows, out_dim]``."""
+        outputs, _ = self._evaluate(rows)
+        return outputs
+
+    def _train_epoch(self) -> tuple[float, float]:
+        """Train for an epoch; return the mean loss and the last learning rate."""
+        self.network.train()
+        total, seen, lr = torch.zeros(()), 0, 0.0
+        rows, size = self.split.train, self.options.batch_size
+        num_steps = self.source.num_batches(rows, batch_size=size)
+        seed = _mixed(ORDER_SEED, self.progress.epoch)
+        batches = self.source.batches(rows, batch_size=size, seed=seed)
+        for number, step in enumerate(batches, start=1):
+            lr = self._set_lr(self.progress.epoch + number / num_steps)
+            self.optimizer.zero_grad(set_to_none=True)
+            outputs = self.network(step.inputs)  # [rows, out_dim]
+            targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
+            loss = self.task.loss(outputs, targets, **self._loss_weights)
+            auxiliary = getattr(self.network, "aux_loss", None)
+            (loss if auxiliary is None else loss + auxiliary).backward()
+            if self.options.clip:
+                for group in self.optimizer.param_groups:
+                    nn.utils.clip_grad_norm_(group["params"], self.options.clip)
+            self.optimizer.step()
+            total = total + loss.detach().cpu() * len(targets)
+            seen += len(targets)
+            del step, outputs, loss  # the next batch can have their memory
+        return float(total) / max(seen, 1), lr
+
+    def _set_lr(self, epochs_done: float) -> float:
+        """Set the learning rates of a step that ends ``epochs_done`` epochs into the run."""
+        factor = self.options.lr_factor(epochs_done, self._plateau_factor)
+        for group, top in zip(self.optimizer.param_groups, self._top_lrs, strict=True):
+            group["lr"] = top * factor
+        return self._top_lrs[0] * factor
+
+    def _compare(self, outputs: np.ndarray, loss: float) -> dict[str, float]:
+        """Score the validation part and keep the weights if they are the best so far."""
+        scores = self.task.scores(outputs, self.source.labels[self.split.valid])
+        if self._is_better(scores, loss):
+            self._keep(scores, loss)
+        else:
+            waited = self.progress.epoch - self.progress.best_epoch
+            if self.options.schedule == "plateau" and waited % PLATEAU_EPOCHS == 0:
+                self._plateau_factor = max(LOWEST_LR, self._plateau_factor / 2)
+        return {"valid_loss": loss} | {f"valid_{name}": value for name, value in scores.items()}
+
+    def _is_better(self, scores: Mapping[str, float], loss: float) -> bool:
+        if self.progress.best_epoch < 0:
+            return True
+        metric, sign = self.task.metric, 1 if self.task.higher_is_better else -1
+        score, best = scores.get(metric), self.progress.best_valid.get(metric)
+        if score is None or best is None or score == best:
+            return loss < self.progress.best_loss
+        return sign * score > sign * best
+
+    def _keep(self, scores: Mapping[str, float], loss: float) -> None:
+        self.progress.best_epoch = self.progress.epoch
+        self.progress.best_valid = dict(scores)
+        self.progress.best_loss = loss
+        self.progress.best_state = {
+            name: value.detach().clone() for name, value in self.network.state_dict().items()
+        }
+
+    @torch.no_grad()
+    def _evaluate(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return the outputs for these rows, in the units of the labels, and the mean loss."""
+        self.network.eval()
+        found = np.empty((len(rows), self.task.out_dim))
+        total, seen = torch.zeros(()), 0
+        # The position of each row in the result: batches come in an order of their own.
+        position = np.empty(len(self.source.labels), dtype=np.int64)
+        position[rows] = np.arange(len(rows))
+        for step in self.source.batches(rows, batch_size=self.options.batch_size, seed=None):
+            outputs = self.network(step.inputs)  # [rows, out_dim]
+            targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
+            total = total + self.task.loss(outputs, targets).cpu() * len(step.rows)
+            seen += len(step.rows)
+            found[position[step.rows]] = self.scale.undo(outputs.float().cpu().numpy())
+        return found, float(total) / max(seen, 1)
+
+
+def _mixed(seed: int, epoch: int) -> int:
+    """Return one seed per run and epoch; neighbouring ones give unrelated streams."""
+    return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,214 @@
+"""A backbone with a readout over its history, as one network that gradients flow through."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..capture import Capture, CapturePlan
+from ..errors import ConfigError
+from ..heads.histograph.accelerate import read_out
+from .graph_batches import GraphInputs
+from .head_batches import HeadInputs
+
+
+class HistoryNetwork(nn.Module):
+    """Graphs in, outputs of the head out: capture, standardisation and head in one.
+
+    The history is recorded by the same hooks that fill a cache, with gradients on.
+
+    Args:
+        backbone: Any model.
+        capture: What to record of it.
+        head: Reads the recorded layers.
+        standardizer: Brings the layers to one scale first.
+        statistics: Whether running statistics of the backbone move while it trains.
+        autocast: Run the backbone, not the head, in bfloat16 where that is safe (CUDA).
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        capture: CapturePlan,
+        head: nn.Module,
+        standardizer: nn.Module | None = None,
+        *,
+        statistics: StatisticsMode = "train",
+        autocast: bool = False,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.capture = Capture(backbone, capture)
+        self.standardizer = standardizer
+        self.readout = HeadNetwork(head)
+        self._statistics = statistics
+        self._autocast = autocast
+
+    @property
+    def aux_loss(self) -> Tensor | None:
+        """What the last forward pass adds to the loss, for readouts that have such a term."""
+        return self.readout.aux_loss
+
+    def train(self, mode: bool = True) -> HistoryNetwork:
+        """Put the head, and what moves of the backbone, into training mode."""
+        super().train(mode)
+        if mode:
+            set_training_modes(self.backbone, self._statistics)
+        return self
+
+    def forward(self, inputs: GraphInputs) -> Tensor:
+        """Return an output for every row that is asked for: ``[rows, out_dim]``."""
+        batch = inputs.batch
+        with self._precision():
+            history = self.capture.run(batch).history  # L of [num_nodes, D_l]
+        dtype = next(self.readout.parameters()).dtype
+        layers = [layer.to(dtype) for layer in history]  # L of [num_nodes, D_l]
+        if self.standardizer is not None:
+            layers = self.standardizer(layers)  # L of [num_nodes, D_l]
+        uniform = len({layer.shape[1] for layer in layers}) == 1
+        outputs: Tensor = self.readout(
+            HeadInputs(
+                history=torch.stack(layers, dim=1) if uniform else layers,  # [num_nodes, L, D]
+                batch=batch.batch,
+                num_graphs=int(batch.num_graphs),
+                edge_index=batch.edge_index,
+                positions=inputs.positions,
+                pairs=inputs.pairs,
+            )
+        )
+        return outputs  # [rows, out_dim]
+
+    def _precision(self) -> AbstractContextManager[None]:
+        # bfloat16, because float16 needs a scale of the loss to keep small gradients.
+        return torch.autocast("cuda", dtype=torch.bfloat16) if self._autocast else nullcontext()
+
+
+# --- which modules of a partly frozen model train: dropout, and running statistics
+
+#: ``frozen`` keeps running statistics bit for bit; ``train`` lets those of what moves move.
+StatisticsMode = Literal["frozen", "train"]
+
+#: Buffers of normalisations that change while they are in training mode.
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def set_training_modes(model: nn.Module, statistics: StatisticsMode) -> None:
+    """Leave in training mode what moves, and put the rest into ``eval()``: it runs as cached.
+
+    A module moves if a parameter in it does; one without parameters goes with the module it is
+    in. A normalisation with frozen statistics stays in ``eval()`` whether its scale moves or not.
+    """
+    _set_mode(model, statistics, around=False)
+
+
+def _set_mode(module: nn.Module, statistics: StatisticsMode, *, around: bool) -> None:
+    parameters = list(module.parameters())
+    moves = any(parameter.requires_grad for parameter in parameters) if parameters else around
+    if statistics == "frozen" and statistics_of(module):
+        moves = False
+    # A model whose own train() keeps a part in eval() knows why.
+    module.training = module.training and moves
+    for child in module.children():
+        _set_mode(child, statistics, around=moves)
+
+
+def statistics_of(module: nn.Module) -> list[str]:
+    """Return the names of the running statistics that are the module's own."""
+    return [name for name in _STATISTICS if module._buffers.get(name) is not None]
+
+
+# --- gradient checkpointing: the inside of a layer is computed again in the backward pass
+
+
+def checkpoint_layers(model: nn.Module, plan: CapturePlan) -> int:
+    """Let every layer of the history be computed again in the backward pass; return how many.
+
+    The weights, outputs and gradients stay what they are. The model keeps the change.
+
+    Args:
+        model: The backbone.
+        plan: Names its layers.
+    """
+    modules = dict(model.named_modules())
+    # Called `a+b` where layers are parallel, and `a#2` on the second call.
+    labels = {label.partition("#")[0] for name in plan.names for label in name.split("+")}
+    layers = [modules[label] for label in sorted(labels) if label and label in modules]
+    if not layers:
+        raise ConfigError(
+            "checkpoint_layers: found no layer of the history that is a module of its own, "
+            "expected at least one"
+        )
+    for layer in layers:
+        _checkpoint(layer)
+    return len(layers)
+
+
+def _checkpoint(layer: nn.Module) -> None:
+    forward = layer.forward
+
+    @functools.wraps(forward)
+    def again(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(
+            forward, *args, use_reentrant=False, context_fn=lambda: _contexts(layer), **kwargs
+        )
+
+    layer.forward = again
+
+
+def _contexts(
+    layer: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _statistics_stay(layer)
+
+
+@contextmanager
+def _statistics_stay(layer: nn.Module) -> Iterator[None]:
+    """Let normalisations see a batch a second time without counting it twice."""
+    kept = [
+        (module, name, module.get_buffer(name))
+        for module in layer.modules()
+        for name in statistics_of(module)
+    ]
+    for module, name, buffer in kept:
+        setattr(module, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for module, name, buffer in kept:
+            setattr(module, name, buffer)
+
+
+class HeadNetwork(nn.Module):
+    """A readout as the training loop calls it: on rows that are standardised already."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    @property
+    def aux_loss(self) -> Tensor | None:
+        """What the last forward pass adds to the loss, for readouts that have such a term."""
+        return getattr(self.head, "aux_loss", None)
+
+    def forward(self, inputs: HeadInputs) -> Tensor:
+        """Return an output for every row that is asked for: ``[rows, out_dim]``."""
+        outputs = read_out(self.head, inputs.history, inputs.batch, inputs.num_graphs)
+        if outputs is None:
+            outputs = self.head(
+                inputs.history,
+                inputs.batch,
+                num_graphs=inputs.num_graphs,
+                edge_index=inputs.edge_index,
+            )
+        if inputs.pairs is not None:
+            scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]
+            return scores.unsqueeze(-1)  # [rows, 1]
+        return outputs if inputs.positions is None else outputs[inputs.positions]

@@ -1,0 +1,219 @@
+"""Strict reading of JSON: what is doubled, missing, unknown or of another type is refused.
+
+A dataclass says by its annotations what an object of a file holds, and :func:`decode` makes one of
+such an object. Files may come from anybody, so nothing is converted, guessed or passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from ..errors import CacheError, HistographError
+
+T = TypeVar("T")
+
+
+def parse_json(text: bytes, where: str) -> Any:
+    """Parse JSON text, refusing what is ambiguous: doubled keys, NaN, infinity, deep nesting."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            raise ValueError("a key appears twice in one object")
+        return value
+
+    def no_constant(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        # A cut-off UTF-8 sequence and a number of a million digits are ValueErrors as well.
+        return json.loads(
+            text.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant
+        )
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else error
+        raise CacheError(f"{where}: found broken JSON ({reason}), expected valid JSON") from None
+
+
+def json_sha256(value: Any, where: str) -> str:
+    """Return the SHA-256 of ``value`` as JSON with sorted keys, without spaces, in ASCII."""
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CacheError(f"{where}: found a value that JSON cannot hold ({error})") from None
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+# --- what an annotation cannot say with a plain type
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a value in JSON, as in ``Annotated[str, Form("a digit", str.isdigit)]``."""
+
+    #: Ends the sentence "found x = 1, expected".
+    expected: str
+    #: Whether a value, of whatever type, has this form.
+    holds: Callable[[Any], object]
+    #: Turns a value that has into what the dataclass takes.
+    convert: Callable[[Any], Any] | None = None
+
+
+def is_count(value: Any) -> bool:
+    """Return whether ``value`` is a whole number that a file offset can hold (and not a bool)."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_sha256(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+
+
+Count = Annotated[int, Form("a whole number from 0", is_count)]
+Positive = Annotated[int, Form("a whole number from 1", lambda value: is_count(value) and value)]
+Sha256 = Annotated[str, Form("64 hexadecimal digits", _is_sha256)]
+
+
+# --- from JSON to dataclasses
+
+
+def decode(
+    cls: type[T],
+    value: Any,
+    where: str,
+    *,
+    error: type[HistographError] = CacheError,
+    defaults: bool = False,
+    unknown: bool = False,
+) -> T:
+    """Make a dataclass of a JSON object whose fields have the annotated types.
+
+    Fields are texts, numbers, switches, ``Literal``, ``Annotated`` with a :class:`Form`, other
+    dataclasses, ``tuple`` (lists), ``Mapping`` (objects), ``Any``, and ``T | None``.
+
+    Args:
+        cls: The dataclass; what its own ``__post_init__`` refuses is refused as well.
+        value: The parsed JSON.
+        where: The file, which begins every message.
+        error: What is raised.
+        defaults: Whether fields that have a default may be missing.
+        unknown: Whether fields of this object, not of those inside it, may be unknown: they are
+            passed over.
+    """
+    try:
+        found: T = _decode_object(cls, value, where, f"{where}: found", defaults, unknown)
+    except _RefusedError as refused:
+        raise error(str(refused)) from None
+    return found
+
+
+class _RefusedError(Exception):
+    """A value that does not have the annotated type."""
+
+
+def _refuse(found: str, value: Any, expected: str) -> NoReturn:
+    text = repr(value)
+    text = text if len(text) <= 60 else f"{text[:57]}..."
+    raise _RefusedError(f"{found} {text}, expected {expected}")
+
+
+def _decode_object(
+    cls: Any, value: Any, where: str, found: str, defaults: bool, unknown: bool = False
+) -> Any:
+    if not isinstance(value, Mapping):
+        _refuse(found, value, "an object")
+    types = _field_types(cls)
+    if not unknown and (others := sorted(value.keys() - types)):
+        raise _RefusedError(f"{where}: found the unknown field {others[0]!r}, expected none")
+    values = {}
+    for name, (kind, has_default) in types.items():
+        if name in value:
+            values[name] = _decode_value(kind, value[name], where, name, defaults)
+        elif not (defaults and has_default):
+            raise _RefusedError(f"{where}: found no {name!r}, expected one")
+    try:
+        return cls(**values)
+    except HistographError as error:
+        raise _RefusedError(f"{where}: {error}") from None
+
+
+@cache
+def _field_types(cls: Any) -> dict[str, tuple[Any, bool]]:
+    """Return the annotation of every field of a dataclass, and whether it has a default."""
+    # Without the module's names as globals, a lambda inside an annotation would not see them.
+    types = get_type_hints(cls, vars(sys.modules[cls.__module__]), include_extras=True)
+    return {
+        field.name: (
+            types[field.name],
+            field.default is not MISSING or field.default_factory is not MISSING,
+        )
+        for field in fields(cls)
+    }
+
+
+#: The plain types: what they are in JSON, and what a message calls them.
+_PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "a text"),
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((float, int), "a number"),
+}
+
+
+def _decode_value(
+    kind: Any, value: Any, where: str, name: str, defaults: bool, or_null: str = ""
+) -> Any:
+    origin, arguments, found = get_origin(kind), get_args(kind), f"{where}: found {name} ="
+    if origin in (Union, UnionType):  # T | None
+        if value is None:
+            return None
+        (kind,) = (argument for argument in arguments if argument is not NoneType)
+        return _decode_value(kind, value, where, name, defaults, " or null")
+    if kind is Any:
+        return value
+    if kind in _PLAIN:
+        types, expected = _PLAIN[kind]
+        if type(value) not in types:
+            _refuse(found, value, expected + or_null)
+        return kind(value)
+    if origin is Annotated:
+        form: Form = arguments[1]
+        if not form.holds(value):
+            _refuse(found, value, form.expected + or_null)
+        return form.convert(value) if form.convert else value
+    if origin is Literal:
+        if value not in arguments:
+            _refuse(found, value, f"one of {', '.join(arguments)}{or_null}")
+        return value
+    if origin is tuple:  # tuple[T, ...]
+        if not isinstance(value, list):
+            _refuse(found, value, "a list" + or_null)
+        return tuple(
+            _decode_value(arguments[0], item, where, f"{name}[{position}]", defaults)
+            for position, item in enumerate(value)
+        )
+    if origin is Mapping:  # Mapping[str, T]
+        if not isinstance(value, Mapping):
+            _refuse(found, value, "an object" + or_null)
+        return {
+            key: _decode_value(arguments[1], item, where, f"{name}[{key!r}]", defaults)
+            for key, item in value.items()
+        }
+    return _decode_object(kind, value, f"{where}: {name}", found, defaults)

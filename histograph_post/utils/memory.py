@@ -1,0 +1,141 @@
+"""How much memory a process may take, what it does with memory that is freed, and shared memory.
+
+It may take that of the machine, or less in a container or a job. Freed memory goes back to the
+system, or is kept for the tensors to come.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+#: Nodes of a batch at most, unless told otherwise.
+NODE_BUDGET = 8192
+
+#: Options of glibc's ``mallopt``: how much may be free at the end of the heap, from which size on
+#: blocks are mapped, and how many at most.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+
+#: The control groups this process is in, and where their files are (Linux).
+GROUPS = Path("/proc/self/cgroup")
+MOUNTS = Path("/sys/fs/cgroup")
+
+
+def keep_memory() -> None:
+    """Keep what is freed for the tensors to come, where the C library is glibc.
+
+    This is for a process of one's own: the commands that run models do it.
+    """
+    _set({_TRIM_THRESHOLD: -1, _MMAP_MAX: 0})
+
+
+def give_memory_back() -> None:
+    """Do again what glibc comes to do by itself once large blocks were freed."""
+    _set({_TRIM_THRESHOLD: 64 << 20, _MMAP_THRESHOLD: 32 << 20, _MMAP_MAX: 1 << 16})
+
+
+def _set(options: dict[int, int]) -> None:
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return
+    for option, value in options.items():
+        set_option(option, value)
+
+
+def machine_memory(groups: Path = GROUPS, mounts: Path = MOUNTS) -> int:
+    """Return the bytes of memory that this process may take at most.
+
+    Args:
+        groups: Names the control groups of the process; there need not be any.
+        mounts: Where their limits are.
+    """
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *_limits(groups, mounts)])
+
+
+def _limits(groups: Path, mounts: Path) -> Iterator[int]:
+    """Yield the limits of all control groups that the process is in, and of those above them."""
+    for path in _limit_files(groups, mounts):
+        try:
+            text = path.read_text(encoding="ascii").strip()
+        except OSError:  # a container does not see the groups above its own
+            continue
+        if text.isdecimal():  # "max" is no limit
+            yield int(text)
+
+
+def _limit_files(groups: Path, mounts: Path) -> Iterator[Path]:
+    try:
+        lines = groups.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        group = PurePosixPath(name).relative_to("/")
+        for place in (group, *group.parents):
+            if not controllers:  # version 2, alone or beside version 1
+                yield mounts / place / "memory.max"
+                yield mounts / "unified" / place / "memory.max"
+            elif "memory" in controllers.split(","):
+                yield mounts / "memory" / place / "memory.limit_in_bytes"
+
+
+# --- memory that several processes use at once
+
+
+class SharedTensor:
+    """A tensor that is not copied when it is pickled for another process: both use its memory.
+
+    The memory has no name in any file system. The last process that uses it gives it back,
+    however that process ends.
+
+    Args:
+        shape: Of the tensor.
+        dtype: Of its values.
+        file: The descriptor of the memory, to use what is there; new memory by default.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, file: int | None = None) -> None:
+        import torch
+
+        num_bytes = max(math.prod(shape) * dtype.itemsize, 1)
+        self._shape, self._dtype = shape, dtype
+        self._file = _nameless_file(num_bytes) if file is None else file
+        pages = torch.frombuffer(mmap.mmap(self._file, num_bytes), dtype=torch.uint8)
+        self.tensor = pages[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd
+
+        return _open_shared, (self._shape, self._dtype, DupFd(self._file))
+
+
+def _open_shared(shape: tuple[int, ...], dtype: torch.dtype, file: Any) -> SharedTensor:
+    return SharedTensor(shape, dtype, file.detach())
+
+
+def _nameless_file(num_bytes: int) -> int:
+    """Return the descriptor of a file in memory; where the system has none, of one on disk."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("histograph")
+    else:
+        with tempfile.TemporaryFile() as temporary:
+            file = os.dup(temporary.fileno())
+    os.truncate(file, num_bytes)
+    return file

@@ -1,0 +1,121 @@
+"""Which code a specification may lead to.
+
+Only what the user names, on the command line or as an argument in Python, or what is built in, is
+code. A specification that a file holds (``head.json``, a cache's manifest, a fold's
+``config.toml``) is data: whoever wrote the file must not choose what runs on this machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, ClassVar, Final, Literal, Self
+
+from ..errors import DataError, HistographError, ModelError
+
+#: The models of this package.
+BUILT_IN_MODELS: Final = ("gcn", "gin", "gat", "sage", "gps")
+
+#: What comes before the colon of the data that this package reads itself.
+BUILT_IN_DATA: Final = ("tu", "planetoid", "actor", "wiki", "ogbg", "smiles", "demo")
+
+#: Files of graphs, which are read without running code from them.
+GRAPH_FILES: Final = (".pt", ".pth")
+
+#: What stands for the specification of a model or data that was handed over in memory.
+IN_MEMORY: Final = "memory"
+
+
+def is_built_in(what: Literal["model", "data"], spec: Any) -> bool:
+    """Whether a specification leads to no code but that of this package."""
+    if not isinstance(spec, str):
+        return False
+    if what == "model":
+        return spec in BUILT_IN_MODELS
+    kind, colon, _ = spec.partition(":")
+    return (bool(colon) and kind in BUILT_IN_DATA) or spec.endswith(GRAPH_FILES)
+
+
+@dataclass(frozen=True)
+class Specification:
+    """A model or data by name, as the user gave it or as a file recorded it.
+
+    The rule of this module stands here: whatever turns a specification into code asks
+    :meth:`to_follow` first, which refuses one that a file recorded, unless it is built in.
+    """
+
+    #: What is specified, which is also the name of the flag.
+    WHAT: ClassVar[Literal["model", "data"]]
+
+    spec: str
+    #: Arguments of the constructor, or of the data.
+    args: Mapping[str, Any] = field(default_factory=dict)
+    #: The file that this was read from; None for what the user named.
+    recorded_in: str | None = field(default=None, compare=False, kw_only=True)
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it leads to no code but that of this package."""
+        return is_built_in(self.WHAT, self.spec)
+
+    def to_follow(self, given: str | None = None) -> Self:
+        """Return what may become code: what the user gave or named, or what is built in.
+
+        Args:
+            given: What the user names now; it replaces what was recorded, arguments aside.
+
+        Raises:
+            ModelError: for a recorded model that is code, of which the user says nothing.
+            DataError: for such data.
+        """
+        if given is not None:
+            return replace(self, spec=given, recorded_in=None)
+        if self.recorded_in is None or self.is_built_in:
+            return self
+        what, where = self.WHAT, self.recorded_in
+        model = what == "model"
+        kind = ModelError if model else DataError
+        example = "my_model.py:Net" if model else "my_data.py:graphs"
+        if self.spec == IN_MEMORY:
+            raise kind(
+                f"{where}: found a {what} that was handed over in memory, expected it again with "
+                f"{what}= in Python, or by name, as in --{what} {example}"
+            )
+        raise kind(
+            f"{where}: found the {what} {self.spec!r}, which is code that a file names, so it was "
+            f"not run; expected you to name it, as in --{what} {example} ({what}= in Python)"
+        )
+
+
+def refuse_standard_library(place: str, kind: type[HistographError]) -> None:
+    """Refuse a module of Python itself before it is imported: it has none of these."""
+    if place.partition(".")[0] in sys.stdlib_module_names:
+        raise kind(
+            f"{place}: found a module of Python's standard library, expected code of yours or of "
+            f"an installed package (a file of that name is given as {place}.py:Name)"
+        )
+
+
+def without_partial(target: Any) -> Any:
+    """Return what a ``functools.partial`` calls; anything else as it is."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    return target
+
+
+def home_of(target: Any) -> str:
+    """Return the name of the module that defines a function or class, for C code of its type."""
+    called = without_partial(target)
+    return getattr(called, "__module__", None) or type(called).__module__
+
+
+def is_defined_in(target: Any, module: ModuleType) -> bool:
+    """Whether a module, or a submodule of this package, defines a function or class.
+
+    What it only imported from elsewhere, such as ``system`` after ``from os import system``, is
+    not its own.
+    """
+    return f"{home_of(target)}.".startswith(f"{module.__name__}.")

@@ -1,0 +1,172 @@
+"""The commands that train readouts, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.nn import GCNConv
+from typer.testing import CliRunner, Result
+
+from histograph_cli.main import app
+from histograph_post.caches.caching import cache
+from histograph_post.data import load_data
+from histograph_post.models import build_model
+
+
+@pytest.fixture(scope="module")
+def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
+    assert cache(model, load_data("demo:", args={"num_graphs": 60}), folder) is not None
+    return folder
+
+
+def test_compare_ranks_the_readouts_by_their_test_score(demo_cache: Path, tmp_path: Path) -> None:
+    out = tmp_path / "compare"
+    arguments = ["--heads", "linear,concat,mean,max", "--epochs", "3", "--lr", "0.02"]
+    found = CliRunner().invoke(app, ["compare", str(demo_cache), "-o", str(out), *arguments])
+    assert found.exit_code == 0, found.output
+    lines = [line.split("│")[1:-1] for line in found.stdout.splitlines() if line.startswith("│")]
+    rows = [[cell.strip() for cell in line] for line in lines]
+    assert [int(row[0]) for row in rows] == [1, 2, 3, 4, 5]
+    scores = [float(row[2].split()[0]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    readouts = json.loads((out / "results.json").read_text())["readouts"]
+    assert {row[1]: score for row, score in zip(rows, scores, strict=True)} == {
+        name: round(row["test"]["mean"], 4) for name, row in readouts.items()
+    }
+    # The checkpoint's own readout costs no epochs; every other tells what one takes.
+    assert all((row[-1] == "-") == (row[1] == "own readout") for row in rows)
+    assert f"next: histograph report {out}" in found.stdout.replace("\n", "")
+
+
+def test_without_an_own_readout_the_table_compares_with_the_last_layer(tmp_path: Path) -> None:
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = GCNConv(4, 8), GCNConv(8, 8)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x, edge_index).relu(), edge_index).relu()
+
+    torch.manual_seed(0)
+    dataset = load_data("demo:", args={"num_graphs": 60})
+    assert cache(Encoder(), dataset, tmp_path / "a.cache") is not None
+    arguments = ["--epochs", "2", "--seeds", "0-2", "--dim", "8"]
+    found = CliRunner().invoke(
+        app, ["train-head", str(tmp_path / "a.cache"), "-o", str(tmp_path / "run"), *arguments]
+    )
+    assert found.exit_code == 0, found.output
+    assert "against mean" in found.stdout
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    scores = {
+        name: np.array(
+            [fit["scores"]["test"]["accuracy"] for fit in results["fits"] if fit["head"] == name]
+        )
+        for name in ("mean", "histograph")
+    }
+    gained = (scores["histograph"] - scores["mean"]).mean()
+    assert results["readouts"]["histograph"]["versus_baseline"]["mean"] == pytest.approx(gained)
+    line = next(line for line in found.stdout.splitlines() if "│ histograph" in line)
+    assert f"{gained:+.4f} [" in line
+
+
+def histograph(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--head-args", "foo=1"],
+        ["--dim", "17"],
+        ["--head", "concat", "--warm-start"],
+        ["--head", "mean", "--heads", "3"],
+    ],
+    ids=str,
+)
+def test_options_are_checked_before_anything_is_trained(
+    demo_cache: Path, tmp_path: Path, words: list[str]
+) -> None:
+    done = histograph("train-head", demo_cache, "-o", tmp_path / "run", "--epochs", 1, *words)
+    assert done.exit_code == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_readout_to_beat_is_as_wide(demo_cache: Path, tmp_path: Path) -> None:
+    given = ("-o", tmp_path / "run", "--epochs", 1, "--dim", 8, "--json", "-q")
+    done = histograph("train-head", demo_cache, *given)
+    alone = histograph(
+        "train-head", demo_cache, "--head", "mean", *("-o", tmp_path / "mean"), *given[2:]
+    )
+    rows = [json.loads(result.stdout)["readouts"]["mean"] for result in (done, alone)]
+    assert rows[0] == rows[1]
+
+
+def test_a_readout_that_is_named_twice_is_trained_once(demo_cache: Path, tmp_path: Path) -> None:
+    words = ("--heads", "mean,linear,mean", "--epochs", 1, "-o", tmp_path / "run")
+    done = histograph("compare", demo_cache, *words)
+    assert done.exit_code == 0, done.output
+    assert "[1/2] linear" in done.stderr
+
+
+def test_errors_where_less_is_better_are_said_to_be(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    graphs = load_data("demo:", args={"num_graphs": 40})
+    assert cache(model, graphs, tmp_path / "a.cache") is not None
+    words = ("--task", "regression", "--epochs", 1, "--dim", 8, "-o", tmp_path / "run")
+    done = histograph("train-head", tmp_path / "a.cache", *words)
+    assert done.exit_code == 0, done.output
+    assert "Test rmse over 1 fold and 1 seed; lower is better" in done.stdout
+    row = next(line for line in done.stdout.splitlines() if "│ histograph" in line)
+    assert "±" not in row  # of one score
+
+
+def test_a_memory_limit_without_a_unit_is_refused(demo_cache: Path, tmp_path: Path) -> None:
+    done = histograph("train-head", demo_cache, "-o", tmp_path / "run", "--memory-limit", "4")
+    assert done.exit_code == 2
+    assert "found 4 bytes, expected 4GB or so" in " ".join(done.stderr.split())
+
+
+def test_folders_of_caches_are_verified_and_others_named(demo_cache: Path, tmp_path: Path) -> None:
+    for fold in range(2):
+        shutil.copytree(demo_cache, tmp_path / "caches" / f"fold-{fold}.cache")
+    done = histograph("verify", tmp_path / "caches", "--json", "-q")
+    assert done.exit_code == 0, done.output
+    one = json.loads(histograph("verify", demo_cache, "--json", "-q").stdout)
+    assert json.loads(done.stdout) == {"ok": True, "files": 2 * one["files"]}
+    shard = tmp_path / "caches" / "fold-1.cache" / "shard-00000.h5"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert histograph("verify", tmp_path / "caches").exit_code == 1
+    given = ("-o", tmp_path / "run", "--epochs", 1, "--dim", 8, "-q")
+    assert histograph("train-head", demo_cache, *given).exit_code == 0
+    (tmp_path / "empty").mkdir()
+    for folder, what in ((tmp_path / "run", "a run"), (tmp_path / "empty", "no manifest.json")):
+        for command in (("verify",), ("train-head", "-o", tmp_path / "x")):
+            done = histograph(*command, folder)
+            assert done.exit_code == 1
+            assert f"{folder}: found {what}, expected a cache" in done.stderr
+
+
+def test_every_normalization_can_be_asked_for(demo_cache: Path, tmp_path: Path) -> None:
+    given = ("--epochs", 1, "--dim", 8, "-q", "--head-args", "normalization=none")
+    done = histograph("train-head", demo_cache, "-o", tmp_path / "run", *given)
+    assert done.exit_code == 0, done.output
+    stored = json.loads((tmp_path / "run" / "head.json").read_text())
+    assert stored["config"]["normalization"] == "none"
+
+
+def test_parts_that_are_missing_are_said_to_be(demo_cache: Path, tmp_path: Path) -> None:
+    given = ("-o", tmp_path / "run", "--epochs", 1, "--dim", 8, "--splits", "random:0.8,0,0.2")
+    done = histograph("train-head", demo_cache, *given)
+    assert done.exit_code == 0, done.output
+    assert "1 fold without a valid part" in done.stderr
+    assert "without a test part" not in done.stderr

@@ -1,0 +1,70 @@
+"""What is said of the time that is left."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from histograph_cli.progress import FitWatch
+
+
+class Story:
+    """Fits that are told of, on a clock of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, total: int) -> None:
+        self.now, self._total, self._done, self._lines = 0.0, total, 0, list[str]()
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        self._watch = FitWatch("accuracy", self._lines.append, lambda name, measured: None, None)
+
+    def train(self, seconds: float, *seeds: int, head: str = "mean") -> None:
+        """Train seeds as one."""
+        self.now += seconds
+        for seed in seeds:
+            fit = SimpleNamespace(head=head, fold=0, seed=seed, share_done=1.0, measured={})
+            self._watch.epoch_done(fit)
+
+    def finish(self, seed: int, head: str = "mean") -> str | None:
+        """Return what is said of the time that is left."""
+        self._done += 1
+        spec = SimpleNamespace(name=head, fold=0, seed=seed, label=head)
+        self._watch.fit_done(
+            SimpleNamespace(spec=spec, scores={}, best_epoch=3), self._done, self._total
+        )
+        found = re.search(r", ([^,]*) left$", self._lines[-1])
+        return None if found is None else found[1]
+
+
+def test_one_fit_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(monkeypatch, total=4)
+    for seed, expected in enumerate(["30.0 s", "20.0 s", "10.0 s", None]):
+        story.train(10.0, seed)
+        assert story.finish(seed) == expected
+
+
+def test_seeds_that_are_trained_as_one_are_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(monkeypatch, total=4)
+    story.train(40.0, 0, 1, head="histograph")
+    assert story.finish(0, "histograph") == "40.0 s"
+    assert story.finish(1, "histograph") == "40.0 s"
+    story.train(2.0, 0, 1)
+    assert story.finish(0) is None
+    assert story.finish(1) is None
+
+
+def test_fits_of_a_run_before_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(monkeypatch, total=4)
+    assert story.finish(0) is None
+    assert story.finish(1) is None
+    story.train(30.0, 2)
+    assert story.finish(2) == "30.0 s"
+    story.train(10.0, 3)
+    assert story.finish(3) is None
+
+
+def test_some_seeds_are_from_a_run_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(monkeypatch, total=8)
+    story.train(20.0, 2, 3)
+    found = [story.finish(seed) for seed in range(4)]
+    assert found == ["50.0 s", "40.0 s", "40.0 s", "40.0 s"]

@@ -1,0 +1,104 @@
+"""The options that all experiments share, as an object and as keywords."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import histograph_post as hg
+from histograph_post.errors import ConfigError
+from histograph_post.experiments.options import with_keywords
+from histograph_post.models import build_model
+
+QUICK = hg.TrainingOptions(epochs=2, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
+    assert hg.cache(model, hg.load_data("demo:", args={"num_graphs": 30}), folder) is not None
+    return folder
+
+
+def plan_of(run: hg.Run) -> dict[str, Any]:
+    return json.loads((run.folder / "run.json").read_text())
+
+
+def test_keywords_say_the_same_as_an_object(demo_cache: Path, tmp_path: Path) -> None:
+    options = hg.ExperimentOptions(seeds=(0, 1), split="kfold:3", metric="f1", training=QUICK)
+    one = hg.train_head(demo_cache, tmp_path / "one", options=options, dim=8, heads=2)
+    keywords = {"seeds": (0, 1), "split": "kfold:3", "metric": "f1", "training": QUICK}
+    other = hg.train_head(demo_cache, tmp_path / "other", dim=8, heads=2, **keywords)
+    assert plan_of(one) == plan_of(other)
+    assert one.results == other.results
+    assert plan_of(one)["heads"][-1] == {"name": "histograph", "options": {"dim": 8, "heads": 2}}
+
+
+def test_a_keyword_overrides_the_object() -> None:
+    options, others = with_keywords(hg.ExperimentOptions(seeds=(0, 1)), {"seeds": [3], "dim": 8})
+    assert options == hg.ExperimentOptions(seeds=[3])
+    assert others == {"dim": 8}
+
+
+def test_a_learning_rate_that_is_not_given_suits_the_data() -> None:
+    assert hg.ExperimentOptions().training_options(1e-2) == hg.TrainingOptions(lr=1e-2)
+    some = hg.ExperimentOptions(training={"epochs": 7})
+    assert some.training_options(1e-2) == hg.TrainingOptions(lr=1e-2, epochs=7)
+    given = hg.ExperimentOptions(training={"lr": 0.3})
+    assert given.training_options(1e-2).lr == 0.3
+    whole = hg.ExperimentOptions(training=hg.TrainingOptions(epochs=7))
+    assert whole.training_options(1e-2).lr == hg.TrainingOptions().lr
+
+
+def test_compare_trains_each_readout_once_and_all_with_one_width(
+    demo_cache: Path, tmp_path: Path
+) -> None:
+    started, done = [], []
+    run = hg.compare(
+        demo_cache,
+        tmp_path / "run",
+        heads=["concat", "mean", "concat"],
+        dim=4,
+        training=QUICK,
+        on_start=lambda metric, notes: started.append((metric, list(notes))),
+        on_fit=lambda fit, number, total: done.append((fit.spec.name, number, total)),
+    )
+    assert [entry["options"] for entry in plan_of(run)["heads"]] == [{"dim": 4}, {"dim": 4}]
+    assert run.results["head"] == "concat"
+    assert [metric for metric, _ in started] == [run.results["metric"]]
+    assert done == [("concat", 1, 2), ("mean", 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda cache, out: hg.train_head(cache, out, seeds=[]), "seeds: found none"),
+        (lambda cache, out: hg.compare(cache, out, heads=[]), "heads: found none"),
+        (lambda cache, out: hg.compare(cache, out, warm_start=True), "warm_start: found one, but"),
+        (
+            lambda cache, out: hg.pretrain("gin", "demo:", out, task="binary"),
+            "task: found one, but",
+        ),
+        (
+            lambda cache, out: hg.pretrain("gin", "demo:", out, seeds=[0, 1]),
+            "seeds: found one, but",
+        ),
+        (
+            lambda cache, out: hg.pretrain("gin", "demo:", out, head_options={"dim": 8}),
+            "head_options: found",
+        ),
+    ],
+)
+def test_what_an_experiment_cannot_use_is_refused(
+    demo_cache: Path, tmp_path: Path, call: Callable[[Path, Path], Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call(demo_cache, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,256 @@
+"""The fast path is taken for heads it was written for, and for nothing else.
+
+Every option and every normalisation is walked through both paths: outputs and gradients agree, or
+the fast path is not taken. What is new (an option, a normalisation, a module, a subclass) takes the
+head's own path until somebody has written the fast one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("numba")
+
+from histograph_post.heads.histograph import HistoGraphHead, accelerate
+from histograph_post.heads.histograph.config import HistoGraphConfig
+from histograph_post.heads.histograph.layer_attention import NORMALIZATIONS
+from histograph_post.heads.history import TableRows
+from histograph_post.heads.registry import PAPER_FORM
+
+SIZES = (5, 1, 17, 40, 3)
+WIDTHS = (6, 6, 6, 6)
+
+#: Values of every option other than the default, or that are not in the way of the fast path.
+VALUES: dict[str, tuple[Any, ...]] = {
+    "in_dims": ((6, 6, 5, 6), (20, 6, 6, 6)),
+    "out_dim": (1, 5),
+    "dim": (16, 512),
+    "heads": (1, 8),
+    "level": ("node", "link"),
+    "standardize": (False,),
+    "history_layers": (1, 2),
+    "layer_attention": ("mean", "last", "random"),
+    "normalization": tuple(NORMALIZATIONS),
+    "eps": (0.5,),
+    "radius": (0.1,),
+    "layer_heads": (1, 8),
+    "node_attention": (False,),
+    "zero_token": (True,),
+    "attention_dropout": (0.5,),
+    "key_dropout": (0.5,),
+    "residual": (False,),
+    "layer_norm": (True,),
+    "mix": ("last",),
+    "mixing": ("fixed", "delayed"),
+    "mixing_init": (0.1,),
+    "mixing_delay": (0,),
+    "output_norm": (False,),
+    "mlp_layers": (0, 3),
+    "dropout": (0.5,),
+    "shortcut": (True,),
+}
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def make_head(kind: type[HistoGraphHead] = HistoGraphHead, **options: Any) -> HistoGraphHead:
+    """Make a head with every parameter drawn: a bias of zero would hide a missing one."""
+    torch.manual_seed(0)
+    values: dict[str, Any] = {"in_dims": WIDTHS, "out_dim": 3, "dim": 8, "heads": 2, **options}
+    if values.get("level") == "link":
+        values["out_dim"] = 1
+    head = kind(**values)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return head
+
+
+def inputs(head: HistoGraphHead) -> tuple[Any, Tensor]:
+    """Return a history that fits, one tensor where it can be, and the graph of each node."""
+    layers = [draw(sum(SIZES), width) for width in head.options.in_dims]
+    uniform = len(set(head.options.in_dims)) == 1
+    batch = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
+    return torch.stack(layers, 1) if uniform else layers, batch
+
+
+def gradients(head: HistoGraphHead, output: Tensor) -> Tensor:
+    """Return the gradients of a weighted sum of the outputs, one after the other: ``[numel]``."""
+    leaves = list(head.parameters())
+    found = torch.autograd.grad((output * draw(*output.shape)).sum(), leaves, allow_unused=True)
+    zeros = [torch.zeros_like(leaf) for leaf in leaves]
+    chosen = [zero if grad is None else grad for grad, zero in zip(found, zeros, strict=True)]
+    return torch.cat([grad.flatten() for grad in chosen])
+
+
+def by_the_head(head: HistoGraphHead) -> tuple[Tensor, Tensor]:
+    """Return outputs and gradients of the head itself."""
+    history, batch = inputs(head)
+    torch.manual_seed(2)  # of what is dropped
+    output = head(history, batch, num_graphs=len(SIZES))
+    return output, gradients(head, output)
+
+
+def by_kernels(head: HistoGraphHead) -> tuple[Tensor, Tensor] | None:
+    """Return the same by the fast path; None if it is not taken."""
+    history, batch = inputs(head)
+    torch.manual_seed(2)
+    output = accelerate.read_out(head, history, batch, len(SIZES))
+    return None if output is None else (output, gradients(head, output))
+
+
+def check_paths(head: HistoGraphHead) -> None:
+    """Outputs and gradients of the fast path, where it is taken, are those of the head."""
+    output, grad = by_the_head(head)
+    found = by_kernels(head)
+    if found is not None:
+        # In units of the largest: what cancels out is not as exact as what does not.
+        close = {"rtol": 1e-4, "atol": 2e-4 * max(1.0, float(grad.abs().max()))}
+        torch.testing.assert_close(found[0], output, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found[1], grad, **close)
+
+
+def walked() -> Iterator[Any]:
+    for name, values in VALUES.items():
+        for value in values:
+            yield pytest.param({name: value}, id=f"{name}={value}")
+
+
+def test_every_option_is_walked() -> None:
+    assert set(VALUES) == {field.name for field in fields(HistoGraphConfig)}
+
+
+@pytest.mark.parametrize("options", [{}, *walked()])
+def test_outputs_and_gradients_are_the_same_on_both_paths(options: dict[str, Any]) -> None:
+    check_paths(make_head(**options))
+
+
+def test_the_default_head_and_the_papers_form_take_the_fast_path() -> None:
+    assert by_kernels(make_head()) is not None
+    assert by_kernels(make_head(**PAPER_FORM)) is not None
+
+
+def test_a_new_normalisation_is_the_same_on_both_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NORMALIZATIONS, "tanh", lambda scores, options: scores.tanh())
+    head = make_head(normalization="tanh")
+    check_paths(head)
+    found, other = by_kernels(head), by_kernels(make_head(normalization="none"))
+    assert found is not None
+    assert other is not None
+    assert not torch.equal(found[0], other[0])
+
+
+def test_an_option_that_is_not_on_the_list_takes_the_heads_own_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = make_head().options
+    for name in VALUES:
+        one_value = {key: value for key, value in accelerate.ONE_VALUE.items() if key != name}
+        monkeypatch.setattr(accelerate, "ONE_VALUE", one_value)
+        monkeypatch.setattr(accelerate, "ANY_VALUE", set(VALUES) - {name} - set(one_value))
+        assert not accelerate._allows_options.__wrapped__(options)
+        monkeypatch.undo()
+    assert accelerate._allows_options(options)
+
+
+class Doubled(HistoGraphHead):
+    """A head of somebody else's."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return twice the output."""
+        return 2 * super().forward(*args, **kwargs)
+
+
+def test_a_subclass_takes_its_own_path() -> None:
+    assert by_kernels(make_head(Doubled)) is None
+
+
+@pytest.mark.parametrize("place", ["layer_weights", "node_attention", ""])
+@pytest.mark.parametrize("module", [nn.Linear(8, 8), nn.Tanh()], ids=["weights", "no weights"])
+def test_a_head_built_with_another_module_takes_its_own_path(
+    place: str, module: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = HistoGraphHead.build
+
+    def build_with_more(head: HistoGraphHead) -> None:
+        build(head)
+        head.get_submodule(place).add_module("more", module)
+
+    monkeypatch.setattr(HistoGraphHead, "build", build_with_more)
+    assert by_kernels(make_head()) is None
+
+
+def test_a_replaced_module_counts_on_both_paths() -> None:
+    head = make_head()
+    head.mlp[1] = nn.Tanh()
+    assert by_kernels(head) is not None
+    check_paths(head)
+
+
+@pytest.mark.parametrize("place", ["", "layer_weights", "node_attention.in_projection"])
+def test_a_head_with_a_hook_takes_its_own_path(place: str) -> None:
+    head = make_head()
+    head.get_submodule(place).register_forward_hook(lambda module, args, output: None)
+    assert by_kernels(head) is None
+
+
+def test_other_inputs_take_the_heads_own_path() -> None:
+    head = make_head()
+    history, batch = inputs(head)
+    assert accelerate.read_out(head, history, batch, len(SIZES)) is not None
+    assert accelerate.read_out(head, history.half(), batch, len(SIZES)) is None
+    assert accelerate.read_out(head, history.clone().requires_grad_(), batch, len(SIZES)) is None
+    assert accelerate.read_out(head, list(history.unbind(1)), batch, len(SIZES)) is None
+    assert accelerate.read_out(head, history, batch, len(SIZES) + 1) is None  # an empty graph
+    assert accelerate.read_out(head.double(), history, batch, len(SIZES)) is None
+    many = torch.zeros(accelerate.LARGEST_GRAPH + 1, len(WIDTHS), WIDTHS[0])
+    assert accelerate.read_out(make_head(), many, None, None) is None
+
+
+def test_rows_of_a_table_are_read_where_they_lie() -> None:
+    head = make_head()
+    history, batch = inputs(head)
+    ends = np.cumsum(SIZES)
+    chosen = np.array([3, 0])
+    rows = TableRows(history, (ends - SIZES)[chosen], np.array(SIZES)[chosen])
+    found = accelerate.read_out(head, rows, torch.tensor([0] * SIZES[3] + [1] * SIZES[0]), 2)
+    expected = head(history, batch, num_graphs=len(SIZES))[chosen]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_graph_and_is_not_hidden(value: float) -> None:
+    head = make_head()
+    history, batch = inputs(head)
+    clean = accelerate.read_out(head, history, batch, len(SIZES))
+    history[SIZES[0] + SIZES[1] + 2, 1, 3] = value  # in the third graph
+    found = accelerate.read_out(head, history, batch, len(SIZES))
+    assert clean is not None
+    assert found is not None
+    assert not found[2].isfinite().any()
+    others = torch.tensor([0, 1, 3, 4])
+    assert torch.equal(found[others], clean[others])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_any_number_of_threads_gives_the_same_bits(
+    num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerate, "PART_NODES", 8)
+    head = make_head()
+    expected = by_kernels(head)
+    monkeypatch.setattr(accelerate, "_num_threads", num_threads)
+    found = by_kernels(head)
+    assert expected is not None
+    assert found is not None
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])

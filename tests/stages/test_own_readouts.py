@@ -1,0 +1,115 @@
+"""A readout of one's own goes through every command, named on its command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import histograph_post as hg
+from histograph_cli.main import app
+from histograph_post.heads import registry
+from histograph_post.models import build_model
+
+HEAD = f"{Path(__file__).parents[2] / 'examples' / 'my_head.py'}:MeanAndMax"
+QUICK = ("--epochs", 2, "--dim", 8, "-q")
+DEMO = ("--data", "demo:", "--data-args", "num_graphs=40")
+
+
+@pytest.fixture(autouse=True)
+def no_names_left() -> Iterator[None]:
+    """Every command starts as a process of its own does: no readout has been given a name."""
+    registry._registered.clear()
+    yield
+    registry._registered.clear()
+
+
+def histograph(*words: object, fails: bool = False) -> Result:
+    registry._registered.clear()
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == int(fails), result.output + result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a cache and a run of the example."""
+    folder = tmp_path_factory.mktemp("work")
+    torch.manual_seed(0)
+    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    save_file(model.state_dict(), folder / "model.safetensors")
+    from_file = ("--model", "gin", "--checkpoint", folder / "model.safetensors")
+    histograph("cache", *from_file, *DEMO, "-o", folder / "demo.cache")
+    histograph("train-head", folder / "demo.cache", "--head", HEAD, *QUICK, "-o", folder / "run")
+    return folder
+
+
+def test_train_head_names_it_in_its_results(work: Path) -> None:
+    results = json.loads((work / "run" / "results.json").read_text())
+    assert list(results["readouts"]) == ["own readout", "mean", "MeanAndMax"]
+    assert results["head"] == "MeanAndMax"
+
+
+def test_predict_wants_it_named_and_then_predicts(work: Path, tmp_path: Path) -> None:
+    refused = histograph("predict", work / "run", *DEMO, "-o", tmp_path / "no.csv", fails=True)
+    assert "--head my_head.py:MeanAndMax" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+    histograph("predict", work / "run", "--head", HEAD, *DEMO, "-o", tmp_path / "yes.csv")
+    assert len((tmp_path / "yes.csv").read_text().splitlines()) == 41
+
+
+def test_export_gives_a_program_without_it(work: Path, tmp_path: Path) -> None:
+    histograph("export", work / "run", "--head", HEAD, "-o", tmp_path / "head.pt2")
+    program = torch.export.load(tmp_path / "head.pt2").module()
+    assert program(torch.randn(5, 3, 8), torch.tensor([2, 3])).shape == (2, 1)
+
+
+def test_report_leaves_out_what_needs_it_unless_it_is_named(work: Path, tmp_path: Path) -> None:
+    written = {}
+    for name, words in (("without", ()), ("with", ("--head", HEAD))):
+        page = tmp_path / f"{name}.html"
+        done = histograph("report", work / "run", *words, "-o", page, "--json")
+        written[name] = json.loads(done.stdout)
+    assert any("--head my_head.py:MeanAndMax" in note for note in written["without"]["notes"])
+    assert set(written["without"]["figures"]) < set(written["with"]["figures"])
+
+
+def test_compare_tune_and_finetune_take_it(work: Path, tmp_path: Path) -> None:
+    histograph(
+        *("compare", work / "demo.cache", "--heads", f"mean,{HEAD}", *QUICK),
+        *("-o", tmp_path / "compared"),
+    )
+    readouts = json.loads((tmp_path / "compared" / "results.json").read_text())["readouts"]
+    assert {"mean", "MeanAndMax"} <= set(readouts)
+    histograph(
+        *("tune", work / "demo.cache", "--head", HEAD, "--trials", 2, "--epochs", 2, "-q"),
+        *("--seeds", 0, "-o", tmp_path / "tuned"),
+    )
+    finetune = ("finetune", work / "run", "--epochs", 1, "-q")
+    refused = histograph(*finetune, "-o", tmp_path / "no", fails=True)
+    assert "--head my_head.py:MeanAndMax" in refused.stderr
+    histograph(*finetune, "--head", HEAD, "-o", tmp_path / "finetuned")
+    results = json.loads((tmp_path / "finetuned" / "results.json").read_text())
+    assert results["head"] == "MeanAndMax-finetuned"
+
+
+def test_python_takes_the_class_or_its_registered_name(work: Path, tmp_path: Path) -> None:
+    registry.head_name(HEAD)
+    given: Any = registry.head_info("MeanAndMax").load()
+    registry._registered.clear()
+    quick = {"dim": 8, "training": {"epochs": 2}}
+    by_class = hg.train_head(work / "demo.cache", tmp_path / "class", head=given, **quick)
+    assert by_class.results["head"] == "MeanAndMax"
+    hg.register_head("mine")(given)
+    by_name = hg.train_head(work / "demo.cache", tmp_path / "name", head="mine", **quick)
+    np.testing.assert_equal(
+        by_name.results["readouts"]["mine"], by_class.results["readouts"]["MeanAndMax"]
+    )

@@ -1,0 +1,307 @@
+"""What a file names as model or data is data: no command runs code that its user did not name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner, Result
+
+import histograph_post as hg
+from histograph_cli.main import app
+from histograph_post.caches.format import MANIFEST_NAME
+from histograph_post.caches.opening import read_manifest
+from histograph_post.caches.writer import write_manifest
+from histograph_post.data import load_data
+from histograph_post.errors import DataError, HistographError, ModelError
+from histograph_post.experiments.folds import open_caches
+from histograph_post.models import build_model
+from histograph_post.utils.specifications import BUILT_IN_DATA, is_built_in
+
+CODE = """
+import functools
+from os import system
+from subprocess import getoutput
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.datasets import FakeDataset
+from torch_geometric.nn import GCNConv, global_mean_pool
+from histograph_post.data import load_data
+
+class Net(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.first, self.second = GCNConv(4, width), GCNConv(width, width)
+        self.last = nn.Linear(width, 1)
+
+    def forward(self, x, edge_index, batch):
+        x = self.second(self.first(x, edge_index).relu(), edge_index)
+        return self.last(global_mean_pool(x, batch))
+
+def make():
+    return Net()
+
+def graphs():
+    return load_data("demo:", args={"num_graphs": 30}).graphs
+
+few = functools.partial(Net, width=4)
+shell = functools.partial(getoutput, "touch SENTINEL")
+"""
+MODEL = ("--model", "mine.py:Net")
+DATA = ("--data", "mine.py:graphs")
+QUICK = ("--epochs", 1, "--dim", 8, "-q")
+
+
+def histograph(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and data of a user's own file: pretrained, cached and with a head, by command."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "mine.py").write_text(CODE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for words in (
+            ("pretrain", *MODEL, *DATA, "--epochs", 1, "--folds", 3, "-o", "folds", "-q"),
+            ("cache", "folds", *MODEL, *DATA, "-o", "caches", "-q"),
+            ("train-head", "caches", "-o", "run", *QUICK),
+        ):
+            done = histograph(*words)
+            assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture
+def work(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of that to forge, which is also the current folder."""
+    folder = tmp_path / "work"
+    shutil.copytree(made, folder)
+    monkeypatch.chdir(folder)
+    yield folder
+    for name in ("mine", "zoo", "zoo.inner"):  # modules of this folder, imported by name
+        sys.modules.pop(name, None)
+
+
+#: Every command that rebuilds a backbone: its words, and the files that tell it which.
+COMMANDS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
+    "predict": (("predict", "run", *DATA, "-o", "out.csv"), ("run/head.json",)),
+    "export": (("export", "run", "--whole", "-o", "out"), ("run/head.json",)),
+    "finetune-run": (
+        ("finetune", "run", "-o", "out", "--epochs", 1, "-q"),
+        ("run/head.json", *(f"caches/fold-{k}.cache/manifest.json" for k in range(3))),
+    ),
+    "finetune-cache": (
+        ("finetune", "caches", "-o", "out", *QUICK),
+        tuple(f"caches/fold-{k}.cache/manifest.json" for k in range(3)),
+    ),
+    "cache": (
+        ("cache", "folds", "-o", "out", "-q"),
+        tuple(f"folds/fold-{k}/config.toml" for k in range(3)),
+    ),
+}
+
+#: What a forger could name; each creates SENTINEL as soon as it is imported or called.
+ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "os": ("os:system", {"command": "touch SENTINEL"}),
+    "subprocess": ("subprocess:getoutput", {"cmd": "touch SENTINEL"}),
+    "file": ("evil.py:Net", {}),
+    "module": ("evil:Net", {}),
+    "imported": ("mine.py:shell", {}),
+}
+
+
+def forge(file: Path, what: str, spec: Any, args: dict[str, Any]) -> None:
+    """Let a file name another model or other data, and leave all else as it is."""
+    if file.suffix == ".toml":
+        pairs = [f"{name}={value!r}" for name, value in args.items()]
+        stored = tomllib.loads(file.read_text()) | {what: spec, f"{what}_args": pairs}
+        file.write_text(tomli_w.dumps(stored))
+        return
+    if file.name == MANIFEST_NAME:  # with a checksum that is right
+        _, manifest = read_manifest(file.parent)
+        entry = replace(getattr(manifest, what), spec=spec, args=args)
+        write_manifest(file.parent, replace(manifest, **{what: entry}))
+        return
+    stored = json.loads(file.read_text())
+    stored["backbone"][what] |= {"spec": spec, "args": args}
+    file.write_text(json.dumps(stored))
+
+
+def plant(folder: Path) -> None:
+    """Put a module that acts when it is imported wherever a relative name could be looked for."""
+    places = (folder, *(folder / place for place in ("run", "folds", "folds/fold-0", "caches")))
+    for place in places:
+        sentinel = folder / "SENTINEL"
+        (place / "evil.py").write_text(f"open({str(sentinel)!r}, 'w').close()\nNet = None\n")
+
+
+def assert_refused(done: Result, spec: str, file: str, flag: str) -> None:
+    assert done.exit_code == 1, done.output
+    assert not Path("SENTINEL").exists()
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    for part in (spec, file, flag):
+        assert part in line
+    assert not Path("out").exists()
+    assert not Path("out.csv").exists()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_forged_model_is_refused_unread(work: Path, command: str, attack: str) -> None:
+    words, files = COMMANDS[command]
+    spec, args = ATTACKS[attack]
+    plant(work)
+    for file in files:
+        forge(work / file, "model", spec, args)
+    given = DATA if command in ("finetune-run", "finetune-cache", "cache") else ()
+    assert_refused(histograph(*words, *given), repr(spec), Path(files[-1]).name, "--model my_model")
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("command", ["finetune-run", "finetune-cache", "cache"])
+def test_forged_data_is_refused_unread(work: Path, command: str, attack: str) -> None:
+    words, files = COMMANDS[command]
+    spec, args = ATTACKS[attack]
+    plant(work)
+    for file in files:
+        forge(work / file, "data", spec, args)
+    assert_refused(histograph(*words, *MODEL), repr(spec), Path(files[-1]).name, "--data my_data")
+
+
+def test_one_forged_fold_among_honest_ones_is_refused(work: Path) -> None:
+    for place in ("caches/fold-{}.cache/manifest.json", "folds/fold-{}/config.toml"):
+        for fold in (0, 1):
+            forge(work / place.format(fold), "model", "gin", {"hidden": 8})
+        forge(work / place.format(2), "model", "os:system", {"command": "touch SENTINEL"})
+    # Not even what the user named is imported before all folds were looked at.
+    Path("mine.py").write_text(f"open('SENTINEL', 'w').close()\n{CODE}")
+    for command in ("finetune-cache", "cache"):
+        words, files = COMMANDS[command]
+        assert_refused(histograph(*words, *DATA), "'os:system'", files[-1], "--model")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_code_that_the_user_names_is_run(work: Path, command: str) -> None:
+    words, files = COMMANDS[command]
+    data = DATA if command in ("finetune-run", "finetune-cache", "cache") else ()
+    assert_refused(histograph(*words, *data), "'mine.py:Net'", Path(files[-1]).name, "--model")
+    sizes = ("--in-dim", 4) if command == "export" else ()
+    done = histograph(*words, *MODEL, *data, *sizes)
+    assert done.exit_code == 0, done.output
+    assert Path("out").exists() or Path("out.csv").exists()
+
+
+def test_what_the_user_names_replaces_what_a_file_names(work: Path) -> None:
+    for file in ("run/head.json", "caches/fold-0.cache/manifest.json", "folds/fold-0/config.toml"):
+        for what in ("model", "data"):
+            forge(work / file, what, "os:system", {})
+    shutil.copytree("folds/fold-0", "fold")
+    done = histograph("cache", "fold", *MODEL, *DATA, "-o", "again.cache", "-q")
+    assert done.exit_code == 0, done.output
+    (cache,) = open_caches("again.cache")
+    assert (cache.manifest.model.spec, cache.manifest.data.spec) == (MODEL[1], DATA[1])
+    done = histograph("predict", "run", *MODEL, *DATA, "-o", "out.csv")
+    assert done.exit_code == 0, done.output
+
+
+def test_python_follows_the_same_rule(work: Path) -> None:
+    calls: tuple[Callable[..., Any], ...] = (
+        lambda **named: hg.load("run", **named),
+        lambda **named: hg.predict("run", "demo:", **named),
+        lambda **named: hg.export("run", "out", whole=True, **named),
+        lambda **named: hg.finetune("caches", "out", data="mine.py:graphs", **named),
+    )
+    for call in calls:
+        with pytest.raises(ModelError, match=r"'mine\.py:Net', which is code.*model= in Python"):
+            call()
+        with pytest.raises(HistographError, match="standard library"):
+            call(model="subprocess:getoutput")
+    with pytest.raises(DataError, match=r"'mine\.py:graphs', which is code.*data= in Python"):
+        hg.finetune("caches", "out", model="mine.py:Net")
+    assert not Path("out").exists()
+    assert hg.load("run", model="mine.py:Net").task.kind == "binary"
+
+
+@pytest.mark.parametrize("spec", [None, 3, ["os:system"], {"a": 1}, "", "memory", "gin\nos:system"])
+def test_specification_that_is_none_is_refused_in_one_line(work: Path, spec: Any) -> None:
+    forge(work / "run/head.json", "model", spec, {})
+    done = histograph("predict", "run", "--data", "demo:", "-o", "out.csv")
+    assert_refused(done, "memory" if spec == "memory" else repr(spec), "head.json", "--model")
+
+
+def test_next_command_names_the_code_again(work: Path) -> None:
+    done = histograph("train-head", "caches", "-o", "again", "--epochs", 1, "--dim", 8)
+    assert f"next: histograph predict again {' '.join(MODEL)} --data SPEC" in done.stdout
+    done = histograph("export", "run", "--whole", *MODEL, "-o", "model")
+    assert f"next: histograph predict model {' '.join(MODEL)} --data SPEC" in done.stdout
+    assert "hg.load('model', model='mine.py:Net')(batch)" in done.stdout
+    done = histograph("pretrain", *MODEL, *DATA, "--epochs", 1, "-o", "more")
+    assert f"next: histograph cache more {' '.join((*MODEL, *DATA))} -o CACHES" in done.stdout
+    # A folder that may come from anybody is not quoted as advice.
+    assert "next: histograph cache folds --model SPEC --data SPEC" in (
+        histograph("inspect", "folds").stdout
+    )
+    assert "next: histograph predict model --model SPEC --data" in (
+        histograph("inspect", "model").stdout
+    )
+
+
+# --- what a specification of the user's own may lead to -------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["mine.py:system", "mine.py:getoutput", "mine.py:shell"])
+def test_what_a_file_only_imported_is_not_called(work: Path, spec: str) -> None:
+    args = {"cmd": "touch SENTINEL"} if spec.endswith("getoutput") else {}
+    with pytest.raises(ModelError, match=r"comes from .*expected an nn\.Module, or a function"):
+        build_model(spec, args)
+    with pytest.raises(DataError, match=r"comes from .*expected a function that is defined there"):
+        load_data(spec, args=args)
+    assert not Path("SENTINEL").exists()
+
+
+@pytest.mark.parametrize(
+    "spec", ["os:system", "subprocess:getoutput", "os.path:join", "builtins:eval", "this:s"]
+)
+def test_standard_library_has_no_models_and_no_data(spec: str) -> None:
+    with pytest.raises(ModelError, match="standard library"):
+        build_model(spec, {})
+    with pytest.raises(DataError, match="standard library"):
+        load_data(spec)
+
+
+def test_classes_functions_and_partials_of_a_file_are_built(work: Path) -> None:
+    for name, width in (("Net", 8), ("make", 8), ("few", 4)):
+        assert build_model(f"mine.py:{name}", {}).last.in_features == width
+    assert build_model("mine:make", {}).last.in_features == 8
+    assert len(load_data("mine.py:graphs")) == 30
+    assert len(load_data("mine.py:FakeDataset", args={"num_graphs": 3})) == 3
+
+
+def test_function_of_a_submodule_belongs_to_its_package(work: Path) -> None:
+    Path("zoo").mkdir()
+    Path("zoo/__init__.py").write_text("from .inner import graphs, make\nfrom mine import few\n")
+    Path("zoo/inner.py").write_text(CODE)
+    assert build_model("zoo:make", {}).last.in_features == 8
+    assert len(load_data("zoo:graphs")) == 30
+
+
+def test_built_in_data_never_leads_to_a_module(work: Path) -> None:
+    for kind in BUILT_IN_DATA:
+        Path(f"{kind}.py").write_text("open('SENTINEL', 'w').close()")
+        assert is_built_in("data", f"{kind}:Net")
+        if kind == "demo":
+            continue
+        with pytest.raises(HistographError):
+            load_data(f"{kind}:Net.csv", root=work)
+    assert not Path("SENTINEL").exists()
