@@ -245,12 +245,13 @@ def threads(head: nn.Module) -> Iterator[None]:
     if not (enabled and allows(head) and kernels() is not None):
         yield
         return
-    before, _num_threads = _num_threads, torch.get_num_threads()
+    before, count = _num_threads, torch.get_num_threads()
+    _num_threads = before or count
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(_num_threads)
+        torch.set_num_threads(count)
         _num_threads = before
 
 
