@@ -7,7 +7,10 @@ head's own path until somebody has written the fast one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any
 
@@ -254,3 +257,111 @@ def test_any_number_of_threads_gives_the_same_bits(
     assert found is not None
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
+
+
+#: Graphs of one node, one that is cut into blocks of queries, one that is a part of its own.
+MANY_SIZES = (1, 150, 2, 1, 64, 31, 7, 290, 12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        PAPER_FORM,
+        {"layer_heads": 1, "heads": 1, "mix": "last", "mlp_layers": 2, "out_dim": 1},
+        {"layer_heads": 3, "heads": 6, "residual": False, "output_norm": False, "mlp_layers": 0},
+        {"history_layers": 1, "normalization": "none"},
+        {"history_layers": 2, "normalization": "signed", "shortcut": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("layers", [1, 2, 9])
+@pytest.mark.parametrize("width", [1, 5, 33])
+def test_kernels_give_what_the_head_gives_in_double_precision(
+    options: dict[str, Any], layers: int, width: int
+) -> None:
+    kept = options.get("history_layers")
+    options = options if kept is None else {**options, "history_layers": min(kept, layers)}
+    head = make_head(**{"in_dims": (width,) * layers, "dim": 12, "heads": 2, **options})
+    exact = copy.deepcopy(head).double()
+    history = draw(sum(MANY_SIZES), layers, width)
+    batch = torch.arange(len(MANY_SIZES)).repeat_interleave(torch.tensor(MANY_SIZES))
+    found = accelerate.read_out(head, history, batch, None)
+    expected = exact(history.double(), batch)
+    assert found is not None
+    close(found, expected, "outputs")
+    probe = draw(*found.shape)
+    (found * probe).sum().backward()
+    (expected * probe.double()).sum().backward()
+    for (name, value), other in zip(head.named_parameters(), exact.parameters(), strict=True):
+        assert value.grad is not None
+        assert other.grad is not None
+        close(value.grad, other.grad, name)
+
+
+def close(found: Tensor, expected: Tensor, name: str) -> None:
+    """Compare with what is exact, in units of its largest value."""
+    apart = (found.double() - expected).abs().max()
+    assert apart <= 1e-4 * expected.abs().max().clamp(min=0.1), f"{name}: off by {apart}"
+
+
+def outputs_of(head: HistoGraphHead, sizes: Sequence[int]) -> Tensor:
+    """Return the outputs of graphs of these sizes, of which each has the same nodes anywhere."""
+    history = torch.cat([draw(size, len(WIDTHS), WIDTHS[0]) for size in sizes])
+    batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    found = accelerate.read_out(head, history, batch, None)
+    assert found is not None
+    return found
+
+
+def test_a_graph_has_the_same_output_in_any_batch() -> None:
+    head = make_head()
+    alone = torch.cat([outputs_of(head, [size]) for size in MANY_SIZES])
+    torch.testing.assert_close(outputs_of(head, MANY_SIZES), alone, rtol=1e-4, atol=1e-5)
+    backwards = outputs_of(head, MANY_SIZES[::-1]).flip(0)
+    torch.testing.assert_close(backwards, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_run_in_several_threads_at_once() -> None:
+    head = make_head()
+    expected = outputs_of(head, MANY_SIZES)
+    with accelerate.threads(head), ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: outputs_of(head, MANY_SIZES), range(16)))
+    assert all(torch.equal(output, expected) for output in found)
+
+
+@pytest.mark.skipif(
+    "fork" not in multiprocessing.get_all_start_methods(), reason="processes cannot be forked"
+)
+def test_a_head_runs_in_a_process_that_was_forked_from_one_with_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = make_head()
+    monkeypatch.setattr(accelerate, "_num_threads", 2)
+    with torch.no_grad():
+        expected = outputs_of(head, MANY_SIZES)
+        queue = multiprocessing.get_context("fork").SimpleQueue()
+        process = multiprocessing.get_context("fork").Process(
+            target=lambda: queue.put(outputs_of(head, MANY_SIZES).tolist())
+        )
+        process.start()
+    assert queue.get() == expected.tolist()
+    process.join()
+
+
+def test_threads_are_given_back() -> None:
+    head, before = make_head(), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with accelerate.threads(head):
+            assert torch.get_num_threads() == 1
+            with accelerate.threads(head):
+                assert torch.get_num_threads() == 1
+                assert accelerate._num_threads == 3
+            assert accelerate._num_threads == 3
+        assert torch.get_num_threads() == 3
+        assert accelerate._num_threads is None
+        with accelerate.threads(make_head(Doubled)):
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -9,8 +9,9 @@ modules, so a new normalisation needs nothing here.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -89,33 +90,29 @@ def allows(head: nn.Module) -> bool:
     """Say whether the kernels are made for a head, as it is now, whatever it reads."""
     if type(head) is not HistoGraphHead or not _allows_options(head.options):
         return False
-    if head._parameters or head._buffers or {*head._modules} - {*REPLACED, *CALLED, "norm"}:
-        return False
     layers, attention, dim = head.layer_weights, head.node_attention, head.dim
-    if type(layers) is not LayerAttention or type(attention) is not NodeAttention:
-        return False
-    expected = {
-        "embeddings.0.weight": (dim, head.kept_dims[-1]),
-        "embeddings.0.bias": (dim,),
-        "encoding": (len(head.kept_dims), dim),
-        "query": (dim, dim),
-        "key": (dim, dim),
-        "in_projection.weight": (3 * dim, dim),
-        "in_projection.bias": (3 * dim,),
-        "out_projection.weight": (dim, dim),
-        "out_projection.bias": (dim,),
-    }
-    parts = ["", "embeddings", "embeddings.0", "", "in_projection", "out_projection"]
-    replaced = [*layers.named_modules(), *attention.named_modules()]
-    found = {
-        name: tuple(value.shape)
-        for module in (layers, attention)
-        for values in (module.named_parameters(), module.named_buffers())
-        for name, value in values
-    }
-    called = (head, *(module for _, module in replaced))
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in called)
-    return found == expected and [name for name, _ in replaced] == parts and not hooked
+    return (
+        type(layers) is LayerAttention
+        and type(attention) is NodeAttention
+        and {*REPLACED, *CALLED, "norm"}.issuperset(_members(head))
+        and _members(layers) == ["query", "key", "encoding", "embeddings"]
+        and _members(layers.embeddings) == ["0"]
+        and _members(attention) == ["in_projection", "out_projection"]
+        and type(layers.last_embedding) is type(attention.in_projection) is nn.Linear
+        and layers.last_embedding.weight.shape == (dim, head.kept_dims[-1])
+        and layers.encoding.shape == (len(head.kept_dims), dim)
+        and layers.query.shape == layers.key.shape == (dim, dim)
+        and attention.in_projection.weight.shape == (3 * dim, dim)
+        and not any(
+            module._forward_hooks or module._forward_pre_hooks
+            for module in (head, *layers.modules(), *attention.modules())
+        )
+    )
+
+
+def _members(module: nn.Module) -> list[str]:
+    """Return the names of all that a module consists of."""
+    return [*module._parameters, *module._buffers, *module._modules]
 
 
 @cache
@@ -165,106 +162,67 @@ def _read(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graph
     layers, attention, dim = head.layer_weights, head.node_attention, head.dim
     assert attention is not None  # it is allowed
     part = graphs.ptr[:-1] // PART_NODES  # of each graph, by the sizes alone: [num_graphs]
-    parts = np.append(np.flatnonzero(np.diff(part, prepend=-1)), len(part))
-    batch = Batch(table.numpy(), starts, graphs.ptr, parts)
-    embedding, by_head = layers.last_embedding, (layers.heads, dim // layers.heads)
-    query = embedding.weight.t() @ layers.query  # [D, dim]
-    query_bias = layers.offsets()[-1] @ layers.query  # [dim]
-    scores, layer_means = _ScoreLayers.apply(
+    parts = np.concatenate([[0], np.flatnonzero(part[1:] > part[:-1]) + 1, [len(part)]])
+    most = int(np.diff(graphs.ptr[parts]).max())
+    batch = Batch(table.numpy(), starts, graphs.ptr, parts, most, 0, len(parts) - 1)
+    embedding, projection = layers.last_embedding, attention.in_projection
+    heads, node_heads, empty = layers.heads, attention.heads, torch.empty
+    count, nodes, channels = graphs.num_graphs, int(graphs.ptr[-1]), embedding.in_features
+    offsets = layers.offsets()  # [L, dim]
+    both = torch.cat([layers.query, layers.key], dim=1)  # [dim, 2 * dim]
+    scores, layer_means = _Kernel.apply(
+        "score_layers",
         batch,
-        len(head.kept_dims),
-        query.unflatten(1, by_head).transpose(0, 1),  # [heads, D, width]
-        query_bias.unflatten(0, by_head),
-        (layers.key.t() @ embedding.weight).unflatten(0, by_head),  # [heads, width, D]
-    )  # [num_graphs, heads, L] and [num_graphs, L, D]
-    last = layer_means[:, -1]  # [num_graphs, D]
-    weights = layers.finish(scores, torch.addmm(query_bias, last, query))  # as scores
-    by_head = (2 * attention.heads, dim // attention.heads)
-    projection = attention.in_projection.weight.split([2 * dim, dim])  # queries and keys; values
-    biases = attention.in_projection.bias.split([2 * dim, dim])
-    means, summaries = _ReadNodes.apply(
+        (empty(nodes, channels), empty(heads, nodes, dim // heads)),
+        (empty(count, heads, len(offsets)), empty(count, len(offsets), channels)),
+        *(both.t() @ embedding.weight, offsets @ both),  # [2 * dim, D] and [L, 2 * dim]
+    )
+    weights = layers.normalize(scores)  # [num_graphs, heads, L]
+    query_key = empty(2 * node_heads, nodes, dim // node_heads)
+    means, contexts = _Kernel.apply(
+        "read_nodes",
         batch,
-        weights,
-        layers.constants(weights).flatten(1),  # [num_graphs, dim]
-        embedding.weight.unflatten(0, (layers.heads, -1)).transpose(1, 2),  # [heads, D, width]
-        projection[0].unflatten(0, by_head).transpose(1, 2),  # [2 * node_heads, dim, size]
-        biases[0].unflatten(0, by_head),
-    )  # [num_graphs, dim] and [num_graphs, node_heads, dim]
-    values = projection[1].unflatten(0, (attention.heads, -1))  # [node_heads, size, dim]
-    contexts = torch.einsum("ghd,hsd->ghs", summaries, values).flatten(1) + biases[1]
+        (empty(nodes, dim), query_key, empty(node_heads, nodes), empty(count, node_heads, dim)),
+        (empty(count, dim), empty(count, dim)),
+        *(weights, embedding.weight, offsets, projection.weight, projection.bias),
+    )
     attended = attention.out_projection(contexts)  # [num_graphs, dim]
     if head.options.residual:
         attended = attended + means
+    last = layer_means[:, -1]  # [num_graphs, D]
     base = embedding(last) if head.all_layers is None else head.all_layers(layer_means.flatten(1))
     return head.predict(attended, base, last)
 
 
-class _ScoreLayers(Function):
-    """See :func:`~.kernels.score_layers`."""
+class _Kernel(Function):
+    """A kernel and its backward as an operation of PyTorch.
+
+    Called with the kernel's name, the batch, and tensors as the kernel's docstring has them: those
+    that it saves, those that it returns, and its inputs.
+    """
 
     @staticmethod
-    def forward(ctx: Any, batch: Batch, layers: int, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        maps = [value.contiguous() for value in inputs]
-        (heads, width, channels), nodes, graphs = (
-            maps[2].shape,
-            int(batch.ptr[-1]),
-            len(batch.starts),
-        )
-        saved = torch.empty(nodes, channels), torch.empty(heads, nodes, width)
-        scores, means = torch.empty(graphs, heads, layers), torch.empty(graphs, layers, channels)
-        _run("score_layers", batch, ("ScoreMaps", maps), *saved, scores, means)
-        ctx.batch = batch
-        ctx.save_for_backward(*maps, *saved)
-        ctx.mark_non_differentiable(means)
-        return scores, means
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        *maps, last, queries = ctx.saved_tensors
-        grads = _room_for_grads(ctx.batch, maps)
-        arguments = ("ScoreMaps", maps), last, queries, grad.contiguous(), ("ScoreMaps", grads)
-        _run("score_layers_backward", ctx.batch, *arguments)
-        return None, None, *(grad.sum(0) for grad in grads)
-
-
-class _ReadNodes(Function):
-    """See :func:`~.kernels.read_nodes`."""
-
-    @staticmethod
-    def forward(ctx: Any, batch: Batch, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        weights, constant, *maps = (value.contiguous() for value in inputs)
-        (heads, channels, _), (both, dim, size) = maps[0].shape, maps[1].shape
-        nodes, graphs = int(batch.ptr[-1]), len(weights)
-        saved = (
-            torch.empty(heads, nodes, channels),
-            torch.empty(nodes, dim),
-            torch.empty(both, nodes, size),
-            torch.empty(both // 2, nodes),
-        )
-        results = torch.empty(graphs, dim), torch.empty(graphs, both // 2, dim)
-        given = weights, constant, ("NodeMaps", maps), ("SavedNodes", saved)
-        _run("read_nodes", batch, *given, *results)
-        ctx.batch = batch
-        ctx.save_for_backward(weights, *maps, *saved)
-        return results
+    def forward(
+        ctx: Any, name: str, batch: Batch, saved: Any, results: Any, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        inputs = tuple(value.contiguous() for value in inputs)
+        _run(name, batch, inputs, saved, results)
+        ctx.name, ctx.batch, ctx.saved = name, batch, saved
+        ctx.save_for_backward(*inputs)
+        if name == "score_layers":
+            ctx.mark_non_differentiable(results[1])  # the means of layers
+        return tuple(results)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        weights, *others = ctx.saved_tensors
-        maps, saved = others[:3], others[3:]
-        found = torch.empty_like(weights), torch.empty_like(grads[0])  # of weights and constant
-        of_maps = _room_for_grads(ctx.batch, maps)
-        given = weights, ("NodeMaps", maps), ("SavedNodes", saved)
-        contiguous = [grad.contiguous() for grad in grads]
-        _run("read_nodes_backward", ctx.batch, *given, *contiguous, *found, ("NodeMaps", of_maps))
-        return None, *found, *(grad.sum(0) for grad in of_maps)
-
-
-def _room_for_grads(batch: Batch, values: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors for the gradients that each part has of its own, ``[parts, ...]``."""
-    return [value.new_empty(len(batch.parts) - 1, *value.shape) for value in values]
+    def backward(ctx: Any, *grad_results: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, parts = ctx.saved_tensors, len(ctx.batch.parts) - 1
+        grads = [value.new_empty(parts, *value.shape) for value in inputs]
+        whole = int(ctx.name == "read_nodes")  # its first input, the weights, is not of all parts
+        grads[:whole] = [torch.empty_like(value) for value in inputs[:whole]]
+        given = tuple(grad.contiguous() for grad in grad_results)
+        _run(f"{ctx.name}_backward", ctx.batch, inputs, ctx.saved, given, tuple(grads))
+        return None, None, None, None, *grads[:whole], *(grad.sum(0) for grad in grads[whole:])
 
 
 # --- threads
@@ -287,39 +245,51 @@ def threads(head: nn.Module) -> Iterator[None]:
     if not (enabled and allows(head) and kernels() is not None):
         yield
         return
-    before, _num_threads = _num_threads, torch.get_num_threads()
+    before, count = _num_threads, torch.get_num_threads()
+    _num_threads = before or count
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(_num_threads)
+        torch.set_num_threads(count)
         _num_threads = before
 
 
-def _run(name: str, batch: Batch, *arguments: Tensor | tuple[str, Sequence[Tensor]]) -> None:
+def _run(name: str, batch: Batch, *arguments: tuple[Tensor, ...]) -> None:
     """Run a kernel on all parts of a batch, in as many threads as there are."""
-    module = kernels()
-    kernel: Callable[..., None] = getattr(module, name)
-    values = [
-        value.numpy()
-        if isinstance(value, Tensor)
-        else getattr(module, value[0])(*(entry.numpy() for entry in value[1]))
-        for value in arguments
-    ]
-    count = len(batch.parts) - 1
-    workers = min(count, _num_threads or torch.get_num_threads())
+    kernel = getattr(kernels(), name)
+    arrays = [tuple(value.numpy() for value in values) for values in arguments]
+    workers = min(batch.stop, _num_threads or torch.get_num_threads())
     with _lock, _blas().limit(limits=1):
         if workers == 1:
-            kernel(batch, 0, count, *values)
+            kernel(batch, *arrays)
             return
-        parts = iter(range(count))  # whoever is free takes the next one
+        parts = iter(range(batch.stop))  # whoever is free takes the next one
 
-        def work(_: int) -> None:
+        def work() -> None:
             for part in parts:
-                kernel(batch, part, part + 1, *values)
+                kernel(batch._replace(first=part, stop=part + 1), *arrays)
 
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(work, range(workers)))
+        others = [_pool().submit(work) for _ in range(workers - 1)]
+        work()
+        for other in others:
+            other.result()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="kernels")
+
+
+def _forget_threads() -> None:
+    """Start anew in a process that was forked, which has none of the threads."""
+    global _lock
+    _lock = threading.Lock()
+    _pool.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 @cache

@@ -1,31 +1,30 @@
-"""What the HistoGraph head does with every node of a graph, compiled by numba.
+"""What the HistoGraph head does with the nodes of a graph, forward and backward, in numba.
 
-Four kernels, two forward and two backward, go through the graphs of a batch where their history
-lies in a table of many graphs; a graph fits a processor's cache. :mod:`.accelerate` calls them, and
-between :func:`score_layers` and :func:`read_nodes` PyTorch turns scores of layers into weights.
+Four kernels go through the graphs of a batch where their history lies in a table of many graphs; a
+graph fits a processor's cache. :mod:`.accelerate` calls them, and between :func:`score_layers` and
+:func:`read_nodes` PyTorch turns scores of layers into weights.
 
 Shapes: the ``G`` graphs of a batch have ``N`` nodes, one of them ``n``; ``L`` layers of ``D``
 channels; ``dim`` channels are ``heads`` layer heads of ``width`` each, or ``node_heads`` attention
-heads of ``size`` each. Heads come first, so that each has matrices of its own.
+heads of ``size`` each.
 
-Graphs are grouped into *parts* of consecutive graphs, because larger products are faster. A kernel
-runs parts ``first`` to ``stop``. Gradients of maps are kept by part, ``[parts, ...]``, and summed
-in order by the caller: results do not depend on the thread that runs a part. Kernels release
-Python's lock, and expect the BLAS to use one thread.
+Graphs are grouped into *parts* of consecutive graphs, because larger products are faster. Each part
+has gradients of its own, which the caller sums in order: results do not depend on the thread that
+runs a part. Kernels release Python's lock, and expect the BLAS to use one thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
 F = np.float32
+Floats: TypeAlias = npt.NDArray[np.float32]
+Integers: TypeAlias = npt.NDArray[np.int64]
 
 #: Queries whose attention is made at a time, so that memory is linear in the nodes of a graph.
 QUERIES = 128
@@ -34,17 +33,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def compiled(function: _Function) -> _Function:
-    """Compile a function when it is first called, and keep the code on disk.
-
-    Sums may be made in any order and fused with products. NaN and infinity stay what they are.
-    """
+    """Compile a function when it is first called, and keep the code on disk."""
+    # Sums may be made in any order and fused with products. NaN and infinity stay what they are.
     fastmath = {"contract", "reassoc", "nsz"}
     make = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath)
     return cast(_Function, make(function))
 
 
 class Batch(NamedTuple):
-    """The graphs of a batch in a table of many graphs."""
+    """The graphs of a batch in a table of many graphs, and which parts of it to run."""
 
     #: ``[rows, L or more, D]``, of which the last ``L`` layers are used.
     table: Floats
@@ -54,153 +51,168 @@ class Batch(NamedTuple):
     ptr: Integers
     #: First graph of each part, and the number of graphs, ``[parts + 1]``.
     parts: Integers
-
-
-class ScoreMaps(NamedTuple):
-    """The maps of :func:`score_layers`, or their gradients."""
-
-    #: From the last layer to queries, ``[heads, D, width]`` and ``[heads, width]``.
-    query: Floats
-    bias: Floats
-    #: From queries to filters of layers, ``[heads, width, D]``.
-    key: Floats
-
-
-class NodeMaps(NamedTuple):
-    """The maps of :func:`read_nodes`, or their gradients."""
-
-    #: From a sum of layers to a node, ``[heads, D, width]``.
-    embedding: Floats
-    #: From nodes to queries, then to keys, ``[2 * node_heads, dim, size]``.
-    projection: Floats
-    #: ``[2 * node_heads, size]``.
-    bias: Floats
-
-
-class SavedNodes(NamedTuple):
-    """What :func:`read_nodes` saves for backward."""
-
-    #: Sums of layers, ``[heads, N, D]``.
-    sums: Floats
-    #: ``[N, dim]``.
-    nodes: Floats
-    #: Queries, then keys, ``[2 * node_heads, N, size]``.
-    projected: Floats
-    #: The attention that each node receives, averaged over its graph, ``[node_heads, N]``.
-    received: Floats
+    #: Nodes of the largest part.
+    most: int
+    #: The first part to run, and the one to stop at.
+    first: int
+    stop: int
 
 
 @compiled
-def add(total: Floats, values: Floats) -> None:
-    """Add an array to another of as many entries; NumPy's own ``+=`` is slower here."""
-    flat, added = total.reshape(total.size), values.reshape(values.size)
-    for c in range(len(flat)):
-        flat[c] += added[c]
-
-
-@compiled
-def add_to_rows(rows: Floats, row: Floats) -> None:
-    """Add a vector to every row of a matrix."""
-    for i in range(len(rows)):
-        add(rows[i], row)
+def copy(target: Floats, values: Floats) -> None:
+    """Copy a vector to the beginning of another; numba's own way is slow, to compile and to run."""
+    for c in range(len(values)):
+        target[c] = values[c]
 
 
 @compiled
 def sum_rows(rows: Floats) -> Floats:
     """Return the sum of the rows of a matrix."""
-    total = np.zeros(rows.shape[1], F)
-    for i in range(len(rows)):
-        add(total, rows[i])
+    return np.dot(np.ones(len(rows), F), rows)
+
+
+@compiled
+def transpose_heads(maps: Floats, heads: int) -> Floats:
+    """Transpose the rows of each head: ``[heads * width, D]`` to ``[heads, D, width]``."""
+    width, channels = len(maps) // heads, maps.shape[1]
+    result = np.empty((heads, channels, width), F)
+    for h in range(heads):
+        for c in range(channels):
+            for k in range(width):
+                result[h, c, k] = maps[h * width + k, c]
+    return result
+
+
+@compiled
+def split_heads(row: Floats, heads: int) -> Floats:
+    """Return a row for each head, zero outside of its channels: ``[dim]`` to ``[heads, dim]``."""
+    result, width = np.zeros((heads, len(row)), F), len(row) // heads
+    for h in range(heads):
+        copy(result[h, h * width :], row[h * width : (h + 1) * width])
+    return result
+
+
+@compiled
+def join_heads(rows: Floats) -> Floats:
+    """Return the channels of each head from its own row: ``[heads, dim]`` to ``[dim]``."""
+    result, width = np.empty(rows.shape[1], F), rows.shape[1] // len(rows)
+    for h in range(len(rows)):
+        copy(result[h * width :], rows[h, h * width : (h + 1) * width])
+    return result
+
+
+@compiled
+def weigh_layers(weights: Floats, rows: Floats, sums: Floats, first: int) -> None:
+    """Sum layers of ``rows [n, L or more, D]`` by ``weights [heads, L]``.
+
+    Results go to ``sums [heads, nodes, D]``, from node ``first`` on.
+    """
+    (heads, layers), (n, stored, channels) = weights.shape, rows.shape
+    product = np.empty((heads, channels), F)
+    for i in range(n):
+        np.dot(weights, rows[i, stored - layers :], product)
+        for h in range(heads):
+            copy(sums[h, first + i], product[h])
+
+
+@compiled
+def add_dots(scores: Floats, filters: Floats, first: int, rows: Floats) -> None:
+    """Add the dot products of filters and layers, summed over nodes, to ``scores [heads, L]``.
+
+    Filters are ``[heads, nodes, D]``, from node ``first`` on; rows ``[n, L or more, D]``.
+    """
+    (heads, layers), (n, stored, channels) = scores.shape, rows.shape
+    of_node, product = np.empty((heads, channels), F), np.empty((heads, layers), F)
+    for i in range(n):
+        for h in range(heads):
+            copy(of_node[h], filters[h, first + i])
+        scores += np.dot(of_node, rows[i, stored - layers :].T, product)
+
+
+@compiled
+def sum_queries(queries: Floats, first: int, stop: int) -> Floats:
+    """Sum the queries of some nodes, in the columns of the keys they ask: ``[heads, 2 * dim]``."""
+    heads, _, width = queries.shape
+    total = np.zeros((heads, 2 * heads * width), F)
+    for h in range(heads):
+        copy(total[h, (heads + h) * width :], sum_rows(queries[h, first:stop]))
     return total
 
 
 @compiled
-def add_dots(scores: Floats, filters: Floats, i: int, layers: Floats) -> None:
-    """Add ``filters[:, i] @ layers.T`` to scores ``[heads, L]``; filters ``[heads, nodes, D]``."""
-    (heads, _, channels), whole = filters.shape, len(filters) // 4 * 4
-    for layer in range(len(layers)):
-        row = layers[layer]
-        for h in range(0, whole, 4):  # four heads at a time read a row once
-            f0, f1, f2, f3 = filters[h, i], filters[h + 1, i], filters[h + 2, i], filters[h + 3, i]
-            s0, s1, s2, s3 = F(0), F(0), F(0), F(0)
-            for c in range(channels):
-                s0 += f0[c] * row[c]
-                s1 += f1[c] * row[c]
-                s2 += f2[c] * row[c]
-                s3 += f3[c] * row[c]
-            scores[h, layer] += s0
-            scores[h + 1, layer] += s1
-            scores[h + 2, layer] += s2
-            scores[h + 3, layer] += s3
-        for h in range(whole, heads):
-            f0, total = filters[h, i], F(0)
-            for c in range(channels):
-                total += f0[c] * row[c]
-            scores[h, layer] += total
+def score_layers(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
+    """Score the layers of every graph, and average each over its nodes.
 
-
-@compiled
-def score_layers(
-    batch: Batch, first: int, stop: int, maps: ScoreMaps, last: Floats, queries: Floats,
-    scores: Floats, means: Floats
-) -> None:  # fmt: skip
-    """Score the layers of every graph, and average each layer over the nodes.
-
-    The last layer of a node asks: its query, mapped by the keys, is a filter of layers. The score
-    of a layer is the mean over nodes of ``filter . layer``.
+    The last layer of a node asks. A head's query, mapped by its keys, is a filter of layers, and a
+    score is the mean over nodes of ``filter . layer + query . offset of the key``, scaled.
 
     Args:
-        last: The last layer, saved for backward, ``[N, D]``.
-        queries: Saved for backward, ``[heads, N, width]``.
-        scores: A result, ``[G, heads, L]``.
-        means: A result, ``[G, L, D]``.
+        batch: The graphs.
+        inputs: The map from a layer to queries, then to keys, ``[2 * dim, D]``, and what each layer
+            adds to them, ``[L, 2 * dim]``.
+        saved: For backward: the last layer, ``[N, D]``, and queries, ``[heads, N, width]``.
+        results: Scores, ``[G, heads, L]``, and means of layers, ``[G, L, D]``.
     """
-    (table, starts, ptr, parts), heads = batch, len(queries)
-    channels, skipped = table.shape[2], table.shape[1] - scores.shape[2]
-    for p in range(first, stop):
+    (table, starts, ptr, parts, most, _, _), (maps, offsets) = batch, inputs
+    (last, queries), (all_scores, all_means) = saved, results
+    (heads, _, width), (_, stored, channels) = queries.shape, table.shape
+    dim, skipped = heads * width, stored - len(offsets)
+    query_maps, key_maps = transpose_heads(maps[:dim], heads), maps[dim:]
+    filters = np.empty((heads, most, channels), F)
+    for p in range(batch.first, batch.stop):
         begin, end = ptr[parts[p]], ptr[parts[p + 1]]
-        filters = np.empty((heads, end - begin, channels), F)
         for g in range(parts[p], parts[p + 1]):
-            for i in range(ptr[g], ptr[g + 1]):
-                last[i] = table[starts[g] + i - ptr[g], -1]
+            for i in range(ptr[g + 1] - ptr[g]):
+                copy(last[ptr[g] + i], table[starts[g] + i, -1])
         for h in range(heads):
-            own = queries[h, begin:end]
-            np.dot(last[begin:end], maps.query[h], own)
-            add_to_rows(own, maps.bias[h])
-            np.dot(own, maps.key[h], filters[h])
+            own, of_head = queries[h, begin:end], slice(h * width, (h + 1) * width)
+            np.dot(last[begin:end], query_maps[h], own)
+            own += offsets[-1, of_head]
+            np.dot(own, key_maps[of_head], filters[h, : end - begin])
         for g in range(parts[p], parts[p + 1]):
-            scores[g], means[g] = 0, 0
-            for i in range(ptr[g], ptr[g + 1]):
-                node = table[starts[g] + i - ptr[g], skipped:]  # [L, D]
-                add_dots(scores[g], filters, i - begin, node)
-                add(means[g], node)
-            scores[g] *= F(1 / (ptr[g + 1] - ptr[g]))
-            means[g] *= F(1 / (ptr[g + 1] - ptr[g]))
+            n, scores, means = ptr[g + 1] - ptr[g], all_scores[g], all_means[g]
+            np.dot(sum_queries(queries, ptr[g], ptr[g + 1]), offsets.T, scores)
+            add_dots(scores, filters, ptr[g] - begin, table[starts[g] : starts[g] + n])
+            scores *= F(1 / (n * np.sqrt(width)))
+            means[:] = 0
+            for i in range(n):
+                means += table[starts[g] + i, skipped:]
+            means *= F(1 / n)
 
 
 @compiled
 def score_layers_backward(
-    batch: Batch, first: int, stop: int, maps: ScoreMaps, last: Floats, queries: Floats,
-    grad_scores: Floats, grads: ScoreMaps
-) -> None:  # fmt: skip
-    """Set the gradients of the maps of :func:`score_layers`."""
-    (table, starts, ptr, parts), heads = batch, len(queries)
-    channels, skipped = table.shape[2], table.shape[1] - grad_scores.shape[2]
-    product = np.empty((heads, channels), F)
-    for p in range(first, stop):
+    batch: Batch, inputs: Any, saved: Any, grad_results: Any, grads: Any
+) -> None:
+    """Set the gradients of :func:`score_layers`, ``[parts, ...]`` of each input."""
+    (table, starts, ptr, parts, most, _, _), (maps, offsets) = batch, inputs
+    (last, queries), (all_grad_scores, _), (grad_maps, grad_offsets) = saved, grad_results, grads
+    (heads, _, width), channels = queries.shape, table.shape[2]
+    dim, grad_filters = heads * width, np.empty((heads, most, channels), F)
+    key_maps = transpose_heads(maps[dim:], heads)  # [heads, D, width]
+    for p in range(batch.first, batch.stop):
         begin, end = ptr[parts[p]], ptr[parts[p + 1]]
-        grad_filters = np.empty((heads, end - begin, channels), F)
+        grad_queries = np.empty((heads, end - begin, width), F)
+        through = np.empty((parts[p + 1] - parts[p], heads, 2 * dim), F)  # through key offsets
+        of_part = grad_offsets[p]
+        of_part[:] = 0
         for g in range(parts[p], parts[p + 1]):
-            grad = grad_scores[g] * F(1 / (ptr[g + 1] - ptr[g]))  # [heads, L]
-            for i in range(ptr[g], ptr[g + 1]):
-                np.dot(grad, table[starts[g] + i - ptr[g], skipped:], product)
-                for h in range(heads):
-                    grad_filters[h, i - begin] = product[h]
+            n = ptr[g + 1] - ptr[g]
+            grad_scores = all_grad_scores[g] * F(1 / (n * np.sqrt(width)))
+            rows = table[starts[g] : starts[g] + n]  # [n, L or more, D]
+            weigh_layers(grad_scores, rows, grad_filters, ptr[g] - begin)
+            of_part += np.dot(grad_scores.T, sum_queries(queries, ptr[g], ptr[g + 1]))
+            np.dot(grad_scores, offsets, through[g - parts[p]])
         for h in range(heads):
-            grad_queries = np.dot(grad_filters[h], maps.key[h].T)  # [nodes of the part, width]
-            np.dot(queries[h, begin:end].T, grad_filters[h], grads.key[p, h])
-            np.dot(last[begin:end].T, grad_queries, grads.query[p, h])
-            grads.bias[p, h] = sum_rows(grad_queries)
+            of_head, of_keys = slice(h * width, (h + 1) * width), dim + h * width
+            filters = grad_filters[h, : end - begin]
+            np.dot(queries[h, begin:end].T, filters, grad_maps[p, of_keys : of_keys + width])
+            np.dot(filters, key_maps[h], grad_queries[h])
+            for g in range(parts[p], parts[p + 1]):
+                own = grad_queries[h, ptr[g] - begin : ptr[g + 1] - begin]
+                own += through[g - parts[p], h, of_keys : of_keys + width]
+            np.dot(grad_queries[h].T, last[begin:end], grad_maps[p, of_head])
+            copy(of_part[-1, of_head], sum_rows(grad_queries[h]))
 
 
 @compiled
@@ -275,90 +287,109 @@ def attend_backward(
             for j in range(n):
                 row[j] *= share * (grad_received[j] - mean)
         np.dot(rows, keys, grad_queries[i : i + QUERIES])
-        through = np.dot(rows.T, queries[i : i + QUERIES])  # [n, size]
-        add(grad_keys, through)
+        grad_keys += np.dot(rows.T, queries[i : i + QUERIES])
 
 
 @compiled
-def read_nodes(
-    batch: Batch, first: int, stop: int, weights: Floats, constant: Floats, maps: NodeMaps,
-    saved: SavedNodes, means: Floats, summaries: Floats
-) -> None:  # fmt: skip
+def read_nodes(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
     """Sum the layers of every node, and let the nodes of each graph attend to each other.
 
     The mean over nodes commutes with all that follows the softmax: a head sums the nodes by the
-    attention they receive, and only this sum has to be projected to values.
+    attention they receive, and only this sum is projected to values.
 
     Args:
-        weights: Of the layers of each graph, ``[G, heads, L]``.
-        constant: What is added to the nodes of each graph, ``[G, dim]``.
-        means: A result, the mean of the nodes, ``[G, dim]``.
-        summaries: A result, the nodes summed by the attention, ``[G, node_heads, dim]``.
+        batch: The graphs.
+        inputs: The weights of layers, ``[G, heads, L]``; the map from a layer to a node,
+            ``[dim, D]``, and what each layer adds to it, ``[L, dim]``; the projection of nodes to
+            queries, keys and values, ``[3 * dim, dim]``, and its bias, ``[3 * dim]``.
+        saved: For backward: nodes, ``[N, dim]``; queries, then keys, ``[2 * node_heads, N, size]``;
+            the attention that nodes receive, ``[node_heads, N]``; the nodes of each graph summed by
+            it, ``[G, node_heads, dim]``.
+        results: Means of nodes, and of what they find in each other, ``[G, dim]`` each.
     """
-    (table, starts, ptr, parts), (sums, nodes, projected, received) = batch, saved
-    (heads, channels, width), node_heads = maps.embedding.shape, len(received)
-    skipped, product = table.shape[1] - weights.shape[2], np.empty((heads, channels), F)
-    for p in range(first, stop):
+    table, starts, ptr, parts, most, _, _ = batch
+    (weights, maps, offsets, projection, bias), (means, contexts) = inputs, results
+    (nodes, projected, received, summaries), (dim, channels) = saved, maps.shape
+    heads, node_heads, values = weights.shape[1], len(received), projection[2 * dim :]
+    width, size = dim // heads, dim // node_heads
+    node_maps = transpose_heads(maps, heads)  # [heads, D, width]
+    query_key_maps = transpose_heads(projection[: 2 * dim], 2 * node_heads)
+    sums = np.empty((heads, most, channels), F)
+    for p in range(batch.first, batch.stop):
         begin, end = ptr[parts[p]], ptr[parts[p + 1]]
         for g in range(parts[p], parts[p + 1]):
-            for i in range(ptr[g], ptr[g + 1]):
-                np.dot(weights[g], table[starts[g] + i - ptr[g], skipped:], product)
-                for h in range(heads):
-                    sums[h, i] = product[h]
+            rows = table[starts[g] : starts[g] + ptr[g + 1] - ptr[g]]  # [n, L or more, D]
+            weigh_layers(weights[g], rows, sums, ptr[g] - begin)
         for h in range(heads):
-            embedded = np.dot(sums[h, begin:end], maps.embedding[h])  # [nodes of the part, width]
+            embedded = np.dot(sums[h, : end - begin], node_maps[h])  # [nodes of the part, width]
             for i in range(end - begin):
-                nodes[begin + i, h * width : (h + 1) * width] = embedded[i]
+                copy(nodes[begin + i, h * width :], embedded[i])
         for g in range(parts[p], parts[p + 1]):
-            add_to_rows(nodes[ptr[g] : ptr[g + 1]], constant[g])
+            own = nodes[ptr[g] : ptr[g + 1]]
+            own += join_heads(np.dot(weights[g], offsets))
         for k in range(2 * node_heads):
-            np.dot(nodes[begin:end], maps.projection[k], projected[k, begin:end])
-            add_to_rows(projected[k, begin:end], maps.bias[k])
+            of_head = projected[k, begin:end]
+            np.dot(nodes[begin:end], query_key_maps[k], of_head)
+            of_head += bias[k * size : (k + 1) * size]
         for g in range(parts[p], parts[p + 1]):
             a, b = ptr[g], ptr[g + 1]
             for h in range(node_heads):
                 attend(projected[h, a:b], projected[node_heads + h, a:b], received[h, a:b])
             np.dot(np.ascontiguousarray(received[:, a:b]), nodes[a:b], summaries[g])
-            means[g] = sum_rows(nodes[a:b]) * F(1 / (b - a))
+            copy(means[g], sum_rows(nodes[a:b]) * F(1 / (b - a)))
+            copy(contexts[g], join_heads(np.dot(summaries[g], values.T)) + bias[2 * dim :])
 
 
 @compiled
 def read_nodes_backward(
-    batch: Batch, first: int, stop: int, weights: Floats, maps: NodeMaps, saved: SavedNodes,
-    grad_means: Floats, grad_summaries: Floats, grad_weights: Floats, grad_constant: Floats,
-    grads: NodeMaps
-) -> None:  # fmt: skip
-    """Set the gradients of the inputs of :func:`read_nodes`."""
-    (table, starts, ptr, parts), (sums, nodes, projected, received) = batch, saved
-    (heads, channels, width), node_heads = maps.embedding.shape, len(received)
-    skipped, (dim, size) = table.shape[1] - weights.shape[2], maps.projection.shape[1:]
-    for p in range(first, stop):
+    batch: Batch, inputs: Any, saved: Any, grad_results: Any, grads: Any
+) -> None:
+    """Set the gradients of :func:`read_nodes`, ``[parts, ...]`` of each input but the weights."""
+    table, starts, ptr, parts, most, _, _ = batch
+    (weights, maps, offsets, projection, _), (grad_means, grad_contexts) = inputs, grad_results
+    grad_weights, grad_maps, grad_offsets, grad_projection, grad_bias = grads
+    (nodes, projected, received, summaries), (dim, channels) = saved, maps.shape
+    heads, node_heads, values = weights.shape[1], len(received), projection[2 * dim :]
+    width, size = dim // heads, dim // node_heads
+    sums, grad_sums = np.empty((heads, most, channels), F), np.empty((heads, most, channels), F)
+    for p in range(batch.first, batch.stop):
         begin, end = ptr[parts[p]], ptr[parts[p + 1]]
         grad_projected = np.empty((2 * node_heads, end - begin, size), F)
-        grad_nodes = np.empty((end - begin, dim), F)
+        grad_nodes, grad_values = np.empty((end - begin, dim), F), grad_projection[p, 2 * dim :]
+        grad_values[:] = 0
         for g in range(parts[p], parts[p + 1]):
             a, b, own = ptr[g], ptr[g + 1], slice(ptr[g] - begin, ptr[g + 1] - begin)
-            grad_received = np.dot(grad_summaries[g], nodes[a:b].T)  # [node_heads, n]
+            grad_context = split_heads(grad_contexts[g], node_heads)  # [node_heads, dim]
+            grad_values += np.dot(grad_context.T, summaries[g])
+            grad_summary = np.dot(grad_context, values)  # [node_heads, dim]
+            grad_received = np.dot(grad_summary, nodes[a:b].T)  # [node_heads, n]
             for h in range(node_heads):
-                attend_backward(
-                    projected[h, a:b], projected[node_heads + h, a:b], grad_received[h],
-                    grad_projected[h, own], grad_projected[node_heads + h, own]
-                )  # fmt: skip
-            np.dot(np.ascontiguousarray(received[:, a:b].T), grad_summaries[g], grad_nodes[own])
-            add_to_rows(grad_nodes[own], grad_means[g] * F(1 / (b - a)))
+                query, key = projected[h, a:b], projected[node_heads + h, a:b]
+                grad_query, grad_key = grad_projected[h, own], grad_projected[node_heads + h, own]
+                attend_backward(query, key, grad_received[h], grad_query, grad_key)
+            of_graph = grad_nodes[own]
+            np.dot(np.ascontiguousarray(received[:, a:b]).T, grad_summary, of_graph)
+            of_graph += grad_means[g] * F(1 / (b - a))
+        copy(grad_bias[p, 2 * dim :], sum_rows(grad_contexts[parts[p] : parts[p + 1]]))
         for k in range(2 * node_heads):
-            np.dot(nodes[begin:end].T, grad_projected[k], grads.projection[p, k])
-            grads.bias[p, k] = sum_rows(grad_projected[k])
-            add(grad_nodes, np.dot(grad_projected[k], maps.projection[k].T))
-        grad_sums = np.empty((heads, end - begin, channels), F)
+            of_head = slice(k * size, (k + 1) * size)
+            np.dot(grad_projected[k].T, nodes[begin:end], grad_projection[p, of_head])
+            copy(grad_bias[p, of_head], sum_rows(grad_projected[k]))
+            grad_nodes += np.dot(grad_projected[k], projection[of_head])
         for h in range(heads):
-            own_nodes = np.ascontiguousarray(grad_nodes[:, h * width : (h + 1) * width])
-            np.dot(own_nodes, maps.embedding[h].T, grad_sums[h])
-            np.dot(sums[h, begin:end].T, own_nodes, grads.embedding[p, h])
+            of_head = slice(h * width, (h + 1) * width)
+            own_nodes = np.ascontiguousarray(grad_nodes[:, of_head])
+            np.dot(own_nodes, maps[of_head], grad_sums[h, : end - begin])
+        grad_offsets[p] = 0
         for g in range(parts[p], parts[p + 1]):
-            grad_constant[g] = sum_rows(grad_nodes[ptr[g] - begin : ptr[g + 1] - begin])
-            grad_weights[g] = 0
-            for i in range(ptr[g], ptr[g + 1]):
-                add_dots(
-                    grad_weights[g], grad_sums, i - begin, table[starts[g] + i - ptr[g], skipped:]
-                )
+            first, of_part = ptr[g] - begin, grad_offsets[p]
+            rows = table[starts[g] : starts[g] + ptr[g + 1] - ptr[g]]  # [n, L or more, D]
+            constant = split_heads(sum_rows(grad_nodes[first : first + len(rows)]), heads)
+            of_part += np.dot(weights[g].T, constant)
+            np.dot(constant, offsets.T, grad_weights[g])
+            add_dots(grad_weights[g], grad_sums, first, rows)
+            weigh_layers(weights[g], rows, sums, first)
+        for h in range(heads):
+            of_head = slice(h * width, (h + 1) * width)
+            own_nodes = np.ascontiguousarray(grad_nodes[:, of_head])
+            np.dot(own_nodes.T, sums[h, : end - begin], grad_maps[p, of_head])
