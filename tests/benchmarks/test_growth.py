@@ -96,7 +96,9 @@ def test_memory_of_a_head_step_hardly_grows_with_layers() -> None:
     shallow, deep = (
         peak_bytes(head_step(nodes=24, layers=layers, width=64, graphs=64)) for layers in (16, 128)
     )
-    assert deep < 2 * shallow  # the history has grown by eight
+    history = 24 * 64 * (128 - 16) * 64 * 4  # bytes that the history has grown by
+    # What may grow is a row per graph and layer, and the gradient of the map that reads it.
+    assert deep - shallow < history / 8
 
 
 # --- what is written ------------------------------------------------------------------------------
