@@ -1,0 +1,90 @@
+"""Statistics of layers against numpy, one graph at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from histograph_post.heads.ragged import Graphs
+from histograph_post.heads.statistics import STATISTICS, layer_statistics
+
+SIZES = (3, 1, 0, 40, 2, 0)
+
+
+def graphs_of(sizes: Sequence[int]) -> Graphs:
+    index = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    return Graphs.from_batch(index, len(index), len(sizes), index.device)
+
+
+def random_layers(
+    widths: Sequence[int], sizes: Sequence[int], dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(sum(sizes), width, generator=generator, dtype=dtype) for width in widths]
+
+
+def by_hand(layers: Sequence[Tensor], sizes: Sequence[int]) -> np.ndarray:
+    """``[num_graphs, 3, sum(D_l)]`` in double precision."""
+    rows = np.hstack([layer.double().numpy() for layer in layers])
+    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    return np.stack(
+        [
+            np.stack([part.mean(0), part.max(0), part.std(0)])
+            if len(part)
+            else np.zeros((3, rows.shape[1]))
+            for part in parts
+        ]
+    )
+
+
+@pytest.mark.parametrize("widths", [(4, 4, 4), (5, 2, 3)], ids=["one width", "mixed"])
+def test_they_are_those_of_numpy(widths: tuple[int, ...]) -> None:
+    layers = random_layers(widths, SIZES)
+    found = layer_statistics(layers, graphs_of(SIZES))
+    assert found.shape == (len(SIZES), len(STATISTICS), sum(widths))
+    np.testing.assert_allclose(found.numpy(), by_hand(layers, SIZES), rtol=1e-5, atol=1e-6)
+    if len(set(widths)) == 1:
+        stacked = layer_statistics(torch.stack(layers, dim=1), graphs_of(SIZES))
+        torch.testing.assert_close(stacked, found)
+
+
+def test_a_single_node_and_equal_nodes_do_not_deviate() -> None:
+    rows = torch.full((8, 1, 3), 0.1)
+    rows[0] = torch.tensor([3.3, -1e4, 1e-8])
+    found = layer_statistics(rows, graphs_of([1, 7]))
+    assert found[:, 2].eq(0).all()
+    assert found[0, 0].tolist() == found[0, 1].tolist() == rows[0, 0].tolist()
+
+
+def test_small_differences_far_from_zero_are_not_rounded_away() -> None:
+    sizes = [5000, 20]
+    rows = 1000 + 0.01 * random_layers([3], sizes)[0]
+    expected = by_hand([rows], sizes)
+    found = layer_statistics([rows], graphs_of(sizes)).double().numpy()
+    np.testing.assert_allclose(found[:, 2], expected[:, 2], rtol=1e-4)
+    assert np.abs(found[:, 0] - expected[:, 0]).max() <= 1000 * np.finfo(np.float32).eps
+
+
+def test_gradients_are_right_and_finite_where_nodes_agree() -> None:
+    sizes = [3, 1, 5]
+    rows = random_layers([4], sizes, torch.float64)[0].requires_grad_()
+    graphs = graphs_of(sizes)
+    weights = torch.randn(3, 3, 4, dtype=torch.float64)
+    # Not of the single node, whose deviation has no slope.
+    assert torch.autograd.gradcheck(
+        lambda values: (layer_statistics([values], graphs) * weights)[[0, 2]].sum(), rows
+    )
+    equal = torch.ones(9, 2, 4, requires_grad=True)
+    layer_statistics(equal, graphs).sum().backward()
+    assert equal.grad is not None
+    # Mean and maximum: each node has its share of both.
+    torch.testing.assert_close(equal.grad[3], torch.full((2, 4), 2.0))
+    torch.testing.assert_close(equal.grad[4], torch.full((2, 4), 2 / 5))
+
+
+def test_no_nodes_at_all() -> None:
+    assert layer_statistics(torch.empty(0, 2, 4), graphs_of([0, 0])).eq(0).all()
