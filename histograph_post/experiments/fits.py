@@ -46,6 +46,7 @@ def train_fit(
     seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
     task, split, labels = trainer.task, trainer.split, trainer.source.labels
     outputs = {part: trainer.predict(rows) for part, rows in _parts(split)}
+    none = np.empty((0, task.out_dim))
     fit = Fit(
         spec=spec,
         scores={part: task.scores(outputs[part], labels[rows]) for part, rows in _parts(split)},
@@ -54,7 +55,9 @@ def train_fit(
         num_parameters=trainer.num_parameters,
         seconds_per_epoch=seconds,
         test_rows=split.test,
-        test_outputs=outputs.get("test", np.empty((0, task.out_dim))),
+        test_outputs=outputs.get("test", none),
+        valid_rows=split.valid,
+        valid_outputs=outputs.get("valid", none),
         log=trainer.progress.log,
         backbone=None if save_backbone is None else save_backbone(folder),
     )
@@ -82,7 +85,13 @@ def _save(
         with atomic_path(folder / HEAD_NAME) as partial:
             save_tensors({k: value.contiguous().clone() for k, value in tensors.items()}, partial)
     with atomic_path(folder / OUTPUTS_NAME) as partial:
-        save_arrays({"rows": fit.test_rows.copy(), "outputs": fit.test_outputs}, partial)
+        arrays = {
+            "rows": fit.test_rows,
+            "outputs": fit.test_outputs,
+            "valid_rows": fit.valid_rows,
+            "valid_outputs": fit.valid_outputs,
+        }
+        save_arrays({name: np.array(values) for name, values in arrays.items()}, partial)
     write_json(
         folder / FIT_NAME,
         {

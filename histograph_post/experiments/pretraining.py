@@ -223,6 +223,8 @@ class Pretraining(Stage):
             seconds_per_epoch=seconds_per_epoch,
             test_rows=np.empty(0, dtype=np.int64),
             test_outputs=np.empty((0, self.task.out_dim)),
+            valid_rows=np.empty(0, dtype=np.int64),
+            valid_outputs=np.empty((0, self.task.out_dim)),
             log=log,
             backbone={"weights_sha256": trained.weights_sha256},
         )

@@ -1,8 +1,8 @@
 """Fits: one readout, on one fold, with one seed each, as they are kept in a run.
 
 A fit's folder holds ``state.pt`` while it is being trained and, once it is done, ``fit.json``
-(written last), ``head.safetensors``, the outputs for the test rows and, where a backbone was
-trained too, ``model.safetensors``.
+(written last), ``head.safetensors``, the outputs for the validation and the test rows and, where a
+backbone was trained too, ``model.safetensors``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .run import HEAD_NAME as HEAD_NAME
 from .run import fit_place, read_json
 
 FIT_NAME = "fit.json"
+#: Outputs for the test rows and for the validation rows; of earlier versions for the former only.
 OUTPUTS_NAME = "test.safetensors"
 
 
@@ -69,6 +70,9 @@ class Fit:
     #: Label rows of the test part, and the outputs for them, in the units of the labels.
     test_rows: np.ndarray
     test_outputs: np.ndarray
+    #: The same of the validation part, from which a temperature is fitted.
+    valid_rows: np.ndarray
+    valid_outputs: np.ndarray
     #: What was measured after every epoch.
     log: Sequence[Mapping[str, float]]
     #: What moved in the backbone and the hash of its weights; None for a frozen one.
@@ -108,6 +112,8 @@ def load_fit(spec: FitSpec, folder: Path) -> Fit:
         seconds_per_epoch=stored["seconds_per_epoch"],
         test_rows=arrays["rows"],
         test_outputs=arrays["outputs"],
+        valid_rows=arrays.get("valid_rows", np.empty(0, dtype=np.int64)),
+        valid_outputs=arrays.get("valid_outputs", arrays["outputs"][:0]),
         log=stored["log"],
         backbone=stored.get("backbone"),
     )
