@@ -28,9 +28,8 @@ from ..models.model_call import OutputForm
 from ..models.spec import ModelSpec
 from ..splits import Splits
 from ..tasks import Task, has_labels, infer_task
-from ..utils.devices import resolve_device, synchronize
 from ..utils.levels import Level
-from ..utils.memory import NODE_BUDGET
+from ..utils.machine import NODE_BUDGET, resolve_device, synchronize
 from ..utils.specifications import IN_MEMORY
 from .format import plan_hash
 from .layout import Layout

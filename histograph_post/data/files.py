@@ -24,8 +24,7 @@ from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import GlobalStorage
 
 from ..errors import DataError, HistographError, NotFoundError
-from ..utils.specifications import home_of, is_defined_in
-from ..utils.user_modules import imported_place
+from ..utils.specifications import home_of, imported_place, is_defined_in
 from .arguments import FEATURE_ARGS, LEVEL_ARGS, check_names, feature_options, level_options
 from .dataset import GraphDataset, from_graphs
 

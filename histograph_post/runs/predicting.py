@@ -23,10 +23,9 @@ from ..heads.registry import head_name
 from ..tasks import has_labels
 from ..training.graph_batches import GraphInputs
 from ..training.networks import HistoryNetwork
-from ..utils.devices import resolve_device
 from ..utils.files import config_beside, require_free, write_config, write_text
 from ..utils.levels import Level
-from ..utils.memory import NODE_BUDGET
+from ..utils.machine import NODE_BUDGET, resolve_device
 from .predictions import Predictions, row_names
 from .run import Run
 from .saved_head import SavedHead
