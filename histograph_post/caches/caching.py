@@ -28,7 +28,7 @@ from ..capture import Capture
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..errors import CacheError, CaptureError, ConfigError, OutputExistsError
 from ..models import ModelSpec
-from ..models.loading import weights_sha256
+from ..models.checkpoints import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
 from ..utils.files import PARTIAL_SUFFIX, remove_leftovers, sha256_file, to_json, write_text

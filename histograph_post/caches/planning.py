@@ -23,7 +23,7 @@ from ..data.batching import budget_batches, make_batch
 from ..data.dataset import probe_graphs, probe_numbers
 from ..errors import CacheError, CaptureError, ConfigError
 from ..models import call_model, prediction
-from ..models.loading import weights_sha256
+from ..models.checkpoints import weights_sha256
 from ..models.model_call import OutputForm
 from ..models.spec import ModelSpec
 from ..splits import Splits

@@ -14,9 +14,9 @@ from torch_geometric.data import Batch, Data
 
 from ..capture import check_parity
 from ..data import DataSpec, GraphDataset, from_graphs
-from ..data.arguments import FEATURE_ARGS, LEVEL_ARGS
 from ..data.batching import budget_batches, make_batch
 from ..data.dataset import probe_graphs
+from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
 from ..heads.registry import head_name

@@ -215,7 +215,7 @@ def check_backbone(saved: SavedBackbone, offered: nn.Module | Cache, *, where: s
         CacheError: for a cache of another model.
     """
     from ..caches import Cache
-    from ..models.loading import weights_sha256
+    from ..models.checkpoints import weights_sha256
 
     kind: type[CacheError | CheckpointError]
     if isinstance(offered, Cache):
