@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..heads.base import Readout
+from ..heads.histograph import HistoGraphHead
 from ..heads.histograph.accelerate import threads
+from ..heads.history import TableRows
+from ..heads.ragged import Graphs
 from ..heads.registry import build_head, head_info
 from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec
@@ -22,6 +25,7 @@ from ..training.head_batches import HeadBatches, LentRows, LoadedCache
 from ..training.history_rows import HistoryRows
 from ..training.loop import Trainer
 from ..training.networks import HeadNetwork
+from ..training.solving import Solution, solve_linear
 from .fits import train_fit
 
 # --- start a head where the checkpoint stands: recover the checkpoint's own classifier from a cache
@@ -74,6 +78,8 @@ class FreshHead:
 
     head: Readout
     standardizer: Standardizer | None
+    #: Whether it predicts what a solved probe predicts, and is of use before it is trained.
+    solved: bool
 
 
 def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> FreshHead:
@@ -86,7 +92,8 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
         if standardizer is not None:
             classifier = standardizer.fold_into(*classifier)
         head.warm_start(*classifier)  # type: ignore[operator]
-    return FreshHead(head, standardizer)
+    solved = _start_solved(head, spec, loaded, split, task)
+    return FreshHead(head, standardizer, solved)
 
 
 def fit_head(
@@ -111,11 +118,19 @@ def fit_head(
         on_epoch: Told after every epoch.
     """
     made = make_head(spec, loaded, split, task)
-    history = _history(made.head, loaded, split.train if spec.standardize else None)
-    needs_edges = head_info(spec.head).needs_edge_index
-    source = HeadBatches(loaded, history, task, device, edges=needs_edges)
+    rows = split.train if spec.standardize else None
+    source = HeadBatches(
+        loaded,
+        _history(made.head, loaded, rows),
+        task,
+        device,
+        edges=head_info(spec.head).needs_edge_index,
+        statistics=loaded.statistics(rows) if _reads_statistics(made.head) else None,
+    )
     network = HeadNetwork(made.head).to(device)
-    trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
+    trainer = Trainer(
+        network, source, split, task, spec.training, seed=spec.seed, starts_solved=made.solved
+    )
     with threads(made.head):
         return train_fit(
             spec,
@@ -125,6 +140,65 @@ def fit_head(
             standardizer=made.standardizer,
             on_epoch=on_epoch,
         )
+
+
+def _start_solved(
+    head: nn.Module, spec: FitSpec, loaded: LoadedCache, split: Split, task: Task
+) -> bool:
+    """Let a head that can start where the solved probe of its statistics stands; say if it does.
+
+    A head that starts at the checkpoint's own predictions has another start, and links have none.
+    """
+    if not isinstance(head, HistoGraphHead) or not head.options.probe:
+        return False
+    if spec.warm_start or task.level == "link":
+        return False
+    rows = split.train if spec.standardize else None
+    described = _describe(head, loaded, split, rows)  # [rows, described_dim]
+    if described is None:
+        return False
+    targets, balance = task.targets(loaded.labels), spec.training.balance
+
+    def solve() -> Solution:
+        parts = (split.train, split.valid)
+        return solve_linear(described, targets, task, *parts, balance=balance, scaled=True)
+
+    options = head.options
+    key = (options.mix, options.statistics, options.history_layers, balance)
+    found = loaded.solution(rows, key, solve)
+    head.start_at(found.weight, found.bias)
+    return True
+
+
+def _describe(
+    head: HistoGraphHead, loaded: LoadedCache, split: Split, rows: np.ndarray | None
+) -> Tensor | None:
+    """Return what a head knows of every label row without attention; None if it does not fit.
+
+    Its statistics are brought to one scale by those of the training graphs.
+    """
+    if loaded.level == "node":
+        history = loaded.history(rows).select(np.arange(len(loaded.cache)))
+        if isinstance(history, TableRows):
+            history = history.copy()
+        layers, graphs = head.read(history, None, None)
+        return torch.cat(head.describe(layers, graphs), dim=1)  # [num_nodes, described_dim]
+    found = loaded.statistics(rows)
+    if found is None:
+        return None
+    statistics = found.select(np.arange(len(loaded.cache)))  # [num_graphs, 3, sum(D_l)]
+    assert isinstance(statistics, Tensor)
+    sizes = np.diff(loaded.ptr)
+    graphs = Graphs(torch.empty(0, dtype=torch.long), torch.tensor(sizes), sizes)
+    if head.statistics is not None:
+        kept = statistics[:, :, -sum(head.kept_dims) :]
+        head.statistics.fit(kept[split.train], graphs.counts[split.train])
+    (described,), _ = head.summarize(statistics, graphs)
+    return described  # [num_graphs, described_dim]
+
+
+def _reads_statistics(head: nn.Module) -> bool:
+    return isinstance(head, HistoGraphHead) and head.level == "graph"
 
 
 def _history(head: nn.Module, loaded: LoadedCache, rows: np.ndarray | None) -> HistoryRows:
@@ -137,9 +211,22 @@ def _reads_means(head: nn.Module, loaded: LoadedCache) -> bool:
     return loaded.level == "graph" and isinstance(head, Readout) and head.reads_means
 
 
-def lend_rows(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> LentRows:
-    """Return what :func:`fit_head` reads in another process."""
+def lend_rows(
+    spec: FitSpec, loaded: LoadedCache, split: Split, task: Task, *, history: bool = True
+) -> LentRows:
+    """Return what :func:`fit_head` reads in another process.
+
+    Args:
+        history: Whether it reads the activations themselves; :func:`make_head` alone does not.
+    """
     with torch.random.fork_rng(devices=[]):
         head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
     rows = split.train if spec.standardize else None
-    return loaded.lend(rows, means=_reads_means(head, loaded))
+    lent = loaded.lend(
+        rows,
+        history=history,
+        means=_reads_means(head, loaded),
+        statistics=_reads_statistics(head),
+    )
+    _start_solved(head, spec, loaded, split, task)  # once, here, for all seeds
+    return replace(lent, solutions=loaded.solutions(rows))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -31,9 +31,11 @@ from .history_rows import (
     history_pieces,
     history_rows,
     mean_rows,
+    statistics_rows,
     working_ahead,
 )
 from .loop import Step
+from .solving import Solution
 
 _Made = TypeVar("_Made")
 
@@ -49,6 +51,8 @@ class HeadInputs:
     edge_index: Tensor | None = None
     #: Nodes whose outputs are asked for; None for every graph: ``[rows]``.
     positions: Tensor | None = None
+    #: Statistics of the graphs, where they are known: ``[num_graphs, 3, sum(D_l)]``.
+    statistics: Tensor | None = None
     #: Node pairs to score, for links, negatives that were drawn for training last: ``[2, rows]``.
     pairs: Tensor | None = None
 
@@ -62,6 +66,9 @@ class LentRows:
     standardizer: Standardizer | None
     history: HistoryRows | None = None
     means: HistoryRows | None = None
+    statistics: HistoryRows | None = None
+    #: What was solved on these rows, see :meth:`LoadedCache.solution`.
+    solutions: Mapping[Any, Solution] = field(default_factory=dict)
 
 
 class LoadedCache:
@@ -85,6 +92,8 @@ class LoadedCache:
         self._standardizer = _Kept[Standardizer]()
         self._history = _Kept[HistoryRows]()
         self._means = _Kept[HistoryRows | None]()
+        self._statistics = _Kept[HistoryRows | None]()
+        self._solutions = _Kept[dict[Any, Solution]]()
         #: Labelled pairs of all graphs, nodes numbered through the cache: ``[2, rows]``.
         self.pairs = cache.label_pairs() if self.level == "link" else None
 
@@ -148,8 +157,8 @@ class LoadedCache:
 
     def forget(self) -> None:
         """Give the memory of the activations back, until they are asked for again."""
-        self._history.forget()
-        self._means.forget()
+        for kept in (self._history, self._means, self._statistics):
+            kept.forget()
 
     def history(self, rows: np.ndarray | None) -> HistoryRows:
         """Return the activations, standardised by the graphs that own these label rows.
@@ -167,13 +176,45 @@ class LoadedCache:
         """
         return self._means.of(rows, lambda: self._read(mean_rows, rows))
 
+    def statistics(self, rows: np.ndarray | None) -> HistoryRows | None:
+        """Return statistics of graphs, one row ``[3, sum(D_l)]`` each; None if they do not fit.
+
+        Args:
+            rows: As :meth:`history` takes them.
+        """
+        return self._statistics.of(rows, lambda: self._read(statistics_rows, rows))
+
+    def solution(
+        self, rows: np.ndarray | None, key: Any, solve: Callable[[], Solution]
+    ) -> Solution:
+        """Return what is solved once for all seeds of a fold.
+
+        Args:
+            rows: As :meth:`history` takes them.
+            key: What it depends on besides the rows.
+            solve: Solves it.
+        """
+        known = self._solutions.of(rows, dict)
+        if key not in known:
+            known[key] = solve()
+        return known[key]
+
+    def solutions(self, rows: np.ndarray | None) -> Mapping[Any, Solution]:
+        """Return all that was solved so far on these rows, for other processes."""
+        return dict(self._solutions.of(rows, dict))
+
     def _read(self, read: Callable[..., _Made], rows: np.ndarray | None) -> _Made:
         standardizer = None if rows is None else self.standardizer(rows)
         memory = SharedMemory() if self._lends else None
         return read(self.cache, standardizer, memory_limit=self._memory_limit, memory=memory)
 
     def lend(
-        self, rows: np.ndarray | None, *, history: bool = True, means: bool = False
+        self,
+        rows: np.ndarray | None,
+        *,
+        history: bool = True,
+        means: bool = False,
+        statistics: bool = False,
     ) -> LentRows:
         """Return what a fit in another process reads, for :meth:`borrow` there.
 
@@ -181,6 +222,7 @@ class LoadedCache:
             rows: As :meth:`history` takes them.
             history: Whether it reads the activations.
             means: Whether the means of graphs will do, if there is memory for them.
+            statistics: Whether it reads the statistics of graphs.
         """
         if not self._lends:
             self.forget()  # memory of this process alone
@@ -191,16 +233,20 @@ class LoadedCache:
             standardizer=None if rows is None else self.standardizer(rows),
             history=self.history(rows) if history and found is None else None,
             means=found,
+            statistics=self.statistics(rows) if statistics else None,
         )
 
     def borrow(self, lent: LentRows) -> None:
         """Use what another process has made ready."""
-        if lent.standardizer is not None:
-            self._standardizer.put(lent.rows, lent.standardizer)
-        if lent.history is not None:
-            self._history.put(lent.rows, lent.history)
-        if lent.means is not None:
-            self._means.put(lent.rows, lent.means)
+        for kept, found in (
+            (self._standardizer, lent.standardizer),
+            (self._history, lent.history),
+            (self._means, lent.means),
+            (self._statistics, lent.statistics),
+            (self._solutions, dict(lent.solutions)),
+        ):
+            if found is not None:
+                kept.put(lent.rows, found)  # type: ignore[attr-defined]
 
     def histories_that_fit(self) -> int:
         """Return how many folds may have their activations in memory at once; 0: they are read."""
@@ -237,6 +283,8 @@ class HeadBatches:
         task: Gives the targets.
         device: Where batches go.
         edges: Whether the readout needs ``edge_index``.
+        statistics: Of the graphs, for a readout that reads them, from
+            :meth:`LoadedCache.statistics`.
     """
 
     def __init__(
@@ -247,8 +295,10 @@ class HeadBatches:
         device: torch.device,
         *,
         edges: bool = False,
+        statistics: HistoryRows | None = None,
     ) -> None:
         self.labels = loaded.labels
+        self._statistics = statistics
         self._loaded = loaded
         self._history = history
         self._targets = task.targets(loaded.labels)
@@ -299,6 +349,12 @@ class HeadBatches:
                 pairs = torch.cat([pairs, drawn], dim=1)  # [2, rows + negatives]
         if self._edges:
             edge_index = self._edge_index(graphs, first - starts)  # [2, num_edges]
+        statistics = None
+        if self._statistics is not None:
+            statistics = _to(self._statistics.select(graphs), self._device)
+            if isinstance(statistics, TableRows):
+                statistics = statistics.copy()
+            assert isinstance(statistics, Tensor)  # [num_graphs, 3, sum(D_l)]
         return HeadInputs(
             history=_to(self._history.select(graphs), self._device),
             batch=torch.from_numpy(batch).to(self._device),
@@ -306,6 +362,7 @@ class HeadBatches:
             edge_index=None if edge_index is None else edge_index.to(self._device),
             positions=None if positions is None else positions.to(self._device),
             pairs=None if pairs is None else pairs.to(self._device),
+            statistics=statistics,
         )
 
     def _edge_index(self, graphs: np.ndarray, shifts: np.ndarray) -> Tensor:

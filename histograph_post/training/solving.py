@@ -1,0 +1,386 @@
+"""Linear maps solved to their optimum: a readout that is convex needs no steps and no seed.
+
+The objective is the mean loss of each target over the labels it has, summed over targets, plus
+``strength / 2`` times the squared weights. Features are standardised by the training rows and the
+bias is free. A strength so means the same for any number of rows, labels and targets; it is
+``1 / (C * rows)`` of scikit-learn's ``LogisticRegression`` and ``2 * alpha / rows`` of its ``Ridge``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import DataError
+from ..heads.standardize import Standardizer
+from ..tasks import TargetScale, Task
+
+#: The path of penalties, strongest first: two in a decade, from 1000 to 1e-8.
+STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(6, -17, -1))
+
+#: The penalty where there is no validation part to choose one by.
+USUAL_STRENGTH = 0.1
+
+#: The path ends after so many strengths at which neither score nor loss on validation got better.
+PATIENCE = 3
+
+#: Training features of at most so many values are solved in double precision.
+DOUBLE_VALUES = 1 << 24
+
+#: Largest entry of the gradient at a solution, where the curvature is about 1 in all directions:
+#: the objective is then within 1e-6 of its minimum.
+TOLERANCE = 3e-5
+
+#: Evaluations of the gradient for one strength; a few tens are usual.
+MOST_EVALUATIONS = 1000
+
+
+@dataclass(frozen=True)
+class PathPoint:
+    """The solution for one strength, as it was measured."""
+
+    strength: float
+    #: Mean loss over the labels of a part, without the penalty; NaN without a validation part.
+    train_loss: float
+    valid_loss: float = math.nan
+    #: Every metric that the labels of the validation part allow.
+    valid_scores: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A linear map of features as they are, and how it was chosen.
+
+    Attributes:
+        weight: ``[out_dim, F]``.
+        bias: ``[out_dim]``.
+        chosen: Its place on the path.
+        path: What was tried, strongest penalty first.
+        scale: What its outputs are at; regression learns its targets at their training scale.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    chosen: int
+    path: tuple[PathPoint, ...]
+    scale: TargetScale
+
+    @property
+    def strength(self) -> float:
+        """The penalty that was chosen."""
+        return self.path[self.chosen].strength
+
+
+def solve_linear(
+    features: np.ndarray | Tensor,
+    targets: Tensor,
+    task: Task,
+    train: np.ndarray,
+    valid: np.ndarray,
+    *,
+    strengths: Sequence[float] = STRENGTHS,
+    widths: Sequence[int] | None = None,
+    balance: bool = False,
+    scaled: bool = False,
+) -> Solution:
+    """Return the linear map from features to outputs with the least penalised loss.
+
+    It is solved for one strength of the penalty after the other, each from the solution before it,
+    until neither the score nor the loss on validation has become better for ``PATIENCE`` of them.
+    The best score decides, among equals the lower loss. Without a validation part ``USUAL_STRENGTH`` is taken.
+
+    Args:
+        features: ``[rows, F]``, single precision.
+        targets: Of all rows, from :meth:`~histograph_post.tasks.Task.targets`, missing ones too.
+        task: Gives the loss and the metric.
+        train: Rows to fit.
+        valid: Rows to choose the strength by; may be empty.
+        strengths: Penalties to try, strongest first.
+        widths: Columns that belong together, whose typical scale is the floor of each column's; all
+            by default. See :class:`~histograph_post.heads.standardize.Standardizer`.
+        balance: Weigh classes (or positives) by how rare they are in the training part.
+        scaled: Whether the features are at their scale already, and are taken as they are.
+    """
+    features = torch.as_tensor(features)
+    train = train[_labelled(targets[train])]
+    valid = valid[_labelled(targets[valid])]
+    if not len(train):
+        raise DataError("solve: found no training row with a label, expected at least one")
+    scale = TargetScale.of(task, targets[train].double().numpy())
+    learned = scale.apply(targets.double() if task.kind == "regression" else targets)
+    weights = task.balancing_weights(_labels(task, targets[train])) if balance else {}
+
+    columns = list(widths or (features.size(1),))
+    train_rows, valid_rows = (features[part].float() for part in (train, valid))  # [rows, F] each
+    standardizer = Standardizer(columns)
+    if not scaled:
+        standardizer.fit([train_rows.split(columns, dim=1)])
+    space = _Space.of(_standardize_(train_rows, standardizer))
+    valid_rows = space.enter(_standardize_(valid_rows, standardizer))  # [valid, r]
+    loss = _Loss.of(task, learned[train], **weights)
+
+    path: list[PathPoint] = []
+    solutions: list[tuple[Tensor, Tensor]] = []
+    state = loss.start(space.rows.size(1))
+    for strength in strengths if len(valid) else (USUAL_STRENGTH,):
+        state = _minimize(loss, space, strength, *state)
+        weight, bias = loss.complete(*state)  # [out_dim, r], [out_dim]
+        train_loss = float(task.loss(_apply(space.rows, weight, bias), learned[train]))
+        point = PathPoint(strength, train_loss)
+        if len(valid):
+            outputs = _apply(valid_rows, weight, bias)  # [valid, out_dim]
+            scores = task.scores(scale.undo(outputs.numpy()), _labels(task, targets[valid]))
+            valid_loss = float(task.loss(outputs, learned[valid]))
+            point = PathPoint(strength, train_loss, valid_loss, scores)
+        path.append(point)
+        solutions.append((weight, bias))
+        chosen = _best(path, task)
+        if len(path) - 1 - max(chosen, _lowest(path)) >= PATIENCE:
+            break
+    weight, bias = solutions[chosen]
+    # W (x - mean) / scale + b is a linear map of x as it is.
+    weight = space.leave(weight) / standardizer.scale.double()  # [out_dim, F]
+    bias = bias - weight @ standardizer.mean.double()  # [out_dim]
+    return Solution(weight.float(), bias.float(), chosen, tuple(path), scale)
+
+
+def _best(path: Sequence[PathPoint], task: Task) -> int:
+    """Return the place of the best score, among equals of the lowest loss."""
+    sign = 1 if task.higher_is_better else -1
+
+    def merit(place: int) -> tuple[float, float]:
+        # Which metrics there are depends on the labels alone: all have a score, or none.
+        return sign * path[place].valid_scores.get(task.metric, 0.0), -path[place].valid_loss
+
+    return max(range(len(path)), key=merit)
+
+
+def _lowest(path: Sequence[PathPoint]) -> int:
+    return min(range(len(path)), key=lambda place: path[place].valid_loss)
+
+
+def _labelled(targets: Tensor) -> np.ndarray:
+    """Mark the rows that have a label: ``[rows]``."""
+    if not targets.is_floating_point():
+        return (targets >= 0).numpy()
+    return (~targets.isnan()).any(dim=1).numpy()
+
+
+def _labels(task: Task, targets: Tensor) -> np.ndarray:
+    """Turn targets back into labels, as metrics take them: ``[rows, T]``."""
+    if task.kind in ("multilabel", "regression"):
+        return targets.double().numpy()
+    numbers = targets.double().view(-1, 1).numpy()  # -1 or NaN where missing: here none is
+    return np.asarray(task.classes)[numbers.astype(np.int64)]
+
+
+# --- features: standardised, and in the space of the rows where that is smaller
+
+
+def _standardize_(rows: Tensor, standardizer: Standardizer) -> Tensor:
+    """Standardise rows ``[rows, F]`` in place."""
+    standardizer.apply_(rows.split(list(standardizer.in_dims), dim=1))
+    return rows
+
+
+@dataclass(frozen=True)
+class _Space:
+    """Where a linear map is solved: ``x = z basis^T`` for training rows, with fewer columns in z.
+
+    With ``X^T = Q R``, rows ``X = R^T Q^T`` and weights ``W = A Q^T`` give the outputs ``R^T A^T``
+    at the same penalty: no weight outside of the span of the rows does any good.
+
+    Attributes:
+        rows: Training rows, ``[rows, r]``.
+        basis: ``[F, r]``; None where there are not fewer rows than columns.
+        gram: Mean of the products of columns, ``[r, r]``.
+    """
+
+    rows: Tensor
+    basis: Tensor | None
+    gram: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor) -> _Space:
+        """Take the space of standardised rows ``[rows, F]``."""
+        basis = None
+        if len(rows) * min(rows.shape) <= DOUBLE_VALUES:
+            rows = rows.double()
+        if len(rows) < rows.size(1):
+            basis, triangle = torch.linalg.qr(rows.T)  # [F, r], [r, r]
+            rows = triangle.T.contiguous()
+        return cls(rows, basis, rows.T @ rows / len(rows))
+
+    def enter(self, rows: Tensor) -> Tensor:
+        """Return other rows ``[rows, F]`` in this space: ``[rows, r]``."""
+        rows = rows.to(self.rows.dtype)
+        return rows if self.basis is None else rows @ self.basis
+
+    def leave(self, weight: Tensor) -> Tensor:
+        """Return weights of this space, ``[out_dim, r]``, as weights of all columns."""
+        return weight if self.basis is None else weight @ self.basis.double().T  # [out_dim, F]
+
+
+def _apply(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return outputs in double precision, of products in that of the rows: ``[rows, out_dim]``."""
+    return F.linear(rows, weight.to(rows.dtype)).double() + bias
+
+
+# --- the loss, and its minimum
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The loss of the training rows, for those outputs that their labels say something of.
+
+    Attributes:
+        kind: Of the task.
+        truth: What outputs should be, 0 where it is missing: ``[rows, K]``; for classes 0 or 1.
+        share: What a label counts, 0 if it is missing: ``[rows, K]``, for classes ``[rows, 1]``.
+        solved: Which outputs these are, ``[K]``.
+        constants: What the others are, whatever the features: ``[out_dim]``.
+    """
+
+    kind: str
+    truth: Tensor
+    share: Tensor
+    solved: Tensor
+    constants: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        targets: Tensor,
+        class_weight: Tensor | None = None,
+        positive_weight: Tensor | None = None,
+    ) -> _Loss:
+        """Take the loss of training targets, with the weights of :meth:`Task.loss`."""
+        if task.kind == "multiclass":
+            truth = F.one_hot(targets, task.out_dim).double()  # [rows, classes]
+            share = truth.new_ones(len(truth), 1)
+            if class_weight is not None:
+                share = truth @ class_weight.double().view(-1, 1)
+            share = share / share.sum()  # [rows, 1]
+            solved = truth.any(0).nonzero().view(-1)
+            # A class that no row has: less likely than one that half a row has.
+            constants = truth.new_full((task.out_dim,), -math.log(2 * len(truth) + 1))
+            return cls(task.kind, truth[:, solved], share, solved, constants)
+        present = ~targets.isnan()  # [rows, T]
+        truth = targets.double().nan_to_num()
+        counts, positive = present.sum(0), truth.sum(0)  # [T] each
+        share = present / counts.clamp(min=1)
+        constants = torch.zeros_like(positive)
+        solvable = counts > 0
+        if task.kind != "regression":
+            # Half a label of each class: the logit of a single one would be infinite.
+            constants = ((positive + 0.5) / (counts - positive + 0.5)).log()
+            solvable = (positive > 0) & (positive < counts)
+            if positive_weight is not None:
+                share = share * torch.where(truth > 0, positive_weight.double(), 1.0)
+        solved = solvable.nonzero().view(-1)
+        return cls(task.kind, truth[:, solved], share[:, solved], solved, constants)
+
+    def __call__(self, outputs: Tensor) -> tuple[float, Tensor]:
+        """Return the loss of outputs ``[rows, K]`` and its derivative by each of them."""
+        if self.kind == "regression":
+            off = outputs - self.truth
+            return float((self.share * off.square()).sum()), 2 * self.share * off
+        if self.kind == "multiclass":
+            right = (self.truth * outputs).sum(1, keepdim=True)  # [rows, 1]
+            losses = outputs.logsumexp(1, keepdim=True) - right
+            slope = outputs.softmax(1) - self.truth
+        else:
+            losses = F.softplus(outputs) - self.truth * outputs
+            slope = outputs.sigmoid() - self.truth
+        return float((self.share * losses).sum()), self.share * slope
+
+    def start(self, width: int) -> tuple[Tensor, Tensor]:
+        """Return weights of zero, ``[K, width]``, and the best bias beside them, ``[K]``."""
+        weight = self.truth.new_zeros(len(self.solved), width)
+        mean = (self.share * self.truth).sum(0) / self.share.sum(0)  # [K]
+        bias = {"regression": mean, "multiclass": mean.log()}.get(self.kind, mean.logit())
+        return weight, bias
+
+    def curvature(self) -> float:
+        """Return the typical second derivative of the loss of an output by that output."""
+        if self.kind == "regression":
+            return 2.0
+        total = self.share.sum(0)  # [K] or [1]
+        mean = (self.share * self.truth).sum(0) / total  # [K]
+        return float((total * mean * (1 - mean)).median())
+
+    def complete(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the outputs that are not solved: ``[out_dim, r]``, ``[out_dim]``."""
+        weights = weight.new_zeros(len(self.constants), weight.size(1))
+        weights[self.solved] = weight
+        biases = self.constants.clone()
+        biases[self.solved] = bias
+        return weights, biases
+
+
+def _minimize(
+    loss: _Loss, space: _Space, strength: float, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return weights ``[K, r]`` and bias ``[K]`` with the least penalised loss.
+
+    L-BFGS, in variables in which the curvature is about 1 in all directions: with the typical
+    second derivative ``c`` of the loss and ``c G + strength = L L^T``, weights are ``V L^-1``.
+    Features that are nearly collinear would otherwise take thousands of steps.
+
+    Args:
+        loss: Of the training rows.
+        space: The training rows.
+        strength: Of the penalty.
+        weight: Where to start, ``[K, r]``.
+        bias: Where to start, ``[K]``.
+    """
+    if not len(bias):
+        return weight, bias
+    curvature, shape, num_weights = loss.curvature(), weight.shape, weight.numel()
+    factor = _factor(curvature * space.gram, strength)  # [r, r], lower triangle
+    rows, dtype = space.rows, space.rows.dtype
+
+    def unpack(values: np.ndarray) -> tuple[Tensor, Tensor]:
+        packed = torch.from_numpy(values)
+        scaled = packed[:num_weights].view(shape).to(dtype)  # V: [K, r]
+        found = torch.linalg.solve_triangular(factor, scaled, upper=False, left=False)
+        return found, packed[num_weights:] / math.sqrt(curvature)
+
+    def evaluate(values: np.ndarray) -> tuple[float, np.ndarray]:
+        weight, bias = unpack(values)
+        value, slope = loss(_apply(rows, weight, bias))  # slope: [rows, K]
+        gradient = (slope.to(dtype).T @ rows) + strength * weight  # [K, r]
+        scaled = torch.linalg.solve_triangular(factor.T, gradient, upper=True, left=False)  # [K, r]
+        value += strength / 2 * float(weight.double().square().sum())
+        parts = (scaled.double().flatten(), slope.sum(0) / math.sqrt(curvature))
+        return value, torch.cat(parts).numpy()
+
+    start = torch.cat([(weight.to(dtype) @ factor).double().flatten(), bias * math.sqrt(curvature)])
+    found = minimize(
+        evaluate,
+        start.numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        options={"gtol": TOLERANCE, "ftol": 1e-12, "maxfun": MOST_EVALUATIONS, "maxcor": 20},
+    )
+    weight, bias = unpack(found.x)
+    return weight.double(), bias
+
+
+def _factor(matrix: Tensor, added: float) -> Tensor:
+    """Return the Cholesky factor of a matrix with something added to its diagonal.
+
+    It need not be exact, so that more is added where rounding asks for it.
+    """
+    smallest = 10 * torch.finfo(matrix.dtype).eps * float(matrix.diagonal().sum())
+    shifted = matrix.clone()
+    shifted.diagonal().add_(max(added, smallest))
+    return torch.linalg.cholesky(shifted)
