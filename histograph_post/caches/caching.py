@@ -32,8 +32,8 @@ from ..models.checkpoints import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
 from ..utils.files import PARTIAL_SUFFIX, remove_leftovers, sha256_file, to_json, write_text
-from .format import MANIFEST_NAME, SPLITS_NAME, Manifest
 from .layout import ShardInfo, shard_name
+from .manifest import MANIFEST_NAME, SPLITS_NAME, Manifest
 from .planning import CacheOptions, CachePlan, plan_cache
 from .reader import Cache
 from .shard_thread import ShardThread

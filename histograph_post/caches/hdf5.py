@@ -18,9 +18,9 @@ from h5py import h5a, h5d, h5f, h5g, h5l, h5p, h5s, h5t, h5z
 
 from ..errors import CacheError
 from ..utils.decoding import is_count
-from .format import FORMAT_VERSION
+from ..utils.files import open_regular, sha256_prefixes
 from .layout import ALIGNMENT, GZIP_LEVEL, Counts, Dataset, Extent, Layout, ShardInfo
-from .opening import open_regular, sha256_prefixes
+from .manifest import FORMAT_VERSION
 
 #: What the root of a shard says of itself as numbers; beside them are two texts.
 COUNT_ATTRIBUTES = ("index", "start", "stop", "num_nodes", "num_edges", "num_labels")

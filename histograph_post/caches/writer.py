@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ..errors import CacheError
 from ..utils.files import atomic_path, write_text
-from .format import MANIFEST_NAME, Manifest
 from .hdf5 import create_dataset, create_file, create_group, inspect_shard
 from .layout import Counts, Layout, ShardInfo, shard_name
+from .manifest import MANIFEST_NAME, Manifest
 from .row_writers import (
     BlockMemory,
     CompressedWriter,
