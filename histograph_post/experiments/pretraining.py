@@ -25,7 +25,7 @@ from ..errors import ConfigError, ModelError
 from ..metrics import summarize
 from ..models import BUILT_IN, ModelSpec, call_model
 from ..models.builtin_models import GNN
-from ..models.loading import save_weights, weights_sha256
+from ..models.checkpoints import save_weights, weights_sha256
 from ..runs.fits import Fit, FitSpec
 from ..runs.predictions import LabelRows, row_names
 from ..runs.run import MODEL_NAME
