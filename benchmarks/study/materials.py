@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import histograph_post as hg
-from histograph_post.caches.format import MANIFEST_NAME
+from histograph_post.caches.manifest import MANIFEST_NAME
 from histograph_post.errors import DataError, SplitError
 from histograph_post.models import ModelSpec
 from histograph_post.splits import Splits, resolve_splits

@@ -38,7 +38,6 @@ from histograph_benchmarks.study.table import (
 )
 from histograph_post.errors import ConfigError
 from histograph_post.models import build_model
-from histograph_post.models.loading import save_weights
 from histograph_post.tasks import infer_task
 
 STUDY = Path(__file__).resolve().parents[2] / "benchmarks" / "study"
@@ -135,7 +134,7 @@ TEXT = """
 [[checkpoints]]
 name = "gin"
 model = "gin"
-weights = "gin.safetensors"
+weights = "gin.pt"
 
 [[checkpoints]]
 name = "own"
@@ -191,7 +190,7 @@ def write_study(folder: Path, *, old: str = "", new: str = "") -> Path:
 def study_words(tmp_path: Path) -> list[str]:
     torch.manual_seed(0)
     model = build_model("gin", {"num_layers": 2, "hidden": 8}, in_dim=4, out_dim=1)
-    save_weights(model.state_dict(), tmp_path / "gin.safetensors")
+    torch.save(model.state_dict(), tmp_path / "gin.pt")
     return [str(write_study(tmp_path)), "--data-root", str(tmp_path), "-o", str(tmp_path / "out")]
 
 
