@@ -14,7 +14,7 @@ from histograph_post.caches.caching import cache
 from histograph_post.caches.planning import plan_cache
 from histograph_post.models import call_model
 from histograph_post.splits import resolve_splits
-from histograph_post.utils.memory import give_memory_back, keep_memory
+from histograph_post.utils.machine import give_memory_back, keep_memory
 
 from .measuring import Ratio, cost, race
 from .workloads import Subject, Workloads

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from histograph_post.utils.memory import NODE_BUDGET
+from histograph_post.utils.machine import NODE_BUDGET
 from histograph_post.utils.text import plural
 
 from . import options as opt

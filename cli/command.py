@@ -23,7 +23,7 @@ import typer
 from histograph_post import __version__
 from histograph_post.errors import HistographError
 from histograph_post.runs.run import EVENTS_NAME
-from histograph_post.utils.memory import keep_memory
+from histograph_post.utils.machine import keep_memory
 
 from .configuration import load_config, resolved_options
 from .formatting import duration, printable

@@ -120,7 +120,7 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
 
 def _inspect_folder(terminal: Terminal, path: Path) -> None:
     """Show what a command has left in a folder; none of that needs torch."""
-    from histograph_post.caches.format import MANIFEST_NAME
+    from histograph_post.caches.manifest import MANIFEST_NAME
     from histograph_post.runs.run import HEAD_CONFIG_NAME, Run, is_run
 
     members = sorted(path.glob("*.cache"))
@@ -186,7 +186,7 @@ def _inspect_export(terminal: Terminal, run: Run) -> None:
 
 def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None:
     """Show the caches of a folder, which commonly are those of the folds of one data set."""
-    from histograph_post.caches.opening import read_manifest
+    from histograph_post.caches.manifest import read_manifest
 
     manifests = {member.name: read_manifest(member)[1] for member in members}
     terminal.table(
@@ -215,7 +215,7 @@ def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None
 
 
 def _inspect_cache(terminal: Terminal, path: Path) -> None:
-    from histograph_post.caches.opening import read_manifest, read_splits
+    from histograph_post.caches.manifest import read_manifest, read_splits
     from histograph_post.capture.points import CapturePlan
 
     folder, manifest = read_manifest(path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from histograph_post.utils.memory import NODE_BUDGET
+from histograph_post.utils.machine import NODE_BUDGET
 
 from . import options as opt
 from .terminal import Terminal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .utils.lazy import lazy_names
+from .utils import lazy_names
 
 __version__ = "0.1.0"
 

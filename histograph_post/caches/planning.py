@@ -23,17 +23,16 @@ from ..data.batching import budget_batches, make_batch
 from ..data.dataset import probe_graphs, probe_numbers
 from ..errors import CacheError, CaptureError, ConfigError
 from ..models import call_model, prediction
-from ..models.loading import weights_sha256
+from ..models.checkpoints import weights_sha256
 from ..models.model_call import OutputForm
 from ..models.spec import ModelSpec
 from ..splits import Splits
 from ..tasks import Task, has_labels, infer_task
-from ..utils.devices import resolve_device, synchronize
 from ..utils.levels import Level
-from ..utils.memory import NODE_BUDGET
+from ..utils.machine import NODE_BUDGET, resolve_device, synchronize
 from ..utils.specifications import IN_MEMORY
-from .format import plan_hash
 from .layout import Layout
+from .manifest import plan_hash
 
 
 @dataclass(frozen=True)

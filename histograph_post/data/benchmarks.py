@@ -1,19 +1,35 @@
-"""Benchmark sets through PyG's own classes: ``tu:``, ``planetoid:``, ``actor:``, ``wiki:``."""
+"""Benchmark sets through PyG's own classes: ``tu:``, ``planetoid:``, ``actor:``, ``wiki:``.
+
+Their raw files are found under a root that may be read-only, and processed elsewhere. PyG writes
+``processed/`` beside ``raw/``. Here it is given a folder of the user's cache instead, in which
+``raw/`` holds links to the real files, so the root is only ever read.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
+import os
 import pickle
 import re
+import shutil
+import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import torch_geometric
 from torch_geometric.datasets import Actor, Planetoid, TUDataset, WikipediaNetwork
 from torch_geometric.transforms import NormalizeFeatures
 
 from ..errors import DataError
-from .arguments import (
+from ..utils.files import PARTIAL_SUFFIX
+from .dataset import GraphDataset, from_graphs
+from .spec import (
     FEATURE_ARGS,
     LEVEL_ARGS,
     as_bool,
@@ -22,8 +38,6 @@ from .arguments import (
     feature_options,
     level_options,
 )
-from .dataset import GraphDataset, from_graphs
-from .raw_files import RawFiles, processed
 
 _PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 _PLANETOID_FILES = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
@@ -170,3 +184,158 @@ def _check_pickles(files: Sequence[Path]) -> None:
                     f"{path}: not a Planetoid file ({type(error).__name__}: {error}), "
                     "expected numpy arrays; nothing in it has been executed"
                 ) from error
+
+
+# --- raw files
+
+#: Written by PyG to remember transforms, which are not used here; it reads them back unsafely.
+_TRANSFORM_FILES = ("pre_transform.pt", "pre_filter.pt")
+
+
+@dataclass(frozen=True)
+class RawFiles:
+    """What one benchmark set needs on disk, and where PyG expects it."""
+
+    #: The data specification, for messages and for the name of the cache folder.
+    spec: str
+    #: Folders under a root in which the files may be, likeliest first.
+    places: tuple[str, ...]
+    #: Files that must be there.
+    required: tuple[str, ...]
+    #: Pattern of further files that are used when they are there.
+    optional: str
+    #: PyG's folder of the set, below the root it is given; holds ``raw`` and ``processed``.
+    folder: str
+
+    def find(self, root: Path) -> Path:
+        """Return the folder under ``root`` that holds all required files."""
+        if not root.is_dir():
+            raise DataError(f"{root}: no such folder, expected the root of the data sets")
+        folders = [root / place for place in self.places]
+        for folder in folders:
+            if all((folder / name).is_file() for name in self.required):
+                return folder.resolve()
+        closest = max(folders, key=lambda f: sum((f / name).is_file() for name in self.required))
+        missing = [name for name in self.required if not (closest / name).is_file()]
+        raise DataError(
+            f"{self.spec}: {', '.join(missing[:3])}{', ...' * (len(missing) > 3)} not found in "
+            f"{closest}",
+            details="looked in:\n" + "\n".join(f"  {folder}" for folder in folders),
+        )
+
+    def present(self, folder: Path) -> list[Path]:
+        """Return the files of this set in ``folder``, by name."""
+        return sorted(
+            path
+            for path in folder.iterdir()
+            if path.is_file() and (path.name in self.required or fnmatch(path.name, self.optional))
+        )
+
+
+def processed(
+    raw: RawFiles,
+    root: Path | None,
+    build: Callable[[str], Any],
+    *,
+    check: Callable[[Sequence[Path]], None] | None = None,
+) -> Any:
+    """Return the PyG data set that ``build(folder)`` makes of the raw files, kept for next time.
+
+    With a root its files are used, and ``check`` sees them before PyG reads them; without one PyG
+    downloads. Several processes may do this at once: each works in a folder of its own and the
+    first one to finish is kept.
+    """
+    if root is None:
+        source, files = "download", []
+    else:
+        found = raw.find(root)
+        source, files = str(found), raw.present(found)
+    folder = user_cache() / "datasets" / f"{_safe(raw.spec)}-{_key(source, files)}"
+    if not folder.is_dir():
+        _process(raw, files, folder, build, check, downloading=root is None)
+    return _quietly(build, folder, f"{folder}: damaged, delete this folder to process it again")
+
+
+def user_cache() -> Path:
+    """Return this program's folder in the user's cache (``XDG_CACHE_HOME`` or ``~/.cache``)."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "histograph-post"
+
+
+def _process(
+    raw: RawFiles,
+    files: Sequence[Path],
+    folder: Path,
+    build: Callable[[str], Any],
+    check: Callable[[Sequence[Path]], None] | None,
+    *,
+    downloading: bool,
+) -> None:
+    if downloading:
+        trouble = f"{raw.spec}: cannot be downloaded, give a local copy with --data-root"
+    else:
+        trouble = f"{files[0].parent}: cannot be read as {raw.spec}"
+    if check is not None and files:
+        check(files)
+    with _partial_folder(folder) as partial:
+        links = partial / raw.folder / "raw"
+        links.mkdir(parents=True)
+        for path in files:
+            (links / path.name).symlink_to(path)
+        _quietly(build, partial, trouble)
+        for name in _TRANSFORM_FILES:
+            (partial / raw.folder / "processed" / name).unlink(missing_ok=True)
+        # Another process may have been faster; what it made is the same.
+        with contextlib.suppress(OSError):
+            partial.rename(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: cannot be written; set XDG_CACHE_HOME to a folder that can")
+
+
+@contextlib.contextmanager
+def _partial_folder(folder: Path) -> Iterator[Path]:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = tempfile.mkdtemp(
+            prefix=f"{folder.name}.", suffix=PARTIAL_SUFFIX, dir=folder.parent
+        )
+    except OSError as error:
+        raise DataError(
+            f"{folder.parent}: cannot be written ({error.strerror}); "
+            "set XDG_CACHE_HOME to a folder that can"
+        ) from error
+    try:
+        yield Path(partial)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _quietly(build: Callable[[str], Any], folder: Path, trouble: str) -> Any:
+    """Run PyG without its prints; whatever it raises becomes one :class:`DataError`."""
+    silence = io.StringIO()
+    with (
+        contextlib.redirect_stdout(silence),
+        contextlib.redirect_stderr(silence),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        # PyG announces with this warning that it is about to unpickle anything: stop it there.
+        warnings.filterwarnings("error", message="Weights only load failed")
+        try:
+            return build(str(folder))
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0]
+            raise DataError(f"{trouble} ({type(error).__name__}: {reason})") from error
+
+
+def _key(source: str, files: Sequence[Path]) -> str:
+    """Return a short hash that changes with the files and with PyG."""
+    digest = hashlib.sha256(f"{torch_geometric.__version__}\n{source}\n".encode())
+    for path in files:
+        status = path.stat()
+        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _safe(spec: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in spec).strip("-")

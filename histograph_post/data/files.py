@@ -24,10 +24,9 @@ from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import GlobalStorage
 
 from ..errors import DataError, HistographError, NotFoundError
-from ..utils.specifications import home_of, is_defined_in
-from ..utils.user_modules import imported_place
-from .arguments import FEATURE_ARGS, LEVEL_ARGS, check_names, feature_options, level_options
+from ..utils.specifications import home_of, imported_place, is_defined_in
 from .dataset import GraphDataset, from_graphs
+from .spec import FEATURE_ARGS, LEVEL_ARGS, check_names, feature_options, level_options
 
 #: Arguments that this package uses itself, unless the function has a parameter of that name.
 _OURS = (*LEVEL_ARGS, *FEATURE_ARGS)

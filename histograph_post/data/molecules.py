@@ -19,7 +19,6 @@ import torch
 from torch_geometric.data import Data
 
 from ..errors import DataError, NotFoundError
-from .arguments import LEVEL_ARGS, as_choice, check_names, level_options
 from .dataset import GraphDataset, as_links
 from .molecule_features import (
     MOLECULE_ENCODINGS,
@@ -27,6 +26,7 @@ from .molecule_features import (
     import_rdkit,
     molecule_encoding,
 )
+from .spec import LEVEL_ARGS, as_choice, check_names, level_options
 
 #: Names of columns that number or name the rows, compared in lower case and without punctuation.
 _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")

@@ -27,10 +27,10 @@ from ..errors import DataError, MissingExtraError
 from ..splits import Split, Splits
 from ..splits.resolving import read_folder
 from ..utils.files import PARTIAL_SUFFIX
-from .arguments import LEVEL_ARGS, check_names, level_options
+from .benchmarks import user_cache
 from .dataset import GraphDataset, as_links
 from .molecules import attach_labels, read_table, row_ids
-from .raw_files import user_cache
+from .spec import LEVEL_ARGS, check_names, level_options
 
 _FIRST_FILE = Path("raw", "edge.csv.gz")
 

@@ -25,8 +25,8 @@ import torch
 from torch_geometric.data import Data
 
 from ..errors import DataError
-from .arguments import LEVEL_ARGS, as_int, check_names, level_options
 from .dataset import GraphDataset, from_graphs
+from .spec import LEVEL_ARGS, as_int, check_names, level_options
 
 _COLOURS = 4
 _FEATURE_NOISE = 0.3

@@ -24,8 +24,8 @@ from ..runs.run import METRICS_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder
 from ..splits import Splits
 from ..tasks import Task, label_summary
 from ..training.loop import Trainer
-from ..utils.devices import resolve_device
 from ..utils.files import write_text
+from ..utils.machine import resolve_device
 from ..utils.text import plural
 from .averaging import members_with
 from .parallel import FitRunner

@@ -15,7 +15,7 @@ from ..capture import CapturePlan
 from ..data import DataSpec, GraphDataset
 from ..errors import ConfigError
 from ..models import ModelSpec
-from ..models.loading import save_weights, weights_sha256
+from ..models.checkpoints import save_weights, weights_sha256
 from ..runs.fits import Fit, FitSpec
 from ..runs.run import MODEL_NAME
 from ..splits import Split, Splits

@@ -24,8 +24,8 @@ from ..errors import ConfigError
 from ..runs.fits import Fit, FitSpec
 from ..runs.run import STUDY_NAME, TRIAL_FITS_NAME, TRIALS_NAME
 from ..utils.decoding import json_sha256
-from ..utils.devices import resolve_device
 from ..utils.files import write_text
+from ..utils.machine import resolve_device
 from .parallel import FitRunner
 from .search import Search, Trial, best_trial, import_optuna
 from .stage import FitProgress

@@ -34,7 +34,7 @@ from ..errors import WorkerError
 from ..heads.registry import head_name, register_head, registered_heads
 from ..runs.fits import Fit, FitSpec
 from ..training.loop import Trainer
-from ..utils.memory import keep_memory
+from ..utils.machine import keep_memory
 
 if TYPE_CHECKING:
     from .stage import Stage

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..utils.lazy import lazy_names
+from ..utils import lazy_names
 from .registry import (
     HEADS,
     HeadInfo,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError
 from ..utils.levels import LEVELS
-from ..utils.user_modules import imported_place
+from ..utils.specifications import imported_place
 
 if TYPE_CHECKING:
     from torch import nn

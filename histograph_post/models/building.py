@@ -19,8 +19,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from ..errors import ConfigError, HistographError, ModelError
-from ..utils.specifications import home_of, is_defined_in, without_partial
-from ..utils.user_modules import imported_place
+from ..utils.specifications import home_of, imported_place, is_defined_in, without_partial
 from .builtin_models import GNN
 from .builtin_settings import CHOICES, GNNSettings, settings_of
 

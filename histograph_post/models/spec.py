@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..data import GraphDataset
+    from .checkpoints import Checkpoint
     from .key_map import KeyMap
-    from .reading import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ModelSpec(Specification):
 
     def read_checkpoint(self) -> Checkpoint:
         """Read the file of the weights."""
-        from .reading import read_checkpoint
+        from .checkpoints import read_checkpoint
 
         if self.checkpoint is None:
             raise NotFoundError(f"{self.spec}: found no checkpoint, expected the weights in a file")

@@ -28,7 +28,7 @@ from ..errors import ModelError, OutputExistsError
 from ..heads.base import Readout
 from ..heads.registry import head_name
 from ..heads.standardize import Standardizer
-from ..models.loading import save_weights
+from ..models.checkpoints import save_weights
 from ..training.head_batches import HeadInputs
 from ..utils.files import (
     atomic_path,

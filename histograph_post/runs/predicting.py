@@ -14,18 +14,17 @@ from torch_geometric.data import Batch, Data
 
 from ..capture import Capture, check_parity
 from ..data import DataSpec, GraphDataset, from_graphs
-from ..data.arguments import FEATURE_ARGS, LEVEL_ARGS
 from ..data.batching import budget_batches, make_batch
 from ..data.dataset import probe_graphs
+from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
 from ..heads.registry import head_name
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
-from ..utils.devices import resolve_device
 from ..utils.files import config_beside, require_free, write_config, write_text
 from ..utils.levels import Level
-from ..utils.memory import NODE_BUDGET
+from ..utils.machine import NODE_BUDGET, resolve_device
 from .predictions import Predictions, member_spread, row_names
 from .run import Run
 from .saved_head import SavedHead

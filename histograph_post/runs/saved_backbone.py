@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..caches.format import MANIFEST_NAME
+from ..caches.manifest import MANIFEST_NAME
 from ..capture.points import CapturePlan
 from ..data.spec import DataSpec
 from ..errors import CacheError, CheckpointError, NotFoundError
@@ -215,7 +215,7 @@ def check_backbone(saved: SavedBackbone, offered: nn.Module | Cache, *, where: s
         CacheError: for a cache of another model.
     """
     from ..caches import Cache
-    from ..models.loading import weights_sha256
+    from ..models.checkpoints import weights_sha256
 
     kind: type[CacheError | CheckpointError]
     if isinstance(offered, Cache):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..utils.lazy import lazy_names
+from ..utils import lazy_names
 
 if TYPE_CHECKING:
     from .resolving import SPLIT_FORMS as SPLIT_FORMS

@@ -25,7 +25,7 @@ from ..heads.base import pool_nodes
 from ..heads.history import History, TableRows
 from ..heads.ragged import ranges
 from ..heads.standardize import Standardizer
-from ..utils.memory import SharedTensor, machine_memory
+from ..utils.machine import SharedTensor, machine_memory
 
 #: Share of the machine's memory that training may take, unless told otherwise.
 MEMORY_SHARE = 2 / 3

@@ -1,6 +1,30 @@
 """What every room may use; none of it knows of graphs or models.
 
-``files.py`` (atomic writes, hashes), ``decoding.py`` (strict JSON), ``specifications.py`` and
-``user_modules.py`` (which code a name may lead to, and importing it), ``memory.py``,
-``devices.py``, ``text.py`` (numbers for readers), ``levels.py``, ``lazy.py``.
+``files.py`` (atomic writes, hashes), ``decoding.py`` (strict JSON), ``specifications.py`` (which
+code a name may lead to, and importing it), ``machine.py`` (devices, memory), ``text.py`` (numbers
+for readers), ``levels.py`` (what a row stands for).
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package whose names are loaded on first use.
+
+    So a small question never waits for torch.
+
+    Args:
+        package: Its ``__name__``.
+        modules: Public name -> module, relative to the package.
+    """
+
+    def load(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name], package), name)
+
+    return load

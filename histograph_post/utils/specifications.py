@@ -1,20 +1,27 @@
-"""Which code a specification may lead to.
+"""Which code a specification may lead to, and importing it.
 
 Only what the user names, on the command line or as an argument in Python, or what is built in, is
 code. A specification that a file holds (``head.json``, a cache's manifest, a fold's
-``config.toml``) is data: whoever wrote the file must not choose what runs on this machine.
+``config.toml``) is data: whoever wrote the file must not choose what runs on this machine. A
+user's file or package is imported without leaving traces in the running process.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib
+import importlib.util
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Final, Literal, Self
 
-from ..errors import DataError, HistographError, ModelError
+from ..errors import DataError, HistographError, ModelError, NotFoundError
 
 #: The models of this package.
 BUILT_IN_MODELS: Final = ("gcn", "gin", "gat", "sage", "gps")
@@ -90,15 +97,6 @@ class Specification:
         )
 
 
-def refuse_standard_library(place: str, kind: type[HistographError]) -> None:
-    """Refuse a module of Python itself before it is imported: it has none of these."""
-    if place.partition(".")[0] in sys.stdlib_module_names:
-        raise kind(
-            f"{place}: found a module of Python's standard library, expected code of yours or of "
-            f"an installed package (a file of that name is given as {place}.py:Name)"
-        )
-
-
 def without_partial(target: Any) -> Any:
     """Return what a ``functools.partial`` calls; anything else as it is."""
     while isinstance(target, functools.partial):
@@ -119,3 +117,110 @@ def is_defined_in(target: Any, module: ModuleType) -> bool:
     not its own.
     """
     return f"{home_of(target)}.".startswith(f"{module.__name__}.")
+
+
+# --- importing a user's file or package
+
+
+@contextmanager
+def imported_place(place: str, kind: type[HistographError]) -> Iterator[ModuleType]:
+    """Import what stands before the colon of a specification: a file, or a dotted module name.
+
+    The folder of the file, or the current one, is importable inside the block.
+
+    Args:
+        place: ``file.py`` or ``package.module``.
+        kind: The error for what cannot be imported, and for a module of Python itself.
+    """
+    if place.endswith(".py"):
+        with _imported_file(Path(place), kind) as module:
+            yield module
+        return
+    _refuse_standard_library(place, kind)
+    with _first_on_path(Path.cwd()):
+        with _one_line_errors(place, kind):
+            module = importlib.import_module(place)
+        yield module
+
+
+def _refuse_standard_library(place: str, kind: type[HistographError]) -> None:
+    """Refuse a module of Python itself before it is imported: it has none of these."""
+    if place.partition(".")[0] in sys.stdlib_module_names:
+        raise kind(
+            f"{place}: found a module of Python's standard library, expected code of yours or of "
+            f"an installed package (a file of that name is given as {place}.py:Name)"
+        )
+
+
+@contextmanager
+def _imported_file(path: Path, kind: type[HistographError]) -> Iterator[ModuleType]:
+    """Import a Python file under a name of its own.
+
+    What the file imports from its folder is forgotten afterwards, so that the ``layers.py`` of one
+    project never stands in for that of another.
+    """
+    file = path.expanduser().resolve()
+    if not file.is_file():
+        raise NotFoundError(f"{path} does not exist")
+    # The name must be an identifier: PyG writes import statements with it.
+    digest = hashlib.sha256(str(file).encode()).hexdigest()[:12]
+    name = f"histograph_user_{digest}_{re.sub(r'[^0-9A-Za-z_]', '_', file.stem)}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None  # for any name that ends in .py
+    module = importlib.util.module_from_spec(spec)
+    known = set(sys.modules)
+    with _first_on_path(file.parent):
+        # Annotations and PyG's code generation look the module up by its name.
+        sys.modules[name] = module
+        try:
+            with _one_line_errors(str(path), kind):
+                spec.loader.exec_module(module)
+            yield module
+        except BaseException:
+            sys.modules.pop(name, None)
+            raise
+        finally:
+            _forget_siblings(file.parent, known | {name})
+
+
+@contextmanager
+def _first_on_path(folder: Path) -> Iterator[None]:
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        if entry in sys.path:
+            sys.path.remove(entry)
+
+
+@contextmanager
+def _one_line_errors(place: str, kind: type[HistographError]) -> Iterator[None]:
+    """Turn whatever a user's code raises while it is imported into one line."""
+    try:
+        yield
+    except HistographError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())
+        raise kind(f"importing {place} failed: {type(error).__name__}: {reason}") from error
+
+
+def _forget_siblings(folder: Path, known: set[str]) -> None:
+    """Drop the modules imported since ``known`` whose top level lies in ``folder``."""
+    new = [name for name in sys.modules if name.partition(".")[0] not in known]
+    siblings = {name for name in new if "." not in name and _lies_in(sys.modules[name], folder)}
+    for name in new:
+        if name.partition(".")[0] in siblings:
+            del sys.modules[name]
+
+
+def _lies_in(module: ModuleType, folder: Path) -> bool:
+    """Whether a top-level module is a file or a package right in ``folder``."""
+    paths = list(getattr(module, "__path__", []))  # folders of a package
+    file = getattr(module, "__file__", None)
+    if not paths and file is not None:
+        paths = [file]
+    return any(Path(path).resolve().parent == folder for path in paths)

@@ -11,7 +11,7 @@ import torch
 from torch_geometric.datasets import TUDataset
 
 from histograph_post.data import load_data
-from histograph_post.data.raw_files import RawFiles, processed
+from histograph_post.data.benchmarks import RawFiles, processed
 from histograph_post.errors import DataError
 
 

@@ -5,41 +5,13 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, GraphConv, SAGEConv
 
 from histograph_post.errors import CheckpointError
-from histograph_post.models import Checkpoint, KeyMap, KeyRule, load_into, read_checkpoint
+from histograph_post.models import KeyMap, KeyRule, load_into, read_checkpoint
 
-
-def checkpoint_of(state_dict: dict[str, Tensor], *stripped: str) -> Checkpoint:
-    return Checkpoint(Path("model.pt"), state_dict, "", "bare", stripped)
-
-
-def small_model() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-
-
-def randomized(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: torch.randn_like(value) if value.is_floating_point() else value + 5
-        for name, value in model.state_dict().items()
-    }
-
-
-def assert_holds(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
-    held = model.state_dict()
-    assert held.keys() == state_dict.keys()
-    for name, tensor in state_dict.items():
-        assert torch.equal(held[name], tensor), name
-
-
-def mismatch(model: nn.Module, state_dict: dict[str, Tensor]) -> CheckpointError:
-    with pytest.raises(CheckpointError) as caught:
-        load_into(model, checkpoint_of(state_dict))
-    assert str(caught.value).startswith("model.pt: does not fit the model: ")
-    assert "\n" not in str(caught.value)
-    return caught.value
+from .conftest import assert_holds, checkpoint_of, mismatch, randomized, small_model
 
 
 def test_all_tensors_are_copied() -> None:

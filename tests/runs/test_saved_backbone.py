@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 import histograph_post as hg
 from histograph_post.errors import CacheError, CheckpointError, ConfigError, NotFoundError
 from histograph_post.models import build_model
-from histograph_post.models.loading import weights_sha256
+from histograph_post.models.checkpoints import weights_sha256
 from histograph_post.runs.run import Run
 from histograph_post.runs.saved_backbone import check_backbone
 

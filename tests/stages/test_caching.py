@@ -17,7 +17,7 @@ from histograph_post.caches.planning import plan_cache
 from histograph_post.data import GraphDataset, from_graphs, load_data
 from histograph_post.errors import CacheError, CaptureError, ConfigError, OutputExistsError
 from histograph_post.models import build_model
-from histograph_post.models.loading import weights_sha256
+from histograph_post.models.checkpoints import weights_sha256
 from histograph_post.splits import resolve_splits
 
 

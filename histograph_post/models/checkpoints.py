@@ -1,4 +1,7 @@
-"""Checkpoint files: read safely, and the state dict found wherever people put it."""
+"""Checkpoint files: read safely, and the state dict found wherever people put it.
+
+The weights of a network have one hash, their identity, and are written as safetensors.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, NotFoundError
+from ..utils.files import atomic_path
 from .unpickling import first_line, load_pickled, printable
 
 #: What wrappers (DataParallel, Lightning, torch.compile) put in front of every name.
@@ -238,3 +244,35 @@ def _metadata(content: object, prefix: str = "") -> Iterator[tuple[str, Plain]]:
             yield name, str(value)  # JSON has no word for it
         elif isinstance(value, Plain) and len(str(value)) <= _MAX_METADATA_TEXT:
             yield name, value
+
+
+# --- the weights of a network: their hash, and the file they are saved in
+
+
+def weights_sha256(state_dict: Mapping[str, Any]) -> str:
+    """Return a SHA-256 over names, dtypes, shapes and bytes, in the order of the names.
+
+    The same weights give the same hash whatever file format, device or prefix they came with.
+    Extra state that is no tensor does not count; a built-in model's settings do.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(state_dict.items()):
+        if not isinstance(value, Tensor):
+            continue
+        tensor = value.detach().cpu().contiguous()
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save_weights(state_dict: Mapping[str, Any], path: Path) -> None:
+    """Write parameters and buffers as a safetensors file."""
+    # Cloned, because weights that are tied share memory, which the format refuses.
+    weights = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in state_dict.items()
+        if isinstance(value, Tensor)
+    }
+    with atomic_path(path) as partial:
+        # Its own writer leaves files that others cannot read.
+        partial.write_bytes(safetensors.torch.save(weights))

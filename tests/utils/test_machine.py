@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from histograph_post.utils.memory import machine_memory
+from histograph_post.utils.machine import machine_memory
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 UNLIMITED = "9223372036854771712"  # of version 1
@@ -67,7 +67,7 @@ def test_without_control_groups_it_is_the_machines(tmp_path: Path) -> None:
 FAULTS = """
 import resource
 import numpy as np
-from histograph_post.utils.memory import give_memory_back, keep_memory
+from histograph_post.utils.machine import give_memory_back, keep_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

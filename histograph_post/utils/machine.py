@@ -1,7 +1,8 @@
-"""How much memory a process may take, what it does with memory that is freed, and shared memory.
+"""The machine a process runs on: its devices, its memory, and memory that processes share.
 
-It may take that of the machine, or less in a container or a job. Freed memory goes back to the
-system, or is kept for the tensors to come.
+A process may take the memory of the machine, or less in a container or a job. Freed memory goes
+back to the system, or is kept for the tensors to come. torch is imported where it is used: the
+command line reads constants from here before it knows whether it will need it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -139,3 +142,38 @@ def _nameless_file(num_bytes: int) -> int:
             file = os.dup(temporary.fileno())
     os.truncate(file, num_bytes)
     return file
+
+
+# --- devices
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done what it was given; a CPU has, when a call returns."""
+    import torch
+
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def resolve_device(name: str = "auto") -> torch.device:
+    """Turn ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps`` into a device that is there."""
+    import torch
+
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device: found {name!r}, expected auto, cpu, cuda or mps") from None
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not available.get(device.type, False):
+        raise ConfigError(
+            f"device: {name} was asked for, but this machine or build of torch has none"
+        )
+    return device
