@@ -120,7 +120,7 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
 
 def _inspect_folder(terminal: Terminal, path: Path) -> None:
     """Show what a command has left in a folder; none of that needs torch."""
-    from histograph_post.caches.format import MANIFEST_NAME
+    from histograph_post.caches.manifest import MANIFEST_NAME
     from histograph_post.runs.run import HEAD_CONFIG_NAME, Run, is_run
 
     members = sorted(path.glob("*.cache"))
@@ -164,12 +164,14 @@ def _inspect_run(terminal: Terminal, run: Run) -> None:
 
 def _inspect_export(terminal: Terminal, run: Run) -> None:
     """Show a backbone and head that were exported together."""
+    from histograph_post.runs import summary as texts
+
     stored, backbone = run.stored_head, run.backbone
     layers = backbone.capture.names
     facts = [
         ("task", f"{stored['task']['kind']}, {stored['task']['level']} level"),
         ("targets", ", ".join(stored["target_names"])),
-        ("head", f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"),
+        ("head", texts.predicts_with(stored)),
         ("model", backbone.model.spec),
         ("layers", f"{len(layers)}: {', '.join(layers)}"),
         ("weights sha256", backbone.model.weights_sha256),
@@ -184,7 +186,7 @@ def _inspect_export(terminal: Terminal, run: Run) -> None:
 
 def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None:
     """Show the caches of a folder, which commonly are those of the folds of one data set."""
-    from histograph_post.caches.opening import read_manifest
+    from histograph_post.caches.manifest import read_manifest
 
     manifests = {member.name: read_manifest(member)[1] for member in members}
     terminal.table(
@@ -213,7 +215,7 @@ def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None
 
 
 def _inspect_cache(terminal: Terminal, path: Path) -> None:
-    from histograph_post.caches.opening import read_manifest, read_splits
+    from histograph_post.caches.manifest import read_manifest, read_splits
     from histograph_post.capture.points import CapturePlan
 
     folder, manifest = read_manifest(path)

@@ -12,7 +12,7 @@ def verify(
 ) -> None:
     """Check the checksums, the structure, the values and the splits of a cache."""
     from histograph_post.caches import verify_cache
-    from histograph_post.caches.opening import is_begun, read_manifest
+    from histograph_post.caches.manifest import is_begun, read_manifest
     from histograph_post.errors import CacheError
     from histograph_post.experiments.folds import cache_folders
 

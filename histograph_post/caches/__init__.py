@@ -2,7 +2,7 @@
 
 The format is specified in ``docs/cache-format.md``. To follow how a cache is made, read
 ``caching.py`` first (plan, write, join), then ``writer.py``; to follow how it is read,
-``opening.py`` (the manifest, without torch), then ``reader.py`` (:class:`Cache`).
+``manifest.py`` (without torch), then ``reader.py`` (:class:`Cache`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..utils import lazy_names
 
 if TYPE_CHECKING:
-    from .format import Manifest as Manifest
+    from .manifest import Manifest as Manifest
     from .reader import Cache as Cache
     from .shard import CachedBatch as CachedBatch
     from .shard import CachedGraph as CachedGraph
@@ -26,7 +26,7 @@ __getattr__ = lazy_names(
         "Cache": ".reader",
         "CachedBatch": ".shard",
         "CachedGraph": ".shard",
-        "Manifest": ".format",
+        "Manifest": ".manifest",
         "verify_cache": ".verify",
     },
 )

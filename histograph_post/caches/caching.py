@@ -2,7 +2,7 @@
 
     plan_cache    (planning.py) find the layers, check parity, lay out the shards
     write_shards  run the model over the graphs of this job's shards (the rest are other jobs');
-                  a thread (shard_thread.py) writes meanwhile
+                  a thread (blocks.py) writes meanwhile
     join_shards   when every shard is there, score the model's own outputs, write the manifest
 
 A killed job goes on where it stopped, and ends with the same bytes as one that was never killed.
@@ -32,11 +32,11 @@ from ..models.checkpoints import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
 from ..utils.files import PARTIAL_SUFFIX, remove_leftovers, sha256_file, to_json, write_text
-from .format import MANIFEST_NAME, SPLITS_NAME, Manifest
+from .blocks import ShardThread
 from .layout import ShardInfo, shard_name
+from .manifest import MANIFEST_NAME, SPLITS_NAME, Manifest
 from .planning import CacheOptions, CachePlan, plan_cache
 from .reader import Cache
-from .shard_thread import ShardThread
 from .writer import ShardGraphs, ShardWriter, existing_shard, write_manifest
 
 #: Called with the number of nodes done and the number of nodes in all.

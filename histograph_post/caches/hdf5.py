@@ -1,4 +1,4 @@
-"""A shard as an HDF5 file: created so that its bytes depend on its contents only, and inspected.
+"""A shard as an HDF5 file: created so that its bytes depend on its contents only; inspected.
 
 Only writing and resuming do this, on files that this program wrote: crafted files crash the HDF5
 library. A reader maps the bytes that the manifest names instead (see
@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import h5py
 import numpy as np
@@ -18,9 +19,18 @@ from h5py import h5a, h5d, h5f, h5g, h5l, h5p, h5s, h5t, h5z
 
 from ..errors import CacheError
 from ..utils.decoding import is_count
-from .format import FORMAT_VERSION
-from .layout import ALIGNMENT, GZIP_LEVEL, Counts, Dataset, Extent, Layout, ShardInfo
-from .opening import open_regular, sha256_prefixes
+from ..utils.files import open_regular, sha256_prefixes
+from .layout import (
+    ALIGNMENT,
+    GZIP_LEVEL,
+    Counts,
+    Dataset,
+    Extent,
+    Layout,
+    ShardInfo,
+    compress,
+)
+from .manifest import FORMAT_VERSION
 
 #: What the root of a shard says of itself as numbers; beside them are two texts.
 COUNT_ATTRIBUTES = ("index", "start", "stop", "num_nodes", "num_edges", "num_labels")
@@ -54,12 +64,12 @@ def _write_attribute(file: h5f.FileID, name: str, value: np.ndarray) -> None:
     h5a.create(file, name.encode(), kind, h5s.create(h5s.SCALAR)).write(value)
 
 
-def create_dataset(file: h5f.FileID, dataset: Dataset, *, compress: bool = False) -> h5d.DatasetID:
+def create_dataset(file: h5f.FileID, dataset: Dataset, *, chunked: bool = False) -> h5d.DatasetID:
     """Create a dataset; an uncompressed one gets its place in the file at once."""
     creation = h5p.create(h5p.DATASET_CREATE)
     creation.set_obj_track_times(False)
     creation.set_fill_time(h5d.FILL_TIME_NEVER)
-    if compress:
+    if chunked:
         creation.set_chunk((dataset.chunk_rows, *dataset.shape[1:]))
         creation.set_shuffle()
         creation.set_deflate(GZIP_LEVEL)
@@ -76,6 +86,88 @@ def create_group(file: h5f.FileID, name: str) -> None:
     creation = h5p.create(h5p.GROUP_CREATE)
     creation.set_obj_track_times(False)
     h5g.create(file, name.encode(), gcpl=creation)
+
+
+# --- rows of activations
+
+
+class RowWriter(Protocol):
+    """A dataset that takes its rows in order."""
+
+    def write(self, block: np.ndarray) -> None:
+        """Write the next rows."""
+
+    def finish(self) -> None:
+        """Write what is still held back."""
+
+
+class PlainWriter:
+    """Stores rows as they are: one write per block."""
+
+    def __init__(self, dataset: h5d.DatasetID, path: Path) -> None:
+        self._dataset = dataset
+        self._path = path
+        self._done = 0
+
+    def write(self, block: np.ndarray) -> None:
+        """Write the next rows."""
+        if not block.size:
+            return
+        place = self._dataset.get_space()
+        place.select_hyperslab((self._done, *(0 for _ in block.shape[1:])), block.shape)
+        try:
+            self._dataset.write(h5s.create_simple(block.shape), place, np.ascontiguousarray(block))
+        except OSError as error:
+            raise cannot_write(self._path, error) from None
+        self._done += len(block)
+
+    def finish(self) -> None:
+        """Write nothing more: no row is ever held back."""
+
+
+class CompressedWriter:
+    """Stores rows in compressed chunks; what does not fill a chunk yet is held back."""
+
+    def __init__(self, dataset: h5d.DatasetID, spec: Dataset, path: Path) -> None:
+        self._dataset = dataset
+        self._path = path
+        self._chunk = np.zeros((spec.chunk_rows, *spec.shape[1:]), spec.dtype)
+        self._start = 0
+        self._filled = 0
+
+    def write(self, block: np.ndarray) -> None:
+        """Take the next rows, and write the chunks that are full."""
+        while len(block):
+            taken = min(len(block), len(self._chunk) - self._filled)
+            self._chunk[self._filled : self._filled + taken] = block[:taken]
+            self._filled += taken
+            block = block[taken:]
+            if self._filled == len(self._chunk):
+                self._write_chunk()
+
+    def finish(self) -> None:
+        """Write the last chunk, padded with zeros as HDF5 wants it."""
+        if self._filled:
+            self._chunk[self._filled :] = 0
+            self._write_chunk()
+
+    def _write_chunk(self) -> None:
+        origin = (self._start, *(0 for _ in self._chunk.shape[1:]))
+        try:
+            self._dataset.write_direct_chunk(origin, compress(self._chunk))
+        except OSError as error:
+            raise cannot_write(self._path, error) from None
+        self._start += len(self._chunk)
+        self._filled = 0
+
+
+def cannot_write(path: Path, error: Exception) -> CacheError:
+    """Return the error for a shard that the file system did not take, as on a full disk."""
+    reason = str(error).partition("\n")[0]
+    return CacheError(f"{path}: cannot be written ({reason})")
+
+
+# --- reading it back
 
 
 def inspect_shard(path: Path, layout: Layout, plan_hash: str) -> ShardInfo:

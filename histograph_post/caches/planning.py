@@ -31,8 +31,8 @@ from ..tasks import Task, has_labels, infer_task
 from ..utils.levels import Level
 from ..utils.machine import NODE_BUDGET, resolve_device, synchronize
 from ..utils.specifications import IN_MEMORY
-from .format import plan_hash
 from .layout import Layout
+from .manifest import plan_hash
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from ..errors import CacheError, DataError
 from ..splits import Splits
-from .format import Manifest
 from .layout import shard_name
-from .opening import read_manifest, read_splits
+from .manifest import Manifest, read_manifest, read_splits
 from .shard import TORCH_TYPES, CachedBatch, CachedGraph, History, Shard, as_tensor, read_graph
 
 #: Shards that are open at most; each holds a file descriptor.

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
+from ..utils.files import open_regular, sha256_prefix
 from .layout import Counts, Dataset, Extent, Layout, ShardInfo, expand
-from .opening import open_regular, sha256_prefix
 
 
 class Rows(Protocol):

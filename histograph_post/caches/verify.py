@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CacheError
-from .format import MANIFEST_NAME, SPLITS_NAME, Manifest
+from ..utils.files import open_regular, sha256_prefix
 from .layout import STORED_TYPES, Layout, ShardInfo, shard_name
-from .opening import open_regular, read_splits, sha256_prefix
+from .manifest import MANIFEST_NAME, SPLITS_NAME, Manifest, read_splits
 from .reader import Cache
 from .shard import Shard
 

@@ -16,17 +16,19 @@ from torch import Tensor
 
 from ..errors import CacheError
 from ..utils.files import atomic_path, write_text
-from .format import MANIFEST_NAME, Manifest
-from .hdf5 import create_dataset, create_file, create_group, inspect_shard
-from .layout import Counts, Layout, ShardInfo, shard_name
-from .row_writers import (
-    BlockMemory,
+from .blocks import BlockMemory, RowBlock
+from .hdf5 import (
     CompressedWriter,
     PlainWriter,
-    RowBlock,
     RowWriter,
     cannot_write,
+    create_dataset,
+    create_file,
+    create_group,
+    inspect_shard,
 )
+from .layout import Counts, Layout, ShardInfo, shard_name
+from .manifest import MANIFEST_NAME, Manifest
 from .shard import Shard, check_contents
 
 
@@ -268,7 +270,7 @@ class ShardWriter:
             create_group(file, "activations")
         for dataset in layout.activations(counts.num_nodes):
             if layout.compression and dataset.num_bytes:
-                chunked = create_dataset(file, dataset, compress=True)
+                chunked = create_dataset(file, dataset, chunked=True)
                 self._activations.append(CompressedWriter(chunked, dataset, self._path))
             else:
                 self._activations.append(PlainWriter(create_dataset(file, dataset), self._path))

@@ -1,8 +1,8 @@
 """Capture: a model and a batch come in; a plan of its layers goes out, then their activations.
 
 Layer i's activation is what the next layer consumes, the last one's what the readout consumes, and
-layer 0's the embedded input. Read ``plan.py`` first: it runs the model once (``probe.py`` records a
-``trace.py``), finds the layers in it (``layers.py``, ``readout.py``) and says where to take each
+layer 0's the embedded input. Read ``plan.py`` first: it runs the model once (``trace.py``), finds
+the layers in what it did (``layers.py``, ``readout.py``) and says where to take each
 (``points.py``). ``recorder.py`` takes them at run time; ``parity.py`` shows that nothing changed.
 """
 

@@ -19,11 +19,10 @@ from torch_geometric.data import Batch
 
 from ..errors import CaptureError
 from .layers import Layer, Layers, find_layers
-from .points import CapturePlan
-from .probe import run_trace
+from .points import CapturePlan, TimedPoint, anchor_value, module_point
 from .readout import find_last_activation
 from .tensors import eager_module, frozen
-from .trace import ModuleCall, TimedPoint, Trace, anchor_value, module_point
+from .trace import ModuleCall, Trace, run_trace
 
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(-?\d+)?)?")
 _POSITION = re.compile(r"-?\d+")

@@ -1,24 +1,37 @@
-"""What one forward pass did: which calls made which tensors from what.
+"""The trace of a probe pass: a model is run once, and all it does is written down.
 
 Every state of a tensor is a :class:`Value`, so a tensor that is changed in place becomes a new
 one. Values, function calls and module calls share one clock; a value's parents always have a
-smaller index than the value itself. :func:`anchor_value` and :func:`module_point` turn a value into
-a capture point, by which every later pass finds it again.
+smaller index than the value itself.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.data import Batch
 
-from ..errors import CaptureError
-from .points import CapturePoint
+from ..models import call_model
+from .tensors import function_name, is_counted, tensors_in, version_of
+
+#: Functions that read the shape and type of their argument, never its numbers.
+_SHAPE_ONLY = frozenset(
+    f"{name}_like" for name in ("zeros", "ones", "full", "empty", "rand", "randn", "randint")
+) | {f"new_{name}" for name in ("zeros", "ones", "full", "empty", "tensor")}
+
+#: Functions that do so with all arguments but the first.
+_SHAPE_OF_OTHERS = frozenset({"expand_as", "view_as", "reshape_as", "type_as"})
 
 
 class Source(enum.Flag):
@@ -144,80 +157,193 @@ class Trace:
         return Source.EDGE in sources and Source.NODE not in sources
 
 
-@dataclass(frozen=True)
-class TimedPoint:
-    """A capture point, and when in the probe pass its tensor was there."""
-
-    time: int
-    point: CapturePoint
+# --- the probe pass
 
 
-def module_point(
-    trace: Trace,
-    call: ModuleCall,
-    kind: Literal["input", "output"],
-    value: int,
-    *,
-    name: str,
-    consumer: str,
-) -> TimedPoint:
-    """Take a value where it goes into, or comes out of, a module."""
-    values, time = (call.inputs, call.start) if kind == "input" else (call.outputs, call.end)
-    point = CapturePoint(
-        name=name,
-        kind=kind,
-        module=call.name,
-        call=call.number,
-        index=values.index(value),
-        width=trace.values[value].width,
-        consumer=consumer,
-    )
-    return TimedPoint(time, point)
-
-
-def anchor_value(trace: Trace, value: int, *, cut: int, name: str, consumer: str) -> TimedPoint:
-    """Take a value at the last place it passes before it is consumed at the time ``cut``.
-
-    The last, because what leaves a tensor alone in the probe pass may not in training: dropout.
-    """
-    ends = [call for call in trace.modules if value in call.outputs and call.end <= cut]
-    passes = [call for call in trace.functions if value in call.outputs and call.time < cut]
-    last_end = max(ends, key=lambda call: call.end, default=None)
-    last_pass = passes[-1] if passes else None
-    if last_end is not None and (last_pass is None or last_end.end > last_pass.time):
-        return module_point(trace, last_end, "output", value, name=name, consumer=consumer)
-    since = last_pass.time if last_pass is not None else 0
-    for call in trace.modules:
-        if since < call.start <= cut and value in call.inputs:
-            return module_point(trace, call, "input", value, name=name, consumer=consumer)
-    for function in trace.functions:
-        if since <= function.time <= cut and function.counted and value in function.slots:
-            return _function_point(trace, function, value, name=name, consumer=consumer)
-    raise CaptureError(
-        f"what the readout consumes after {name!r} is neither a module's nor a torch function's "
-        "tensor (scripted code?); name a module to capture instead with --layers"
+def run_trace(model: nn.Module, batch: Batch) -> Trace:
+    """Run the model once, recording every call; hooks are removed whatever happens."""
+    recorder = _Recorder(model, batch)
+    handles = []
+    try:
+        for name, module in model.named_modules():
+            enter, leave = recorder.hooks(name)
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(leave, with_kwargs=True))
+        with _ScriptedOperators(), recorder:
+            output = call_model(model, batch)
+        outputs = tuple(recorder.value_of(tensor) for tensor in tensors_in(output))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Trace(
+        num_nodes=int(batch.num_nodes),
+        num_graphs=int(getattr(batch, "num_graphs", 1)),
+        values=recorder.values,
+        functions=recorder.functions,
+        modules=recorder.modules,
+        outputs=outputs,
     )
 
 
-def _function_point(
-    trace: Trace, function: FunctionCall, value: int, *, name: str, consumer: str
-) -> TimedPoint:
-    """Take a value from a function call, counted from the end of the last module before it."""
-    before = [call for call in trace.modules if 0 <= call.end < function.time]
-    start = max(before, key=lambda call: call.end)
-    calls = [
-        call.name
-        for call in trace.functions
-        if call.counted and start.end < call.time <= function.time
-    ]
-    point = CapturePoint(
-        name=name,
-        kind="function",
-        module=start.name,
-        call=start.number,
-        index=function.slots.index(value),
-        width=trace.values[value].width,
-        consumer=consumer,
-        calls=tuple(calls),
-    )
-    return TimedPoint(function.time, point)
+class _ScriptedOperators(TorchDispatchMode):
+    """Calls operators from Python, so that those of scripted functions are seen like others."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class _Known:
+    """A tensor that was seen; holding it keeps its id and its storage from being used again."""
+
+    tensor: Tensor
+    version: int
+    value: int
+
+
+class _Recorder(TorchFunctionMode):
+    """Numbers the values and writes down the calls."""
+
+    def __init__(self, model: nn.Module, batch: Batch) -> None:
+        super().__init__()
+        self.values: list[Value] = []
+        self.functions: list[FunctionCall] = []
+        self.modules: list[ModuleCall] = []
+        self._open: list[ModuleCall] = []
+        self._counts: Counter[str] = Counter()
+        self._tick = itertools.count(1).__next__
+        self._known: dict[int, _Known] = {}
+        self._latest_on_storage: dict[int, int] = {}
+        for weight in (*model.parameters(), *model.buffers()):
+            self._add(weight, version_of(weight), sources=Source.WEIGHT)
+        for key, attribute in batch.to_dict().items():
+            for tensor in tensors_in(attribute):
+                self._add(tensor, version_of(tensor), sources=_source_of(key, tensor))
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the function and record it if it returned or changed a tensor."""
+        kwargs = kwargs or {}
+        arguments = tensors_in(args, kwargs)
+        versions = [version_of(tensor) for tensor in arguments]
+        result = func(*args, **kwargs)
+        returned = tensors_in(result)
+        changed = [
+            tensor
+            for tensor, version in zip(arguments, versions, strict=True)
+            if version_of(tensor) != version
+        ]
+        if returned or changed:
+            name = function_name(func)
+            values = tuple(map(self._value_at, arguments, versions))
+            inputs = values[: 0 if name in _SHAPE_ONLY else 1 if name in _SHAPE_OF_OTHERS else None]
+            outputs = [self.value_of(tensor, inputs) for tensor in (*returned, *changed)]
+            slots = [self.value_of(tensor) for tensor in (*returned, *arguments)]
+            self.functions.append(
+                FunctionCall(
+                    time=self._tick(),
+                    name=name,
+                    counted=is_counted(func, returned),
+                    inputs=inputs,
+                    outputs=tuple(dict.fromkeys(outputs)),
+                    slots=tuple(slots),
+                )
+            )
+        return result
+
+    def hooks(self, name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return the hooks that record the calls of the module called ``name``."""
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._counts[name] += 1
+            with torch._C.DisableTorchFunction():
+                call = ModuleCall(
+                    name=name,
+                    module=module,
+                    number=self._counts[name],
+                    start=self._tick(),
+                    inputs=tuple(map(self.value_of, tensors_in(args, kwargs))),
+                    parent=self._open[-1] if self._open else None,
+                    first_value=len(self.values),
+                )
+            self.modules.append(call)
+            self._open.append(call)
+
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            with torch._C.DisableTorchFunction():
+                call = self._open.pop()
+                while call.name != name:  # a call that raised, and the model went on
+                    call = self._open.pop()
+                # Where an operation was not seen, a module's output comes from its input.
+                outputs = [self.value_of(tensor, call.inputs) for tensor in tensors_in(output)]
+                call.outputs = tuple(outputs)
+                call.end_value = len(self.values)
+                call.end = self._tick()
+
+        return enter, leave
+
+    def value_of(self, tensor: Tensor, parents: Iterable[int] = ()) -> int:
+        """Return the value of the tensor as it is now; a new one is made of ``parents``."""
+        return self._value_at(tensor, version_of(tensor), tuple(parents))
+
+    def _value_at(self, tensor: Tensor, version: int, parents: tuple[int, ...] = ()) -> int:
+        known = self._known.get(id(tensor))
+        if known is not None and known.version == version:
+            return known.value
+        if not parents:
+            # Seen for the first time, or changed behind our back: through a view of the same
+            # memory, if anything.
+            latest = self._latest_on_storage.get(_storage(tensor))
+            parents = () if latest is None else (latest,)
+            parents += () if known is None else (known.value,)
+        return self._add(tensor, version, parents)
+
+    def _add(
+        self,
+        tensor: Tensor,
+        version: int,
+        parents: tuple[int, ...] = (),
+        sources: Source = Source.NONE,
+    ) -> int:
+        for parent in parents:
+            sources |= self.values[parent].sources
+        value = Value(
+            index=len(self.values),
+            shape=tuple(tensor.shape),
+            floating=tensor.is_floating_point(),
+            sources=sources,
+            parents=tuple(dict.fromkeys(parents)),
+        )
+        self.values.append(value)
+        self._known[id(tensor)] = _Known(tensor, version, value.index)
+        if (storage := _storage(tensor)) != 0:
+            self._latest_on_storage[storage] = value.index
+        return value.index
+
+
+def _storage(tensor: Tensor) -> int:
+    """Return the address of the tensor's memory; 0 if it has none, or not one piece of it."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse tensors, tensors that wrap others
+        return 0
+
+
+def _source_of(key: str, tensor: Tensor) -> Source:
+    if key == "y" or key.startswith("edge_label"):
+        return Source.NONE
+    if key.startswith(("edge", "adj")) or tensor.layout != torch.strided:
+        return Source.EDGE
+    # The batch vector says which rows belong together, nothing of the nodes themselves.
+    return Source.NONE if key in ("batch", "ptr") else Source.NODE

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..caches import Cache
-from ..caches.format import MANIFEST_NAME
+from ..caches.manifest import MANIFEST_NAME
 from ..errors import CacheError, NotFoundError
 from ..splits import Split, Splits, resolve_splits
 from ..training.head_batches import LoadedCache

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..caches.format import MANIFEST_NAME
+from ..caches.manifest import MANIFEST_NAME
 from ..capture.points import CapturePlan
 from ..data.spec import DataSpec
 from ..errors import CacheError, CheckpointError, NotFoundError

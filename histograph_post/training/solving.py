@@ -3,18 +3,17 @@
 The objective is the mean loss of each target over the labels it has, summed over targets, plus
 ``strength / 2`` times the squared weights. Features are standardised by the training rows and the
 bias is free. A strength so means the same for any number of rows, labels and targets; it is
-``1 / (C * rows)`` of scikit-learn's ``LogisticRegression`` and ``2 * alpha / rows`` of its ``Ridge``.
+``1 / (C * rows)`` of scikit-learn's ``LogisticRegression``, and ``2 * alpha / rows`` of ``Ridge``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -31,15 +30,21 @@ USUAL_STRENGTH = 0.1
 #: The path ends after so many strengths at which neither score nor loss on validation got better.
 PATIENCE = 3
 
+#: They count once the training loss is below this share of the strongest penalty's: as long as
+#: there is next to nothing fitted, validation goes up and down by chance.
+FITTED_SHARE = 0.9
+
 #: Training features of at most so many values are solved in double precision.
 DOUBLE_VALUES = 1 << 24
 
-#: Largest entry of the gradient at a solution, where the curvature is about 1 in all directions:
-#: the objective is then within 1e-6 of its minimum.
-TOLERANCE = 3e-5
+#: Largest entry of the gradient at a solution, in variables in which the curvature is about 1.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 3e-5}
 
 #: Evaluations of the gradient for one strength; a few tens are usual.
 MOST_EVALUATIONS = 1000
+
+#: Steps that L-BFGS remembers.
+MEMORY = 10
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,9 @@ def solve_linear(
     """Return the linear map from features to outputs with the least penalised loss.
 
     It is solved for one strength of the penalty after the other, each from the solution before it,
-    until neither the score nor the loss on validation has become better for ``PATIENCE`` of them.
-    The best score decides, among equals the lower loss. Without a validation part ``USUAL_STRENGTH`` is taken.
+    until neither score nor loss on validation has become better for ``PATIENCE`` of them.
+    The best score decides, among equals the lower loss. Without a validation part it is solved for
+    ``USUAL_STRENGTH`` alone.
 
     Args:
         features: ``[rows, F]``, single precision.
@@ -142,7 +148,7 @@ def solve_linear(
         path.append(point)
         solutions.append((weight, bias))
         chosen = _best(path, task)
-        if len(path) - 1 - max(chosen, _lowest(path)) >= PATIENCE:
+        if _is_over(path, chosen):
             break
     weight, bias = solutions[chosen]
     # W (x - mean) / scale + b is a linear map of x as it is.
@@ -162,8 +168,12 @@ def _best(path: Sequence[PathPoint], task: Task) -> int:
     return max(range(len(path)), key=merit)
 
 
-def _lowest(path: Sequence[PathPoint]) -> int:
-    return min(range(len(path)), key=lambda place: path[place].valid_loss)
+def _is_over(path: Sequence[PathPoint], chosen: int) -> bool:
+    """Say whether weaker penalties have been worse for long enough."""
+    lowest = min(range(len(path)), key=lambda place: path[place].valid_loss)
+    since = path[max(chosen, lowest) + 1 :]
+    worse = [point for point in since if point.train_loss < FITTED_SHARE * path[0].train_loss]
+    return len(worse) >= PATIENCE
 
 
 def _labelled(targets: Tensor) -> np.ndarray:
@@ -288,11 +298,23 @@ class _Loss:
         solved = solvable.nonzero().view(-1)
         return cls(task.kind, truth[:, solved], share[:, solved], solved, constants)
 
-    def __call__(self, outputs: Tensor) -> tuple[float, Tensor]:
-        """Return the loss of outputs ``[rows, K]`` and its derivative by each of them."""
+    @property
+    def num_problems(self) -> int:
+        """How many problems can be solved apart: targets each by itself, classes all together."""
+        return 1 if self.kind == "multiclass" else len(self.solved)
+
+    def of_problems(self, problems: Tensor) -> _Loss:
+        """Return the loss of some targets only."""
+        if self.kind == "multiclass" or len(problems) == self.num_problems:
+            return self
+        truth, share = self.truth[:, problems], self.share[:, problems]
+        return replace(self, truth=truth, share=share, solved=self.solved[problems])
+
+    def __call__(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of each problem, and its derivative by the outputs ``[rows, K]``."""
         if self.kind == "regression":
             off = outputs - self.truth
-            return float((self.share * off.square()).sum()), 2 * self.share * off
+            return (self.share * off.square()).sum(0), 2 * self.share * off
         if self.kind == "multiclass":
             right = (self.truth * outputs).sum(1, keepdim=True)  # [rows, 1]
             losses = outputs.logsumexp(1, keepdim=True) - right
@@ -300,7 +322,7 @@ class _Loss:
         else:
             losses = F.softplus(outputs) - self.truth * outputs
             slope = outputs.sigmoid() - self.truth
-        return float((self.share * losses).sum()), self.share * slope
+        return (self.share * losses).sum(0), self.share * slope
 
     def start(self, width: int) -> tuple[Tensor, Tensor]:
         """Return weights of zero, ``[K, width]``, and the best bias beside them, ``[K]``."""
@@ -331,9 +353,9 @@ def _minimize(
 ) -> tuple[Tensor, Tensor]:
     """Return weights ``[K, r]`` and bias ``[K]`` with the least penalised loss.
 
-    L-BFGS, in variables in which the curvature is about 1 in all directions: with the typical
-    second derivative ``c`` of the loss and ``c G + strength = L L^T``, weights are ``V L^-1``.
-    Features that are nearly collinear would otherwise take thousands of steps.
+    The variables are such that the curvature is about 1 in all directions: with the typical second
+    derivative ``c`` of the loss and ``c G + strength = L L^T``, weights are ``V L^-1``. Features
+    that are nearly collinear would otherwise take thousands of steps.
 
     Args:
         loss: Of the training rows.
@@ -344,35 +366,98 @@ def _minimize(
     """
     if not len(bias):
         return weight, bias
-    curvature, shape, num_weights = loss.curvature(), weight.shape, weight.numel()
+    rows, dtype, curvature = space.rows, space.rows.dtype, loss.curvature()
     factor = _factor(curvature * space.gram, strength)  # [r, r], lower triangle
-    rows, dtype = space.rows, space.rows.dtype
 
-    def unpack(values: np.ndarray) -> tuple[Tensor, Tensor]:
-        packed = torch.from_numpy(values)
-        scaled = packed[:num_weights].view(shape).to(dtype)  # V: [K, r]
+    def unpack(point: Tensor) -> tuple[Tensor, Tensor]:
+        values = point.view(-1, weight.size(1) + 1)  # [K, r + 1]
+        scaled = values[:, :-1].to(dtype)
         found = torch.linalg.solve_triangular(factor, scaled, upper=False, left=False)
-        return found, packed[num_weights:] / math.sqrt(curvature)
+        return found, values[:, -1] / math.sqrt(curvature)
 
-    def evaluate(values: np.ndarray) -> tuple[float, np.ndarray]:
-        weight, bias = unpack(values)
-        value, slope = loss(_apply(rows, weight, bias))  # slope: [rows, K]
-        gradient = (slope.to(dtype).T @ rows) + strength * weight  # [K, r]
-        scaled = torch.linalg.solve_triangular(factor.T, gradient, upper=True, left=False)  # [K, r]
-        value += strength / 2 * float(weight.double().square().sum())
-        parts = (scaled.double().flatten(), slope.sum(0) / math.sqrt(curvature))
-        return value, torch.cat(parts).numpy()
+    def evaluate(point: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
+        weight, bias = unpack(point)  # [K, r], [K] of these problems
+        value, slope = loss.of_problems(problems)(_apply(rows, weight, bias))  # [P], [rows, K]
+        gradient = slope.to(dtype).T @ rows + strength * weight  # [K, r]
+        scaled = torch.linalg.solve_triangular(factor.T, gradient, upper=True, left=False)
+        scaled_bias = slope.sum(0) / math.sqrt(curvature)  # [K]
+        penalty = strength / 2 * weight.double().square().reshape(len(point), -1).sum(1)  # [P]
+        both = torch.cat([scaled.double(), scaled_bias.unsqueeze(1)], dim=1)  # [K, r + 1]
+        return value + penalty, both.view(len(point), -1)
 
-    start = torch.cat([(weight.to(dtype) @ factor).double().flatten(), bias * math.sqrt(curvature)])
-    found = minimize(
-        evaluate,
-        start.numpy(),
-        jac=True,
-        method="L-BFGS-B",
-        options={"gtol": TOLERANCE, "ftol": 1e-12, "maxfun": MOST_EVALUATIONS, "maxcor": 20},
-    )
-    weight, bias = unpack(found.x)
+    scaled = (weight.to(dtype) @ factor).double()  # [K, r]
+    start = torch.cat([scaled, bias.unsqueeze(1) * math.sqrt(curvature)], dim=1)  # [K, r + 1]
+    point = _lbfgs(evaluate, start.view(loss.num_problems, -1), dtype)
+    weight, bias = unpack(point)
     return weight.double(), bias
+
+
+def _lbfgs(
+    evaluate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], start: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return where the gradients of several functions are zero, by L-BFGS on all of them at once.
+
+    Each has its own memory and step, and leaves once it has converged, or once no step that is not
+    lost in rounding makes it better.
+
+    Args:
+        evaluate: From points ``[P, d]`` and the numbers of these problems ``[P]`` to their values
+            ``[P]`` and gradients ``[P, d]``.
+        start: ``[problems, d]``, where their curvature is about 1 in all directions.
+        dtype: Precision of the values.
+    """
+    tolerance, rounding = TOLERANCE[dtype], torch.finfo(dtype).eps
+    solved = start.clone()
+    problems = torch.arange(len(start))
+    point = start
+    value, gradient = evaluate(point, problems)
+    length, direction = torch.ones_like(value), -gradient
+    memory: list[tuple[Tensor, Tensor, Tensor]] = []  # steps and changes [P, d], 1 / product [P, 1]
+    done = gradient.abs().amax(1) <= tolerance
+    for _ in range(MOST_EVALUATIONS):
+        solved[problems[done]] = point[done]
+        if bool(done.all()):
+            break
+        if bool(done.any()):
+            left = ~done
+            problems, point, value = problems[left], point[left], value[left]
+            gradient, length, direction = gradient[left], length[left], direction[left]
+            memory = [(step[left], change[left], inverse[left]) for step, change, inverse in memory]
+        step = length.unsqueeze(1) * direction  # [P, d]
+        new_value, new_gradient = evaluate(point + step, problems)
+        fall = (gradient * step).sum(1)  # [P], negative
+        better = new_value <= value + 1e-4 * fall + rounding * value.abs()
+        taken = better.unsqueeze(1)
+        step = torch.where(taken, step, 0.0)
+        change = torch.where(taken, new_gradient - gradient, 0.0)
+        product = (step * change).sum(1, keepdim=True)  # [P, 1]
+        memory.append((step, change, torch.where(product > 0, 1 / product, 0.0)))
+        del memory[:-MEMORY]
+        point = point + step
+        value = torch.where(better, new_value, value)
+        gradient = gradient + change
+        direction = torch.where(taken, _descent(gradient, memory), direction)
+        length = torch.where(better, 1.0, length / 2)
+        done = (gradient.abs().amax(1) <= tolerance) | (length < 1e-6)
+    else:
+        solved[problems] = point
+    return solved
+
+
+def _descent(gradient: Tensor, memory: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """Return the direction of L-BFGS, the two loops over its memory: ``[P, d]``."""
+    direction, shares = -gradient, []
+    for step, change, inverse in reversed(memory):
+        share = inverse * (step * direction).sum(1, keepdim=True)  # [P, 1]
+        shares.append(share)
+        direction = direction - share * change
+    step, change, inverse = memory[-1]
+    length = (change * change).sum(1, keepdim=True) * inverse  # [P, 1]
+    direction = torch.where(length > 0, direction / length, direction)
+    for (step, change, inverse), share in zip(memory, reversed(shares), strict=True):
+        other = inverse * (change * direction).sum(1, keepdim=True)  # [P, 1]
+        direction = direction + (share - other) * step
+    return direction
 
 
 def _factor(matrix: Tensor, added: float) -> Tensor:

@@ -1,24 +1,29 @@
 """Small, careful file operations: atomic writes, stable JSON, checksums.
 
-Also whether a command can write where it was told to, and the options beside what it wrote.
+Files that may come from anybody are opened with care: no links, no pipes, and no more bytes than a
+file of its kind can have. Also whether a command can write where it was told to, and the options
+beside what it wrote.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import platform
 import re
+import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from ..errors import ConfigError, NotFoundError, OutputExistsError
+from ..errors import CacheError, ConfigError, NotFoundError, OutputExistsError
 
 #: Every unfinished file carries this suffix; a name without it is complete.
 PARTIAL_SUFFIX = ".partial"
@@ -121,6 +126,73 @@ def sha256_file(path: Path) -> str:
         raise NotFoundError(f"{path}: no such file")
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- files that may come from anybody
+
+# Not every system has these flags; where they are missing, the check below still refuses links.
+_READING = (
+    os.O_RDONLY
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+    # Opening a pipe must not wait for somebody to write into it.
+    | getattr(os, "O_NONBLOCK", 0)
+)
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[FileIO]:
+    """Open ``path`` for reading, refusing anything but a regular file that is no link."""
+    try:
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "a symbolic link")
+        descriptor = os.open(path, _READING)
+    except OSError as error:
+        found = {errno.ELOOP: "a symbolic link", errno.ENOENT: "nothing"}
+        raise CacheError(
+            f"{path}: found {found.get(error.errno or 0, error.strerror)}, expected a regular file"
+        ) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CacheError(f"{path}: found a folder, pipe or device, expected a regular file")
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """Return the bytes of a regular file of at most ``limit`` bytes."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise CacheError(f"{path}: found {size} bytes, expected at most {limit}")
+        return file.read(size)
+
+
+def sha256_prefix(file: FileIO, num_bytes: int) -> str:
+    """Return the SHA-256 of the first ``num_bytes`` of an open file."""
+    return sha256_prefixes(file, (num_bytes,))[0]
+
+
+def sha256_prefixes(file: FileIO, sizes: Sequence[int]) -> list[str]:
+    """Return the SHA-256 of each of these first bytes of an open file, which is read once.
+
+    Args:
+        file: A file that is open for reading.
+        sizes: How many bytes, in rising order.
+    """
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(min(max(sizes), 2**18)))
+    file.seek(0)
+    done, found = 0, []
+    for size in sizes:
+        while done < size and (count := file.readinto(buffer[: size - done])):
+            digest.update(buffer[:count])
+            done += count
+        found.append(digest.hexdigest())
+    return found
 
 
 # --- the outputs of a command

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from histograph_post.caches import Manifest
-from histograph_post.caches.format import plan_hash
 from histograph_post.caches.layout import Layout, ShardInfo
+from histograph_post.caches.manifest import plan_hash
 from histograph_post.caches.writer import ShardGraphs, ShardWriter, write_manifest
 from histograph_post.data import DataSpec
 from histograph_post.models import ModelSpec

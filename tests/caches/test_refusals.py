@@ -310,7 +310,7 @@ def test_every_error_is_documented_and_every_documented_error_is_tested():
     others = "".join(
         (Path(__file__).parent / name).read_text()
         for name in (
-            "test_format.py",
+            "test_manifest.py",
             "test_reader.py",
             "test_hdf5.py",
             "test_verify.py",

@@ -17,8 +17,7 @@ from typer.testing import CliRunner, Result
 
 import histograph_post as hg
 from histograph_cli.main import app
-from histograph_post.caches.format import MANIFEST_NAME
-from histograph_post.caches.opening import read_manifest
+from histograph_post.caches.manifest import MANIFEST_NAME, read_manifest
 from histograph_post.caches.writer import write_manifest
 from histograph_post.data import load_data
 from histograph_post.errors import DataError, HistographError, ModelError

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from histograph_post.caches import Manifest
-from histograph_post.caches.format import plan_hash
+from histograph_post.caches.manifest import plan_hash
 from histograph_post.caches.writer import write_manifest
 from histograph_post.errors import CacheError
 

@@ -1,24 +1,32 @@
-"""Rows of activations on their way into a shard.
+"""Blocks of activations on their way into a shard.
 
-While the model runs, each layer is checked and copied into its place in a :class:`RowBlock`; full
-blocks are then written to the datasets of the shard from top to bottom, plain or compressed.
+While the model runs, each layer is checked and copied into its place in a :class:`RowBlock`; a
+:class:`ShardThread` writes full blocks to the datasets of the shard, from top to bottom, while the
+model computes the next.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
-from h5py import h5d, h5s
 from torch import Tensor
 
 from ..errors import CacheError
-from .layout import Dataset, Layout, compress
+from .layout import Layout, ShardInfo
 from .shard import TORCH_TYPES
+
+if TYPE_CHECKING:
+    from .planning import CachePlan
+    from .writer import ShardWriter
 
 
 class RowBlock:
@@ -142,77 +150,103 @@ class BlockMemory:
         self._free.append(block.memory)
 
 
-class RowWriter(Protocol):
-    """A dataset that takes its rows in order."""
+# --- the thread that writes them
 
-    def write(self, block: np.ndarray) -> None:
-        """Write the next rows."""
-
-    def finish(self) -> None:
-        """Write what is still held back."""
+#: Blocks that are being written or wait for it, at most. Two cover the time in which a shard is
+#: hashed and synced.
+_MOST_BLOCKS = 2
 
 
-class PlainWriter:
-    """Stores rows as they are: one write per block."""
+class ShardThread:
+    """Writes the blocks of one shard after the other; a context manager.
 
-    def __init__(self, dataset: h5d.DatasetID, path: Path) -> None:
-        self._dataset = dataset
-        self._path = path
-        self._done = 0
+    The shards and their blocks come in order. One shard at a time is unfinished, and none once the
+    context is left. After an error nothing more is written; a later call, or the end of the
+    context, raises it.
+    """
 
-    def write(self, block: np.ndarray) -> None:
-        """Write the next rows."""
-        if not block.size:
+    #: What the manifest says of every shard that is complete, by its number.
+    infos: dict[int, ShardInfo]
+
+    def __init__(self, plan: CachePlan, folder: Path) -> None:
+        self.infos = {}
+        self._plan = plan
+        self._folder = folder
+        self._memory = BlockMemory(plan.layout, plan.batch_nodes)
+        # All blocks that wait, which a kill costs, are less than a shard.
+        blocks_of_shard = plan.options.shard_bytes // (plan.batch_nodes * plan.layout.row_bytes)
+        self._most_blocks = _MOST_BLOCKS if blocks_of_shard > _MOST_BLOCKS else 1
+        self._pool = ThreadPoolExecutor(1)
+        self._blocks: deque[Future[None]] = deque()
+        self._stopped = False
+        self._unfinished: ShardWriter | None = None
+
+    def __enter__(self) -> Self:
+        # The thread is there before the first block: one that is interrupted as it starts is lost.
+        self._pool.submit(int).result()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._wait(0)
+        finally:
+            self._stopped = True
+            self._pool.shutdown()  # after the block in hand, which must not be left half written
+            if self._unfinished is not None:
+                self._unfinished.discard()
+
+    def block(self, writer: ShardWriter, graphs: range) -> RowBlock:
+        """Return a block for these graphs of a shard."""
+        return writer.block(graphs, self._memory)
+
+    def write(self, writer: ShardWriter, block: RowBlock, outputs: Tensor | None) -> None:
+        """Hand over a block that is filled; its first opens a shard, its last closes it."""
+        self._wait(self._most_blocks - 1)
+        self._blocks.append(self._pool.submit(self._write, writer, block, outputs))
+
+    def _wait(self, most: int) -> None:
+        """Wait until no more than ``most`` blocks are left; raise what went wrong with others."""
+        while len(self._blocks) > most:
+            self._blocks.popleft().result()
+
+    def _write(self, writer: ShardWriter, block: RowBlock, outputs: Tensor | None) -> None:
+        if self._stopped:
             return
-        place = self._dataset.get_space()
-        place.select_hyperslab((self._done, *(0 for _ in block.shape[1:])), block.shape)
         try:
-            self._dataset.write(h5s.create_simple(block.shape), place, np.ascontiguousarray(block))
-        except OSError as error:
-            raise cannot_write(self._path, error) from None
-        self._done += len(block)
+            self._require_space(writer, block)
+            if block.graphs.start == 0:
+                self._unfinished = writer
+                writer.open()
+            writer.write(block, outputs)
+            self._memory.give(block)
+            if block.graphs.stop == writer.num_graphs:
+                writer.close()
+                self._unfinished = None
+                self.infos[writer.index] = writer.info
+        except BaseException:
+            self._stopped = True
+            raise
 
-    def finish(self) -> None:
-        """Write nothing more: no row is ever held back."""
-
-
-class CompressedWriter:
-    """Stores rows in compressed chunks; what does not fill a chunk yet is held back."""
-
-    def __init__(self, dataset: h5d.DatasetID, spec: Dataset, path: Path) -> None:
-        self._dataset = dataset
-        self._path = path
-        self._chunk = np.zeros((spec.chunk_rows, *spec.shape[1:]), spec.dtype)
-        self._start = 0
-        self._filled = 0
-
-    def write(self, block: np.ndarray) -> None:
-        """Take the next rows, and write the chunks that are full."""
-        while len(block):
-            taken = min(len(block), len(self._chunk) - self._filled)
-            self._chunk[self._filled : self._filled + taken] = block[:taken]
-            self._filled += taken
-            block = block[taken:]
-            if self._filled == len(self._chunk):
-                self._write_chunk()
-
-    def finish(self) -> None:
-        """Write the last chunk, padded with zeros as HDF5 wants it."""
-        if self._filled:
-            self._chunk[self._filled :] = 0
-            self._write_chunk()
-
-    def _write_chunk(self) -> None:
-        origin = (self._start, *(0 for _ in self._chunk.shape[1:]))
-        try:
-            self._dataset.write_direct_chunk(origin, compress(self._chunk))
-        except OSError as error:
-            raise cannot_write(self._path, error) from None
-        self._start += len(self._chunk)
-        self._filled = 0
-
-
-def cannot_write(path: Path, error: Exception) -> CacheError:
-    """Return the error for a shard that the file system did not take, as on a full disk."""
-    reason = str(error).partition("\n")[0]
-    return CacheError(f"{path}: cannot be written ({reason})")
+    def _require_space(self, writer: ShardWriter, block: RowBlock) -> None:
+        """Stop before a full disk, which HDF5 does not survive."""
+        # A plain shard takes all of its space at once, a compressed one by and by.
+        if self._plan.layout.compression is not None:
+            num_nodes, what = block.num_nodes, "batch"
+        elif block.graphs.start == 0:
+            num_nodes, what = writer.num_nodes, "shard"
+        else:
+            return
+        needed = num_nodes * self._plan.layout.row_bytes
+        free = shutil.disk_usage(self._folder).free
+        if free < needed * 1.05 + 2**20:
+            raise CacheError(
+                f"{self._folder}: found {free / 1e6:.0f} MB of free space, "
+                f"expected {needed / 1e6:.0f} MB for the next {what}; "
+                "make room and give the same command again"
+            )
