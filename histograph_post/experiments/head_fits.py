@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,6 @@ from ..errors import ConfigError
 from ..heads.base import Readout
 from ..heads.histograph import HistoGraphHead
 from ..heads.histograph.accelerate import threads
-from ..heads.history import TableRows
 from ..heads.ragged import Graphs
 from ..heads.registry import build_head, head_info
 from ..heads.standardize import Standardizer
@@ -149,50 +149,54 @@ def _start_solved(
 
     A head that starts at the checkpoint's own predictions has another start, and links have none.
     """
-    if not isinstance(head, HistoGraphHead) or not head.options.probe:
+    if not isinstance(head, HistoGraphHead):
         return False
-    if spec.warm_start or task.level == "link":
-        return False
-    rows = split.train if spec.standardize else None
-    described = _describe(head, loaded, split, rows)  # [rows, described_dim]
-    if described is None:
-        return False
-    targets, balance = task.targets(loaded.labels), spec.training.balance
+    rows, options = split.train if spec.standardize else None, head.options
+    statistics, balance = head.statistics, spec.training.balance
 
-    def solve() -> Solution:
-        parts = (split.train, split.valid)
+    def scaling() -> dict[str, Tensor]:
+        assert statistics is not None
+        kept = sum(head.kept_dims)
+        graphs = np.unique(np.searchsorted(loaded.label_ptr, split.train, side="right") - 1)
+        pieces = loaded.statistics_pieces(rows, graphs)
+        statistics.fit((values[..., -kept:], sizes) for values, sizes in pieces)
+        return statistics.state_dict()
+
+    def solve() -> Solution | None:
+        described = _describe(head, loaded, rows)  # [rows, described_dim]
+        if described is None:
+            return None
+        targets, parts = task.targets(loaded.labels), (split.train, split.valid)
         return solve_linear(described, targets, task, *parts, balance=balance, scaled=True)
 
-    options = head.options
-    key = (options.mix, options.statistics, options.history_layers, balance)
-    found = loaded.solution(rows, key, solve)
-    head.start_at(found.weight, found.bias)
-    return True
+    if statistics is not None:
+        key: Any = ("scaling", options.statistics, options.history_layers)
+        statistics.load_state_dict(loaded.once(rows, key, scaling))
+    if not options.probe or spec.warm_start or task.level == "link":
+        return False
+    key = ("probe", options.mix, options.statistics, options.history_layers, balance)
+    found = loaded.once(rows, key, solve)
+    if found is not None:
+        head.start_at(found.weight, found.bias)
+    return found is not None
 
 
-def _describe(
-    head: HistoGraphHead, loaded: LoadedCache, split: Split, rows: np.ndarray | None
-) -> Tensor | None:
-    """Return what a head knows of every label row without attention; None if it does not fit.
-
-    Its statistics are brought to one scale by those of the training graphs.
-    """
+def _describe(head: HistoGraphHead, loaded: LoadedCache, rows: np.ndarray | None) -> Tensor | None:
+    """Return what a head knows of every label row without attention; None if it does not fit."""
+    everything = np.arange(len(loaded.cache))
     if loaded.level == "node":
-        history = loaded.history(rows).select(np.arange(len(loaded.cache)))
-        if isinstance(history, TableRows):
-            history = history.copy()
+        if not loaded.histories_that_fit():
+            return None
+        history = loaded.history(rows).select(everything)
         layers, graphs = head.read(history, None, None)
         return torch.cat(head.describe(layers, graphs), dim=1)  # [num_nodes, described_dim]
     found = loaded.statistics(rows)
     if found is None:
         return None
-    statistics = found.select(np.arange(len(loaded.cache)))  # [num_graphs, 3, sum(D_l)]
+    statistics = found.select(everything)  # [num_graphs, 3, sum(D_l)]
     assert isinstance(statistics, Tensor)
     sizes = np.diff(loaded.ptr)
     graphs = Graphs(torch.empty(0, dtype=torch.long), torch.tensor(sizes), sizes)
-    if head.statistics is not None:
-        kept = statistics[:, :, -sum(head.kept_dims) :]
-        head.statistics.fit(kept[split.train], graphs.counts[split.train])
     (described,), _ = head.summarize(statistics, graphs)
     return described  # [num_graphs, described_dim]
 
@@ -229,4 +233,4 @@ def lend_rows(
         statistics=_reads_statistics(head),
     )
     _start_solved(head, spec, loaded, split, task)  # once, here, for all seeds
-    return replace(lent, solutions=loaded.solutions(rows))
+    return replace(lent, results=loaded.results(rows))

@@ -6,7 +6,7 @@ that shows it most, and the deviation tells a graph of equal nodes from one of d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -105,10 +105,14 @@ class GraphStatistics(nn.Module):
                 columns.append(statistics[:, STATISTICS.index(name)])  # [num_graphs, sum(D_l)]
         return torch.cat(columns, dim=1)
 
-    def fit(self, statistics: Tensor, counts: Tensor) -> None:
-        """Take the scale of every column from the statistics of training graphs."""
-        rows = self.rows(statistics, counts)  # [num_graphs, width]
-        self.scaling.fit([list(rows.split(self.scaling.in_dims, dim=1))])
+    def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Take the scale of every column from training graphs.
+
+        Args:
+            batches: Statistics and counts, as :meth:`forward` takes them.
+        """
+        rows = (self.rows(*batch) for batch in batches)  # [num_graphs, width] each
+        self.scaling.fit(list(batch.split(self.scaling.in_dims, dim=1)) for batch in rows)
         start = 0
         for name, width in zip(self.names, self._widths, strict=True):
             if name == "size":

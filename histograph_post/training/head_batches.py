@@ -31,11 +31,11 @@ from .history_rows import (
     history_pieces,
     history_rows,
     mean_rows,
+    statistics_pieces,
     statistics_rows,
     working_ahead,
 )
 from .loop import Step
-from .solving import Solution
 
 _Made = TypeVar("_Made")
 
@@ -67,8 +67,8 @@ class LentRows:
     history: HistoryRows | None = None
     means: HistoryRows | None = None
     statistics: HistoryRows | None = None
-    #: What was solved on these rows, see :meth:`LoadedCache.solution`.
-    solutions: Mapping[Any, Solution] = field(default_factory=dict)
+    #: What was made once for all seeds, see :meth:`LoadedCache.once`.
+    results: Mapping[Any, Any] = field(default_factory=dict)
 
 
 class LoadedCache:
@@ -93,7 +93,7 @@ class LoadedCache:
         self._history = _Kept[HistoryRows]()
         self._means = _Kept[HistoryRows | None]()
         self._statistics = _Kept[HistoryRows | None]()
-        self._solutions = _Kept[dict[Any, Solution]]()
+        self._results = _Kept[dict[Any, Any]]()
         #: Labelled pairs of all graphs, nodes numbered through the cache: ``[2, rows]``.
         self.pairs = cache.label_pairs() if self.level == "link" else None
 
@@ -184,24 +184,34 @@ class LoadedCache:
         """
         return self._statistics.of(rows, lambda: self._read(statistics_rows, rows))
 
-    def solution(
-        self, rows: np.ndarray | None, key: Any, solve: Callable[[], Solution]
-    ) -> Solution:
-        """Return what is solved once for all seeds of a fold.
+    def statistics_pieces(
+        self, rows: np.ndarray | None, graphs: np.ndarray
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield statistics ``[graphs, 3, sum(D_l)]`` and sizes of some graphs, in pieces.
+
+        They are the same whether all of them fit into memory or not.
+        """
+        standardizer = None if rows is None else self.standardizer(rows)
+        for piece, statistics in statistics_pieces(self.cache, standardizer, graphs):
+            yield statistics, torch.tensor(self.cache.num_nodes[piece])
+
+    def once(self, rows: np.ndarray | None, key: Any, make: Callable[[], _Made]) -> _Made:
+        """Return what is made once for all seeds of a fold, and for all processes.
 
         Args:
             rows: As :meth:`history` takes them.
             key: What it depends on besides the rows.
-            solve: Solves it.
+            make: Makes it.
         """
-        known = self._solutions.of(rows, dict)
+        known = self._results.of(rows, dict)
         if key not in known:
-            known[key] = solve()
-        return known[key]
+            known[key] = make()
+        found: _Made = known[key]
+        return found
 
-    def solutions(self, rows: np.ndarray | None) -> Mapping[Any, Solution]:
-        """Return all that was solved so far on these rows, for other processes."""
-        return dict(self._solutions.of(rows, dict))
+    def results(self, rows: np.ndarray | None) -> Mapping[Any, Any]:
+        """Return all that was made once so far for these rows, for other processes."""
+        return dict(self._results.of(rows, dict))
 
     def _read(self, read: Callable[..., _Made], rows: np.ndarray | None) -> _Made:
         standardizer = None if rows is None else self.standardizer(rows)
@@ -238,15 +248,16 @@ class LoadedCache:
 
     def borrow(self, lent: LentRows) -> None:
         """Use what another process has made ready."""
-        for kept, found in (
-            (self._standardizer, lent.standardizer),
-            (self._history, lent.history),
-            (self._means, lent.means),
-            (self._statistics, lent.statistics),
-            (self._solutions, dict(lent.solutions)),
-        ):
-            if found is not None:
-                kept.put(lent.rows, found)  # type: ignore[attr-defined]
+        rows = lent.rows
+        self._results.put(rows, dict(lent.results))
+        if lent.standardizer is not None:
+            self._standardizer.put(rows, lent.standardizer)
+        if lent.history is not None:
+            self._history.put(rows, lent.history)
+        if lent.means is not None:
+            self._means.put(rows, lent.means)
+        if lent.statistics is not None:
+            self._statistics.put(rows, lent.statistics)
 
     def histories_that_fit(self) -> int:
         """Return how many folds may have their activations in memory at once; 0: they are read."""
@@ -349,12 +360,12 @@ class HeadBatches:
                 pairs = torch.cat([pairs, drawn], dim=1)  # [2, rows + negatives]
         if self._edges:
             edge_index = self._edge_index(graphs, first - starts)  # [2, num_edges]
-        statistics = None
+        statistics: Tensor | None = None
         if self._statistics is not None:
-            statistics = _to(self._statistics.select(graphs), self._device)
-            if isinstance(statistics, TableRows):
-                statistics = statistics.copy()
-            assert isinstance(statistics, Tensor)  # [num_graphs, 3, sum(D_l)]
+            found = self._statistics.select(graphs)
+            rows = found.copy() if isinstance(found, TableRows) else found
+            assert isinstance(rows, Tensor)  # one tensor, and not one per layer
+            statistics = rows.to(self._device, non_blocking=True)  # [num_graphs, 3, sum(D_l)]
         return HeadInputs(
             history=_to(self._history.select(graphs), self._device),
             batch=torch.from_numpy(batch).to(self._device),

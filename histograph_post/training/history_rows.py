@@ -38,6 +38,9 @@ KEPT_SHARE = 3 / 4
 #: kept beside a history.
 MEANS_SHARE = 1 / 16
 
+#: Statistics of so many bytes are kept whatever the limit: what is trained does not depend on it.
+SMALL_BYTES = 1 << 24
+
 #: Batches that there is room for where one is in use: itself, the one before it, which is held
 #: while validating until this one is there, and as much again for what a head makes of it.
 BATCHES_IN_USE = 3
@@ -204,17 +207,27 @@ def statistics_rows(
         memory: Where they are put, if other processes are to use them as well.
     """
     shape = (len(cache), len(STATISTICS), sum(cache.widths))
-    if math.prod(shape) * torch.float32.itemsize > MEANS_SHARE * allowed_memory(memory_limit):
+    allowed = max(SMALL_BYTES, MEANS_SHARE * allowed_memory(memory_limit))
+    if math.prod(shape) * torch.float32.itemsize > allowed:
         return None
     found = torch.empty(shape) if memory is None else memory.empty(shape, torch.float32)
-    piece_memory = RowMemory()
-    for graphs in graph_pieces(cache, np.arange(len(cache))):
-        history = _read_standardized(cache, graphs, standardizer, piece_memory)
-        sizes = cache.num_nodes[graphs]
-        owners = torch.from_numpy(np.repeat(np.arange(len(graphs)), sizes))  # [num_nodes]
-        members = Graphs(owners, torch.from_numpy(sizes), sizes)
-        found[torch.from_numpy(graphs)] = layer_statistics(history, members)
+    graphs = np.arange(len(cache))
+    for piece, statistics in statistics_pieces(cache, standardizer, graphs):
+        found[torch.from_numpy(piece)] = statistics
     return RowsInMemory(found, np.arange(len(cache) + 1), memory)
+
+
+def statistics_pieces(
+    cache: Cache, standardizer: Standardizer | None, graphs: np.ndarray
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Yield some graphs and their statistics, ``[graphs, 3, sum(D_l)]``, a piece at a time."""
+    memory = RowMemory()
+    for piece in graph_pieces(cache, graphs):
+        history = _read_standardized(cache, piece, standardizer, memory)
+        sizes = cache.num_nodes[piece]
+        owners = torch.from_numpy(np.repeat(np.arange(len(piece)), sizes))  # [num_nodes]
+        members = Graphs(owners, torch.from_numpy(sizes), sizes)
+        yield piece, layer_statistics(history, members)
 
 
 def row_bytes(cache: Cache, graphs: np.ndarray | None = None) -> int:

@@ -102,7 +102,7 @@ def test_a_row_has_what_is_asked_for_and_size_weighs_ten_columns() -> None:
     )
     np.testing.assert_allclose(module(statistics, counts).numpy(), expected, rtol=1e-5, atol=1e-5)
 
-    module.fit(statistics, counts)
+    module.fit([(statistics[:1], counts[:1]), (statistics[1:], counts[1:])])
     found = module(statistics, counts)
     torch.testing.assert_close(found.mean(0), torch.zeros(12), rtol=0, atol=1e-5)
     deviations = found.std(0, correction=0)

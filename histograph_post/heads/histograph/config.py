@@ -127,8 +127,8 @@ class HistoGraphConfig:
         self._require("probe", 0 <= self.probe <= 1, "a number from 0 to 1")
         names = self.statistics_names
         known = len({*names}) == len(names) and {*STATISTICS, *DERIVED}.issuperset(names)
-        choices = ", ".join((*STATISTICS, *DERIVED))
-        self._require("statistics", known, f"some of {choices}, each once, joined by +")
+        listed = ", ".join((*STATISTICS, *DERIVED))
+        self._require("statistics", known, f"some of {listed}, each once, joined by +")
         kept = self.history_layers
         if kept is not None:
             self._require("history_layers", 1 <= kept <= len(self.in_dims), "1 to all layers")
