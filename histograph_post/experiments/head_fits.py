@@ -30,6 +30,9 @@ from .fits import train_fit
 
 # --- start a head where the checkpoint stands: recover the checkpoint's own classifier from a cache
 
+#: Penalties of the probe that a head starts at: a few decades around those that validation chose.
+PROBE_STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(2, -7, -1))
+
 #: The largest error of the recovered classifier, relative to the spread of the outputs, that
 #: rounding in single precision explains.
 TOLERANCE = 1e-3
@@ -167,7 +170,15 @@ def _start_solved(
         if described is None:
             return None
         targets, parts = task.targets(loaded.labels), (split.train, split.valid)
-        return solve_linear(described, targets, task, *parts, balance=balance, scaled=True)
+        return solve_linear(
+            described,
+            targets,
+            task,
+            *parts,
+            strengths=PROBE_STRENGTHS,
+            balance=balance,
+            scaled=True,
+        )
 
     if statistics is not None:
         key: Any = ("scaling", options.statistics, options.history_layers)
