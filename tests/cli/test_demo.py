@@ -8,13 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from histograph_cli.main import app
-
-
-def histograph(*words: str) -> Result:
-    return CliRunner().invoke(app, words)
+from ..helpers import histograph
 
 
 @pytest.fixture(scope="module")
