@@ -65,10 +65,10 @@ def predict(
             on_progress=update,
         )
     for note in found.notes:
-        terminal.say(f"note: {note}")
+        terminal.note(note)
     stored = Run.of(run).stored_head
     fit = f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"
-    terminal.say(f"predicted with {fit}, the best by validation")
+    terminal.info(f"predicted with {fit}, the best by validation")
     show_predictions(terminal, found)
     terminal.result(
         {
