@@ -279,7 +279,7 @@ def plan_pretraining(
     *,
     model_args: Mapping[str, Any] | None = None,
     data_args: Mapping[str, Any] | None = None,
-    data_root: Path | None = None,
+    data_root: str | Path | None = None,
     split: str | None = None,
     split_seed: int = 0,
     metric: str | None = None,
@@ -305,7 +305,8 @@ def plan_pretraining(
         only: Train these folds and leave the others to other calls; all by default.
     """
     model_spec = ModelSpec(model, dict(model_args or {}), Path(MODEL_NAME))
-    data_spec = DataSpec(data, dict(data_args or {}), data_root)
+    root = None if data_root is None else Path(data_root)
+    data_spec = DataSpec(data, dict(data_args or {}), root)
     dataset = data_spec.load()
     if dataset.level == "link" and own_readout:
         raise ConfigError(f"{data}: found link labels, expected graph or node labels")

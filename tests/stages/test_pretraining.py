@@ -114,6 +114,12 @@ def test_folds_can_be_trained_one_call_at_a_time(tmp_path: Path) -> None:
         plan(only=[3])
 
 
+def test_the_root_of_the_data_can_be_a_text(tmp_path: Path) -> None:
+    run_pretraining(plan(only=[0], data_root=str(tmp_path)), tmp_path / "run")
+    (fold,) = fold_checkpoints(tmp_path / "run")
+    assert fold.data.root == tmp_path
+
+
 KILLED = """
 import os, signal, sys
 from histograph_post.experiments.pretraining import plan_pretraining

@@ -1,0 +1,100 @@
+"""Run a study of readouts, in pieces and in any order, and show what it came to.
+
+``python -m histograph_benchmarks.study study.toml --data-root DATA -o OUT`` fits what is missing
+and writes ``OUT/results.csv``. What is done stays done, so a job that was killed is given again.
+``--validation`` shows validation scores, to choose by; only ``--render`` reads test scores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from histograph_post.errors import ConfigError, HistographError
+
+from .plan import FULL, QUICK, read_study
+from .table import RESULTS_NAME, read_csv
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdigit() and count.isdigit() and int(number) < int(count)):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected I/N with I from 0 to N - 1")
+    return int(number), int(count)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m histograph_benchmarks.study", description=__doc__)
+    parser.add_argument("study", type=Path, metavar="FILE.toml", help="Cells and readouts.")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="Folder to write.")
+    parser.add_argument("--data-root", type=Path, help="Data sets and checkpoints.")
+    parser.add_argument("--budget", help=f"What to leave out; by default {FULL}: nothing.")
+    parser.add_argument("--quick", action="store_true", help=f"As --budget {QUICK}.")
+    parser.add_argument("--only", type=_names, default=["*"], help="Globs of cells, with commas.")
+    parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="Job I of N.")
+    parser.add_argument("--jobs", type=int, default=1, help="Fits at once, in processes.")
+    parser.add_argument("--redo", type=_names, default=[], help="Readouts to fit again.")
+    parser.add_argument("--list", action="store_true", help="Show what would be run.")
+    parser.add_argument("--prepare", action="store_true", help="Only make backbones and caches.")
+    parser.add_argument("--validation", action="store_true", help="Show validation scores.")
+    parser.add_argument("--render", type=Path, metavar="PAGE.md", help="Write the page.")
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run a study, or show it."""
+    parser = _parser()
+    chosen = parser.parse_args(words)
+    try:
+        _run(chosen)
+    except HistographError as error:
+        parser.exit(1, f"error: {error}\n")
+
+
+def _run(chosen: argparse.Namespace) -> None:
+    study = read_study(chosen.study)
+    if chosen.quick and chosen.budget not in (None, QUICK):
+        raise ConfigError(f"budget: found {chosen.budget!r} and --quick, expected one of them")
+    name = chosen.budget or (QUICK if chosen.quick else FULL)
+    budget = study.budget(name)
+    out = chosen.out / name if budget.changes_fits else chosen.out
+    if chosen.validation or chosen.render is not None:
+        from .page import validation_view, write_page
+
+        rows = read_csv(out / RESULTS_NAME, test=chosen.render is not None)
+        if chosen.validation:
+            print(validation_view(rows))
+        if chosen.render is not None:
+            write_page(rows, chosen.render, study.notes)
+        return
+    units = study.units(budget, only=chosen.only, part=chosen.part)
+    if chosen.list:
+        for unit in units:
+            named = [settings.readout for settings in study.settings(unit.cell, budget)]
+            print(f"{unit.name}: {', '.join(named)}")
+        return
+    if chosen.data_root is None:
+        raise ConfigError("data-root: found none, expected the folder of data and checkpoints")
+    from .materials import Materials
+    from .running import Runner
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    materials = Materials(study, chosen.study, budget, out, chosen.data_root, say)
+    if chosen.prepare:
+        for unit in units:
+            materials.cache(unit)
+            materials.split(unit)
+        return
+    print(Runner(materials, chosen.jobs, chosen.redo, say).run(units))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""What the rows of a study come to: scores of cells, ranks, paired differences and their doubt.
+
+The units are cells: the folds of a cell share their data, so they are averaged first. Cells of one
+data set are not independent either; beside every interval over cells stands one over data sets.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+from .table import AVERAGED, OWN, Row
+
+Part = Literal["valid", "test"]
+
+#: Of intervals and of the critical difference.
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class CellScores:
+    """The scores of all readouts on one cell, means over its folds."""
+
+    name: str
+    data: str
+    metric: str
+    higher_is_better: bool
+    folds: tuple[int, ...]
+    #: Readout -> score; the checkpoint's own is not among them.
+    scores: Mapping[str, float]
+    own: float | None
+
+    @property
+    def sign(self) -> int:
+        """One where a higher score is better, else minus one."""
+        return 1 if self.higher_is_better else -1
+
+    def ranks(self) -> dict[str, float]:
+        """Return the rank of every readout, 1 for the best; equal ones share the mean of theirs."""
+        names = list(self.scores)
+        ranks = stats.rankdata([-self.sign * self.scores[name] for name in names])
+        return dict(zip(names, map(float, ranks), strict=True))
+
+    def best(self) -> list[str]:
+        """Return the readouts with the best score."""
+        top = max(self.sign * score for score in self.scores.values())
+        return [name for name, score in self.scores.items() if self.sign * score == top]
+
+
+def cell_scores(rows: Sequence[Row], part: Part, *, averaged: bool = True) -> list[CellScores]:
+    """Return the scores of every cell, in the order of their names.
+
+    A fold counts once every readout of its cell has been fitted on it, so that all are compared on
+    the same rows.
+
+    Args:
+        rows: Of the table.
+        part: Whose scores.
+        averaged: Of the seeds' averaged predictions; else the mean over the scores of single seeds.
+    """
+    cells: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.readout == OWN or (row.seed == AVERAGED) == averaged:
+            cells[row.cell].append(row)
+    found = [_cell(name, members, part) for name, members in sorted(cells.items())]
+    return [cell for cell in found if cell.scores]
+
+
+def _cell(name: str, rows: Sequence[Row], part: Part) -> CellScores:
+    values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        score = getattr(row, part)
+        if score is not None:
+            values[row.readout][row.fold].append(score)
+    shared = [set(folds) for readout, folds in values.items() if readout != OWN]
+    folds = sorted(set.intersection(*shared)) if shared else []
+    means = {
+        readout: float(np.mean([np.mean(of[fold]) for fold in folds]))
+        for readout, of in sorted(values.items())
+        if folds and all(fold in of for fold in folds)
+    }
+    own = means.pop(OWN, None)
+    first = rows[0]
+    return CellScores(
+        name, first.data, first.metric, first.higher_is_better, tuple(folds), means, own
+    )
+
+
+def readouts(cells: Sequence[CellScores]) -> list[str]:
+    """Return every readout, best mean rank first."""
+    ranks = mean_ranks(cells)
+    return sorted(ranks, key=lambda name: (ranks[name], name))
+
+
+def mean_ranks(cells: Sequence[CellScores]) -> dict[str, float]:
+    """Return the mean rank of every readout over the cells that have it."""
+    ranks: dict[str, list[float]] = defaultdict(list)
+    for cell in cells:
+        for name, rank in cell.ranks().items():
+            ranks[name].append(rank)
+    return {name: float(np.mean(values)) for name, values in ranks.items()}
+
+
+def wins(cells: Sequence[CellScores]) -> dict[str, int]:
+    """Return on how many cells each readout is the best, alone or with others."""
+    return {name: sum(name in cell.best() for cell in cells) for name in readouts(cells)}
+
+
+# --- paired differences
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its Student interval; without one where there is a single unit."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        """Return the mean of independent values, and how far it may be off."""
+        mean, count = float(np.mean(values)), len(values)
+        if count < 2:
+            return cls(mean, None, None, count)
+        error = float(np.std(values, ddof=1)) / np.sqrt(count)
+        reach = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * error)
+        return cls(mean, mean - reach, mean + reach, count)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How much better one readout is than another, over the cells that have both."""
+
+    other: str
+    #: Units are cells, and then data sets, whose cells are averaged first.
+    over_cells: Interval
+    over_data: Interval
+    better: int
+    worse: int
+
+
+def compare_to(cells: Sequence[CellScores], name: str) -> list[Comparison]:
+    """Compare a readout to each of the others, the closest first; above zero it is the better.
+
+    Scores in which higher is better are in points, hundred times the score; errors are as they are.
+    """
+    found = []
+    for other in readouts(cells):
+        differences: dict[str, list[float]] = defaultdict(list)
+        for cell in cells:
+            if other != name and {name, other} <= cell.scores.keys():
+                unit = 100 if cell.higher_is_better else 1
+                gain = cell.sign * (cell.scores[name] - cell.scores[other])
+                differences[cell.data].append(unit * gain)
+        values = [value for of_data in differences.values() for value in of_data]
+        if values:
+            found.append(
+                Comparison(
+                    other,
+                    Interval.of(values),
+                    Interval.of([float(np.mean(of_data)) for of_data in differences.values()]),
+                    better=sum(value > 0 for value in values),
+                    worse=sum(value < 0 for value in values),
+                )
+            )
+    return sorted(found, key=lambda each: each.over_cells.mean)
+
+
+# --- are the ranks more than chance?
+
+
+@dataclass(frozen=True)
+class RankTest:
+    """Friedman's test of equal ranks, and Nemenyi's critical difference between two of them."""
+
+    ranks: Mapping[str, float]
+    #: The p value of equal readouts.
+    p_value: float
+    critical_difference: float
+    num_cells: int
+
+    def groups(self) -> list[list[str]]:
+        """Return the largest sets of readouts whose ranks do not differ by more than chance."""
+        ordered = sorted(self.ranks, key=lambda name: (self.ranks[name], name))
+        found: list[list[str]] = []
+        for start, first in enumerate(ordered):
+            reach = self.ranks[first] + self.critical_difference
+            group = [name for name in ordered[start:] if self.ranks[name] <= reach]
+            if len(group) > 1 and not (found and group[-1] == found[-1][-1]):
+                found.append(group)
+        return found
+
+
+def rank_test(cells: Sequence[CellScores]) -> RankTest | None:
+    """Test the ranks over the cells that have every readout; None where there are too few."""
+    names = readouts(cells)
+    complete = [cell for cell in cells if len(cell.scores) == len(names)]
+    if len(complete) < 2 or len(names) < 3:
+        return None
+    scores = [[cell.sign * cell.scores[name] for cell in complete] for name in names]
+    if all(len(set(column)) == 1 for column in zip(*scores, strict=True)):
+        p_value = 1.0
+    else:
+        p_value = float(stats.friedmanchisquare(*scores).pvalue)
+    count = len(names)
+    quantile = stats.studentized_range.ppf(LEVEL, count, np.inf) / np.sqrt(2)
+    reach = float(quantile * np.sqrt(count * (count + 1) / (6 * len(complete))))
+    return RankTest(mean_ranks(complete), p_value, reach, len(complete))
