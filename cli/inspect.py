@@ -166,12 +166,14 @@ def _inspect_run(terminal: Terminal, run: Run) -> None:
 
 def _inspect_export(terminal: Terminal, run: Run) -> None:
     """Show a backbone and head that were exported together."""
+    from histograph_post.runs import summary as texts
+
     stored, backbone = run.stored_head, run.backbone
     layers = backbone.capture.names
     facts = [
         ("task", f"{stored['task']['kind']}, {stored['task']['level']} level"),
         ("targets", ", ".join(stored["target_names"])),
-        ("head", f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"),
+        ("head", texts.predicts_with(stored)),
         ("model", backbone.model.spec),
         ("layers", f"{len(layers)}: {', '.join(layers)}"),
         ("weights sha256", backbone.model.weights_sha256),

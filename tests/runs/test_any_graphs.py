@@ -45,9 +45,9 @@ def test_unlabelled_graphs(run: Run, tmp_path: Path) -> None:
     assert np.array_equal(unlabelled.outputs, labelled.outputs)
     assert unlabelled.scores == {}
     header, first = (tmp_path / "unlabelled.csv").read_text().splitlines()[:2]
-    assert header == "id,class,p_1"
+    assert header == "id,class,p_1,spread"
     with_labels = (tmp_path / "labelled.csv").read_text().splitlines()
-    assert with_labels[0] == "id,class,p_1,label_y"
+    assert with_labels[0] == "id,class,p_1,spread,label_y"
     assert with_labels[1].startswith(first)
     right = labelled.classes == np.array([float(graph.y) for graph in graphs])
     assert labelled.scores["accuracy"] == right.mean()

@@ -84,9 +84,8 @@ def make_model(kind: str) -> nn.Module:
 
 def inputs_of(predictor: nn.Module, batch: Batch) -> tuple[object, Tensor]:
     """Return what a program takes, captured from the backbone as a user would."""
-    network = predictor.network
-    with network.capture, torch.no_grad():
-        layers = network.capture.run(batch).history
+    with predictor.capture, torch.no_grad():
+        layers = predictor.capture.run(batch).history
     uniform = len({layer.size(1) for layer in layers}) == 1
     return torch.stack(list(layers), 1) if uniform else list(layers), batch.ptr.diff()
 

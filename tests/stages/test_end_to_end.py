@@ -83,13 +83,10 @@ def test_predictions_are_those_the_run_stored(run: Run) -> None:
     chosen = json.loads((run.folder / "head.json").read_text())
     assert chosen["layer_norm"]
     assert not chosen["standardize"]
-    lines = (run.folder / "predictions.csv").read_text().splitlines()
-    rows = [line.split(",") for line in lines[1:]]
-    mine = [row for row in rows if row[1:3] == [str(chosen["fold"]), str(chosen["seed"])]]
-    place = {name: at for at, name in enumerate(found.ids)}
-    values = found.probabilities[[place[row[0]] for row in mine], 0]
-    assert len(mine) >= 10
-    np.testing.assert_allclose(values, [float(row[4]) for row in mine], rtol=1e-4, atol=1e-5)
+    stored = load_file(run.fit_folder(run.head, *run.chosen) / "test.safetensors")
+    assert len(stored["rows"]) >= 10
+    values = found.outputs[stored["rows"]] * run.saved_head.temperature
+    np.testing.assert_allclose(values, stored["outputs"], rtol=1e-3, atol=1e-4)
 
 
 def test_every_fold_is_a_checkpoint_to_cache(run: Run, tmp_path: Path) -> None:

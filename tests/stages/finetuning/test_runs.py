@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
@@ -41,17 +41,14 @@ def tuned(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def assert_stored(run: Path, found: Predictions, columns: list[str], atol: float = 1e-5) -> None:
-    """Compare with what the run itself predicted for the test rows of its chosen fold and seed."""
-    chosen = json.loads((run / "head.json").read_text())
-    key = (str(chosen["fold"]), str(chosen["seed"]))
-    place = {name: at for at, name in enumerate(found.ids)}
-    with (run / "predictions.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if (row["fold"], row["seed"]) == key]
-    assert len(rows) >= 5
-    values = found.probabilities[[place[row["id"]] for row in rows]]
-    expected = [[float(row[column]) for column in columns] for row in rows]
-    np.testing.assert_allclose(values, expected, rtol=1e-4, atol=atol)
+def assert_stored(folder: Path, found: Predictions) -> None:
+    """Compare with what the chosen fit said of its test rows; its backbone is nobody else's."""
+    run = Run.open(folder)
+    assert len(run.saved_head.members) == 1
+    stored = load_file(run.fit_folder(run.head, *run.chosen) / "test.safetensors")
+    assert len(stored["rows"]) >= 5
+    values = found.outputs[stored["rows"]] * run.saved_head.temperature
+    np.testing.assert_allclose(values, stored["outputs"], rtol=1e-3, atol=1e-4)
 
 
 def test_results_are_read_beside_those_of_the_head_stage(folder: Path, tuned: Path) -> None:
@@ -68,11 +65,11 @@ def test_results_are_read_beside_those_of_the_head_stage(folder: Path, tuned: Pa
     assert run["versus_frozen"]["baseline"] == "histograph"
     assert run["versus_frozen"]["mean"] == pytest.approx(gains.mean())
     assert run["versus_baseline"]["baseline"] == "mean"
-    assert len((tuned / "predictions.csv").read_text().splitlines()) == 1 + 2 * 48
+    assert len((tuned / "predictions.csv").read_text().splitlines()) == 1 + 48
 
 
 def test_predictions_are_those_the_run_stored(tuned: Path, tmp_path: Path) -> None:
-    assert_stored(tuned, hg.predict(tuned, "demo:", data_args={"num_graphs": 48}), ["p_1"])
+    assert_stored(tuned, hg.predict(tuned, "demo:", data_args={"num_graphs": 48}))
     # The run brings its backbone: neither the cache nor the checkpoint is needed.
     moved = tmp_path / "moved"
     shutil.copytree(tuned, moved)
@@ -188,7 +185,7 @@ def test_model_and_data_in_memory_are_handed_over_again(tmp_path: Path) -> None:
     run = hg.finetune(cache, tmp_path / "ft", model=model, data=graphs, **options)
     assert run.results["task"]["level"] == "node"
     found = hg.predict(run, graphs, model=model)
-    assert_stored(run.folder, found, ["p_0", "p_1", "p_2"])
+    assert_stored(run.folder, found)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
     with pytest.raises(ModelError, match="handed over in memory"):
@@ -221,7 +218,7 @@ def test_links_train_with_the_negatives_of_the_head_stage(tmp_path: Path) -> Non
         for run, name in ((head, "histograph"), (tuned, "histograph-finetuned"))
     ]  # fmt: skip
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert_stored(tuned.folder, hg.predict(tuned, dataset, model=model), ["p_1"])
+    assert_stored(tuned.folder, hg.predict(tuned, dataset, model=model))
 
 
 def test_quantities_stay_in_the_units_of_the_labels(tmp_path: Path) -> None:
@@ -235,7 +232,7 @@ def test_quantities_stay_in_the_units_of_the_labels(tmp_path: Path) -> None:
     run = hg.finetune(tmp_path / "head", tmp_path / "ft", model=model, data=graphs, training=QUICK)
     found = hg.predict(run, graphs, model=model)
     assert 5000 < found.outputs.mean() < 7000
-    assert_stored(run.folder, found, ["y"])
+    assert_stored(run.folder, found)
 
 
 @pytest.mark.parametrize(
