@@ -2,7 +2,7 @@
 
 Layer i's activation is what the next layer consumes, the last one's what the readout consumes, and
 layer 0's the embedded input. Read ``plan.py`` first: it runs the model once (``trace.py``), finds
-the layers in what it did (``layers.py``, ``readout.py``) and says where to take each
+the layers in what it did (``layers.py``, ``readout.py``) and decides where to take each
 (``points.py``). ``recorder.py`` takes them at run time; ``parity.py`` shows that nothing changed.
 """
 

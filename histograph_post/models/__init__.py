@@ -2,7 +2,7 @@
 
 Read ``building.py`` first (a specification becomes a module), then ``checkpoints.py`` (a file
 becomes a state dict, without running anything in it) and ``loading.py`` (the two agree on every
-tensor, or nothing goes on). ``spec.py`` says which model and which weights; ``model_call.py`` calls
+tensor, or loading stops). ``spec.py`` names the model and its weights; ``model_call.py`` calls
 any model by the names in its ``forward``.
 """
 
