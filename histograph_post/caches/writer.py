@@ -6,7 +6,6 @@ import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -137,12 +136,7 @@ class ShardWriter:
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if error is None:
             self.close()
         else:

@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -93,12 +92,7 @@ class Capture:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._remove_hooks()
 
     def run(self, batch: Batch, copy_layer: CopyLayer | None = None) -> Captured:
