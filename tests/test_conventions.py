@@ -14,29 +14,17 @@ import pytest
 import torch
 import typer
 from rich.console import Console
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from histograph_cli.main import app
 from histograph_cli.progress import log_lines, make_bar
-from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
 from histograph_post.models import build_model
 
+from .helpers import histograph
+
 COMMANDS = typer.main.get_command(app).commands
 TRAINING = ("pretrain", "train-head", "compare", "tune", "finetune")
-
-
-def histograph(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-@pytest.fixture(scope="module")
-def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
-    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
-    assert cache(model, load_data("demo:", args={"num_graphs": 40}), folder) is not None
-    return folder
 
 
 def train_head(demo_cache: Path, out: Path, *more: object) -> Result:
@@ -100,12 +88,12 @@ def test_a_file_with_tables_serves_several_commands(demo_cache: Path, tmp_path: 
     config = tmp_path / "job.toml"
     config.write_text(
         f'cache = "{demo_cache}"\ndim = 8\nepochs = 9\nnode-budget = 100\n'
-        '[train-head]\nepochs = 2\nhead = "concat"\n[compare]\nheads = "mean,linear"\n'
+        '[train-head]\nepochs = 2\nhead = "jk-cat"\n[compare]\nheads = "mean,linear"\n'
     )
     out = tmp_path / "run"
     result = histograph("train-head", "--config", config, "-o", out, "--lr", "0.01", "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["head"] == "concat"
+    assert json.loads(result.stdout)["head"] == "jk-cat"
     assert {line["epoch"] for line in metrics(out)} == {0, 1}
     saved = (out / "config.toml").read_text()
     assert "dim = 8\n" in saved

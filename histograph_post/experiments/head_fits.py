@@ -27,6 +27,7 @@ from ..training.loop import Trainer
 from ..training.networks import HeadNetwork
 from ..training.solving import Solution, solve_linear
 from .fits import train_fit
+from .solved_fits import solve_fit
 
 # --- start a head where the checkpoint stands: recover the checkpoint's own classifier from a cache
 
@@ -109,7 +110,7 @@ def fit_head(
     device: torch.device,
     on_epoch: Callable[[Trainer], None] | None = None,
 ) -> Fit:
-    """Train one readout on one fold, or go on with it.
+    """Train one readout on one fold, or go on with it; one that can be solved is solved.
 
     Args:
         spec: What is fitted.
@@ -131,6 +132,18 @@ def fit_head(
         statistics=loaded.statistics(rows) if _reads_statistics(made.head) else None,
     )
     network = HeadNetwork(made.head).to(device)
+    if made.head.is_solved:
+        return solve_fit(
+            spec,
+            made.head,
+            made.standardizer,
+            source,
+            split,
+            task,
+            folder,
+            allowed=loaded.allowed_memory(),
+            on_epoch=on_epoch,
+        )
     trainer = Trainer(
         network, source, split, task, spec.training, seed=spec.seed, starts_solved=made.solved
     )

@@ -24,6 +24,7 @@ from ..tasks import Task
 from .history_rows import (
     HistoryRows,
     SharedMemory,
+    allowed_memory,
     batch_note,
     batches_that_fit,
     fits_ahead,
@@ -258,6 +259,10 @@ class LoadedCache:
             self._means.put(rows, lent.means)
         if lent.statistics is not None:
             self._statistics.put(rows, lent.statistics)
+
+    def allowed_memory(self) -> int:
+        """Return the bytes that training may take."""
+        return allowed_memory(self._memory_limit)
 
     def histories_that_fit(self) -> int:
         """Return how many folds may have their activations in memory at once; 0: they are read."""

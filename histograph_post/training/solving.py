@@ -58,6 +58,12 @@ class PathPoint:
     #: Every metric that the labels of the validation part allow.
     valid_scores: Mapping[str, float] = field(default_factory=dict)
 
+    def measured(self) -> dict[str, float]:
+        """Return the point as an entry of a log of training."""
+        valid = {} if math.isnan(self.valid_loss) else {"valid_loss": self.valid_loss}
+        scores = {f"valid_{name}": value for name, value in self.valid_scores.items()}
+        return {"loss": self.train_loss, "strength": self.strength, **valid, **scores}
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -94,6 +100,7 @@ def solve_linear(
     widths: Sequence[int] | None = None,
     balance: bool = False,
     scaled: bool = False,
+    on_point: Callable[[PathPoint], None] | None = None,
 ) -> Solution:
     """Return the linear map from features to outputs with the least penalised loss.
 
@@ -113,10 +120,13 @@ def solve_linear(
             by default. See :class:`~histograph_post.heads.standardize.Standardizer`.
         balance: Weigh classes (or positives) by how rare they are in the training part.
         scaled: Whether the features are at their scale already, and are taken as they are.
+        on_point: Told of every strength.
     """
-    features = torch.as_tensor(features)
-    train = train[_labelled(targets[train])]
-    valid = valid[_labelled(targets[valid])]
+    features, labelled = torch.as_tensor(features), _labelled(targets)
+    train, valid = (
+        train[labelled[train]],
+        valid[labelled[valid]],
+    )  # copies, which torch can index by
     if not len(train):
         raise DataError("solve: found no training row with a label, expected at least one")
     scale = TargetScale.of(task, targets[train].double().numpy())
@@ -146,6 +156,8 @@ def solve_linear(
             valid_loss = float(task.loss(outputs, learned[valid]))
             point = PathPoint(strength, train_loss, valid_loss, scores)
         path.append(point)
+        if on_point is not None:
+            on_point(point)
         solutions.append((weight, bias))
         chosen = _best(path, task)
         if _is_over(path, chosen):
@@ -209,7 +221,7 @@ class _Space:
 
     Attributes:
         rows: Training rows, ``[rows, r]``.
-        basis: ``[F, r]``; None where there are not fewer rows than columns.
+        basis: ``[F, r]``; None where there are not far fewer rows than columns.
         gram: Mean of the products of columns, ``[r, r]``.
     """
 
@@ -223,7 +235,7 @@ class _Space:
         basis = None
         if len(rows) * min(rows.shape) <= DOUBLE_VALUES:
             rows = rows.double()
-        if len(rows) < rows.size(1):
+        if 2 * len(rows) < rows.size(1):  # else the decomposition costs more than it saves
             basis, triangle = torch.linalg.qr(rows.T)  # [F, r], [r, r]
             rows = triangle.T.contiguous()
         return cls(rows, basis, rows.T @ rows / len(rows))
