@@ -100,13 +100,20 @@ def transformer_steps(work: Workloads, layers: int = 6) -> list[Ratio]:
 
 def _forward(head: HistoGraphHead, rows: GraphRows) -> Tensor:
     """Run the head as training does."""
-    inputs = HeadInputs(rows.history, rows.batch, rows.num_graphs)
+    inputs = HeadInputs(rows.history, rows.batch, rows.num_graphs, statistics=rows.statistics)
     outputs: Tensor = HeadNetwork(head)(inputs)  # [num_graphs, out_dim]
     return outputs
 
 
 def _literal(head: HistoGraphHead, rows: GraphRows, *, pad_history: bool) -> Tensor:
-    return literal_forward(head, rows.history, rows.batch, rows.num_graphs, pad_history=pad_history)
+    return literal_forward(
+        head,
+        rows.history,
+        rows.batch,
+        rows.num_graphs,
+        statistics=rows.statistics,
+        pad_history=pad_history,
+    )
 
 
 #: The same outputs in several ways.

@@ -87,7 +87,7 @@ class HistoGraphConfig:
     layer_norm: bool = False
     mix: str = "statistics"
     statistics: str = "mean+max+deviation+sum+size"
-    statistics_dropout: float = 0.0
+    statistics_dropout: float = 0.5
     mixing: str = "learned"
     mixing_init: float = 0.5
     mixing_delay: int = 100
