@@ -72,7 +72,8 @@ def draw(*shape: int) -> Tensor:
 def make_head(kind: type[HistoGraphHead] = HistoGraphHead, **options: Any) -> HistoGraphHead:
     """Make a head with every parameter drawn: a bias of zero would hide a missing one."""
     torch.manual_seed(0)
-    values: dict[str, Any] = {"in_dims": WIDTHS, "out_dim": 3, "dim": 8, "heads": 2, **options}
+    sizes = {"in_dims": WIDTHS, "out_dim": 3, "dim": 8, "heads": 2}
+    values: dict[str, Any] = {**sizes, "statistics_dropout": 0.0, **options}
     if values.get("level") == "link":
         values["out_dim"] = 1
     head = kind(**values)

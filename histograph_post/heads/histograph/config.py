@@ -49,7 +49,7 @@ class HistoGraphConfig:
             levels than ``graph`` a node's own layers stand in the place of means and statistics.
         statistics: Which, joined by ``+``: ``mean``, ``max`` and ``deviation`` of every channel,
             its ``sum``, and the graph's ``size``.
-        statistics_dropout: Dropout of what the result is mixed with, before it is projected.
+        statistics_dropout: Dropout of the statistics before they are projected.
         mixing: The coefficient ``a`` of ``a * attended + (1 - a) * mixed in``: ``learned``,
             ``fixed``, or ``delayed`` (learned, its gradient held back for ``mixing_delay`` steps).
         mixing_init: Initial ``a``.

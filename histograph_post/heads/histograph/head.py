@@ -96,7 +96,8 @@ class HistoGraphHead(Readout):
         self.described_dim = kept[-1] if config.mix == "last" else sum(kept)
         if self.statistics is not None:
             self.described_dim = self.statistics.width
-        self.statistics_dropout = nn.Dropout(config.statistics_dropout)
+        dropped = 0.0 if self.statistics is None else config.statistics_dropout
+        self.statistics_dropout = nn.Dropout(dropped)
         self.all_layers = None if config.mix == "last" else nn.Linear(self.described_dim, dim)
         self.mixing = Mixing(config.mixing, config.mixing_init, config.mixing_delay)
         self.output_norm = nn.LayerNorm(dim) if config.output_norm else None
