@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from scipy import stats
+from sklearn.metrics import roc_auc_score
 
+import histograph_post as hg
 from histograph_benchmarks.study import materials as made
 from histograph_benchmarks.study.__main__ import main
 from histograph_benchmarks.study.page import page, validation_view, write_page
@@ -24,7 +27,6 @@ from histograph_benchmarks.study.ranking import (
     rank_test,
     wins,
 )
-from histograph_benchmarks.study.running import average
 from histograph_benchmarks.study.table import (
     AVERAGED,
     OWN,
@@ -38,7 +40,7 @@ from histograph_benchmarks.study.table import (
 )
 from histograph_post.errors import ConfigError
 from histograph_post.models import build_model
-from histograph_post.tasks import infer_task
+from histograph_post.runs.fits import OUTPUTS_NAME
 
 STUDY = Path(__file__).resolve().parents[2] / "benchmarks" / "study"
 PAGE = STUDY.parents[1] / "docs" / "study.md"
@@ -279,12 +281,20 @@ def test_parts_of_a_table_are_the_same_every_time(tmp_path: Path) -> None:
     ]
 
 
-def test_averaging_is_of_probabilities_and_of_values() -> None:
-    binary = infer_task(np.array([[0.0], [1.0]]), "graph")
-    found = average([np.array([[0.0]]), np.array([[np.log(3.0)]])], binary)
-    assert found == pytest.approx(np.log(0.625 / 0.375))  # of 1/2 and 3/4
-    regression = infer_task(np.array([[0.1], [0.7]]), "graph")
-    assert average([np.array([[1.0]]), np.array([[4.0]])], regression) == pytest.approx(2.5)
+def test_seeds_together_are_the_mean_of_their_outputs(study_words: list[str]) -> None:
+    out = Path(study_words[-1])
+    main([*study_words, "--only", "demo/gin/*"])
+    (folder,) = (out / "runs/demo/gin/random/fold-1").glob("*/fits/mean/fold-0-seed-1/../../..")
+    run, cache = hg.Run.open(folder), hg.Cache.open(out / "caches/demo/gin.cache")
+    fits = [load_file(run.fit_folder("mean", 0, seed) / OUTPUTS_NAME) for seed in (0, 1)]
+    outputs = (fits[0]["outputs"] + fits[1]["outputs"])[:, 0] / 2
+    (found,) = [
+        row
+        for row in read_csv(out / RESULTS_NAME, test=True)
+        if (row.fold, row.readout, row.seed) == (1, "mean", AVERAGED)
+    ]
+    truth = cache.labels()[fits[0]["rows"], 0]
+    assert found.test == pytest.approx(roc_auc_score(truth, outputs), abs=1e-6)
 
 
 # --- the table ------------------------------------------------------------------------------------
