@@ -40,11 +40,13 @@ def predict(
 ) -> None:
     """Predict new graphs with a trained head; if they have labels, score the predictions.
 
-    The backbone is loaded again, and must have the weights that the head was trained on.
+    The mean of the heads of all seeds (and folds) is taken, and the file says how much they differ.
+    The backbone is loaded again, and must have the weights that the heads were trained on.
     """
     from histograph_post.models import parse_args
     from histograph_post.runs.predicting import predict as predict_graphs
     from histograph_post.runs.run import Run
+    from histograph_post.runs.summary import predicts_with
 
     with terminal.progress("predicting nodes") as update:
         found = predict_graphs(
@@ -65,10 +67,9 @@ def predict(
             on_progress=update,
         )
     for note in found.notes:
-        terminal.say(f"note: {note}")
+        terminal.note(note)
     stored = Run.of(run).stored_head
-    fit = f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"
-    terminal.say(f"predicted with {fit}, the best by validation")
+    terminal.info(f"predicted with {predicts_with(stored)}")
     show_predictions(terminal, found)
     terminal.result(
         {
@@ -78,6 +79,7 @@ def predict(
             "targets": list(found.target_names),
             "scores": dict(found.scores),
             **{name: stored[name] for name in ("head", "fold", "seed")},
+            "members": len(stored.get("members", [stored])),
             "notes": list(found.notes),
         },
         next_command=f"head {out}",

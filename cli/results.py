@@ -66,8 +66,8 @@ def show_results(
     )
     chosen = results["versus_baseline"]
     if chosen is not None:
-        words = f"{results['head']} against {chosen['baseline']}, retrained"
-        terminal.say(f"{words}: {gain(chosen)}{lower}")
+        versus = f"{results['head']} against {chosen['baseline']}, retrained"
+        terminal.info(f"{versus}: {gain(chosen)}{lower}")
 
 
 def _spread(test: Any) -> str:

@@ -169,6 +169,10 @@ class Experiment(ReadoutStage):
         """Return what the cache of a fit's fold says of its backbone."""
         return describe_backbone(self.folds[fit.spec.fold].loaded.cache, folder)
 
+    def weights_of(self, fit: Fit) -> str:
+        """Return the hash of the backbone whose activations the cache of a fit's fold holds."""
+        return self.folds[fit.spec.fold].loaded.cache.weights_sha256
+
     def build_heads(self) -> list[nn.Module]:
         """Build every readout once; options that do not fit are refused."""
         widths, task = self.caches[0].widths, self.task

@@ -10,14 +10,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from ..errors import ConfigError
 from ..metrics import Key, paired_difference, summarize
 from ..runs.fits import FIT_NAME, Fit
-from ..runs.predictions import LabelRows, prediction_cells, prediction_columns
-from ..runs.run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME, read_json
+from ..runs.predictions import (
+    LabelRows,
+    member_spread,
+    number_cells,
+    prediction_cells,
+    prediction_columns,
+    spread_columns,
+)
+from ..runs.run import (
+    HEAD_CONFIG_NAME,
+    HEAD_NAME,
+    MODEL_NAME,
+    PREDICTIONS_NAME,
+    member_prefix,
+    read_json,
+)
 from ..tasks import Task
 from ..utils.files import atomic_path, write_json, write_text
+from .averaging import outputs_on_test
 
 #: The checkpoint's own readout, in tables and results.
 OWN = "own readout"
@@ -97,7 +114,7 @@ def _summary(scores: Mapping[Key, float]) -> dict[str, Any] | None:
 
 
 def choose_fit(fits: Sequence[Fit], name: str, task: Task) -> Fit:
-    """Return the fit of that name with the best validation score: what the run predicts with."""
+    """Return the fit of that name with the best validation score."""
     members = named(fits, name)
     if not members:
         raise ConfigError(f"head: found no fit of {name!r}")
@@ -107,38 +124,62 @@ def choose_fit(fits: Sequence[Fit], name: str, task: Task) -> Fit:
     )
 
 
+#: What ``head.json`` says of each member, where it differs from the best one.
+_OF_A_MEMBER = ("config", "standardize", "layer_norm", "target_scale")
+
+
 def write_chosen_head(
     folder: Path,
     best: Fit,
+    members: Sequence[Fit],
     task: Task,
     target_names: Sequence[str],
     backbone: Mapping[str, Any],
+    *,
+    temperature: float = 1.0,
 ) -> None:
-    """Copy the best fit's weights to the top of the run, and say how to build and use them.
+    """Gather the members' weights at the top of the run, and say how to build and use them.
 
     Args:
         folder: The run.
-        best: The fit, whose folder is in the run.
+        best: The fit that was chosen, one of the members, whose folder is in the run.
+        members: The fits whose mean the run predicts with.
         task: What is predicted.
         target_names: One name per column of the labels.
         backbone: What :class:`~histograph_post.runs.saved_backbone.SavedBackbone` reads.
+        temperature: What logits are divided by.
     """
+    tensors: dict[str, Tensor] = {}
+    for number, member in enumerate(members):
+        found, prefix = load_file(folder / member.spec.folder / HEAD_NAME), member_prefix(number)
+        tensors |= {f"{prefix}{name}": value for name, value in found.items()}
+    with atomic_path(folder / HEAD_NAME) as partial:
+        save_file(tensors, partial)
     source = folder / best.spec.folder
-    for name in (HEAD_NAME, MODEL_NAME):
-        if (source / name).is_file():
-            with atomic_path(folder / name) as partial:
-                shutil.copyfile(source / name, partial)
-    stored = read_json(source, FIT_NAME)
+    if (source / MODEL_NAME).is_file():
+        with atomic_path(folder / MODEL_NAME) as partial:
+            shutil.copyfile(source / MODEL_NAME, partial)
+    stored = _of_a_member(folder, best)
     write_json(
         folder / HEAD_CONFIG_NAME,
         {
             "head": best.spec.head,
             "fold": best.spec.fold,
             "seed": best.spec.seed,
-            "config": stored["config"],
-            "standardize": stored["standardize"],
-            "layer_norm": stored.get("layer_norm", False),
-            "target_scale": stored["target_scale"],
+            **stored,
+            "members": [
+                {
+                    "fold": member.spec.fold,
+                    "seed": member.spec.seed,
+                    **{
+                        name: value
+                        for name, value in _of_a_member(folder, member).items()
+                        if value != stored[name]
+                    },
+                }
+                for member in members
+            ],
+            "temperature": temperature,
             "task": task.to_json(),
             "target_names": list(target_names),
             "backbone": dict(backbone),
@@ -146,20 +187,35 @@ def write_chosen_head(
     )
 
 
+def _of_a_member(folder: Path, fit: Fit) -> dict[str, Any]:
+    stored = {"layer_norm": False, **read_json(folder / fit.spec.folder, FIT_NAME)}
+    return {name: stored[name] for name in _OF_A_MEMBER}
+
+
 def write_predictions(
-    folder: Path, fits: Sequence[Fit], name: str, task: Task, label_rows: LabelRows
+    folder: Path,
+    fits: Sequence[Fit],
+    name: str,
+    task: Task,
+    label_rows: LabelRows,
+    *,
+    temperature: float = 1.0,
 ) -> None:
-    """Write the outputs of the fits of that name for the test rows of every fold and seed."""
+    """Write what the fits of that name say of the test rows of every fold, their seeds averaged."""
     targets = label_rows.target_names
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
+    found = outputs_on_test(named(fits, name))
+    columns = prediction_columns(task, targets)
+    if any(len(outputs.each) > 1 for outputs in found):
+        columns += spread_columns(task, targets)
     labelled = [f"label_{target}" for target in targets]
-    writer.writerow(["id", "fold", "seed", *prediction_columns(task, targets), *labelled])
-    for fit in named(fits, name):
-        cells = prediction_cells(task, fit.test_outputs)
-        for row, predicted in zip(fit.test_rows, cells, strict=True):
+    writer.writerow(["id", "fold", *columns, *labelled])
+    for outputs in found:
+        each = outputs.each / temperature  # [seeds, rows, out_dim]
+        cells, spread = prediction_cells(task, each.mean(axis=0)), member_spread(task, each)
+        more = [[] for _ in cells] if spread is None else number_cells(spread)
+        for row, predicted, spreads in zip(outputs.rows, cells, more, strict=True):
             truth = ["" if value != value else f"{value:g}" for value in label_rows.labels[row]]
-            writer.writerow(
-                [label_rows.names[row], fit.spec.fold, fit.spec.seed, *predicted, *truth]
-            )
+            writer.writerow([label_rows.names[row], outputs.fold, *predicted, *spreads, *truth])
     write_text(folder / PREDICTIONS_NAME, text.getvalue())

@@ -27,6 +27,7 @@ from ..training.loop import Trainer
 from ..utils.files import write_text
 from ..utils.machine import resolve_device
 from ..utils.text import plural
+from .averaging import members_with
 from .parallel import FitRunner
 from .results import choose_fit, results, write_chosen_head, write_predictions
 from .trained_folds import remove_folds
@@ -137,7 +138,10 @@ class Stage(ABC):
 
 @dataclass(frozen=True)
 class ReadoutStage(Stage):
-    """A stage whose fits are readouts, to be read beside each other; the best becomes the head."""
+    """A stage whose fits are readouts, to be read beside each other.
+
+    The run predicts with the best one, by validation, and all that share its backbone.
+    """
 
     @abstractmethod
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
@@ -146,6 +150,11 @@ class ReadoutStage(Stage):
     @abstractmethod
     def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
         """Return what ``head.json`` of the run in that folder says of a fit's backbone."""
+
+    def weights_of(self, fit: Fit) -> str:
+        """Return the hash of the backbone that a fit reads: the one it was trained with."""
+        assert fit.backbone is not None  # of a fit that trained one
+        return str(fit.backbone["weights_sha256"])
 
     def earlier_fits(self) -> list[Fit]:
         """Return fits of another run that the results are to be read beside."""
@@ -161,8 +170,9 @@ class ReadoutStage(Stage):
         fits = [*self.earlier_fits(), *fits]
         _write_metrics(folder, fits)
         best = choose_fit(fits, chosen, task)
+        members = members_with(best, fits, self.weights_of)
         backbone = self.backbone(best, folder)
-        write_chosen_head(folder, best, task, label_rows.target_names, backbone)
+        write_chosen_head(folder, best, members, task, label_rows.target_names, backbone)
         write_predictions(folder, fits, chosen, task, label_rows)
         added = self.finish(folder, fits, chosen)
         return results(task, fits, chosen, self.own_scores(fits)) | added

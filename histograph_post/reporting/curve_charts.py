@@ -51,7 +51,7 @@ def roc_figure(run: Run) -> Figure | None:
         name="roc",
         title="ROC curves",
         caption=f"Test part, a line per fit ({plural(len(chosen_outcomes(run)), 'fit')}); the "
-        "numbers are areas under the curve, means over fits.",
+        "numbers are areas under the curve, means over folds.",
         alternative=f"ROC curves; area under the curve: {_listed(areas)}.",
         picture=Chart(draw, size=_SQUARE),
     )
@@ -81,7 +81,7 @@ def precision_figure(run: Run) -> Figure | None:
         name="precision-recall",
         title="Precision and recall",
         caption="Test part, a line per fit; the level line is the share of positives, the numbers "
-        "are average precision, means over fits.",
+        "are average precision, means over folds.",
         alternative=f"Precision-recall curves; average precision: {_listed(areas)}; share of "
         f"positives {number(share)}.",
         picture=Chart(draw, size=_SQUARE),
@@ -178,7 +178,7 @@ def _rows(outcome: Outcome, task: Task) -> tuple[np.ndarray, np.ndarray]:
 
 
 def calibration_figure(outcomes: Sequence[Outcome], task: Task) -> Figure | None:
-    """Draw the reliability diagram of the test rows of all fits."""
+    """Draw the reliability diagram of the test rows of all folds."""
     pairs = [_rows(outcome, task) for outcome in outcomes]
     probabilities, right = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     if not len(probabilities):
@@ -206,7 +206,7 @@ def calibration_figure(outcomes: Sequence[Outcome], task: Task) -> Figure | None
     return Figure(
         name="calibration",
         title="Calibration",
-        caption=f"Probabilities {of_what}, test rows of all fits in {NUM_BINS} bins; grey bars "
+        caption=f"Probabilities {of_what}, test rows of all folds in {NUM_BINS} bins; grey bars "
         f"show how many rows a bin has. Expected calibration error {number(found.error)}.",
         alternative=f"Reliability diagram; expected calibration error {number(found.error)}; "
         f"predictions of {shown}.",

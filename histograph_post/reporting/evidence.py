@@ -93,7 +93,8 @@ def gather_evidence(
     """Look at the test graphs of a run through its head."""
     found = Evidence()
     outcomes = [outcome for outcome in chosen_outcomes(run) if len(outcome.rows)]
-    own = next((o for o in outcomes if (o.fold, o.seed) == run.chosen), None)
+    fold, seed = run.chosen
+    own = next((o for o in outcomes if o.fold == fold and seed in o.seeds), None)
     if not caches:
         return found
     if own is None:
@@ -112,7 +113,7 @@ def gather_evidence(
     cache = _cache_of(caches, own.fold)
     sample = sample_test_graphs(cache, own.rows)
     try:
-        head = load_fit_head(run, own.fold, own.seed)
+        head = load_fit_head(run, fold, seed)
     except HistographError as error:  # what needs no head can still be shown
         head = None
         found.notes.append(f"layer weights and attention are missing: {error}")
@@ -184,25 +185,28 @@ def _add_weights(
     if int(np.diff(sample.ptr).max()) > MAX_ATTENDED_NODES:
         return
     parts: list[tuple[Attention, np.ndarray]] = []
-    others = [outcome for outcome in outcomes if outcome is not own]
+    fits = [(outcome, seed) for outcome in outcomes for seed in outcome.seeds]
+    # The best one first, which is loaded already.
+    fits.sort(key=lambda fit: (fit[0].fold, fit[1]) != run.chosen)
     if run.backbone.in_run:  # every fit has a backbone of its own
-        others = []
-    chosen = [own, *others][:MAX_FITS]
-    for outcome in chosen:
-        cache = _cache_of(caches, outcome.fold)
-        looked_at, trained = sample, head
-        if outcome is not own:
+        fits = fits[:1]
+    looked_at, fold = sample, own.fold
+    for outcome, seed in fits[:MAX_FITS]:
+        cache, trained = _cache_of(caches, outcome.fold), head
+        if (outcome.fold, seed) != run.chosen:
             try:
-                trained = load_fit_head(run, outcome.fold, outcome.seed)
+                trained = load_fit_head(run, outcome.fold, seed)
             except HistographError:  # a fit whose folder was cleared away
                 continue
-            looked_at = sample_test_graphs(cache, outcome.rows)
+        if outcome.fold != fold:
+            looked_at, fold = sample_test_graphs(cache, outcome.rows), outcome.fold
         attention = trained.attention(looked_at)
         if attention is None:
             return
         parts.append((attention, cache.labels()[cache.label_ptr[looked_at.graphs]]))
-    if len(outcomes) > len(parts):
-        found.notes.append(f"layer weights: {len(parts)} of {len(outcomes)} fits")
+    total = sum(len(outcome.seeds) for outcome in outcomes)
+    if total > len(parts):
+        found.notes.append(f"layer weights: {len(parts)} of {total} fits")
     weights = np.concatenate([attention.layer_weights for attention, _ in parts])
     labels = np.concatenate([labels for _, labels in parts])
     first = len(sample.layers) - weights.shape[2]

@@ -13,7 +13,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from ..experiments.results import BASELINES, OWN
-from ..metrics import Key
 from ..runs.fits import OUTPUTS_NAME
 from ..runs.run import PREDICTIONS_NAME, Run
 
@@ -26,10 +25,11 @@ def readout_to_beat(run: Run) -> str | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a readout said of the test rows of one fold and seed."""
+    """What a readout said of the test rows of one fold."""
 
     fold: int
-    seed: int
+    #: The seeds whose outputs were averaged.
+    seeds: tuple[int, ...]
     #: Number of each row among all label rows, ``[rows]``.
     rows: np.ndarray
     #: Name of each row.
@@ -42,28 +42,38 @@ class Outcome:
 
 @lru_cache(maxsize=1)  # many figures of one report ask; a run is read once anyway
 def chosen_outcomes(run: Run) -> list[Outcome]:
-    """Return the chosen readout's predictions for the test rows of every fold and seed."""
+    """Return the chosen readout's predictions for the test rows of every fold.
+
+    Runs of earlier versions have them for every seed by itself.
+    """
     try:
         with (run.folder / PREDICTIONS_NAME).open(encoding="utf-8", newline="") as file:
-            _, *lines = csv.reader(file)
+            columns, *lines = csv.reader(file)
     except (FileNotFoundError, ValueError):
         return []
-    groups: dict[Key, list[list[str]]] = {}
+    seeds: dict[int, list[int]] = {}
+    for fit in run.results["fits"]:
+        if fit["head"] == run.head:
+            seeds.setdefault(fit["fold"], []).append(fit["seed"])
+    has_seeds = columns[2] == "seed"
+    groups: dict[tuple[int, tuple[int, ...]], list[list[str]]] = {}
     for line in lines:
-        groups.setdefault((int(line[1]), int(line[2])), []).append(line)
-    num_targets = run.task.num_targets
-    # id, fold, seed, (class,) predictions, labels
-    first = 4 if run.task.kind in ("binary", "multiclass") else 3
+        fold = int(line[1])
+        averaged = (int(line[2]),) if has_seeds else tuple(seeds.get(fold, ()))
+        groups.setdefault((fold, averaged), []).append(line)
+    num_targets, width = run.task.num_targets, run.task.out_dim
+    # id, fold, (seed,) (class,) predictions, (spread,) labels
+    first = 2 + has_seeds + (run.task.kind in ("binary", "multiclass"))
     return [
         Outcome(
             fold=fold,
-            seed=seed,
+            seeds=averaged,
             rows=run.splits.folds[fold].test,
             ids=[line[0] for line in members],
-            predicted=_numbers([line[first:-num_targets] for line in members]),
+            predicted=_numbers([line[first : first + width] for line in members]),
             labels=_numbers([line[-num_targets:] for line in members]),
         )
-        for (fold, seed), members in groups.items()
+        for (fold, averaged), members in groups.items()
     ]
 
 
@@ -73,14 +83,17 @@ def outcomes_of(run: Run, readout: str) -> list[Outcome]:
         return chosen_outcomes(run)
     found = []
     for outcome in chosen_outcomes(run):
-        path = run.fit_folder(readout, outcome.fold, outcome.seed) / OUTPUTS_NAME
-        try:
-            stored = load_file(path)
-        except (OSError, SafetensorError):
-            continue
-        outputs = torch.from_numpy(stored["outputs"]).double()  # [rows, outputs]
-        if np.array_equal(stored["rows"], outcome.rows):
-            found.append(replace(outcome, predicted=run.task.probabilities(outputs).numpy()))
+        each = []
+        for seed in outcome.seeds:
+            try:
+                stored = load_file(run.fit_folder(readout, outcome.fold, seed) / OUTPUTS_NAME)
+            except (OSError, SafetensorError):
+                continue
+            if np.array_equal(stored["rows"], outcome.rows):
+                each.append(torch.from_numpy(stored["outputs"]).double())  # [rows, outputs]
+        if each:
+            predicted = run.task.probabilities(torch.stack(each).mean(dim=0)).numpy()
+            found.append(replace(outcome, predicted=predicted))
     return found
 
 

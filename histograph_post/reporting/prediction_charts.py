@@ -97,7 +97,7 @@ def class_rows(outcome: Outcome, task: Task) -> tuple[np.ndarray, np.ndarray]:
 
 
 def confusion_counts(outcomes: Sequence[Outcome], task: Task) -> np.ndarray:
-    """Count true (rows) by predicted (columns) classes over all fits: ``[classes, classes]``."""
+    """Count true (rows) by predicted (columns) classes over all folds: ``[classes, classes]``."""
     counts = np.zeros((len(task.classes), len(task.classes)), dtype=np.int64)
     for outcome in outcomes:
         np.add.at(counts, class_rows(outcome, task), 1)
@@ -134,7 +134,7 @@ def confusion_figure(run: Run) -> Figure | None:
     return Figure(
         name="confusion",
         title="Confusion matrix",
-        caption="Test rows of all fits together, as shares of the true class"
+        caption="Test rows of all folds together, as shares of the true class"
         + (" and counts." if counted else "."),
         alternative=f"Confusion matrix; predicted right: {right}.",
         picture=Chart(draw, size=(4.2, 3.7)),
@@ -142,7 +142,7 @@ def confusion_figure(run: Run) -> Figure | None:
 
 
 def target_areas(outcomes: Sequence[Outcome], num_targets: int) -> list[float]:
-    """Return the ROC-AUC of each target, mean over fits; NaN where it has a single class."""
+    """Return the ROC-AUC of each target, mean over folds; NaN where it has a single class."""
     areas = []
     for target in range(num_targets):
         found = []
@@ -188,7 +188,7 @@ def targets_figure(run: Run) -> Figure | None:
     return Figure(
         name="targets",
         title="ROC-AUC of every target",
-        caption="Test part, mean over fits; rows without a label do not count"
+        caption="Test part, mean over folds; rows without a label do not count"
         + (f"; the best {len(shown)} of {len(ordered)} targets." if left_out else "."),
         alternative="ROC-AUC by target: "
         + ", ".join(f"{name} {number(scores[run.head][name])}" for name in shown)
@@ -204,7 +204,7 @@ _MAX_POINTS = 2000
 
 
 def target_rows(outcomes: Sequence[Outcome], target: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return true and predicted values of the rows of all fits that have a label."""
+    """Return true and predicted values of the rows of all folds that have a label."""
     truth = np.concatenate([outcome.labels[:, target] for outcome in outcomes])
     predicted = np.concatenate([outcome.predicted[:, target] for outcome in outcomes])
     present = ~np.isnan(truth)
@@ -234,7 +234,7 @@ def scatter_figure(outcomes: Sequence[Outcome], target: int, name: str) -> Figur
     return Figure(
         name=f"predicted-{_plain(name, target)}",
         title=f"Predicted against true: {name}",
-        caption=f"Test rows of all fits together: {said}.{sampled}",
+        caption=f"Test rows of all folds together: {said}.{sampled}",
         alternative=f"Scatter plot of predicted against true {name} along the diagonal; {said}.",
         picture=Chart(draw, size=(4.2, 3.7)),
     )

@@ -1,4 +1,4 @@
-"""Export: a trained head as a program without this package, or the whole model as one folder.
+"""Export: the heads of a run as a program without this package, or the whole model as one folder.
 
 The program is checked before it is written: loaded again, and run beside the head on batches of
 other sizes than the one it was traced with.
@@ -29,6 +29,7 @@ from ..heads.base import Readout
 from ..heads.registry import head_name
 from ..heads.standardize import Standardizer
 from ..models.checkpoints import save_weights
+from ..training.head_batches import HeadInputs
 from ..utils.files import (
     atomic_path,
     config_beside,
@@ -65,39 +66,29 @@ class Exported:
 
 
 class HeadProgram(nn.Module):
-    """A head from captured activations to outputs, with everything it needs in between.
+    """The heads of a run from captured activations to outputs, with all that is in between.
 
     Shapes:
         - **history:** as captured, ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer
         - **sizes:** nodes of each graph, ``[num_graphs]``, such as ``batch.ptr.diff()``
         - **pairs:** pairs of nodes to score, ``[2, num_pairs]``, for links only
-        - **output:** a row per graph, node or pair: logits, or values in the units of the labels
+        - **output:** a row per graph, node or pair, the mean over the heads: logits, calibrated
+          if the run has a temperature, or values in the units of the labels
     """
 
     def __init__(self, saved: SavedHead) -> None:
         super().__init__()
-        head, self.standardizer = saved.build()
-        self.head = head
-        self._uniform = len(set(saved.backbone.capture.widths)) == 1
-        self._scale = saved.scale
+        self.heads = saved.build()
 
     def forward(
         self, history: Tensor | Sequence[Tensor], sizes: Tensor, pairs: Tensor | None = None
     ) -> Tensor:
         """Return the outputs of a batch of graphs, each of which has a node."""
         layers = list(history.unbind(1)) if isinstance(history, Tensor) else list(history)
-        if self.standardizer is not None:
-            layers = self.standardizer(layers)  # L of [num_nodes, D_l]
         nodes = torch.arange(layers[0].size(0), device=sizes.device)  # [num_nodes]
         batch = torch.searchsorted(sizes.cumsum(0), nodes, right=True)  # [num_nodes]
-        outputs: Tensor = self.head(
-            torch.stack(layers, dim=1) if self._uniform else layers,  # [num_nodes, L, D]
-            batch,
-            num_graphs=sizes.size(0),
-        )  # [rows, out_dim]
-        if pairs is not None:
-            outputs = self.head.score(outputs, pairs).unsqueeze(-1)
-        return self._scale.undo(outputs)
+        outputs: Tensor = self.heads(HeadInputs(layers, batch, sizes.size(0), pairs=pairs))
+        return outputs  # [rows, out_dim]
 
 
 def export(
@@ -146,7 +137,7 @@ def export(
         device="cpu",
     )
     target.mkdir(parents=True, exist_ok=True)
-    save_weights(predictor.network.backbone.state_dict(), target / MODEL_NAME)
+    save_weights(predictor.backbone.state_dict(), target / MODEL_NAME)
     with atomic_path(target / HEAD_NAME) as partial:
         shutil.copyfile(opened.folder / HEAD_NAME, partial)
     named = opened.backbone.model
@@ -242,7 +233,7 @@ def random_inputs(program: HeadProgram, saved: SavedHead, sizes: Sequence[int]) 
     """Return activations like those the head was trained on, for graphs of these sizes."""
     random = torch.Generator().manual_seed(len(sizes))
     num_nodes = sum(sizes)
-    standardizer = program.standardizer
+    standardizer = program.heads.members[0].standardizer
     layers = []
     for at, width in enumerate(saved.backbone.capture.widths):
         rows = torch.randn(num_nodes, width, generator=random)  # [num_nodes, D_l]
@@ -271,6 +262,8 @@ def describe(saved: SavedHead) -> dict[str, Any]:
         "output": "values in the units of the labels"
         if saved.task.kind == "regression"
         else "logits",
+        "heads": [{"fold": each.fold, "seed": each.seed} for each in saved.members],
+        "temperature": saved.temperature,
         "task": saved.task.to_json(),
         "target_names": list(saved.target_names),
         "backbone_weights_sha256": saved.backbone.model.weights_sha256,

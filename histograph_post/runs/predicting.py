@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from ..capture import check_parity
+from ..capture import Capture, check_parity
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..data.batching import budget_batches, make_batch
 from ..data.dataset import probe_graphs
@@ -21,12 +21,11 @@ from ..errors import ConfigError, DataError
 from ..heads.base import Readout
 from ..heads.registry import head_name
 from ..tasks import has_labels
-from ..training.graph_batches import GraphInputs
-from ..training.networks import HistoryNetwork
+from ..training.head_batches import HeadInputs
 from ..utils.files import config_beside, require_free, write_config, write_text
 from ..utils.levels import Level
 from ..utils.machine import NODE_BUDGET, resolve_device
-from .predictions import Predictions, row_names
+from .predictions import Predictions, member_spread, row_names
 from .run import Run
 from .saved_head import SavedHead
 
@@ -46,7 +45,7 @@ def load(
     in_dim: int | None = None,
     device: str = "auto",
 ) -> Predictor:
-    """Load a run's backbone and head as one module that maps a batch of graphs to outputs.
+    """Load a run's backbone and heads as one module that maps a batch of graphs to outputs.
 
     The backbone is rebuilt as the cache's command built it. If it is code of yours, name it: a run
     does not decide what code runs. Other weights than those the head was trained on are refused.
@@ -95,7 +94,7 @@ def predict(
     config: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Predictions:
-    """Predict new graphs with a run's head, in one pass; labels are optional.
+    """Predict new graphs with the mean of a run's heads, in one pass; labels are optional.
 
     Args:
         run: A finished run, or its folder.
@@ -166,37 +165,52 @@ def _kind(spec: str) -> str:
 
 
 class Predictor(nn.Module):
-    """A frozen backbone with a trained head in place of its own readout.
+    """A frozen backbone with the trained heads of a run in place of its own readout.
 
     Called with a batch of graphs it returns ``[rows, out_dim]``: a row per graph, per node, or per
-    pair of ``edge_label_index``, whatever the head was trained for. Outputs are logits, or values
-    in the units of the labels. Gradients flow through it unless they are turned off.
+    pair of ``edge_label_index``, whatever the heads were trained for. Outputs are the mean over the
+    run's heads: logits, calibrated if the run has a temperature, or values in the units of the
+    labels. The backbone runs once for all heads. Gradients flow through unless they are turned off.
 
     Args:
-        backbone: The model whose activations the head was trained on.
-        saved: The head.
+        backbone: The model whose activations the heads were trained on.
+        saved: The heads.
     """
 
     def __init__(self, backbone: nn.Module, saved: SavedHead) -> None:
         super().__init__()
-        self.network = HistoryNetwork(backbone, saved.backbone.capture, *saved.build())
+        self.backbone = backbone
+        self.capture = Capture(backbone, saved.backbone.capture)
+        self.heads = saved.build()
         self.task = saved.task
         self.target_names = saved.target_names
-        self.scale = saved.scale
         self._trained_on = saved.backbone.data.fingerprint
 
     @property
     def device(self) -> torch.device:
-        """Where the head is."""
-        return next(self.network.readout.parameters()).device
+        """Where the heads are."""
+        return next(self.heads.parameters()).device
 
     def forward(self, batch: Batch | Data) -> Tensor:
         """Return the outputs for the graphs of a batch: ``[rows, out_dim]``."""
+        return self.each(batch).mean(dim=0)
+
+    def each(self, batch: Batch | Data) -> Tensor:
+        """Return the outputs of every head, whose mean counts: ``[heads, rows, out_dim]``."""
         if not isinstance(batch, Batch):
             batch = Batch.from_data_list([batch])
         pairs = batch.edge_label_index if self.task.level == "link" else None
-        outputs: Tensor = self.network(GraphInputs(batch, pairs=pairs))  # [rows, out_dim]
-        return self.scale.undo(outputs)
+        dtype = next(self.heads.parameters()).dtype
+        history = self.capture.run(batch).history  # L of [num_nodes, D_l]
+        return self.heads.each(
+            HeadInputs(
+                history=[layer.to(dtype) for layer in history],
+                batch=batch.batch,
+                num_graphs=int(batch.num_graphs),
+                edge_index=batch.edge_index,
+                pairs=pairs,
+            )
+        )
 
     def probabilities(self, batch: Batch | Data) -> Tensor:
         """Return probabilities, or the values of a regression: ``[rows, out_dim]``."""
@@ -226,7 +240,8 @@ class Predictor(nn.Module):
             # The cache was made that way too: it refuses such a model in any other.
             node_budget = 1
             notes.append("the backbone mixes the graphs of a batch: predicting one at a time")
-        outputs = self._outputs(dataset, node_budget, on_progress)  # [rows, out_dim]
+        # [rows, out_dim] and [rows, columns]
+        outputs, spread = self._outputs(dataset, node_budget, on_progress)
         pairs = None
         if self.task.level == "link":
             pairs = torch.cat([graph.edge_label_index for graph in dataset.graphs], 1)  # [2, rows]
@@ -244,6 +259,7 @@ class Predictor(nn.Module):
             ids=ids,
             rows=np.repeat(rows, np.diff(dataset.label_ptr)),
             outputs=outputs,
+            spread=spread,
             notes=notes,
         )
         return self._scored(predictions, given)
@@ -254,26 +270,31 @@ class Predictor(nn.Module):
         dataset: GraphDataset,
         node_budget: int,
         on_progress: Callable[[int, int], None] | None,
-    ) -> np.ndarray:
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the outputs, and how much the heads differ; None of a single one."""
         found: list[np.ndarray] = []
+        spreads: list[np.ndarray] = []
         done, total = 0, int(dataset.num_nodes.sum())
-        with self.network.capture:
+        with self.capture:
             for members in budget_batches(dataset.num_nodes, node_budget):
                 graphs = dataset.graphs[members.start : members.stop]
                 batch = make_batch(graphs).to(self.device)
-                found.append(self(batch).cpu().numpy())  # [rows, out_dim]
+                each = self.each(batch)  # [heads, rows, out_dim]
+                found.append(each.mean(dim=0).cpu().numpy())
+                spread = member_spread(self.task, each.cpu().numpy())  # [rows, columns]
+                if spread is not None:
+                    spreads.append(spread)
                 done += int(batch.num_nodes)
                 if on_progress is not None:
                     on_progress(done, total)
-        return np.concatenate(found)
+        return np.concatenate(found), np.concatenate(spreads) if spreads else None
 
     def _keeps_graphs_apart(self, dataset: GraphDataset) -> bool:
         """Whether a few graphs, spread over the data, have the same history alone and together."""
         if len(dataset) == 1:
             return True
         probe = [graph.to(self.device) for graph in probe_graphs(dataset)]
-        network = self.network
-        return check_parity(network.backbone, network.capture.plan, probe).batch_independent
+        return check_parity(self.backbone, self.capture.plan, probe).batch_independent
 
     def _scored(self, predictions: Predictions, dataset: GraphDataset) -> Predictions:
         """Add labels and scores where the data has labels of what the head predicts."""

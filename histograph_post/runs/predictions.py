@@ -39,7 +39,7 @@ def prediction_columns(task: Task, target_names: Sequence[str]) -> list[str]:
 def prediction_cells(task: Task, outputs: np.ndarray) -> list[list[str]]:
     """Return a prediction per row: the class and its probabilities, or the values."""
     probabilities = task.probabilities(torch.from_numpy(outputs).double()).numpy()
-    numbers = [[f"{value:.6g}" for value in row] for row in probabilities]
+    numbers = number_cells(probabilities)
     if task.kind == "multiclass":
         chosen = probabilities.argmax(axis=1)
     elif task.kind == "binary":
@@ -47,6 +47,39 @@ def prediction_cells(task: Task, outputs: np.ndarray) -> list[list[str]]:
     else:
         return numbers
     return [[f"{task.classes[c]:g}", *cells] for c, cells in zip(chosen, numbers, strict=True)]
+
+
+def spread_columns(task: Task, target_names: Sequence[str]) -> list[str]:
+    """Return the columns of what :func:`member_spread` gives."""
+    if task.kind in ("binary", "multiclass") or len(target_names) == 1:
+        return ["spread"]
+    return [f"spread_{name}" for name in target_names]
+
+
+def member_spread(task: Task, outputs: np.ndarray) -> np.ndarray | None:
+    """Return how much the heads of a run differ in each row: ``[rows, columns]``.
+
+    The sample standard deviation over heads: of the probability of the predicted class, of the
+    probability of each target, or of each value. None of a single head.
+
+    Args:
+        task: What is predicted.
+        outputs: Of every head, ``[heads, rows, out_dim]``.
+    """
+    if len(outputs) < 2:
+        return None
+    given = torch.from_numpy(outputs).double()  # [heads, rows, out_dim]
+    values = torch.stack([task.probabilities(each) for each in given]).numpy()
+    if task.kind == "multiclass":
+        chosen = task.probabilities(given.mean(dim=0)).argmax(dim=1)  # [rows]
+        values = values[:, np.arange(values.shape[1]), chosen.numpy(), None]  # [heads, rows, 1]
+    # Of two classes, one is as uncertain as the other.
+    return values.std(axis=0, ddof=1)
+
+
+def number_cells(values: np.ndarray) -> list[list[str]]:
+    """Return numbers ``[rows, columns]`` as a csv file has them."""
+    return [[f"{value:.6g}" for value in row] for row in values]
 
 
 def row_names(
@@ -82,6 +115,9 @@ class Predictions:
     rows: np.ndarray
     #: Logits, or values in the units of the labels: ``[rows, out_dim]``.
     outputs: np.ndarray
+    #: How much the heads of the run differ, see :func:`member_spread`: ``[rows, columns]``; None of
+    #: a single head.
+    spread: np.ndarray | None = None
     #: The labels that came with the data, NaN where missing: ``[rows, targets]``; None without.
     labels: np.ndarray | None = None
     #: Scores on the labelled rows; empty without labels.
@@ -115,8 +151,12 @@ class Predictions:
         writer = csv.writer(text, lineterminator="\n")
         labelled = [f"label_{name}" for name in self.target_names]
         columns = prediction_columns(self.task, self.target_names)
-        writer.writerow(["id", *columns, *(labelled if self.labels is not None else ())])
         cells = prediction_cells(self.task, self.outputs)
+        if self.spread is not None:
+            columns += spread_columns(self.task, self.target_names)
+            pairs = zip(cells, number_cells(self.spread), strict=True)
+            cells = [[*predicted, *spread] for predicted, spread in pairs]
+        writer.writerow(["id", *columns, *(labelled if self.labels is not None else ())])
         for row, (name, predicted) in enumerate(zip(self.ids, cells, strict=True)):
             truth = () if self.labels is None else self.labels[row]
             writer.writerow(

@@ -5,8 +5,8 @@ run.json          what the result depends on; a run goes on only if it is the sa
 splits.json       which rows trained, validated and tested
 metrics.jsonl     a line per epoch of every fit
 results.json      scores per fit, means, deviations and paired differences
-predictions.csv   the outputs for the test rows
-head.safetensors  the chosen head, and head.json, how to build it
+predictions.csv   the outputs for the test rows, the seeds of a fold averaged
+head.safetensors  the heads that the run predicts with, and head.json, how to build them
 model.safetensors its backbone, where that was trained too, and fold-0/ ..., one of every fold
 fits/             every fit: readout, fold and seed
 tensorboard/      event files, if they were asked for
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..metrics import Key
     from ..splits import Splits
     from ..tasks import Task
+    from .ensemble import HeadEnsemble
     from .saved_backbone import SavedBackbone
     from .saved_head import SavedHead
 
@@ -162,7 +163,7 @@ class Run:
     """A run folder, read as far as it is asked for; what was read once stays as it was.
 
     Files of the run are read here and nowhere else. Nothing needs torch but :attr:`task`,
-    :attr:`saved_head` and :meth:`load_head`.
+    :attr:`saved_head`, :meth:`load_head` and :meth:`load_ensemble`.
     """
 
     folder: Path
@@ -214,7 +215,7 @@ class Run:
 
     @cached_property
     def stored_head(self) -> Mapping[str, Any]:
-        """``head.json``: the head that was chosen, and its backbone."""
+        """``head.json``: the head that was chosen, its members, and its backbone."""
         return read_json(self.folder, HEAD_CONFIG_NAME)
 
     @cached_property
@@ -279,7 +280,7 @@ class Run:
 
     @property
     def chosen(self) -> Key:
-        """Fold and seed of the head that was chosen."""
+        """Fold and seed of the best single head, by validation."""
         return int(self.stored_head["fold"]), int(self.stored_head["seed"])
 
     def scores(self, readout: str, part: str, metric: str | None = None) -> dict[Key, float]:
@@ -308,7 +309,7 @@ class Run:
 
     @cached_property
     def saved_head(self) -> SavedHead:
-        """The head that was chosen: how to build it and what it predicts."""
+        """The heads that the run predicts with: how to build them and what they predict."""
         from .saved_head import SavedHead
 
         return SavedHead.read(self)
@@ -316,7 +317,10 @@ class Run:
     def load_head(
         self, fold: int | None = None, seed: int | None = None
     ) -> tuple[Readout, nn.Module | None]:
-        """Return a trained head, and what rows go through before it; the chosen one by default.
+        """Return one trained head, and what rows go through before it.
+
+        By default the best single one, by validation: one that can be looked into and trained
+        further. The run predicts with the mean of all its members, see :meth:`load_ensemble`.
 
         Args:
             fold: Another fold of the same readout.
@@ -324,9 +328,13 @@ class Run:
         """
         own_fold, own_seed = self.chosen
         place = (own_fold if fold is None else fold, own_seed if seed is None else seed)
-        if place == self.chosen:
-            return self.saved_head.build()
-        return self.saved_head.of_fit(self.fit_folder(self.head, *place)).build()
+        saved = self.saved_head
+        found = next((each for each in saved.members if (each.fold, each.seed) == place), None)
+        return saved.build_one(found or saved.member_of(self.fit_folder(self.head, *place)))
+
+    def load_ensemble(self) -> HeadEnsemble:
+        """Return the heads that the run predicts with as one, from activations to outputs."""
+        return self.saved_head.build()
 
     @contextmanager
     def reading_head(self) -> Iterator[None]:
@@ -343,6 +351,11 @@ class Run:
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a run, finished or not."""
     return (folder / RUN_NAME).is_file() or (folder / RESULTS_NAME).is_file()
+
+
+def member_prefix(number: int) -> str:
+    """Return what the names of a member's weights begin with in ``head.safetensors``."""
+    return f"member-{number}."
 
 
 def fit_place(readout: str, fold: int, seed: int) -> Path:

@@ -1,12 +1,13 @@
-"""The head of a finished run: read from its folder, built and filled with its weights."""
+"""The heads of a finished run: read from its folder, built and filled with their weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -16,9 +17,44 @@ from ..heads.base import Readout
 from ..heads.registry import HeadInfo, build_head, head_info
 from ..heads.standardize import EachLayerNorm, Standardizer, head_behind
 from ..tasks import TargetScale, Task
+from .ensemble import HeadEnsemble, HeadMember
 from .fits import FIT_NAME
-from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, read_json
+from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, member_prefix, read_json
 from .saved_backbone import SavedBackbone
+
+Built = tuple[Readout, Standardizer | EachLayerNorm | None]
+
+
+@dataclass(frozen=True)
+class SavedMember:
+    """One trained head: which fit it was, how it is built, and where its weights are."""
+
+    fold: int
+    seed: int
+    #: What the readout is built with.
+    config: Mapping[str, Any]
+    standardize: bool
+    #: Whether rows are normalised one by one instead.
+    layer_norm: bool
+    scale: TargetScale
+    #: The file of its weights, and what their names begin with there.
+    file: Path
+    prefix: str
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], file: Path, prefix: str = "") -> SavedMember:
+        """Read an entry of ``head.json``, or all of ``fit.json``."""
+        scale = value["target_scale"]
+        return cls(
+            fold=value["fold"],
+            seed=value["seed"],
+            config=value["config"],
+            standardize=value["standardize"],
+            layer_norm=value.get("layer_norm", False),
+            scale=TargetScale(tuple(scale["mean"]), tuple(scale["deviation"])),
+            file=file,
+            prefix=prefix,
+        )
 
 
 @dataclass(frozen=True)
@@ -26,39 +62,41 @@ class SavedHead:
     """What a run says of its head: how to build it, what it predicts, what it was trained on."""
 
     folder: Path
-    #: Name of the readout, and what it is built with.
+    #: Name of the readout.
     name: str
-    config: Mapping[str, Any]
-    standardize: bool
-    scale: TargetScale
     task: Task
     target_names: tuple[str, ...]
     backbone: SavedBackbone
-    #: Whether rows are normalised one by one instead.
-    layer_norm: bool = False
+    #: The fits whose mean the run predicts with, those of a fold together.
+    members: tuple[SavedMember, ...]
+    #: The best of them, by validation.
+    best: SavedMember
+    #: What logits are divided by.
+    temperature: float
 
     @classmethod
     def read(cls, run: Run) -> SavedHead:
-        """Read ``head.json`` of a run."""
-        stored = run.stored_head
+        """Read ``head.json`` of a run; one of an earlier version has a single head."""
+        stored, file = run.stored_head, run.folder / HEAD_NAME
         with run.reading_head():
-            scale = stored["target_scale"]
+            entries = stored.get("members")
+            if entries is None:
+                members = [SavedMember.from_json(stored, file)]
+            else:
+                members = [
+                    SavedMember.from_json({**stored, **entry}, file, member_prefix(number))
+                    for number, entry in enumerate(entries)
+                ]
             return cls(
                 folder=run.folder,
                 name=stored["head"],
-                config=stored["config"],
-                standardize=stored["standardize"],
-                scale=TargetScale(tuple(scale["mean"]), tuple(scale["deviation"])),
                 task=Task.from_json(stored["task"]),
                 target_names=tuple(stored["target_names"]),
                 backbone=run.backbone,
-                layer_norm=stored.get("layer_norm", False),
+                members=tuple(members),
+                best=next(each for each in members if (each.fold, each.seed) == run.chosen),
+                temperature=float(stored.get("temperature", 1.0)),
             )
-
-    def of_fit(self, folder: Path) -> SavedHead:
-        """Return another fit of the same readout in the same run, from that fit's folder."""
-        stored = read_json(folder, FIT_NAME)
-        return replace(self, folder=folder, config=stored["config"])
 
     @property
     def info(self) -> HeadInfo:
@@ -72,24 +110,46 @@ class SavedHead:
                 "(head= in Python)"
             ) from None
 
-    def build(self) -> tuple[Readout, Standardizer | EachLayerNorm | None]:
-        """Return the trained head, and what its rows go through before it."""
-        head = build_head(self.info.name, **self.config)
-        path = self.folder / HEAD_NAME
+    def build(self) -> HeadEnsemble:
+        """Return all heads of the run as one."""
+        tensors = self._read(self.members[0].file)
+        built: list[HeadMember] = []
+        for member in self.members:
+            head, standardizer = self._build(member, tensors)
+            if built and _same(built[-1].standardizer, standardizer):
+                standardizer = built[-1].standardizer  # type: ignore[assignment]
+            built.append(HeadMember(head, standardizer, member.scale))
+        return HeadEnsemble(built, self.temperature)
+
+    def build_one(self, member: SavedMember) -> Built:
+        """Return one trained head, and what its rows go through before it."""
+        return self._build(member, self._read(member.file))
+
+    def member_of(self, folder: Path) -> SavedMember:
+        """Return a fit of the same readout in the same run, from that fit's folder."""
+        return SavedMember.from_json(read_json(folder, FIT_NAME), folder / HEAD_NAME)
+
+    def _read(self, path: Path) -> dict[str, Tensor]:
         try:
-            tensors = load_file(path)
+            return load_file(path)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path}: not the weights of a head ({error})") from error
+
+    def _build(self, member: SavedMember, tensors: Mapping[str, Tensor]) -> Built:
+        head = build_head(self.info.name, **member.config)
         widths = self.backbone.capture.widths
-        standardizer = Standardizer(widths) if self.standardize else None
+        standardizer = Standardizer(widths) if member.standardize else None
+        own = _under(member.prefix, tensors)
         try:
             if standardizer is not None:
-                standardizer.load_state_dict(_under("standardizer.", tensors))
-            head.load_state_dict(head_behind(standardizer, _under("head.", tensors)))
+                standardizer.load_state_dict(_under("standardizer.", own))
+            head.load_state_dict(head_behind(standardizer, _under("head.", own)))
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
-            raise ConfigError(f"{path}: does not fit {HEAD_CONFIG_NAME}: {reason}") from error
-        return head, EachLayerNorm(widths) if self.layer_norm else standardizer
+            raise ConfigError(
+                f"{member.file}: does not fit {HEAD_CONFIG_NAME}: {reason}"
+            ) from error
+        return head, EachLayerNorm(widths) if member.layer_norm else standardizer
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -98,3 +158,11 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, value in tensors.items()
         if name.startswith(prefix)
     }
+
+
+def _same(one: torch.nn.Module | None, other: torch.nn.Module | None) -> bool:
+    """Whether two standardizers do the same to every row."""
+    if one is None or other is None or type(one) is not type(other):
+        return one is other
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(*pair) for pair in pairs)

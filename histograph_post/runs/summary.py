@@ -26,6 +26,16 @@ def counted(run: Run) -> str:
     return f"{plural(len(folds), 'fold')} and {plural(len(seeds), 'seed')}"
 
 
+def predicts_with(stored: Mapping[str, Any]) -> str:
+    """Return which heads a run predicts with, as ``head.json`` has them."""
+    members = stored.get("members", [stored])
+    if len(members) == 1:
+        return f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"
+    counts = {part: len({member[part] for member in members}) for part in ("fold", "seed")}
+    several = [plural(count, part) for part, count in counts.items() if count > 1]
+    return f"the mean of {len(members)} {stored['head']} heads ({', '.join(several)})"
+
+
 def facts(run: Run) -> list[tuple[str, str]]:
     """Return what was trained, on what, with which hashes, as names and values."""
     stored, backbone = run.stored_head, run.backbone
@@ -46,7 +56,8 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("splits", _splits(run)),
         ("head", f"{stored['head']}: {description}"),
         ("head options", _pairs(stored["config"], leave_out=("in_dims", "out_dim", "level"))),
-        ("chosen fit", f"fold {stored['fold']}, seed {stored['seed']}, by validation"),
+        ("best fit", f"fold {stored['fold']}, seed {stored['seed']}, by validation"),
+        ("predicts with", predicts_with(stored)),
         ("training", _pairs(run.results.get("tuning", plan).get("training", {}))),
         ("seeds", _some([str(value) for value in plan.get("seeds", [])], 10)),
         ("standardised layers", _value(bool(stored["standardize"]))),

@@ -10,25 +10,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch_geometric.data import Batch, Data
-from typer.testing import CliRunner, Result
 
 import histograph_post as hg
-from histograph_cli.main import app
 from histograph_post.errors import ConfigError, DataError
 from histograph_post.models import build_model
 from histograph_post.runs.run import Run
-from histograph_post.training.options import TrainingOptions
 
-SHORT = TrainingOptions(epochs=3, lr=1e-2)
-NUM_GRAPHS = 48
-
-
-def histograph(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def demo_graphs(count: int = NUM_GRAPHS) -> list[Data]:
-    return hg.load_data("demo:", args={"num_graphs": count}).graphs
+from ..helpers import demo_graphs, histograph
+from .conftest import NUM_GRAPHS, SHORT
 
 
 def test_graph_alone_and_in_any_batch_predicts_the_same(run: Run) -> None:
@@ -56,9 +45,9 @@ def test_unlabelled_graphs(run: Run, tmp_path: Path) -> None:
     assert np.array_equal(unlabelled.outputs, labelled.outputs)
     assert unlabelled.scores == {}
     header, first = (tmp_path / "unlabelled.csv").read_text().splitlines()[:2]
-    assert header == "id,class,p_1"
+    assert header == "id,class,p_1,spread"
     with_labels = (tmp_path / "labelled.csv").read_text().splitlines()
-    assert with_labels[0] == "id,class,p_1,label_y"
+    assert with_labels[0] == "id,class,p_1,spread,label_y"
     assert with_labels[1].startswith(first)
     right = labelled.classes == np.array([float(graph.y) for graph in graphs])
     assert labelled.scores["accuracy"] == right.mean()

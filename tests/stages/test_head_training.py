@@ -24,13 +24,8 @@ QUICK = TrainingOptions(epochs=3, batch_size=16)
 
 
 @pytest.fixture(scope="module")
-def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
-    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
-    dataset = load_data("demo:", args={"num_graphs": 60})
-    assert cache(model, dataset, folder, splits="kfold:3") is not None
-    return folder
+def demo_cache(make_demo_cache: Callable[..., Path]) -> Path:
+    return make_demo_cache("kfold:3")
 
 
 def test_run_folder_holds_what_it_promises(demo_cache: Path, tmp_path: Path) -> None:
@@ -49,13 +44,7 @@ def test_run_folder_holds_what_it_promises(demo_cache: Path, tmp_path: Path) -> 
     assert {"head", "fold", "seed", "epoch", "loss", "valid_accuracy"} <= set(json.loads(lines[0]))
     with (tmp_path / "run" / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 60 * 2  # every graph is in one test part; two seeds
-    fold_0 = [row for row in rows if (row["fold"], row["seed"]) == ("0", "0")]
-    right = np.mean([row["class"] == row["label_y"] for row in fold_0])
-    fit = next(
-        f for f in results["fits"] if (f["head"], f["fold"], f["seed"]) == ("histograph", 0, 0)
-    )
-    assert fit["scores"]["test"]["accuracy"] == pytest.approx(right)
+    assert len(rows) == 60  # every graph is in one test part; two seeds are averaged
 
 
 def test_same_seed_same_results_file(demo_cache: Path, tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_every_link_readout_finds_communities(link_cache: Cache, tmp_path: Path,
     # A row is called by its graph and its two nodes, counted within the graph.
     graph = int(np.searchsorted(link_cache.label_ptr, test[0], side="right") - 1)
     u, v = link_cache[graph].edge_label_index[:, test[0] - link_cache.label_ptr[graph]].tolist()
-    assert predictions[1].startswith(f"{link_cache.ids()[graph]}:{u}-{v},0,0,")
+    assert predictions[1].startswith(f"{link_cache.ids()[graph]}:{u}-{v},0,")
 
 
 def test_another_split_of_the_cached_links_would_leak(link_cache: Cache, tmp_path: Path) -> None:
