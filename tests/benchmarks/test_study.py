@@ -101,6 +101,24 @@ def test_jobs_share_the_units_out_without_sharing_a_cache() -> None:
     assert len(only) == 3 + 10
 
 
+def test_a_budget_leaves_out_what_it_says(tmp_path: Path) -> None:
+    omission = 'omit = [{ cells = ["demo/own/*"] }, { cells = ["*"], readouts = ["w*"] }]'
+    study = read_study(
+        write_study(tmp_path, old="[budgets.full]", new=f"[budgets.full]\n{omission}")
+    )
+    units = study.units(study.budget(FULL))
+    assert [unit.name for unit in units] == [f"demo/gin/random/fold-{fold}" for fold in range(3)]
+    found = study.settings(units[0].cell, study.budget(FULL))
+    assert [settings.readout for settings in found] == ["mean", "linear"]
+
+
+def test_training_is_that_of_the_kind_then_of_the_readout_then_of_both(tmp_path: Path) -> None:
+    more = 'name = "linear"\ntraining = { lr = 0.1, patience = 5 }\nkinds.graphs = { lr = 0.2 }'
+    study = read_study(write_study(tmp_path, old='name = "linear"', new=more))
+    _, linear, _ = study.settings(study.all_cells()[0], study.budget(FULL))
+    assert linear.training == {"epochs": 2, "lr": 0.2, "patience": 5}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -381,6 +399,15 @@ def test_the_critical_difference_is_nemenyis() -> None:
     assert test.ranks == {"d": 1, "c": 2, "b": 3, "a": 4}
     assert test.groups() == [["d", "c"], ["c", "b"], ["b", "a"]]
     assert test.p_value < 1e-6
+
+
+def test_ranks_are_tested_among_readouts_that_many_cells_have() -> None:
+    nodes = {f"N{cell}/gcn/public": {"histograph": 0.8, "probe": 0.7} for cell in range(3)}
+    costly = {**SCORES, "B/gin/random": {**SCORES["B/gin/random"], "gmt": 0.99}}
+    test = rank_test(cell_scores(averaged({**nodes, **costly}), "test"))
+    assert test is not None
+    # Twelve scores of three readouts on four cells; without nodes, and without gmt.
+    assert test.ranks == {"histograph": 5.5 / 4, "mean": 10 / 4, "probe": 8.5 / 4}
 
 
 def test_groups_are_as_large_as_they_can_be() -> None:
