@@ -16,7 +16,7 @@ from .terminal import Terminal, duration
 if TYPE_CHECKING:
     from histograph_benchmarks.measuring import Ratio
 
-#: Cores that other programs may keep busy before it is worth saying.
+#: Cores that other programs may keep busy before it is worth a note.
 BUSY = 0.5
 
 
@@ -37,8 +37,8 @@ def bench(
 ) -> None:
     """Compare the speed of this tool with a literal implementation and others, on this machine.
 
-    They take turns in one process; peak memory is measured in processes of their own. Without
-    --data-root the graphs are generated, in the sizes of the data sets that are named.
+    They take turns in one process; peak memory is measured in separate processes. Without
+    --data-root, graphs of the same sizes as the named data sets are generated.
     """
     from histograph_benchmarks.suite import chosen_names, run_suite
     from histograph_benchmarks.workloads import QUICK, Sizes
@@ -47,23 +47,23 @@ def bench(
     sizes = QUICK if quick else Sizes()
     machine = _machine()
     if machine["load"] > BUSY:
-        terminal.say(
-            f"note: other programs keep {machine['load']:.1f} of {machine['cores']} cores busy; "
-            "on a quiet machine the ratios are others"
+        terminal.note(
+            f"other programs keep {machine['load']:.1f} of {machine['cores']} cores busy; "
+            "the ratios differ from those of a quiet machine"
         )
     started = time.monotonic()
 
-    def tell(name: str, done: int) -> None:
+    def started_one(name: str, done: int) -> None:
         left = (time.monotonic() - started) / done * (len(names) - done) if done else None
         more = "" if left is None else f", about {duration(left)} left"
-        terminal.say(f"[{done + 1}/{len(names)}] {name}{more}")
+        terminal.info(f"[{done + 1}/{len(names)}] {name}{more}")
 
     ratios = list(
         run_suite(
             names,
             sizes=sizes if rounds is None else replace(sizes, rounds=rounds),
             data_root=data_root,
-            on_start=tell,
+            on_start=started_one,
         )
     )
     terminal.table(

@@ -1,4 +1,4 @@
-"""`histograph cache`: run a pretrained model once and keep every layer's activations."""
+"""`histograph cache`: run a pretrained model once and cache every layer's activations."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def cache(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="A folder that pretrain or finetune wrote, or that of one of its folds: it says "
-            "what --checkpoint, --data and --model would (but your own code has to be named "
-            "again). Of all folds, each gets a fold-K.cache in the folder CACHE.",
+            help="Folder of pretrain or finetune, or of one of its folds, instead of --checkpoint, "
+            "--data and --model (your own code has to be named again). Of several folds, each gets "
+            "a fold-K.cache in the folder CACHE.",
             show_default=False,
         ),
     ] = None,
@@ -61,13 +61,14 @@ def cache(
         str | None,
         typer.Option(
             metavar="I/N",
-            help="Write part I of N (from 0), one job each; the last to end joins them.",
+            help="Write only part I of N, counted from 0, to spread a cache over N jobs; the last "
+            "one to finish joins the parts.",
         ),
     ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Only say what would be written, and how long that would take."
+            "--dry-run", help="Only show what would be written, and about how long that would take."
         ),
     ] = False,
     trust_checkpoint: opt.TrustOption = False,
@@ -117,12 +118,12 @@ def cache(
             data_args=job.data.args,
             device=device,
         )
-        if dataset is None:  # folds share data and layers: what is to be said is said once
+        if dataset is None:  # folds share data and layers: their notes are printed once
             dataset = source.dataset
             for note in (*dataset.notes, *plan.capture.notes):
-                terminal.say(f"note: {note}")
+                terminal.note(note)
         if job.note is not None:
-            terminal.say(f"note: {job.note}")
+            terminal.note(job.note)
         if dry_run:
             results.append(_estimate(terminal, plan))
             continue
@@ -162,10 +163,10 @@ def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
 def _write(
     terminal: Terminal, plan: CachePlan, out: Path, part: tuple[int, int], *, overwrite: bool
 ) -> Cache | None:
-    """Write one cache; None while other jobs still owe shards."""
+    """Write one cache; None while shards of other jobs are missing."""
     from histograph_post.caches.caching import write_cache
 
-    terminal.say(
+    terminal.info(
         f"{out}: {len(plan.dataset)} graphs, {plan.layout.num_layers} layers, "
         f"{size(plan.num_bytes)} in {plural(len(plan.shards), 'shard')}"
     )
@@ -185,7 +186,7 @@ def _counts(plan: CachePlan) -> list[int]:
 
 
 def _part(shard: str | None) -> tuple[int, int]:
-    """Return which job of how many this is: as asked for, else as torchrun says."""
+    """Return which job of how many this is: as asked for, else as torchrun sets it."""
     if shard is None:
         return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     number, slash, count = shard.partition("/")
@@ -202,7 +203,7 @@ def show_plan(terminal: Terminal, plan: CachePlan) -> None:
 def show_cache(terminal: Terminal, manifest: Manifest) -> None:
     """Print the score of the model's own readout, or why there is none."""
     if manifest.own_metrics is None:
-        terminal.say(f"note: no score of the model's own: {manifest.no_metrics_because}")
+        terminal.note(f"no score of the model's own: {manifest.no_metrics_because}")
         return
     rows = own_rows(manifest.own_metrics)
     names = list(manifest.own_metrics["all"])

@@ -41,7 +41,7 @@ def find_jobs(
 ) -> list[CacheJob]:
     """Return one job for a checkpoint that is named in full, or one per fold of a folder.
 
-    A fold says itself which model and data it belongs to, unless that is code; what is given wins.
+    A fold has recorded its model and data, unless they are code; what is given wins.
     """
     from histograph_post.data import DataSpec
     from histograph_post.experiments.trained_folds import fold_checkpoints
@@ -78,8 +78,8 @@ def find_jobs(
             out / f"{fold.folder.name}.cache" if several else out,
             None
             if fold.head is None
-            else f"{fold.folder.name} was trained with the readout {fold.head!r}, its own readout "
-            "was not: the score of that says little",
+            else f"{fold.folder.name} was trained with the readout {fold.head!r}; its own readout "
+            "was not trained, so its score means little",
         )
         for fold in found
     ]

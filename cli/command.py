@@ -27,7 +27,7 @@ from histograph_post.utils.machine import keep_memory
 
 from .configuration import load_config, resolved_options
 from .formatting import duration, printable
-from .terminal import Terminal
+from .terminal import EventFiles, Terminal
 
 #: The heading of the shared options in a command's help.
 _PANEL = "Common options"
@@ -78,8 +78,6 @@ def register(
         with _failures_in_one_line(debug=debug), contextlib.ExitStack() as stack:
             events = None
             if tensorboard:
-                from .event_files import EventFiles
-
                 events = EventFiles(own["out"] / EVENTS_NAME)
                 stack.callback(events.close)
             options = resolved_options(ctx)

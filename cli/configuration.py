@@ -13,7 +13,7 @@ import typer
 
 from histograph_post.errors import ConfigError
 
-#: Options that say how to run, not what to make: they stay out of the saved configuration.
+#: Options on how to run, not on what to make: they stay out of the saved configuration.
 _NOT_SAVED = {
     *("config", "debug", "dry_run", "jobs", "json", "overwrite", "quiet", "shard"),
     *("tensorboard", "verbose"),

@@ -1,4 +1,4 @@
-"""`histograph demo`: the whole way on embedded data, as the commands a user would type."""
+"""`histograph demo`: every step on generated data, as the commands a user would type."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _READOUTS = {
 }
 
 _OWN_CHECKPOINT = """\
-With a checkpoint of your own, look first, then take the same way:
+With a checkpoint of your own, look first, then take the same steps:
 
   histograph inspect model.ckpt --model my_model.py:Net --data tu:MUTAG --data-root DIR
   histograph cache --model my_model.py:Net --checkpoint model.ckpt --data tu:MUTAG \\
@@ -41,12 +41,12 @@ class Step:
     """A command of the demo, and why it is given."""
 
     why: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
 
     @property
     def command(self) -> str:
         """What the user would type."""
-        return f"histograph {shlex.join(self.words)}"
+        return f"histograph {shlex.join(self.arguments)}"
 
 
 def demo(
@@ -73,15 +73,15 @@ def demo(
     has_report = find_spec("matplotlib") is not None
     results = []
     for number, step in enumerate(steps if has_report else steps[:-1], start=1):
-        terminal.say(f"\n{number}. {step.why}\n$ {step.command}")
+        terminal.info(f"\n{number}. {step.why}\n$ {step.command}")
         results.append(_type(terminal, step, overwrite=overwrite))
     _show(terminal, out)
     if not has_report:
-        terminal.say(
+        terminal.info(
             f"The report needs matplotlib: pip install 'histograph-post[report]', then "
             f"{steps[-1].command}"
         )
-    terminal.say(_OWN_CHECKPOINT)
+    terminal.info(_OWN_CHECKPOINT)
     terminal.result(
         {
             "demo": str(out),
@@ -108,36 +108,36 @@ def demo_steps(out: Path, num_graphs: int | None = None) -> list[Step]:
     checkpoint = ["--checkpoint", str(fold / "model.safetensors")]
     split = ["--split", str(fold / "splits.json")]
     commands = {
-        "A shallow network, to see what the data has to give": pretrain(2, "shallow"),
-        "A deep one: somebody's checkpoint that averaged too often": pretrain(32, "deep"),
-        "Run that checkpoint once and keep what every layer said": [
+        "A shallow network, to see how well one can do on this data": pretrain(2, "shallow"),
+        "A deep one, standing for a checkpoint that averaged too often": pretrain(32, "deep"),
+        "Run that checkpoint once and cache what every layer computed": [
             *("cache", "--model", "gcn", *checkpoint, *data, *split, "-o", str(cache))
         ],
-        "Train a readout over all layers; the backbone stays as it is": [
+        "Train a readout over all layers; the backbone does not change": [
             *("train-head", str(cache), *_HEAD, "-o", str(head))
         ],
         "Compare three readouts on the same cache": [
             *("compare", str(cache), "--heads", ",".join(_READOUTS), *_HEAD, "--seeds", "0-2"),
             *("-o", str(out / "compare")),
         ],
-        "Let the backbone move, too, for a few epochs": [
+        "Train the backbone, too, for a few epochs": [
             *("finetune", str(head), "--epochs", "5", "-o", str(out / "finetuned"))
         ],
-        "Write all of it down": ["report", str(out / "compare")],
+        "Write a report": ["report", str(out / "compare")],
     }
-    return [Step(why, tuple(words)) for why, words in commands.items()]
+    return [Step(why, tuple(arguments)) for why, arguments in commands.items()]
 
 
 def _type(terminal: Terminal, step: Step, *, overwrite: bool) -> Any:
     """Give a command as if it had been typed; return its JSON object if that was asked for."""
     from .main import app
 
-    words = [*step.words, *(["--overwrite"] if overwrite else [])]
-    words += ["--quiet"] if terminal.quiet else []
-    words += ["--json"] if terminal.json else []
+    arguments = [*step.arguments, *(["--overwrite"] if overwrite else [])]
+    arguments += ["--quiet"] if terminal.quiet else []
+    arguments += ["--json"] if terminal.json else []
     collected = io.StringIO()
     with redirect_stdout(collected if terminal.json else terminal.stdout):
-        code = typer.main.get_command(app).main(words, "histograph", standalone_mode=False)
+        code = typer.main.get_command(app).main(arguments, "histograph", standalone_mode=False)
     if code:
         raise typer.Exit(code)
     return json.loads(collected.getvalue()) if terminal.json else None
@@ -158,7 +158,7 @@ def _show(terminal: Terminal, out: Path) -> None:
         [
             ["a GCN of 2 layers, its own mean pool", score("shallow")],
             ["a GCN of 32 layers, its own mean pool", score("deep")],
-            *([f"    {words}", score("compare", name)] for name, words in _READOUTS.items()),
-            ["    HistoGraph, the backbone moving too", score("finetuned", tuned)],
+            *([f"    {label}", score("compare", name)] for name, label in _READOUTS.items()),
+            ["    HistoGraph, backbone trained too", score("finetuned", tuned)],
         ],
     )

@@ -37,7 +37,9 @@ def export(
     in_dim: Annotated[
         int | None,
         typer.Option(
-            "--in-dim", min=1, help="Number of node features, if the model cannot tell by itself."
+            "--in-dim",
+            min=1,
+            help="Number of node features, if the model does not know it.",
         ),
     ] = None,
     trust_checkpoint: opt.TrustOption = False,

@@ -42,10 +42,10 @@ def finetune(
     ],
     out: opt.RunOption,
     backbone_lr: Annotated[
-        float, typer.Option("--backbone-lr", min=0, help="Highest learning rate of the backbone.")
+        float, typer.Option("--backbone-lr", min=0, help="Peak learning rate of the backbone.")
     ] = 1e-4,
     head_lr: Annotated[
-        float, typer.Option("--head-lr", help="Highest learning rate of the head.")
+        float, typer.Option("--head-lr", help="Peak learning rate of the head.")
     ] = 1e-3,
     unfreeze: Annotated[
         str | None,
@@ -147,12 +147,12 @@ def _names(text: str) -> list[str]:
 
 
 def _show_changes(terminal: Terminal, results: Any) -> None:
-    """Say what the gain over the frozen backbone is, and what training changed for it."""
+    """Print the gain over the frozen backbone, and what training changed for it."""
     from histograph_post.experiments.unfreezing import Movement
 
     versus = results["versus_frozen"]
     if versus is not None:
-        terminal.say(f"{results['head']} against {versus['baseline']}: {gain(versus)}")
+        terminal.info(f"{results['head']} against {versus['baseline']}: {gain(versus)}")
     moved = [fit["backbone"]["moved"] for fit in results["fits"] if "backbone" in fit]
     most = Movement(**{name: max(fit[name] for fit in moved) for name in moved[0]})
-    terminal.say(f"training changed {most}")
+    terminal.info(f"training changed {most}")

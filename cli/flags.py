@@ -40,7 +40,8 @@ class TrainingFlags(OptionGroup):
         typer.Option("--warmup", min=0, help="Raise the learning rate over the first X epochs."),
     ] = 2.0
     clip: Annotated[
-        float, typer.Option("--clip", min=0, help="Clip gradients to norm X; 0 for no clipping.")
+        float,
+        typer.Option("--clip", min=0, help="Clip the gradient norm at X; 0 for no clipping."),
     ] = 1.0
     patience: Annotated[
         int,
@@ -95,7 +96,7 @@ class ExperimentFlags(OptionGroup):
         typer.Option(
             "--splits",
             metavar="FILE|SPEC",
-            help="Split the cached data anew: a splits file, random, stratified, kfold:K, ...",
+            help="Another split than the cache's: a splits file, random, stratified, kfold:K, ...",
         ),
     ] = None
     split_seed: opt.SplitSeedOption = 0
@@ -119,7 +120,7 @@ class ExperimentFlags(OptionGroup):
         typer.Option(
             "--memory-limit",
             metavar="SIZE",
-            help="Memory that training may take besides its libraries, such as 4GB; a cache that "
+            help="Memory for training, besides what libraries take, such as 4GB; a cache that "
             "needs more is read batch by batch.",
         ),
     ] = None

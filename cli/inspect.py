@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from histograph_post.utils.text import plural
+
 from . import options as opt
 from .cache import show_cache, show_plan, summary
 from .next_commands import cache_command, predict_command
@@ -77,7 +79,7 @@ def inspect(
         device="cpu",
     )
     for note in (*source.dataset.notes, *plan.capture.notes):
-        terminal.say(f"note: {note}")
+        terminal.note(note)
     show_plan(terminal, plan)
     given = [f"--data-root {data_root}"] if data_root else []
     given += [f"--data-args {pair}" for pair in data_args]
@@ -231,7 +233,7 @@ def _inspect_cache(terminal: Terminal, path: Path) -> None:
             ["data", f"{manifest.data.spec} {dict(manifest.data.args) or ''}"],
             ["graphs, nodes", f"{manifest.data.num_graphs:,}, {manifest.data.num_nodes:,}"],
             ["labels", f"{layout.level}: {_targets(layout.target_names)}"],
-            ["splits", f"{splits.kind}, {_folds(len(splits.folds))}"],
+            ["splits", f"{splits.kind}, {plural(len(splits.folds), 'fold')}"],
             ["stored as", " ".join(filter(None, [layout.dtype, layout.compression]))],
             ["size", f"{size(sum(s.num_bytes for s in manifest.shards))}"],
             ["shards", len(manifest.shards)],
@@ -247,7 +249,3 @@ def _inspect_cache(terminal: Terminal, path: Path) -> None:
 def _targets(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:4])
     return shown + (f", ... ({len(names)} in all)" if len(names) > 4 else "") or "none"
-
-
-def _folds(count: int) -> str:
-    return "1 fold" if count == 1 else f"{count} folds"

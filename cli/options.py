@@ -24,7 +24,7 @@ _data = typer.Option(
 )
 ModelOption = Annotated[str, _model]
 DataOption = Annotated[str, _data]
-#: For commands to which a folder can say the same.
+#: For commands that can learn the same from a folder.
 OptionalModelOption = Annotated[str | None, _model]
 OptionalDataOption = Annotated[str | None, _data]
 OptionalCheckpointOption = Annotated[
@@ -32,8 +32,8 @@ OptionalCheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="FILE",
-        help="The trained weights: .safetensors, .pt, .pth, .ckpt or .pth.tar, or the folder of "
-        "one fold of pretrain.",
+        help="The trained weights: .safetensors, .pt, .pth, .ckpt or .pth.tar, or the folder "
+        "of one fold of pretrain.",
     ),
 ]
 #: For commands that know model and weights from a run.
@@ -51,7 +51,7 @@ OwnHeadOption = Annotated[
     typer.Option(
         "--head",
         metavar="SPEC",
-        help="The head, if it is code: file.py:Class or package.module:Class.",
+        help="The head, if it is your own code: file.py:Class or package.module:Class.",
     ),
 ]
 MovedCheckpointOption = Annotated[
@@ -74,7 +74,9 @@ DataArgsOption = Annotated[
 ]
 DataRootOption = Annotated[
     Path | None,
-    typer.Option("--data-root", metavar="DIR", help="A local copy of the data; only read."),
+    typer.Option(
+        "--data-root", metavar="DIR", help="Folder with a local copy of the data; it is only read."
+    ),
 ]
 KeyMapOption = Annotated[
     Path | None,
@@ -88,7 +90,7 @@ TrustOption = Annotated[
     bool,
     typer.Option(
         "--trust-checkpoint",
-        help="Unpickle the checkpoint even if that can run code. Only for files you trust.",
+        help="Unpickle the checkpoint even if that can run code; only for files you trust.",
     ),
 ]
 LayersOption = Annotated[
@@ -164,7 +166,7 @@ HeadArgsOption = Annotated[
     ),
 ]
 TaskOption = Annotated[
-    TaskKind, typer.Option("--task", help="Kind of labels; auto infers it from their values.")
+    TaskKind, typer.Option("--task", help="Kind of task; auto infers it from the labels.")
 ]
 MetricOption = Annotated[
     str | None,
@@ -190,7 +192,7 @@ LrOption = Annotated[
     float | None,
     typer.Option(
         "--lr",
-        help="Highest learning rate; by default 1e-3, or 1e-2 on a single graph.",
+        help="Peak learning rate; by default 1e-3, or 1e-2 on a single graph.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -198,7 +200,7 @@ WarmStartOption = Annotated[
     bool,
     typer.Option(
         "--warm-start",
-        help="Start at the checkpoint's own predictions (histograph only).",
+        help="Start from the predictions of the checkpoint itself (histograph only).",
         rich_help_panel=HEAD,
     ),
 ]
@@ -206,7 +208,7 @@ CheckpointLayersOption = Annotated[
     bool,
     typer.Option(
         "--checkpoint-layers",
-        help="Gradient checkpointing: compute layers again in the backward pass to save memory.",
+        help="Gradient checkpointing: recompute layers in the backward pass to save memory.",
     ),
 ]
 AmpOption = Annotated[
@@ -220,7 +222,7 @@ JobsOption = Annotated[
     typer.Option(
         "--jobs",
         min=1,
-        help="Fits that run at once, with the same results for any number; by default as many as "
-        "the cores and the memory carry.",
+        help="Number of fits to run in parallel; the results do not depend on it. By default as "
+        "many as cores and memory allow.",
     ),
 ]

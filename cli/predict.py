@@ -67,9 +67,9 @@ def predict(
             on_progress=update,
         )
     for note in found.notes:
-        terminal.say(f"note: {note}")
+        terminal.note(note)
     stored = Run.of(run).stored_head
-    terminal.say(f"predicted with {predicts_with(stored)}")
+    terminal.info(f"predicted with {predicts_with(stored)}")
     show_predictions(terminal, found)
     terminal.result(
         {

@@ -55,7 +55,7 @@ def pretrain(
         bool,
         typer.Option(
             "--baseline/--no-baseline",
-            help="With --head: also train the backbone with its own readout, to compare with.",
+            help="With --head: also train the backbone with its own readout, as the baseline.",
             rich_help_panel=opt.HEAD,
         ),
     ] = True,
@@ -75,7 +75,7 @@ def pretrain(
     ] = 0,
     lr: Annotated[
         float,
-        typer.Option("--lr", help="Highest learning rate.", rich_help_panel=opt.TRAINING),
+        typer.Option("--lr", help="Peak learning rate.", rich_help_panel=opt.TRAINING),
     ] = 1e-3,
     training: TrainingFlags,
     device: opt.DeviceOption = "auto",
@@ -154,7 +154,7 @@ class _FoldWatch:
 
     Args:
         terminal: Where to print.
-        update: Moves the bar to an epoch, of so many.
+        update: Sets the bar to an epoch, of so many.
         epochs: Of a fold.
     """
 
@@ -169,14 +169,14 @@ class _FoldWatch:
             self._terminal.note(note)
 
     def epoch_done(self, progress: FitProgress) -> None:
-        """Move the bar."""
+        """Advance the bar."""
         self._terminal.epoch_done(f"fold-{progress.fold}", progress.measured)
         self._update(round(progress.done * self._epochs), progress.total * self._epochs)
 
     def fold_done(self, fit: Fit, done: int, total: int) -> None:
         """Print the line of a fold."""
         valid = fit.scores.get("valid", {}).get(self._metric)
-        self._terminal.say(
+        self._terminal.info(
             f"[{done}/{total}] fold {fit.spec.fold}: valid {self._metric} {shown(valid)} "
             f"at epoch {fit.best_epoch}"
         )

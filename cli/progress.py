@@ -48,8 +48,8 @@ def make_bar(console: Console) -> Progress:
     )
 
 
-def log_lines(what: str, say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Return ``update(done, total)``, which says a line every few seconds and at the end."""
+def log_lines(what: str, write: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Return ``update(done, total)``, which writes a line every few seconds and at the end."""
     started = last = time.monotonic()
     first: int | None = None
 
@@ -63,47 +63,47 @@ def log_lines(what: str, say: Callable[[str], None]) -> Callable[[int, int], Non
         speed = (done - first) / (now - started) if now > started else 0.0
         pace = f", {rate(speed)}" if speed > 0 else ""
         left = f", {duration((total - done) / speed)} left" if pace and done < total else ""
-        say(f"{what}: {done}/{total} ({100 * done / max(total, 1):.0f} %){pace}{left}")
+        write(f"{what}: {done}/{total} ({100 * done / max(total, 1):.0f} %){pace}{left}")
 
     return update
 
 
 class FitWatch:
-    """Tells how an experiment goes: a line after each fit, with the time that is left.
+    """Shows how an experiment goes: a line after each fit, with the time that is left.
 
     Args:
         metric_name: The metric that is tracked.
-        say: Says a line.
-        epoch_done: Told the name of a fit and what it measured after every epoch.
+        write: Writes a line.
+        epoch_done: Called after every epoch with the name of its fit and what was measured.
         bar: The bar, where somebody watches.
     """
 
     def __init__(
         self,
         metric_name: str,
-        say: Callable[[str], None],
+        write: Callable[[str], None],
         epoch_done: Callable[[str, Mapping[str, float]], None],
         bar: Progress | None,
     ) -> None:
         self._metric = metric_name
-        self._say = say
-        self._tell_epoch = epoch_done
+        self._write = write
+        self._record_epoch = epoch_done
         self._bar = bar
         self._task = None if bar is None else bar.add_task("training", total=None)
         self.restart()
 
     def restart(self) -> None:
-        """Reckon the time that is left from here on: what follows is other work."""
+        """Estimate the time that is left from here on: what follows is other work."""
         self._started = time.monotonic()
         #: The share of its epochs that are over, of every fit that is trained.
         self._trained: dict[tuple[str, int, int], float] = {}
         self._found = 0
 
     def epoch_done(self, progress: Any) -> None:
-        """Move the bar: a fit counts by the share of its epochs that are over."""
+        """Advance the bar: a fit counts by the share of its epochs that are over."""
         fit = (progress.head, progress.fold, progress.seed)
         self._trained[fit] = progress.share_done
-        self._tell_epoch(
+        self._record_epoch(
             f"{progress.head}/fold-{progress.fold}-seed-{progress.seed}", progress.measured
         )
         if self._bar is None or self._task is None:
@@ -123,7 +123,7 @@ class FitWatch:
         rest = total - self._found - trained
         left = (time.monotonic() - self._started) / trained * rest if trained else 0.0
         valid = fit.scores.get("valid", {}).get(self._metric)
-        self._say(
+        self._write(
             f"[{done}/{total}] {fit.spec.label}: "
             f"valid {self._metric} {metric(valid)} at epoch {fit.best_epoch}"
             + (f", {duration(left)} left" if left else "")

@@ -2,7 +2,7 @@
 
     python -m histograph_cli.reference > docs/commands.md
 
-It is read off the commands themselves, so it cannot say anything else than they do.
+It is made from the commands themselves, so the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .main import app
 _INTRODUCTION = """\
 # The commands
 
-Made from the commands themselves; `histograph COMMAND --help` says the same.
+Made from the commands themselves; `histograph COMMAND --help` shows the same.
 """
 
 
@@ -39,12 +39,12 @@ def _shared(command: Any, shared: set[str]) -> str:
 
 def _command(name: str, command: Any, shared: set[str]) -> str:
     own = [parameter for parameter in command.params if parameter.name not in shared]
-    words = [
+    arguments = [
         parameter.metavar if parameter.required else f"[{parameter.metavar}]"
         for parameter in own
         if parameter.param_type_name == "argument"
     ]
-    usage = " ".join(["histograph", name, *words, "[OPTIONS]"])
+    usage = " ".join(["histograph", name, *arguments, "[OPTIONS]"])
     text = "\n\n".join(textwrap.fill(part, 100) for part in command.help.split("\n\n"))
     return f"## `histograph {name}`\n\n{text}\n\n    {usage}\n\n{_table(map(_row, own))}"
 

@@ -65,7 +65,7 @@ def report(
             on_progress=update,
         )
     for note in written.notes:
-        terminal.say(f"note: {note}")
+        terminal.note(note)
     terminal.table(
         f"{written.path}",
         ["", ""],

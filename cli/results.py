@@ -90,20 +90,20 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
     if chosen is not None:
         text = f"{head}{', seeds averaged,' if row.get('averaged') else ''} against"
         gained = f"{gain(chosen)}{interval_text(chosen)}{lower}"
-        terminal.say(f"{text} {chosen['baseline']}, retrained: {gained}")
+        terminal.info(f"{text} {chosen['baseline']}, retrained: {gained}")
     verdict = own_verdict_text(results, gain)
     if verdict is not None:
-        terminal.say(verdict)
+        terminal.info(verdict)
     calibration = results.get("calibration")
     if calibration is not None and calibration["test"]["before"] is not None:
         errors = " to ".join(f"{calibration['test'][when]:.3f}" for when in ("before", "after"))
-        terminal.say(
+        terminal.info(
             f"expected calibration error on the test part: {errors}, by temperature "
             f"{calibration['temperature']:.3g} from the validation part"
         )
     heads, fits = results.get("members"), [fit for fit in results["fits"] if fit["head"] == head]
     if heads is not None and heads < len(fits):
-        terminal.say(
+        terminal.info(
             f"the run predicts with {heads} of {len(fits)} fits of {head}: the others read "
             "another backbone"
         )

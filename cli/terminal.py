@@ -6,12 +6,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from histograph_post.errors import MissingExtraError
 
 from .formatting import duration as duration
 from .formatting import is_number, printable
@@ -24,20 +28,18 @@ if TYPE_CHECKING:
 
     from histograph_post.runs.fits import Fit
 
-    from .event_files import EventFiles
-
 #: Width of tables that do not go to a terminal: wide enough that no cell is cut.
 _FILE_WIDTH = 160
 
 
 class Terminal:
-    """The command line's voice.
+    """Where a command prints: its result, and what a user should know meanwhile.
 
     Args:
         options: The options of the command, resolved.
         json: Print one JSON object instead of tables.
-        quiet: Say nothing but the result.
-        verbose: Say more: every epoch, and what else is a detail.
+        quiet: Print nothing but the result.
+        verbose: Print details, too, such as every epoch.
         events: Writes what every epoch measured, too.
     """
 
@@ -71,15 +73,15 @@ class Terminal:
         stream: TextIO = self._out.file  # type: ignore[assignment]
         return stream
 
-    def say(self, text: str) -> None:
-        """Tell the user something that is not the result (stderr)."""
+    def info(self, text: str) -> None:
+        """Print a line that is not the result (stderr)."""
         if not self.quiet:
             self._err.print(printable(text), markup=False)
 
     def detail(self, text: str) -> None:
-        """Tell the user something that only matters to those who asked for more (stderr)."""
+        """Print a line for those who asked for details (stderr)."""
         if self.verbose:
-            self.say(text)
+            self.info(text)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a small table (stdout), unless JSON was asked for. Numbers are right-aligned."""
@@ -114,11 +116,11 @@ class Terminal:
                 task = bar.add_task(what, total=None)
                 yield lambda done, total: bar.update(task, completed=done, total=total)
         else:
-            yield log_lines(what, self.say)
+            yield log_lines(what, self.info)
 
     def note(self, text: str) -> None:
-        """Tell the user something that is good to know before the work begins (stderr)."""
-        self.say(f"note: {text}")
+        """Print a note: what is good to know before the work begins (stderr)."""
+        self.info(f"note: {text}")
 
     @contextmanager
     def watch_experiment(self) -> Iterator[ExperimentWatch]:
@@ -128,7 +130,7 @@ class Terminal:
             yield ExperimentWatch(self, bar)
 
     def epoch_done(self, name: str, measured: Mapping[str, float]) -> None:
-        """Take note of an epoch: in event files if asked for, and as a line for the curious."""
+        """Record an epoch: in event files if asked for, and as a detail."""
         if self._events is not None:
             self._events.write(name, measured)
         numbers = (f"{key} {value:.4g}" for key, value in measured.items() if key != "epoch")
@@ -144,7 +146,7 @@ class ExperimentWatch(FitWatch):
     """
 
     def __init__(self, terminal: Terminal, bar: Progress | None) -> None:
-        super().__init__("", terminal.say, terminal.epoch_done, bar)
+        super().__init__("", terminal.info, terminal.epoch_done, bar)
         self._terminal = terminal
         self._seconds: dict[str, list[float]] = {}
 
@@ -160,10 +162,49 @@ class ExperimentWatch(FitWatch):
             self._terminal.note(note)
 
     def fit_done(self, fit: Fit, done: int, total: int) -> None:
-        """Print the fit's line, and take note of how long its epochs took."""
+        """Print the fit's line, and record how long its epochs took."""
         self._seconds.setdefault(fit.spec.name, []).append(fit.seconds_per_epoch)
         super().fit_done(fit, done, total)
 
     def seconds_per_epoch(self) -> dict[str, float]:
         """Return the median over the fits of each readout."""
         return {name: median(values) for name, values in self._seconds.items()}
+
+
+# --- TensorBoard
+
+#: Seconds until what was written can be looked at.
+_FLUSH_EVERY = 10
+
+
+class EventFiles:
+    """Writes what every epoch measured, a folder per fit (extra ``tensorboard``).
+
+    Args:
+        folder: Where they go; made with the first measurement.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        if find_spec("tensorboard") is None:
+            raise MissingExtraError("--tensorboard", extra="tensorboard")
+        self._folder = Path(folder)
+        self._writers: dict[str, Any] = {}
+
+    def write(self, name: str, measured: Mapping[str, float]) -> None:
+        """Write the measurements of one epoch of the fit ``name``, such as ``mean/fold-0``."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        epoch = int(measured["epoch"])
+        if name not in self._writers:
+            # A fit that goes on may repeat its last epochs: what was written of them is void.
+            self._writers[name] = SummaryWriter(
+                str(self._folder / name), purge_step=epoch, flush_secs=_FLUSH_EVERY
+            )
+        for key, value in measured.items():
+            if key != "epoch":
+                self._writers[name].add_scalar(key, value, epoch)
+
+    def close(self) -> None:
+        """Write out what is left."""
+        for writer in self._writers.values():
+            writer.close()

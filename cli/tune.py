@@ -40,11 +40,12 @@ def tune(
     cache: opt.CacheArgument,
     out: opt.RunOption,
     trials: Annotated[
-        int, typer.Option("--trials", min=1, help="Number of trials; the first has the defaults.")
+        int,
+        typer.Option("--trials", min=1, help="Number of trials; the first uses the defaults."),
     ] = 30,
     storage: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Optuna storage in which several processes search."),
+        typer.Option(metavar="URL", help="Optuna storage, for a search by several processes."),
     ] = None,
     head: opt.HeadOption = "histograph",
     head_args: opt.HeadArgsOption = [],  # noqa: B006  # typer copies it
@@ -61,16 +62,18 @@ def tune(
     lr: opt.LrOption = None,
     prune: Annotated[
         bool,
-        typer.Option("--prune/--no-prune", help="Stop trials early that are below the median."),
+        typer.Option(
+            "--prune/--no-prune", help="Stop a trial early if its score is below the median."
+        ),
     ] = True,
     training: TrainingFlags,
 ) -> None:
     """Search the options of a readout by validation, and compare the best with the defaults.
 
-    Unless --space says otherwise, the learning rate and weight decay (around --lr and
+    By default, the learning rate and weight decay (around --lr and
     --weight-decay) and the options of the readout are searched; those in --head-args stay fixed.
     Then the best options and the defaults are trained with every seed and scored on the test part,
-    which the search never sees. Give the same command with more --trials to continue a search.
+    which the search never sees. To continue a search, give the same command with more --trials.
     """
     from histograph_post.models import parse_args
 
@@ -93,9 +96,9 @@ def tune(
     show_results(terminal, run.results, {})
     versus = run.results["versus_default"]
     if versus is not None:
-        terminal.say(f"{run.results['head']} against {head} with its defaults: {gain(versus)}")
+        terminal.info(f"{run.results['head']} against {head} with its defaults: {gain(versus)}")
     elif run.results["tuning"]["trial"] == 0:
-        terminal.say("no trial was better than the defaults by validation: they were kept")
+        terminal.info("no trial had a better validation score than the defaults, which were used")
     terminal.result({"run": str(out), **run.results}, next_command=f"histograph report {out}")
 
 
@@ -117,16 +120,16 @@ class _TrialLines:
         """Print the score of a trial."""
         self._seen += 1
         if trial.state == "complete":
-            said = f"valid {self._watch.metric} {score_text(trial.score)}"
+            outcome = f"valid {self._watch.metric} {score_text(trial.score)}"
         elif trial.state == "pruned":
-            said = "given up early"
+            outcome = "given up early"
         else:
-            said = f"failed: {trial.reason}"
+            outcome = f"failed: {trial.reason}"
         if best is not None:
-            said += f", best {score_text(best.score)} of trial {best.number}"
+            outcome += f", best {score_text(best.score)} of trial {best.number}"
         left = (time.monotonic() - self._started) / self._seen * (total - done)
         ending = f", {duration(left)} left" if done < total else ""
-        self._terminal.say(f"[{done}/{total}] trial {trial.number}: {said}{ending}")
+        self._terminal.info(f"[{done}/{total}] trial {trial.number}: {outcome}{ending}")
         self._watch.restart()
 
 

@@ -9,49 +9,41 @@ from .utils import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .caches import Cache as Cache
-    from .caches.caching import cache as cache
-    from .data import GraphDataset as GraphDataset
-    from .data import load_data as load_data
-    from .errors import HistographError as HistographError
-    from .experiments.end_to_end import pretrain as pretrain
-    from .experiments.finetuning import finetune as finetune
-    from .experiments.head_training import compare as compare
-    from .experiments.head_training import train_head as train_head
-    from .experiments.options import ExperimentOptions as ExperimentOptions
-    from .experiments.tuning import tune as tune
-    from .heads import Readout as Readout
-    from .heads import register_head as register_head
-    from .heads.histograph import HistoGraphHead as HistoGraphHead
-    from .reporting import report as report
-    from .runs.exporting import export as export
-    from .runs.predicting import load as load
-    from .runs.predicting import predict as predict
-    from .runs.run import Run as Run
-    from .training.options import TrainingOptions as TrainingOptions
+    from .caches import Cache
+    from .caches.caching import cache
+    from .data import GraphDataset, load_data
+    from .errors import HistographError
+    from .experiments.end_to_end import pretrain
+    from .experiments.finetuning import finetune
+    from .experiments.head_training import compare, train_head
+    from .experiments.options import ExperimentOptions
+    from .experiments.tuning import tune
+    from .heads import Readout, register_head
+    from .heads.histograph import HistoGraphHead
+    from .reporting import report
+    from .runs.exporting import export
+    from .runs.predicting import load, predict
+    from .runs.run import Run
+    from .training.options import TrainingOptions
 
-#: Public name -> module. Loaded on first use, so that `histograph --help` never waits for torch.
+#: Module -> public names. Loaded on first use, so that `histograph --help` never waits for torch.
 _PUBLIC = {
-    "Cache": ".caches",
-    "ExperimentOptions": ".experiments.options",
-    "GraphDataset": ".data",
-    "HistoGraphHead": ".heads.histograph",
-    "HistographError": ".errors",
-    "Readout": ".heads",
-    "Run": ".runs.run",
-    "TrainingOptions": ".training.options",
-    "cache": ".caches.caching",
-    "compare": ".experiments.head_training",
-    "export": ".runs.exporting",
-    "finetune": ".experiments.finetuning",
-    "load": ".runs.predicting",
-    "load_data": ".data",
-    "predict": ".runs.predicting",
-    "pretrain": ".experiments.end_to_end",
-    "register_head": ".heads",
-    "report": ".reporting",
-    "train_head": ".experiments.head_training",
-    "tune": ".experiments.tuning",
+    ".caches": ("Cache",),
+    ".caches.caching": ("cache",),
+    ".data": ("GraphDataset", "load_data"),
+    ".errors": ("HistographError",),
+    ".experiments.end_to_end": ("pretrain",),
+    ".experiments.finetuning": ("finetune",),
+    ".experiments.head_training": ("compare", "train_head"),
+    ".experiments.options": ("ExperimentOptions",),
+    ".experiments.tuning": ("tune",),
+    ".heads": ("Readout", "register_head"),
+    ".heads.histograph": ("HistoGraphHead",),
+    ".reporting": ("report",),
+    ".runs.exporting": ("export",),
+    ".runs.predicting": ("load", "predict"),
+    ".runs.run": ("Run",),
+    ".training.options": ("TrainingOptions",),
 }
 __all__ = [
     "Cache",
@@ -81,4 +73,4 @@ __getattr__ = lazy_names(__name__, _PUBLIC)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return sorted({*globals(), *__all__})

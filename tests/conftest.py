@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import runpy
@@ -27,6 +28,29 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("real data (../shared/data) is not on this machine")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def make_demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Cache a small model on 60 demo graphs: ``make_demo_cache(splits)``, once for each split."""
+    import histograph_post as hg
+
+    from .helpers import make_model
+
+    @functools.cache
+    def make(splits: str | None = None) -> Path:
+        folder = tmp_path_factory.mktemp("caches") / "demo.cache"
+        dataset = hg.load_data("demo:", args={"num_graphs": 60})
+        assert hg.cache(make_model(), dataset, folder, splits=splits) is not None
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def demo_cache(make_demo_cache: Callable[..., Path]) -> Path:
+    """A cache that tests read and leave as it is."""
+    return make_demo_cache()
 
 
 #: Stands for a command in a script: hands its words to the test and waits for the exit code.

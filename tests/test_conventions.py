@@ -14,29 +14,17 @@ import pytest
 import torch
 import typer
 from rich.console import Console
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from histograph_cli.main import app
 from histograph_cli.progress import log_lines, make_bar
-from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
 from histograph_post.models import build_model
 
+from .helpers import histograph
+
 COMMANDS = typer.main.get_command(app).commands
 TRAINING = ("pretrain", "train-head", "compare", "tune", "finetune")
-
-
-def histograph(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-@pytest.fixture(scope="module")
-def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
-    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
-    assert cache(model, load_data("demo:", args={"num_graphs": 40}), folder) is not None
-    return folder
 
 
 def train_head(demo_cache: Path, out: Path, *more: object) -> Result:

@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING
 from ..utils import lazy_names
 
 if TYPE_CHECKING:
-    from .manifest import Manifest as Manifest
-    from .reader import Cache as Cache
-    from .shard import CachedBatch as CachedBatch
-    from .shard import CachedGraph as CachedGraph
-    from .verify import verify_cache as verify_cache
+    from .manifest import Manifest
+    from .reader import Cache
+    from .shard import CachedBatch, CachedGraph
+    from .verify import verify_cache
 
 __all__ = ["Cache", "CachedBatch", "CachedGraph", "Manifest", "verify_cache"]
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "Cache": ".reader",
-        "CachedBatch": ".shard",
-        "CachedGraph": ".shard",
-        "Manifest": ".manifest",
-        "verify_cache": ".verify",
+        ".manifest": ("Manifest",),
+        ".reader": ("Cache",),
+        ".shard": ("CachedBatch", "CachedGraph"),
+        ".verify": ("verify_cache",),
     },
 )

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -131,9 +130,9 @@ def _check_range(
 
 
 class BlockMemory:
-    """Memory for blocks of up to ``num_nodes`` nodes, handed on from those that are written.
+    """Memory for blocks of up to ``num_nodes`` nodes, reused once they are written.
 
-    Memory that is new every time costs more than what is copied into it.
+    Allocating it anew every time costs more than the copying.
     """
 
     def __init__(self, layout: Layout, num_nodes: int) -> None:
@@ -145,7 +144,7 @@ class BlockMemory:
         """Return memory that nobody uses."""
         return self._free.pop() if self._free else torch.empty(self._size, dtype=self._dtype)
 
-    def give(self, block: RowBlock) -> None:
+    def give_back(self, block: RowBlock) -> None:
         """Take back the memory of a block."""
         self._free.append(block.memory)
 
@@ -165,7 +164,7 @@ class ShardThread:
     context, raises it.
     """
 
-    #: What the manifest says of every shard that is complete, by its number.
+    #: The manifest's entry for every shard that is complete, by its number.
     infos: dict[int, ShardInfo]
 
     def __init__(self, plan: CachePlan, folder: Path) -> None:
@@ -186,12 +185,7 @@ class ShardThread:
         self._pool.submit(int).result()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         try:
             if error is None:
                 self._wait(0)
@@ -224,7 +218,7 @@ class ShardThread:
                 self._unfinished = writer
                 writer.open()
             writer.write(block, outputs)
-            self._memory.give(block)
+            self._memory.give_back(block)
             if block.graphs.stop == writer.num_graphs:
                 writer.close()
                 self._unfinished = None
@@ -248,5 +242,5 @@ class ShardThread:
             raise CacheError(
                 f"{self._folder}: found {free / 1e6:.0f} MB of free space, "
                 f"expected {needed / 1e6:.0f} MB for the next {what}; "
-                "make room and give the same command again"
+                "make room and run the same command again"
             )

@@ -1,4 +1,4 @@
-"""The cache stage: run a frozen model once and write down what every layer hands on.
+"""The cache stage: run a frozen model once and store what every layer passes on.
 
     plan_cache    (planning.py) find the layers, check parity, lay out the shards
     write_shards  run the model over the graphs of this job's shards (the rest are other jobs');
@@ -54,7 +54,7 @@ def write_shards(
     """Write the shards of job ``i`` of ``n`` that are not there yet.
 
     ``found`` has an entry per shard of the whole cache, None for those that are missing; so has
-    the result, None for those that other jobs still owe.
+    the result, None for those that other jobs have not written yet.
     """
     number, count = part
     mine = [index for index in range(len(plan.shards)) if index % count == number]
@@ -192,7 +192,7 @@ def write_cache(
     config: Mapping[str, Any] | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> Cache | None:
-    """Write what is missing of a planned cache; None while other jobs still owe shards.
+    """Write what is missing of a planned cache; None while shards of other jobs are missing.
 
     Args:
         plan: From :func:`plan_cache`.
@@ -249,7 +249,7 @@ def cache(
         options: Fields of :class:`CacheOptions`.
 
     Returns:
-        The opened cache; None while other jobs still owe shards.
+        The opened cache; None while shards of other jobs are missing.
     """
     if not isinstance(dataset, GraphDataset):
         dataset = from_graphs(dataset)
@@ -295,7 +295,7 @@ def open_folder(plan: CachePlan, folder: Path, *, overwrite: bool, shared: bool)
         elif not overwrite:
             raise OutputExistsError(
                 f"{folder}: found a cache of {found.manifest.data.spec} by weights "
-                f"{found.manifest.weights_sha256[:12]} that this command would not give; "
+                f"{found.manifest.weights_sha256[:12]} that this command would not write; "
                 "choose another -o, or --overwrite"
             )
     if overwrite:

@@ -32,7 +32,7 @@ from .layout import (
 )
 from .manifest import FORMAT_VERSION
 
-#: What the root of a shard says of itself as numbers; beside them are two texts.
+#: The attributes at the root of a shard: numbers, and two texts.
 COUNT_ATTRIBUTES = ("index", "start", "stop", "num_nodes", "num_edges", "num_labels")
 TEXT_ATTRIBUTES = {"format_version": "S8", "plan_hash": "S64"}
 
@@ -171,7 +171,7 @@ def cannot_write(path: Path, error: Exception) -> CacheError:
 
 
 def inspect_shard(path: Path, layout: Layout, plan_hash: str) -> ShardInfo:
-    """Return what a manifest says of the shard at ``path``, from the file alone.
+    """Return the manifest's entry for the shard at ``path``, from the file alone.
 
     Everything is checked against the layout before any of it is used: links are hard, types,
     shapes and filters are the expected ones, and all values are in this file and within it.
@@ -189,8 +189,8 @@ def inspect_shard(path: Path, layout: Layout, plan_hash: str) -> ShardInfo:
             raise CacheError(f"{where}: found a damaged file ({reason}), expected HDF5") from None
         info = replace(info, num_bytes=os.fstat(opened.fileno()).st_size)
         info.validate(layout, where)
-        head, whole = sha256_prefixes(opened, (info.head_bytes(layout), info.num_bytes))
-    return replace(info, sha256=whole, head_sha256=head)
+        head, file = sha256_prefixes(opened, (info.head_bytes(layout), info.num_bytes))
+    return replace(info, sha256=file, head_sha256=head)
 
 
 def _read_root(root: h5g.GroupID, layout: Layout, plan_hash: str, where: str) -> ShardInfo:
@@ -215,7 +215,7 @@ def _read_root(root: h5g.GroupID, layout: Layout, plan_hash: str, where: str) ->
     if not layout.is_uniform:
         layers = [str(layer) for layer in range(layout.num_layers)]
         _check_links(h5g.open(root, b"activations"), layers, f"{where}: activations")
-    # How long the ids are together is the one thing that the counts do not say.
+    # How long the ids are together is the one thing that the counts do not show.
     id_bytes = int(np.prod(h5d.open(root, b"ids").shape))
     datasets = layout.descriptors(info.counts, id_bytes) + activations
     extents = {dataset.name: _read_extents(root, dataset, layout, where) for dataset in datasets}

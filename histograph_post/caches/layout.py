@@ -1,6 +1,6 @@
 """What the shards of a cache hold, and where in their files.
 
-A :class:`Layout` gives the names, shapes and types of the datasets of every shard; a
+A :class:`Layout` has the names, shapes and types of the datasets of every shard; a
 :class:`ShardInfo` is the manifest's entry for one shard: its graphs, its hashes, and the bytes of
 each dataset. A chunk of compressed activations is stored as bytes of equal weight side by side
 (HDF5's shuffle filter), then deflated.
@@ -20,7 +20,7 @@ from ..errors import CacheError
 from ..utils.decoding import Count, Form, Sha256, is_count
 from ..utils.levels import LEVELS, Level
 
-#: How activations are stored. NumPy has no bfloat16, nor has HDF5: its bits are kept as uint16.
+#: How activations are stored. NumPy has no bfloat16, nor has HDF5: its bits are stored as uint16.
 STORED_TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 
 #: Bytes of activations that one gzip chunk holds (at least one row): small, since reading one
@@ -237,11 +237,11 @@ def shard_name(index: int) -> str:
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """What the manifest says of one shard: which graphs, how much, and where in the file.
+    """The manifest's entry for one shard: which graphs, how much, and where in the file.
 
     ``extents`` names the bytes of every dataset: one piece where it is stored as it is, none where
     it is empty, one piece per chunk where it is compressed. A reader needs nothing else to map the
-    values, so opening a cache never hands a foreign file to the HDF5 library.
+    values, so opening a cache never passes a foreign file to the HDF5 library.
     """
 
     index: Count

@@ -1,7 +1,7 @@
 """The manifest of a cache: what it binds together, how it is written, and opening a cache by it.
 
 The format is specified in ``docs/cache-format.md``. Nothing in it depends on when, where or how
-fast a cache was made, so that the same command gives the same bytes. Manifest and splits are read
+fast a cache was made, so that the same command writes the same bytes. Manifest and splits are read
 without the activations and without torch; a cache may come from anybody, so everything is checked.
 """
 
@@ -74,7 +74,7 @@ def plan_hash(
 
 @dataclass(frozen=True)
 class _ModelEntry:
-    """What the manifest says of the model."""
+    """The manifest's entry for the model."""
 
     spec: str
     args: Mapping[str, Any]
@@ -82,7 +82,7 @@ class _ModelEntry:
 
 @dataclass(frozen=True)
 class _DataEntry:
-    """What the manifest says of the data: their name, and what they turned out to be."""
+    """The manifest's entry for the data: their name, fingerprint and size."""
 
     spec: str
     args: Mapping[str, Any]
@@ -258,13 +258,13 @@ def read_manifest(path: str | Path) -> tuple[Path, Manifest]:
 
 
 def is_begun(folder: Path) -> bool:
-    """Say whether a folder holds a cache, finished or not, damaged or not."""
+    """Return whether a folder holds a cache, finished or not, damaged or not."""
     manifest = folder / MANIFEST_NAME
     return manifest.exists() or manifest.is_symlink() or any(folder.glob("shard-*.h5"))
 
 
 def _describe(folder: Path) -> str:
-    """Say what a folder without a manifest and shards is."""
+    """Return what a folder without a manifest and shards is."""
     if (folder / "run.json").is_file():
         return "a run"
     if (folder / "head.json").is_file():

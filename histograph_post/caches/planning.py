@@ -58,7 +58,7 @@ class CacheOptions:
 
 @dataclass(frozen=True)
 class OwnOutput:
-    """What a model gives by itself."""
+    """The prediction of the model itself."""
 
     #: Columns of its prediction; None where it has no row per graph (or node).
     width: int | None = None
@@ -120,7 +120,7 @@ class CachePlan:
 
     @cached_property
     def hash(self) -> str:
-        """Identity of the plan: equal hashes give equal shards."""
+        """Identity of the plan: equal hashes mean equal shards."""
         return plan_hash(
             tool_version=__version__,
             weights_sha256=self.weights_sha256,
@@ -175,7 +175,7 @@ def plan_cache(
     Args:
         model: A trained model; it is put into ``eval()`` and onto the device.
         dataset: The graphs to run it on.
-        splits: Which rows train, validate and test; kept with the cache.
+        splits: Which rows train, validate and test; stored with the cache.
         options: What a user can choose about a cache.
         model_spec: The model as the user named it; none for one that was handed over in memory.
         data_args: The arguments the data were loaded with.
@@ -240,7 +240,7 @@ def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list
 
 @torch.inference_mode()
 def _refuse_chance(model: nn.Module, capture: CapturePlan, batch: Batch) -> None:
-    """Refuse a model that draws random numbers in eval() mode: no run would give the same bytes."""
+    """Refuse a model that draws random numbers in eval() mode: every run would differ."""
     histories = []
     for seed in (0, 1):
         with torch.random.fork_rng(), Capture(model, capture) as recorder:
@@ -279,14 +279,14 @@ def _check(parity: Parity, ids: Sequence[str], options: CacheOptions) -> None:
 def _own_output(
     model: nn.Module, batch: Batch, task: Task | None, level: Level, options: CacheOptions
 ) -> OwnOutput:
-    """Run the model on the probe batch and look at what it gives."""
+    """Run the model on the probe batch and look at its prediction."""
     if level == "link":
         return OwnOutput(problem="a link task has no output of the model's own")
     rows = int(batch.num_nodes) if level == "node" else int(batch.num_graphs)
     with OutputForm() as form:
         found = prediction(call_model(model, batch), rows=rows, key=options.output_key)
     if found is None:
-        return OwnOutput(problem=f"the model gives no output with a row per {level}")
+        return OwnOutput(problem=f"the model returns no output with a row per {level}")
     width, probabilities = int(found.shape[1]), form.is_probability(found)
     problem = None
     if task is None:

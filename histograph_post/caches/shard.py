@@ -1,6 +1,6 @@
 """One shard opened for reading: its bytes are mapped into memory, checked, and not copied.
 
-A :class:`Shard` is what the file holds; a :class:`CachedGraph` is what a cache hands out of it.
+A :class:`Shard` is what the file holds; a :class:`CachedGraph` is what a cache returns of it.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class CachedGraph:
 
 @dataclass(frozen=True)
 class CachedBatch:
-    """Several graphs, their rows one after the other; ``ptr`` says where each begins."""
+    """Several graphs, their rows one after the other; ``ptr`` holds where each begins."""
 
     history: History
     ptr: Tensor

@@ -1,4 +1,4 @@
-"""Checking every byte of a cache, and saying what is wrong instead of stopping at it."""
+"""Checking every byte of a cache, and listing what is wrong instead of stopping at it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -108,7 +107,7 @@ class ShardWriter:
     """One shard being written; a context manager that leaves a complete file or none.
 
     Append the batches of its graphs in order. At the end the file is opened again, checked and
-    moved to its name, and :attr:`info` says what the manifest has to know of it::
+    moved to its name, and :attr:`info` is its entry in the manifest::
 
         with ShardWriter(folder, 0, layout, plan_hash, graphs) as writer:
             writer.append(2, history, outputs)  # the first two graphs
@@ -137,12 +136,7 @@ class ShardWriter:
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if error is None:
             self.close()
         else:
@@ -168,7 +162,7 @@ class ShardWriter:
 
     @property
     def info(self) -> ShardInfo:
-        """What the manifest says of a shard that is closed."""
+        """The manifest's entry for a shard that is closed."""
         if self._info is None:
             raise CacheError(f"{self._path}: found an unfinished shard, expected a closed one")
         return self._info
@@ -182,7 +176,7 @@ class ShardWriter:
     ) -> None:
         """Write the next ``num_graphs`` graphs: their layers, ``[num_nodes, D_l]`` each.
 
-        ``outputs`` are the model's own, ``[rows, output_width]`` as the layout says.
+        ``outputs`` are the model's own, ``[rows, output_width]`` as in the layout.
         """
         block = self.block(range(self._next_graph, self._next_graph + num_graphs))
         self._expect(
@@ -294,7 +288,7 @@ class ShardWriter:
 def existing_shard(
     folder: Path, index: int, layout: Layout, plan_hash: str, start: int, stop: int
 ) -> ShardInfo | None:
-    """Return what the manifest says of a shard that is already there, None where there is none.
+    """Return the manifest's entry for a shard that is already there, None where there is none.
 
     A shard of another plan, or a damaged one, is refused.
     """

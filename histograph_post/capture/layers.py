@@ -119,7 +119,7 @@ def find_layers(trace: Trace) -> Layers:
 
 
 def _refuse_edge_caches(trace: Trace, layers: Sequence[Layer]) -> None:
-    """Stop at layers that keep the first batch's edges and use them for all others."""
+    """Refuse layers that cache the first batch's edges and use them for all others."""
     for layer in layers:
         if trace.num_graphs > 1 and getattr(layer.call.module, "cached", False) is True:
             raise CaptureError(

@@ -47,7 +47,7 @@ def plan_capture(
     """
     model = eager_module(model)
     probe = _unambiguous(model, batch)
-    # Not inference mode: its tensors do not tell when they are changed in place.
+    # Not inference mode: its tensors do not count in-place changes.
     with frozen(model), torch.inference_mode(False), torch.no_grad():
         trace = run_trace(model, probe.clone())  # models may write into what they are given
     parts = _split_layers(layers)

@@ -253,15 +253,15 @@ class _Readout:
         if call is None or call.name not in _MULTIPLYING or len(call.inputs) != 2:
             return None
         shape, depth = self.trace.values[value].shape, self.layers.depths[value]
-        for gate, kept in (call.inputs, call.inputs[::-1]):
+        for gate, gated in (call.inputs, call.inputs[::-1]):
             if (
-                self.trace.values[kept].shape == shape
+                self.trace.values[gated].shape == shape
                 and self.trace.values[gate].shape == (*shape[:-1], 1)
                 and shape[-1] > 1
-                and self.layers.depths[gate] == self.layers.depths[kept] == depth
-                and self._is_computed(gate, beside=kept)
+                and self.layers.depths[gate] == self.layers.depths[gated] == depth
+                and self._is_computed(gate, beside=gated)
             ):
-                return kept
+                return gated
         return None
 
     def _is_computed(self, gate: int, *, beside: int) -> bool:

@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -28,12 +27,12 @@ from .points import CapturePlan, CapturePoint
 from .tensors import eager_module, function_name, is_counted, tensors_in
 
 #: Takes the number of a layer and its tensor, ``[num_nodes, width]``; returns a copy.
-KeepLayer = Callable[[int, Tensor], Tensor]
+CopyLayer = Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Captured:
-    """What one forward pass handed on."""
+    """What one forward pass computed."""
 
     history: list[Tensor]  #: one ``[num_nodes, width]`` per layer
     output: Any  #: of the model, as it returned it
@@ -57,7 +56,7 @@ class Capture:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._calls: Counter[str] = Counter()
         self._found: dict[int, Tensor] = {}
-        self._keep: KeepLayer = _clone
+        self._copy_layer: CopyLayer = _clone
         self._num_nodes = 0
         self._running = False
         self._watches = {
@@ -93,29 +92,24 @@ class Capture:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._remove_hooks()
 
-    def run(self, batch: Batch, keep: KeepLayer | None = None) -> Captured:
+    def run(self, batch: Batch, copy_layer: CopyLayer | None = None) -> Captured:
         """Call the model on a batch; return the activation of each layer, and its output.
 
-        ``keep`` is called with the number of a layer and its tensor, ``[num_nodes, width]``, as
-        soon as that is found, and returns a copy of it; without it, tensors are cloned.
+        ``copy_layer`` is called with the number of a layer and its tensor, ``[num_nodes, width]``,
+        as soon as that is found, and returns a copy of it; without it, tensors are cloned.
 
         Raises:
             CaptureError: if the forward pass is not the one the plan was made for.
         """
         if not self._handles:
             with self:
-                return self.run(batch, keep)
+                return self.run(batch, copy_layer)
         self._calls.clear()
         self._found.clear()
-        self._keep = keep or _clone
+        self._copy_layer = copy_layer or _clone
         self._num_nodes = int(batch.num_nodes)
         self._running = True
         try:
@@ -151,7 +145,8 @@ class Capture:
                     f"layer {point.name!r}: {point.place} is {list(tensor.shape)}, "
                     f"expected {self._num_nodes} rows of {point.width}"
                 )
-            self._found[position] = self._keep(position, tensor.flatten(1))  # [num_nodes, width]
+            rows = tensor.flatten(1)  # [num_nodes, width]
+            self._found[position] = self._copy_layer(position, rows)
 
     def _hooks(
         self, name: str, positions: list[int]
@@ -246,7 +241,7 @@ class _FunctionWatch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the function; compare its name with the probe pass, keep the tensor if it is it."""
+        """Run the function; compare its name with the probe pass, and store the tensor."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         calls = self._point.calls

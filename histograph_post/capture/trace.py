@@ -1,4 +1,4 @@
-"""The trace of a probe pass: a model is run once, and all it does is written down.
+"""The trace of a probe pass: a model is run once, and all it does is recorded.
 
 Every state of a tensor is a :class:`Value`, so a tensor that is changed in place becomes a new
 one. Values, function calls and module calls share one clock; a value's parents always have a
@@ -98,7 +98,7 @@ class ModuleCall:
         return self.start < time < self.end
 
     def hides(self, value: int) -> bool:
-        """Whether the value was made inside this call and not handed out."""
+        """Whether the value was made inside this call and not returned by it."""
         return self.first_value <= value < self.end_value and value not in self.outputs
 
     def enclosing(self) -> list[ModuleCall]:
@@ -152,7 +152,7 @@ class Trace:
         return self.values[value].floating and len(shape) >= dims and shape[:1] == (self.num_nodes,)
 
     def edge_only(self, value: int) -> bool:
-        """Whether the value tells of the graphs' edges and nothing of their node features."""
+        """Whether the value derives from the graphs' edges and not from their node features."""
         sources = self.values[value].sources
         return Source.EDGE in sources and Source.NODE not in sources
 
@@ -208,7 +208,7 @@ class _Known:
 
 
 class _Recorder(TorchFunctionMode):
-    """Numbers the values and writes down the calls."""
+    """Numbers the values and records the calls."""
 
     def __init__(self, model: nn.Module, batch: Batch) -> None:
         super().__init__()
@@ -345,5 +345,5 @@ def _source_of(key: str, tensor: Tensor) -> Source:
         return Source.NONE
     if key.startswith(("edge", "adj")) or tensor.layout != torch.strided:
         return Source.EDGE
-    # The batch vector says which rows belong together, nothing of the nodes themselves.
+    # The batch vector holds which rows belong together, nothing of the nodes themselves.
     return Source.NONE if key in ("batch", "ptr") else Source.NODE

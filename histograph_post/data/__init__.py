@@ -11,23 +11,19 @@ from typing import TYPE_CHECKING
 from ..utils import lazy_names
 
 if TYPE_CHECKING:
-    from ..utils.levels import Level as Level
-    from .dataset import GraphDataset as GraphDataset
-    from .dataset import from_graphs as from_graphs
-    from .links import LinkOptions as LinkOptions
-    from .spec import DataSpec as DataSpec
-    from .spec import load_data as load_data
+    from ..utils.levels import Level
+    from .dataset import GraphDataset, from_graphs
+    from .links import LinkOptions
+    from .spec import DataSpec, load_data
 
 __all__ = ["DataSpec", "GraphDataset", "Level", "LinkOptions", "from_graphs", "load_data"]
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "DataSpec": ".spec",
-        "GraphDataset": ".dataset",
-        "Level": "..utils.levels",
-        "LinkOptions": ".links",
-        "from_graphs": ".dataset",
-        "load_data": ".spec",
+        "..utils.levels": ("Level",),
+        ".dataset": ("GraphDataset", "from_graphs"),
+        ".links": ("LinkOptions",),
+        ".spec": ("DataSpec", "load_data"),
     },
 )

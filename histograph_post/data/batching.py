@@ -72,7 +72,7 @@ def row_batches(
 
 
 def count_batches(rows: np.ndarray, label_ptr: np.ndarray, *, batch_size: int) -> int:
-    """Return how many batches :func:`row_batches` gives."""
+    """Return how many batches :func:`row_batches` yields."""
     owners = np.searchsorted(label_ptr, rows, side="right") - 1  # graph of each row: [rows]
     return -(-len(np.unique(owners)) // batch_size)
 
@@ -80,7 +80,7 @@ def count_batches(rows: np.ndarray, label_ptr: np.ndarray, *, batch_size: int) -
 def budget_batches(num_nodes: Sequence[int] | np.ndarray, node_budget: int) -> Iterator[range]:
     """Cut graphs into batches of neighbours with at most ``node_budget`` nodes together.
 
-    A larger graph is a batch of its own, so a budget of 1 gives one graph at a time.
+    A larger graph is a batch of its own, so with a budget of 1 every graph is.
 
     Args:
         num_nodes: Nodes of each graph: ``[num_graphs]``.
@@ -205,7 +205,7 @@ def _columns(graphs: Sequence[Data]) -> dict[str, list[Tensor]] | None:
 
 
 def _are_plain(values: list[Any], are_numbers: bool) -> bool:
-    """Say whether these are tensors that can be joined as they are."""
+    """Return whether these are tensors that can be concatenated as they are."""
     return (
         {type(value) for value in values} == {Tensor}
         and {value.device.type for value in values} == {"cpu"}
@@ -216,7 +216,7 @@ def _are_plain(values: list[Any], are_numbers: bool) -> bool:
 
 
 def _repeat(values: Tensor, times: Tensor) -> Tensor:
-    """Return each value as many times as it says."""
+    """Repeat each value; ``np.repeat`` with tensors."""
     return torch.from_numpy(np.repeat(values.numpy(), times.numpy()))
 
 

@@ -239,11 +239,11 @@ def processed(
     *,
     check: Callable[[Sequence[Path]], None] | None = None,
 ) -> Any:
-    """Return the PyG data set that ``build(folder)`` makes of the raw files, kept for next time.
+    """Return the PyG data set that ``build(folder)`` makes of the raw files; it is processed once.
 
     With a root its files are used, and ``check`` sees them before PyG reads them; without one PyG
     downloads. Several processes may do this at once: each works in a folder of its own and the
-    first one to finish is kept.
+    result of the first one to finish is used.
     """
     if root is None:
         source, files = "download", []

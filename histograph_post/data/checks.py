@@ -73,9 +73,9 @@ def _prepare(given: Data, where: str, notes: Counter[str]) -> Data:
         )
     graph = copy.copy(given)  # shallow: attributes are replaced, never written to
     for name, value in given.to_dict().items():
-        kept = _plain(value, name)
-        if kept is not None:
-            graph[name] = kept
+        plain = _plain(value, name)
+        if plain is not None:
+            graph[name] = plain
         elif name in (*_TENSORS, *_LABELS):
             kind = value.layout if isinstance(value, Tensor) else type(value).__name__
             raise DataError(f"{where}: {name} is {kind}, expected a dense tensor of numbers")
@@ -119,7 +119,7 @@ def _check_edges(graph: Data, where: str) -> None:
 
 
 def _num_nodes(graph: Data, where: str, notes: Counter[str]) -> int:
-    """Return how many nodes the graph has, and store it where no tensor says so."""
+    """Return how many nodes the graph has, and store it where no tensor has as many rows."""
     stored = graph.to_dict()
     if "num_nodes" in stored:
         count = stored["num_nodes"]

@@ -42,7 +42,7 @@ class GraphDataset:
     level: Level
     #: One name per column of :meth:`labels`.
     target_names: list[str] = field(default_factory=list)
-    #: The splits that come with the data, over graphs, nodes or links as ``level`` says.
+    #: The splits that come with the data, over graphs, nodes or links, depending on ``level``.
     official: Splits | None = None
     #: Source row of each graph (a line of a csv file); ``None`` stands for 0, 1, 2, ...
     rows: np.ndarray | None = None
@@ -91,8 +91,8 @@ class GraphDataset:
     def labels(self) -> np.ndarray:
         """Return the labels as float64 ``[rows, num_targets]``, NaN where a label is missing.
 
-        A row is a graph, a node (graphs concatenated) or a labelled pair, as ``level`` says.
-        Unlabelled data gives ``[rows, 0]``.
+        A row is a graph, a node (graphs concatenated) or a labelled pair, depending on
+        ``level``. Unlabelled data has ``[rows, 0]``.
         """
         return gather_labels(self.graphs, self.ids, self.level, spec=self.spec)
 
@@ -134,7 +134,7 @@ def from_graphs(
     ``train_mask``, ``val_mask`` and ``test_mask`` of node-level data become ``official``.
     ``features`` (see :func:`.checks.add_features`) fills in ``x`` for graphs that have none. A
     graph without nodes is refused. ``level="link"`` on graphs that name no pairs holds out some of
-    their own edges, as ``links`` says (see :mod:`.links`).
+    their own edges, in the way of ``links`` (see :mod:`.links`).
     """
     collected = _collect(graphs, spec)
     names = [str(name) for name in (ids if ids is not None else range(len(collected)))]
@@ -156,7 +156,7 @@ def from_graphs(
     found += add_features(prepared, features, max_degree=max_degree, spec=spec)
     for graph in prepared:
         if "num_nodes" in graph:
-            del graph["num_nodes"]  # x says it now; kept in some graphs only, batches would fail
+            del graph["num_nodes"]  # x has as many rows; batches fail if only some graphs have it
     if level is None:
         level, reason = detect_level(prepared)
         found += reason
@@ -241,7 +241,7 @@ def _form(key: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
 
 # --- a few graphs of a data set, on which a model is tried out
 
-#: How many: enough to tell graph rows from node rows, few enough to be quick.
+#: How many: enough to distinguish graph rows from node rows, few enough to be quick.
 PROBE_GRAPHS = 4
 
 

@@ -109,7 +109,7 @@ class _Labelled:
     labels: np.ndarray
     #: ``[rows]``
     parts: np.ndarray
-    #: Negatives that the graph is too dense to give.
+    #: Negatives that the graph is too dense for.
     missing: int
 
 
@@ -139,8 +139,8 @@ def _labelled(
 def _link_graph(graph: Data, links: _Links, parts: np.ndarray, labelled: _Labelled) -> Data:
     """Return the graph with the edges of its training links and its self loops, and the pairs."""
     # The last entry is what -1, a self loop, looks up.
-    kept = np.append(parts == _TRAIN, True)[links.of_edge]  # [num_edges]
-    made = graph.edge_subgraph(torch.from_numpy(kept))
+    carries_messages = np.append(parts == _TRAIN, True)[links.of_edge]  # [num_edges]
+    made = graph.edge_subgraph(torch.from_numpy(carries_messages))
     for name in ("y", *MASKS.values()):
         if name in made:
             del made[name]

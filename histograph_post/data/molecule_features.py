@@ -61,7 +61,7 @@ def molecule_encoding(name: str) -> MoleculeEncoding:
 
 
 def import_rdkit() -> tuple[Any, Any]:
-    """Return RDKit's ``Chem`` and ``rdBase``, or say how to install them."""
+    """Return RDKit's ``Chem`` and ``rdBase``; the error names the extra to install."""
     try:
         from rdkit import Chem, rdBase
     except ImportError:

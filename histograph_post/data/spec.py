@@ -41,7 +41,7 @@ FORMS = (
 
 @dataclass(frozen=True)
 class DataSpec(Specification):
-    """Data by name and arguments; a file that keeps it adds what the data turned out to be."""
+    """Data by name and arguments; once they are loaded, their fingerprint and size, too."""
 
     WHAT = "data"
 
@@ -54,7 +54,7 @@ class DataSpec(Specification):
 
     @classmethod
     def of(cls, dataset: GraphDataset, args: Mapping[str, Any]) -> DataSpec:
-        """Return what a file keeps of data that are loaded."""
+        """Return what a file records of data that are loaded."""
         return cls(
             dataset.spec,
             dict(args),
@@ -116,7 +116,7 @@ def load_data(
 
 
 def _hint(spec: str) -> str:
-    """Say what somebody who named a file may have meant."""
+    """Return what somebody who named a file may have meant."""
     if spec.endswith((".ckpt", ".safetensors", ".tar")):
         return "; this looks like a checkpoint, give it with --checkpoint"
     if spec.endswith((".csv", ".csv.gz")):
@@ -174,7 +174,7 @@ def as_int(args: Mapping[str, Any], name: str, *, default: int | None, spec: str
 def as_choice(
     args: Mapping[str, Any], name: str, choices: Collection[str], *, default: str, spec: str
 ) -> str:
-    """Return an argument that is one of a few words."""
+    """Return an argument that is one of a few choices."""
     value = str(args.get(name, default))
     if value not in choices:
         raise DataError(f"{spec}: {name}={value}, expected one of {', '.join(choices)}")

@@ -22,19 +22,15 @@ from .registry import (
 )
 
 if TYPE_CHECKING:
-    from .base import History as History
-    from .base import Readout as Readout
-    from .base import pool_nodes as pool_nodes
-    from .histograph import HistoGraphHead as HistoGraphHead
-    from .ragged import Graphs as Graphs
+    from .base import History, Readout, pool_nodes
+    from .histograph import HistoGraphHead
+    from .ragged import Graphs
 
-#: Public name -> module. Loaded on first use: the registry alone does not need torch.
+#: Module -> public names. Loaded on first use: the registry alone does not need torch.
 _LAZY = {
-    "Graphs": ".ragged",
-    "HistoGraphHead": ".histograph",
-    "History": ".base",
-    "Readout": ".base",
-    "pool_nodes": ".base",
+    ".base": ("History", "Readout", "pool_nodes"),
+    ".histograph": ("HistoGraphHead",),
+    ".ragged": ("Graphs",),
 }
 __all__ = [
     "HEADS",
@@ -57,4 +53,4 @@ __getattr__ = lazy_names(__name__, _LAZY)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return sorted({*globals(), *__all__})

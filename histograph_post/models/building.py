@@ -104,7 +104,7 @@ def _build_builtin(
     settings = {**known, **found, **args, "kind": kind}
     for name, other in (("in_dim", "the features of the nodes"), ("out_dim", "the labels")):
         if name not in settings:
-            raise ModelError(f"{kind} needs {name}, which {other} do not tell: give {name}=NUMBER")
+            raise ModelError(f"{kind} needs {name}, which {other} do not show: give {name}=NUMBER")
     model = GNN(GNNSettings.from_args(settings))
     columns = _num_columns(model.settings.in_dim)
     if in_dim is not None and columns != _num_columns(in_dim):
@@ -225,9 +225,9 @@ def parse_args(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def _parse_value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
+    constants = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # '\d' is a string here, not doubtful Python
         try:

@@ -1,4 +1,4 @@
-"""The settings of a built-in model, and how a checkpoint tells them."""
+"""The settings of a built-in model, and how they are read from a checkpoint."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class GNNSettings:
 
     @classmethod
     def from_args(cls, args: Mapping[str, Any]) -> Self:
-        """Build settings from model arguments, in which none, true and false are words too."""
+        """Build settings from model arguments, in which None, True and False are choices, too."""
         spelled = dict(args)
         for name in ("norm", "pool", "residual"):
             if name in args and (args[name] is None or args[name] is False):
@@ -125,7 +125,7 @@ class GNNSettings:
 
 
 def settings_of(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return what a state dict of a built-in model tells of its settings; empty for any other.
+    """Return the settings that a state dict of a built-in model shows; empty for any other.
 
     Sizes are read off the weights: a file cannot ask for more memory than it takes itself. The rest
     (activation, dropout, residual, pool, and the heads of ``gps``) leaves no trace there; it is

@@ -28,7 +28,7 @@ from .unpickling import first_line, load_pickled, printable
 #: What wrappers (DataParallel, Lightning, torch.compile) put in front of every name.
 WRAPPER_PREFIXES = ("module.", "model.", "_orig_mod.")
 
-#: Where a file with several state dicts keeps the one that is meant; the first found wins, so
+#: Where a file with several state dicts has the one that is meant; the first found wins, so
 #: the weights as trained go before their moving average.
 _USUAL_PLACES = (
     "state_dict",
@@ -201,7 +201,7 @@ def _is_graph(node: object) -> bool:
 
 
 def _describe(content: object) -> str:
-    """Say what a file without a state dict holds."""
+    """Return what a file without a state dict holds."""
     parts = [content, *(content if isinstance(content, list | tuple) else ())]
     if any(_is_graph(part) for part in parts):
         return "holds graphs, a data set"

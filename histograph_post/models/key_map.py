@@ -1,8 +1,8 @@
 """Key maps: what a checkpoint calls its tensors, and what the model calls them.
 
-A TOML or JSON file of ``old = new``. ``*`` stands for any run of characters and is carried over;
+A TOML or JSON file of ``old = new``. ``*`` stands for any characters and is carried over;
 the first line that fits a name decides. Besides a new name, the right side may be a table with
-``transpose = true`` (PyG before 2.0 kept ``conv.weight`` as the transpose of today's
+``transpose = true`` (PyG before 2.0 stored ``conv.weight`` as the transpose of today's
 ``conv.lin.weight``), or ``false`` to leave a tensor out::
 
     "encoder.*" = "*"
@@ -59,7 +59,7 @@ class KeyRule:
 
 @dataclass(frozen=True)
 class KeyMap:
-    """An ordered set of renaming rules; its text is the TOML file that would give it."""
+    """An ordered set of renaming rules; its text is the TOML file that it would be read from."""
 
     rules: tuple[KeyRule, ...]
 

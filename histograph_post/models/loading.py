@@ -1,7 +1,7 @@
-"""Strict loading: a checkpoint and a model agree on every tensor, or nothing goes on.
+"""Strict loading: a checkpoint and a model agree on every tensor, or loading stops.
 
-A :class:`LoadReport` says what of a checkpoint fits a model, so that a user can mend what does not:
-the most similar name beside every misfit, and the key map that would rename them.
+A :class:`LoadReport` lists what does not fit and how to fix it: the most similar name beside every
+misfit, and the key map that would rename them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 #: Rows per kind of problem that get a nearest name and a line in the table.
 ROWS_SHOWN = 50
 
-#: What an honest checkpoint may lack: counters that old versions of torch did not keep, and a
+#: What an honest checkpoint may lack: counters that old versions of torch did not save, and a
 #: module's own notes, which are no weights.
 _OPTIONAL = ("num_batches_tracked", "_extra_state")
 
@@ -71,7 +71,7 @@ class LoadReport:
     defaulted: tuple[str, ...] = ()
     #: How many of the tensors that fit have another precision than the model's.
     converted: int = 0
-    #: A key map to try, and whether it settles everything.
+    #: A key map to try, and whether everything fits with it.
     suggestion: KeyMap | None = None
     suggestion_fits: bool = False
 
@@ -147,7 +147,7 @@ def load_into(
     try:
         model.load_state_dict(fitted, strict=False)
     except RuntimeError as error:
-        # What only a layer itself can tell, such as the output width of a lazy one.
+        # What only a layer itself knows, such as the output width of a lazy one.
         reason = str(error).strip().splitlines()[-1].strip()
         raise CheckpointError(
             f"{checkpoint.path}: does not fit the model: {printable(reason)}"
@@ -157,8 +157,8 @@ def load_into(
 
 def _namings(checkpoint: Checkpoint, key_map: KeyMap | None) -> Iterator[dict[str, Tensor]]:
     """Yield the tensors under each set of names they may go by, barest first."""
-    for kept in range(len(checkpoint.stripped) + 1):
-        prefix = "".join(checkpoint.stripped[len(checkpoint.stripped) - kept :])
+    for count in range(len(checkpoint.stripped) + 1):
+        prefix = "".join(checkpoint.stripped[len(checkpoint.stripped) - count :])
         tensors = {prefix + name: tensor for name, tensor in checkpoint.state_dict.items()}
         yield tensors if key_map is None else key_map.apply(tensors)
 
@@ -207,7 +207,7 @@ def _shape(tensor: Tensor) -> Shape | None:
 
 
 def _misfit(found: Tensor, expected: Tensor) -> str | None:
-    """Say why a tensor cannot go where its name points; empty for its shape, None if it can."""
+    """Return why a tensor does not fit its namesake: empty for its shape, None if it fits."""
     if found.is_floating_point() != expected.is_floating_point():
         return f"{found.dtype} in the file, {expected.dtype} in the model".replace("torch.", "")
     shapes = _shape(found), _shape(expected)
@@ -219,7 +219,7 @@ def _misfit(found: Tensor, expected: Tensor) -> str | None:
 def _with_suggestion(
     report: LoadReport, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]
 ) -> LoadReport:
-    """Add the key map to try, and whether it would settle everything."""
+    """Add the key map to try, and whether everything would fit with it."""
     suggestion = _suggest_key_map(report)
     if suggestion is None:
         return report
@@ -303,7 +303,7 @@ def _suggest_key_map(report: LoadReport) -> KeyMap | None:
         if transposed_too or _is_transpose(old.in_file, new.in_model):
             rules.append(KeyRule(old.name, new.name, transpose=True))
         elif fits:
-            rules.append(_rename(old.name, new.name, whole=report.loaded == 0))
+            rules.append(_rename(old.name, new.name, nothing_fits=report.loaded == 0))
     # The first rule that fits a name decides, so single names go before wildcards.
     rules.sort(key=lambda rule: "*" in rule.old)
     return KeyMap(tuple(dict.fromkeys(rules))) if rules else None
@@ -333,10 +333,10 @@ def _renaming(old: KeyRow, new: KeyRow) -> tuple[str, str]:
     return ".".join(old_parts), ".".join(new_parts)
 
 
-def _rename(old: str, new: str, *, whole: bool) -> KeyRule:
+def _rename(old: str, new: str, *, nothing_fits: bool) -> KeyRule:
     """Return the rule from one name to another, for all names alike if only a prefix differs."""
     if old.endswith(f".{new}"):
         return KeyRule(old.removesuffix(new) + "*", "*")
-    if whole and new.endswith(f".{old}"):
+    if nothing_fits and new.endswith(f".{old}"):
         return KeyRule("*", new.removesuffix(old) + "*")
     return KeyRule(old, new)

@@ -174,7 +174,7 @@ def _inspect(forward: Callable[..., Any], *, bound: bool) -> tuple[_Parameter, .
         )
     )
     if not named and any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        # forward(*args) says nothing; those who write it unpack a batch when they get just one.
+        # forward(*args) names nothing; those who write it unpack a batch when they get just one.
         return (_Parameter("data", required=True, by_position=True),)
     return named
 
@@ -273,13 +273,13 @@ def _tensors(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from _tensors(value, f"{path}.{name}" if path else name)
 
 
-# --- whether a model gives probabilities or logits: seen from how its output is made
+# --- whether a model returns probabilities or logits: seen from how its output is made
 
-#: Functions whose result is a probability, by name. A log-softmax gives logits: they are what a
+#: Functions whose result is a probability, by name. A log-softmax returns logits: they are what a
 #: softmax turns into the same probabilities.
 _SQUASHING = frozenset({"sigmoid", "sigmoid_", "softmax", "expit"})
 
-#: Functions that give the same numbers in another shape or place.
+#: Functions that return the same numbers in another shape or place.
 _RESHAPING = frozenset(
     [
         "__getitem__",
@@ -307,7 +307,7 @@ class OutputForm(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        # The tensors are kept, so that no other tensor can take over an id.
+        # The tensors are held, so that no other tensor can take over an id.
         self._probabilities: dict[int, Tensor] = {}
 
     def __torch_function__(

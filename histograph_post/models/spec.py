@@ -1,4 +1,4 @@
-"""Which model: by name, as a user or a file gives it, with the file and the hash of its weights."""
+"""Which model: by name, as a user or a file names it, with the file and the hash of its weights."""
 
 from __future__ import annotations
 

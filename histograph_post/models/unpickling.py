@@ -59,7 +59,7 @@ def printable(text: str, limit: int = 200) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an exception says, cut to one printable line."""
+    """Return the message of an exception as one printable line."""
     lines = str(error).strip().splitlines()
     return printable(lines[0]) if lines else type(error).__name__
 
@@ -112,7 +112,7 @@ def _kind_of(file: BufferedReader, path: Path) -> _Kind:
 
 
 def _describe(head: bytes) -> str:
-    """Say what a file that is no checkpoint is, as far as its first bytes tell."""
+    """Return what a file that is no checkpoint is, as far as its first bytes show."""
     start = head.lstrip().lower()
     if head.startswith(b"version https://git-lfs"):
         return "a git-lfs pointer, not the file itself (run `git lfs pull`)"
@@ -171,7 +171,7 @@ def _tar_kind(file: BufferedReader, path: Path) -> _Kind:
 
 def _damaged(path: Path, error: BaseException) -> CheckpointError:
     return CheckpointError(
-        f"{path}: damaged or cut short ({first_line(error)}); expected a whole checkpoint"
+        f"{path}: damaged or cut short ({first_line(error)}); expected a complete checkpoint"
     )
 
 
@@ -188,7 +188,7 @@ def _refuse_pickle(file: BufferedReader, path: Path, kind: _Kind, *, reason: str
         )
     if not names:
         _refuse(path, reason)
-    # Only the first few are shown: what can do harm, then what tells where the file comes from.
+    # Only the first few are shown: what can do harm, then what shows where the file comes from.
     names.sort(key=lambda name: (not _HARMFUL.match(name), name.startswith(("torch.", "numpy."))))
     shown = ", ".join(names[:_NAMES_SHOWN])
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
@@ -217,7 +217,7 @@ def _globals(file: BufferedReader, kind: _Kind) -> Iterator[str]:
                 if name.partition("/")[2] == "data.pkl":
                     yield from _globals_of(io.BytesIO(archive.read(name)))
         return
-    # Reading through a map never allocates more than the file holds, whatever a length field says.
+    # Reading through a map never allocates more than the file holds, whatever its length fields.
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         for _ in range(_LEGACY_PICKLES if kind == "legacy" else 1):
             yield from _globals_of(mapped)
@@ -258,14 +258,14 @@ def _unsafe(names: dict[str, None]) -> list[str]:
         archive.writestr("names/version", "3\n")
     buffer.seek(0)
     refused = set(torch.serialization.get_unsafe_globals_in_checkpoint(buffer))
-    # torch gives names of Python 2 their present form, which is then not among ours.
+    # torch converts names of Python 2 to their present form, which is then not among ours.
     found = [name for name in names if name not in askable or name in refused]
     return [printable(name) for name in [*found, *sorted(refused.difference(names))]]
 
 
 @contextmanager
 def _torch_notices_ignored() -> Iterator[None]:
-    """Silence what torch says about formats that it then reads, or refuses, anyway."""
+    """Silence the warnings of torch about formats that it then reads, or refuses, anyway."""
     with warnings.catch_warnings():
         for message in ("Detected pickle protocol", "'torch.load' received", "`torch.jit.load`"):
             warnings.filterwarnings("ignore", message=message)

@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING
 from ..utils import lazy_names
 
 if TYPE_CHECKING:
-    from .resolving import SPLIT_FORMS as SPLIT_FORMS
-    from .resolving import resolve_splits as resolve_splits
-    from .types import PARTS as PARTS
-    from .types import Split as Split
-    from .types import Splits as Splits
+    from .resolving import SPLIT_FORMS, resolve_splits
+    from .types import PARTS, Split, Splits
 
 __all__ = [
     "PARTS",
@@ -28,10 +25,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "PARTS": ".types",
-        "SPLIT_FORMS": ".resolving",
-        "Split": ".types",
-        "Splits": ".types",
-        "resolve_splits": ".resolving",
+        ".resolving": ("SPLIT_FORMS", "resolve_splits"),
+        ".types": ("PARTS", "Split", "Splits"),
     },
 )

@@ -7,24 +7,25 @@ for readers), ``levels.py`` (what a row stands for).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package whose names are loaded on first use.
 
     So a small question never waits for torch.
 
     Args:
         package: Its ``__name__``.
-        modules: Public name -> module, relative to the package.
+        modules: Module, relative to the package -> public names in it.
     """
+    module_of = {name: module for module, names in modules.items() for name in names}
 
     def load(name: str) -> Any:
-        if name not in modules:
+        if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(modules[name], package), name)
+        return getattr(import_module(module_of[name], package), name)
 
     return load

@@ -1,7 +1,7 @@
 """Strict reading of JSON: what is doubled, missing, unknown or of another type is refused.
 
-A dataclass says by its annotations what an object of a file holds, and :func:`decode` makes one of
-such an object. Files may come from anybody, so nothing is converted, guessed or passed over.
+The annotations of a dataclass describe an object of a file, and :func:`decode` turns such an object
+into the dataclass. Files may come from anybody, so nothing is converted, guessed or ignored.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def json_sha256(value: Any, where: str) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-# --- what an annotation cannot say with a plain type
+# --- forms that no plain type describes
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def decode(
         error: What is raised.
         defaults: Whether fields that have a default may be missing.
         unknown: Whether fields of this object, not of those inside it, may be unknown: they are
-            passed over.
+            ignored.
     """
     try:
         found: T = _decode_object(cls, value, where, f"{where}: found", defaults, unknown)

@@ -77,7 +77,7 @@ def _umask() -> int:
 
 
 def _read_umask() -> int | None:
-    """Return the mask where the system tells it (Linux)."""
+    """Return the mask where the system shows it (Linux)."""
     try:
         found = re.search(r"^Umask:\s*(\d+)$", Path("/proc/self/status").read_text("ascii"), re.M)
     except (OSError, UnicodeDecodeError):
@@ -92,7 +92,7 @@ def _first_umask() -> int:
     return mask
 
 
-#: The mask when this module was imported, where the system does not tell a later one.
+#: The mask when this module was imported, where the system does not show a later one.
 _FIRST_UMASK = 0 if _read_umask() is not None else _first_umask()
 
 

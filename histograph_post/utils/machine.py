@@ -102,7 +102,7 @@ def _limit_files(groups: Path, mounts: Path) -> Iterator[Path]:
 class SharedTensor:
     """A tensor that is not copied when it is pickled for another process: both use its memory.
 
-    The memory has no name in any file system. The last process that uses it gives it back,
+    The memory has no name in any file system. It is freed with the last process that uses it,
     however that process ends.
 
     Args:

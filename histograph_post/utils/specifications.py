@@ -75,7 +75,7 @@ class Specification:
             given: What the user names now; it replaces what was recorded, arguments aside.
 
         Raises:
-            ModelError: for a recorded model that is code, of which the user says nothing.
+            ModelError: for a recorded model that is code and that the user has not named.
             DataError: for such data.
         """
         if given is not None:

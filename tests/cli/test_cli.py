@@ -11,10 +11,11 @@ import pytest
 import torch
 import typer
 from safetensors.torch import save_file
-from typer.testing import CliRunner, Result
 
 from histograph_cli.main import app
 from histograph_post.models import build_model
+
+from ..helpers import histograph
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +25,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoint") / "model.safetensors"
     save_file(model.state_dict(), path)
     return path
-
-
-def histograph(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def cache_arguments(checkpoint: Path, out: Path, *more: object) -> tuple[object, ...]:

@@ -10,27 +10,18 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.nn import GCNConv
-from typer.testing import CliRunner, Result
 
-from histograph_cli.main import app
 from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
 from histograph_post.models import build_model
 
-
-@pytest.fixture(scope="module")
-def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
-    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
-    assert cache(model, load_data("demo:", args={"num_graphs": 60}), folder) is not None
-    return folder
+from ..helpers import histograph
 
 
 def test_compare_ranks_the_readouts_by_their_test_score(demo_cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "compare"
     arguments = ["--heads", "linear,concat,mean,max", "--epochs", "3", "--lr", "0.02"]
-    found = CliRunner().invoke(app, ["compare", str(demo_cache), "-o", str(out), *arguments])
+    found = histograph("compare", demo_cache, "-o", out, *arguments)
     assert found.exit_code == 0, found.output
     lines = [line.split("│")[1:-1] for line in found.stdout.splitlines() if line.startswith("│")]
     rows = [[cell.strip() for cell in line] for line in lines]
@@ -59,9 +50,7 @@ def test_without_an_own_readout_the_table_compares_with_the_last_layer(tmp_path:
     dataset = load_data("demo:", args={"num_graphs": 60})
     assert cache(Encoder(), dataset, tmp_path / "a.cache") is not None
     arguments = ["--epochs", "2", "--seeds", "0-2", "--dim", "8"]
-    found = CliRunner().invoke(
-        app, ["train-head", str(tmp_path / "a.cache"), "-o", str(tmp_path / "run"), *arguments]
-    )
+    found = histograph("train-head", tmp_path / "a.cache", "-o", tmp_path / "run", *arguments)
     assert found.exit_code == 0, found.output
     assert "against mean" in found.stdout
     results = json.loads((tmp_path / "run" / "results.json").read_text())
@@ -78,10 +67,6 @@ def test_without_an_own_readout_the_table_compares_with_the_last_layer(tmp_path:
     line = next(line for line in found.stdout.splitlines() if "│ histograph" in line)
     assert f"{averaged['test']['mean']:.4f} " in line
     assert f"{averaged['versus_baseline']['mean']:+.4f} [" in line
-
-
-def histograph(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.mark.parametrize(

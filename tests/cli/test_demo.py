@@ -8,13 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from histograph_cli.main import app
-
-
-def histograph(*words: str) -> Result:
-    return CliRunner().invoke(app, words)
+from ..helpers import histograph
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +63,7 @@ def test_an_older_demo_stays_and_a_stopped_one_goes_on_without_matplotlib(
     result = histograph("demo", "--num-graphs", "40")
     assert result.exit_code == 0, result.output
     assert "pip install 'histograph-post[report]', then histograph report" in result.stderr
-    assert "HistoGraph, the backbone moving too" in result.stdout
+    assert "HistoGraph, backbone trained too" in result.stdout
     assert "histograph inspect model.ckpt --model my_model.py:Net" in result.stderr
 
 

@@ -8,23 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import histograph_post as hg
 from histograph_post.errors import ConfigError
 from histograph_post.experiments.options import with_keywords
-from histograph_post.models import build_model
 
 QUICK = hg.TrainingOptions(epochs=2, batch_size=16)
-
-
-@pytest.fixture(scope="module")
-def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
-    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
-    assert hg.cache(model, hg.load_data("demo:", args={"num_graphs": 30}), folder) is not None
-    return folder
 
 
 def plan_of(run: hg.Run) -> dict[str, Any]:

@@ -24,11 +24,11 @@ from histograph_post.training.loop import Trainer
 from histograph_post.training.networks import HeadNetwork
 from histograph_post.training.options import TrainingOptions
 
+from ..helpers import make_model
+
 
 def demo_cache(folder: Path, **args: object) -> Cache:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 3, **args}, in_dim=4, out_dim=1)
-    written = cache(model, load_data("demo:", args={"num_graphs": 60}), folder)
+    written = cache(make_model(**args), load_data("demo:", args={"num_graphs": 60}), folder)
     assert written is not None
     return written
 

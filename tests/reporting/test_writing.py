@@ -12,13 +12,13 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
 import histograph_post as hg
-from histograph_cli.main import app
 from histograph_post.errors import CacheError, MissingExtraError, OutputExistsError
 from histograph_post.models import build_model
 from histograph_post.reporting import Report
+
+from ..helpers import histograph
 
 
 def test_report_stands_in_the_run_and_replaces_itself_only(
@@ -71,10 +71,6 @@ def test_cache_of_another_backbone_is_refused(
     make_run("regression")  # the same weights on other data
     with pytest.raises(CacheError, match="found data"):
         hg.report(binary_run, tmp_path / "a.html", cache=workshop / "regression.cache")
-
-
-def histograph(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_command(binary_run: Path, tmp_path: Path) -> None:

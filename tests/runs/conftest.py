@@ -5,28 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import save_file
-from torch import nn
-from typer.testing import CliRunner, Result
 
 import histograph_post as hg
-from histograph_cli.main import app
-from histograph_post.models import build_model
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
 
+from ..helpers import histograph, make_model
+
 SHORT = TrainingOptions(epochs=3, lr=1e-2)
 NUM_GRAPHS = 48
-
-
-def make_model(seed: int = 0, **args: object) -> nn.Module:
-    torch.manual_seed(seed)
-    return build_model("gin", {"hidden": 8, "num_layers": 3, **args}, in_dim=4, out_dim=1)
-
-
-def histograph(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +34,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def run(folder: Path) -> Run:
     return Run.open(folder / "run")
+
+
+def other_checkpoint(tmp_path: Path) -> Path:
+    """Write the weights of the run's backbone with one tensor changed."""
+    state = make_model().state_dict()
+    name = next(name for name, value in state.items() if value.is_floating_point())
+    state[name] = state[name] + 1e-3
+    save_file(state, tmp_path / "other.safetensors")
+    return tmp_path / "other.safetensors"
+
+
+def hashes(text: str) -> list[str]:
+    return [word for word in text.replace(",", " ").split() if len(word) == 64]

@@ -10,25 +10,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch_geometric.data import Batch, Data
-from typer.testing import CliRunner, Result
 
 import histograph_post as hg
-from histograph_cli.main import app
 from histograph_post.errors import ConfigError, DataError
 from histograph_post.models import build_model
 from histograph_post.runs.run import Run
-from histograph_post.training.options import TrainingOptions
 
-SHORT = TrainingOptions(epochs=3, lr=1e-2)
-NUM_GRAPHS = 48
-
-
-def histograph(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def demo_graphs(count: int = NUM_GRAPHS) -> list[Data]:
-    return hg.load_data("demo:", args={"num_graphs": count}).graphs
+from ..helpers import demo_graphs, histograph
+from .conftest import NUM_GRAPHS, SHORT
 
 
 def test_graph_alone_and_in_any_batch_predicts_the_same(run: Run) -> None:

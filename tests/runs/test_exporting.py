@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_mean_pool
-from typer.testing import CliRunner, Result
 
 import histograph_post as hg
-from histograph_cli.main import app
-from histograph_post.data import from_graphs, load_data
+from histograph_post.data import from_graphs
 from histograph_post.errors import ModelError, OutputExistsError
 from histograph_post.models import build_model
 from histograph_post.runs.exporting import read_description
 from histograph_post.training.options import TrainingOptions
+
+from ..helpers import demo_graphs, histograph
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)
 
@@ -38,19 +38,15 @@ class Narrowing(nn.Module):
         return self.out(global_mean_pool(self.second(x, edge_index), batch))
 
 
-def demo_graphs(count: int = 24) -> list[Data]:
-    return load_data("demo:", args={"num_graphs": count}).graphs
-
-
 def quantities() -> list[Data]:
-    graphs = [graph.clone() for graph in demo_graphs()]
+    graphs = [graph.clone() for graph in demo_graphs(24)]
     for graph in graphs:
         graph.y = torch.tensor([100.0 + graph.num_edges])
     return graphs
 
 
 def coloured() -> list[Data]:
-    graphs = [graph.clone() for graph in demo_graphs()]
+    graphs = [graph.clone() for graph in demo_graphs(24)]
     for graph in graphs:
         graph.y = graph.x.argmax(1)
     return graphs
@@ -63,7 +59,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     def make(kind: str, head: str = "histograph", **options: object) -> Path:
         data = {
-            "binary": lambda: from_graphs(demo_graphs()),
+            "binary": lambda: from_graphs(demo_graphs(24)),
             "node": lambda: from_graphs(coloured()),
             "link": lambda: from_graphs(demo_graphs(4), level="link"),
             "narrowing": lambda: from_graphs(quantities()),
@@ -162,10 +158,6 @@ def test_whole_model_of_one_in_memory(make_run: Callable[..., Path], tmp_path: P
     loaded = hg.load(tmp_path / "model", model=other, device="cpu")  # its weights are in the folder
     expected = hg.load(run, model=make_model("binary"), device="cpu").predict(demo_graphs(5))
     assert (loaded.predict(demo_graphs(5)).outputs == expected.outputs).all()
-
-
-def histograph(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_commands_need_neither_run_nor_cache_afterwards(tmp_path: Path) -> None:

@@ -9,37 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
-from torch import nn
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import histograph_post as hg
-from histograph_cli.main import app
 from histograph_post.errors import OutputExistsError
-from histograph_post.models import build_model
 from histograph_post.runs.run import Run
 
-
-def make_model(seed: int = 0, **args: object) -> nn.Module:
-    torch.manual_seed(seed)
-    return build_model("gin", {"hidden": 8, "num_layers": 3, **args}, in_dim=4, out_dim=1)
-
-
-def histograph(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def other_checkpoint(tmp_path: Path) -> Path:
-    state = make_model().state_dict()
-    name = next(name for name, value in state.items() if value.is_floating_point())
-    state[name] = state[name] + 1e-3
-    save_file(state, tmp_path / "other.safetensors")
-    return tmp_path / "other.safetensors"
-
-
-def _hashes(text: str) -> list[str]:
-    return [word for word in text.replace(",", " ").split() if len(word) == 64]
+from ..helpers import histograph
+from .conftest import hashes, other_checkpoint
 
 
 @pytest.fixture
@@ -111,6 +88,6 @@ def test_command_refuses_another_backbone_in_one_line(
     out = tmp_path / "predictions.csv"
     result = command(out, "--checkpoint", other_checkpoint(tmp_path))
     assert result.exit_code == 1
-    assert len(_hashes(result.stderr)) == 2
+    assert len(hashes(result.stderr)) == 2
     assert len(result.stderr.splitlines()) == 1
     assert not out.exists()

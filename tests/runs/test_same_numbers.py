@@ -14,31 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, global_mean_pool
-from typer.testing import CliRunner, Result
 
 import histograph_post as hg
-from histograph_cli.main import app
 from histograph_post.errors import DataError, ModelError, NotFoundError
-from histograph_post.models import build_model
 from histograph_post.runs.predictions import Predictions
 from histograph_post.runs.run import Run
-from histograph_post.training.options import TrainingOptions
 
-SHORT = TrainingOptions(epochs=3, lr=1e-2)
-NUM_GRAPHS = 48
-
-
-def make_model(seed: int = 0, **args: object) -> nn.Module:
-    torch.manual_seed(seed)
-    return build_model("gin", {"hidden": 8, "num_layers": 3, **args}, in_dim=4, out_dim=1)
-
-
-def histograph(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def demo_graphs(count: int = NUM_GRAPHS) -> list[Data]:
-    return hg.load_data("demo:", args={"num_graphs": count}).graphs
+from ..helpers import NodeModel, demo_graphs, histograph, make_model, node_labelled
+from .conftest import NUM_GRAPHS, SHORT
 
 
 def write_source(model: type[nn.Module], path: Path) -> None:
@@ -183,19 +166,8 @@ def test_regression_values_are_in_the_units_of_the_labels(tmp_path: Path) -> Non
     np.testing.assert_allclose(alone.numpy(), found.outputs[7:8], rtol=1e-5)
 
 
-class NodeModel(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = GCNConv(4, 8), GCNConv(8, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.second(self.first(x, edge_index).relu(), edge_index)
-
-
 def test_node_level_run(tmp_path: Path) -> None:
-    graphs = demo_graphs(6)
-    for graph in graphs:
-        graph.y = graph.x.argmax(dim=1) % 3
+    graphs = node_labelled(6)
     torch.manual_seed(0)
     model = NodeModel()
     hg.cache(model, graphs, tmp_path / "a.cache", splits="random")

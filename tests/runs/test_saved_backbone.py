@@ -6,41 +6,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
-from torch import nn
-from torch_geometric.data import Data
 
 import histograph_post as hg
 from histograph_post.errors import CacheError, CheckpointError, ConfigError, NotFoundError
-from histograph_post.models import build_model
 from histograph_post.models.checkpoints import weights_sha256
 from histograph_post.runs.run import Run
 from histograph_post.runs.saved_backbone import check_backbone
 
-
-def make_model(seed: int = 0, **args: object) -> nn.Module:
-    torch.manual_seed(seed)
-    return build_model("gin", {"hidden": 8, "num_layers": 3, **args}, in_dim=4, out_dim=1)
+from ..helpers import demo_graphs, make_model
+from .conftest import hashes, other_checkpoint
 
 
-def demo_graphs(count: int) -> list[Data]:
-    return hg.load_data("demo:", args={"num_graphs": count}).graphs
-
-
-def _hashes(text: str) -> list[str]:
-    return [word for word in text.replace(",", " ").split() if len(word) == 64]
-
-
-def other_checkpoint(tmp_path: Path) -> Path:
-    state = make_model().state_dict()
-    name = next(name for name, value in state.items() if value.is_floating_point())
-    state[name] = state[name] + 1e-3
-    save_file(state, tmp_path / "other.safetensors")
-    return tmp_path / "other.safetensors"
-
-
-def test_backbone_with_other_weights_is_refused_with_both_hashes(run: Run, tmp_path: Path) -> None:
+def test_backbone_with_other_weights_is_refused_with_bothhashes(run: Run, tmp_path: Path) -> None:
     right = weights_sha256(make_model().state_dict())
     for offered, model in (
         ({"checkpoint": other_checkpoint(tmp_path)}, None),
@@ -52,11 +29,11 @@ def test_backbone_with_other_weights_is_refused_with_both_hashes(run: Run, tmp_p
         assert right in str(refused.value)
         if model is not None:
             assert weights_sha256(model.state_dict()) in str(refused.value)
-        assert len(set(_hashes(str(refused.value)))) == 2
+        assert len(set(hashes(str(refused.value)))) == 2
     assert hg.load(run, model=make_model()).task.kind == "binary"
 
 
-def test_cache_of_another_backbone_is_refused_with_both_hashes(run: Run, tmp_path: Path) -> None:
+def test_cache_of_another_backbone_is_refused_with_bothhashes(run: Run, tmp_path: Path) -> None:
     saved = run.backbone
     same = hg.cache(make_model(), demo_graphs(6), tmp_path / "same.cache")
     other = hg.cache(make_model(seed=1), demo_graphs(6), tmp_path / "other.cache")
@@ -66,7 +43,7 @@ def test_cache_of_another_backbone_is_refused_with_both_hashes(run: Run, tmp_pat
     with pytest.raises(CacheError) as refused:
         check_backbone(saved, other)
     assert str(tmp_path / "other.cache") in str(refused.value)
-    assert _hashes(str(refused.value)) == [other.weights_sha256, same.weights_sha256]
+    assert hashes(str(refused.value)) == [other.weights_sha256, same.weights_sha256]
 
 
 def test_checkpoint_that_was_moved_is_asked_for(folder: Path, tmp_path: Path) -> None:

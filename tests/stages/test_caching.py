@@ -16,19 +16,15 @@ from histograph_post.caches.caching import cache, write_cache
 from histograph_post.caches.planning import plan_cache
 from histograph_post.data import GraphDataset, from_graphs, load_data
 from histograph_post.errors import CacheError, CaptureError, ConfigError, OutputExistsError
-from histograph_post.models import build_model
 from histograph_post.models.checkpoints import weights_sha256
 from histograph_post.splits import resolve_splits
+
+from ..helpers import make_model
 
 
 @pytest.fixture(scope="module")
 def dataset() -> GraphDataset:
     return load_data("demo:", args={"num_graphs": 60})
-
-
-def make_model(kind: str = "gin", **args: object) -> nn.Module:
-    torch.manual_seed(0)
-    return build_model(kind, {"hidden": 8, "num_layers": 3, **args}, in_dim=4, out_dim=1)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

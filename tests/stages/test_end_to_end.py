@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 import histograph_post as hg
-from histograph_cli.main import app
 from histograph_post.errors import ConfigError, ModelError
 from histograph_post.experiments.end_to_end import plan_end_to_end
 from histograph_post.experiments.head_training import HeadSpec
@@ -22,6 +20,8 @@ from histograph_post.experiments.pretraining import untrained_model
 from histograph_post.heads.standardize import EachLayerNorm
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
+
+from ..helpers import histograph
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)
 DEMO: dict[str, Any] = {
@@ -90,7 +90,7 @@ def test_predictions_are_those_the_run_stored(run: Run) -> None:
 
 
 def test_every_fold_is_a_checkpoint_to_cache(run: Run, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["cache", str(run.folder), "-o", str(tmp_path / "c")])
+    result = histograph("cache", run.folder, "-o", tmp_path / "c")
     assert result.exit_code == 0, result.output
     # Its own classifier still has its random weights.
     assert "fold-2 was trained with the readout" in result.stderr
@@ -194,6 +194,6 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     command = ["pretrain", "--model", "gin", "--data", "demo:", "-o", str(tmp_path / "x"), "-q"]
     for extra, code in ((["--dim", "8"], 2), (["--head", "mean", "--only", "7"], 1),
                         (["--head", "mean", "--amp", "--device", "cpu"], 1)):  # fmt: skip
-        result = CliRunner().invoke(app, [*command, *extra])
+        result = histograph(*command, *extra)
         assert result.exit_code == code, result.output
     assert not (tmp_path / "x").exists()

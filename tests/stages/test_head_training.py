@@ -24,13 +24,8 @@ QUICK = TrainingOptions(epochs=3, batch_size=16)
 
 
 @pytest.fixture(scope="module")
-def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
-    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
-    dataset = load_data("demo:", args={"num_graphs": 60})
-    assert cache(model, dataset, folder, splits="kfold:3") is not None
-    return folder
+def demo_cache(make_demo_cache: Callable[..., Path]) -> Path:
+    return make_demo_cache("kfold:3")
 
 
 def test_run_folder_holds_what_it_promises(demo_cache: Path, tmp_path: Path) -> None:

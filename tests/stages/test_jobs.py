@@ -17,10 +17,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import histograph_post as hg
-from histograph_cli.main import app
 from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, MissingExtraError, WorkerError
@@ -32,6 +30,8 @@ from histograph_post.models.checkpoints import save_weights
 from histograph_post.training.history_rows import KEPT_SHARE, row_bytes
 from histograph_post.training.options import TrainingOptions
 from histograph_post.training.resuming import train_resumably
+
+from ..helpers import histograph
 
 QUICK = TrainingOptions(epochs=3, batch_size=16, lr=1e-2)
 
@@ -330,7 +330,7 @@ def test_an_error_in_a_process_is_one_line(folder: Path, alone: Path, tmp_path: 
     words = ["train-head", folder / "demo.cache", "-o", run, "--jobs", 2, "--seeds", "0-1"]
     words += ["--epochs", 3, "--batch-size", 16, "--lr", 1e-2, "--dim", 8]
     words += ["--head-args", "dropout=0.3"]
-    result = CliRunner().invoke(app, [str(word) for word in words])
+    result = histograph(*words)
     assert result.exit_code == 1
     said = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 1

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import tomli_w
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import histograph_post as hg
-from histograph_cli.main import app
 from histograph_post.caches.manifest import MANIFEST_NAME, read_manifest
 from histograph_post.caches.writer import write_manifest
 from histograph_post.data import load_data
@@ -24,6 +23,8 @@ from histograph_post.errors import DataError, HistographError, ModelError
 from histograph_post.experiments.folds import open_caches
 from histograph_post.models import build_model
 from histograph_post.utils.specifications import BUILT_IN_DATA, is_built_in
+
+from ..helpers import histograph
 
 CODE = """
 import functools
@@ -57,10 +58,6 @@ shell = functools.partial(getoutput, "touch SENTINEL")
 MODEL = ("--model", "mine.py:Net")
 DATA = ("--data", "mine.py:graphs")
 QUICK = ("--epochs", 1, "--dim", 8, "-q")
-
-
-def histograph(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

@@ -12,22 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import histograph_post as hg
-from histograph_post.caches.caching import cache
-from histograph_post.data import load_data
-from histograph_post.models import build_model
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
 
 QUICK = TrainingOptions(epochs=4, batch_size=16, patience=0)
-
-
-@pytest.fixture(scope="module")
-def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
-    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
-    assert cache(model, load_data("demo:", args={"num_graphs": 60}), folder) is not None
-    return folder
 
 
 def train(

@@ -7,35 +7,27 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from typer.testing import CliRunner
 
 import histograph_post as hg
-from histograph_cli.main import app
-from histograph_post.caches.caching import cache
-from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, MissingExtraError, NotFoundError, OutputExistsError
 from histograph_post.experiments.search import Range, Values, default_space, read_space
-from histograph_post.models import build_model
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
+
+from ..helpers import histograph
 
 QUICK = TrainingOptions(epochs=4)
 SPACE = {"lr": Range(1e-3, 1e-1, log=True), "dim": Values((4, 8)), "heads": Values((1, 2))}
 
 
 @pytest.fixture(scope="module")
-def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
-    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
-    graphs = load_data("demo:", args={"num_graphs": 60})
-    assert cache(model, graphs, folder, splits="random:0.6,0.2,0.2") is not None
-    return folder
+def demo_cache(make_demo_cache: Callable[..., Path]) -> Path:
+    return make_demo_cache("random:0.6,0.2,0.2")
 
 
 def tune(cache: Path, out: Path, **options: Any) -> Run:
@@ -98,7 +90,7 @@ def test_the_tuned_run_predicts_and_trains_again(demo_cache: Path, tmp_path: Pat
     run = tune(demo_cache, tmp_path / "run")
     words = ["train-head", demo_cache, "-o", tmp_path / "again", "--seeds", "0-1", "--config"]
     words.append(tmp_path / "run/best.toml")
-    result = CliRunner().invoke(app, [str(word) for word in words])
+    result = histograph(*words)
     assert result.exit_code == 0, result.output
     again = Run.open(tmp_path / "again").results["readouts"]["histograph"]
     assert again["test"] == run.results["readouts"]["histograph-tuned"]["test"]
@@ -295,15 +287,15 @@ def test_the_command_says_what_it_tried_and_what_is_next(demo_cache: Path, tmp_p
     space.write_text("[dim]\nvalues = [4, 8]\n[lr]\nvalues = [1e-3, 1e-2]\n")
     words = ["tune", demo_cache, "-o", tmp_path / "run", "--trials", 2, "--epochs", 2]
     words += ["--seeds", "0", "--space", space]
-    shown = CliRunner().invoke(app, [str(word) for word in words])
+    shown = histograph(*words)
     assert shown.exit_code == 0, shown.output
     assert "[2/2] trial 1: valid accuracy" in shown.stderr
     assert "The best of 2 trials" in shown.stdout
     assert f"next: histograph report {tmp_path / 'run'}" in shown.stdout
-    found = CliRunner().invoke(app, [str(word) for word in [*words, "--json", "-q"]])
+    found = histograph(*words, "--json", "-q")
     assert found.exit_code == 0
     assert len(json.loads(found.stdout)["tuning"]["trials"]) == 2
-    inspected = CliRunner().invoke(app, ["inspect", str(tmp_path / "run")])
+    inspected = histograph("inspect", tmp_path / "run")
     assert inspected.exit_code == 0, inspected.output
     assert "histograph-tuned" in inspected.stdout
 
@@ -311,7 +303,7 @@ def test_the_command_says_what_it_tried_and_what_is_next(demo_cache: Path, tmp_p
 def test_the_command_searches_around_its_options(demo_cache: Path, tmp_path: Path) -> None:
     words = ["tune", demo_cache, "-o", tmp_path / "run", "--trials", 1, "--epochs", 1, "--seeds", 0]
     words += ["--lr", 0.02, "--weight-decay", 0, "--head", "concat", "--json", "-q"]
-    done = CliRunner().invoke(app, [str(word) for word in words])
+    done = histograph(*words)
     assert done.exit_code == 0, done.output
     (trial,) = json.loads(done.stdout)["tuning"]["trials"]
     assert trial["values"]["lr"] == 0.02

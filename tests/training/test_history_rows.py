@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.nn import GCNConv
-from typer.testing import CliRunner
 
-from histograph_cli.main import app
 from histograph_post.caches import Cache
 from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
@@ -34,6 +32,8 @@ from histograph_post.training.history_rows import (
     working_ahead,
 )
 from histograph_post.training.options import TrainingOptions
+
+from ..helpers import histograph
 
 
 class Mixed(torch.nn.Module):
@@ -218,7 +218,7 @@ def test_batches_that_will_not_stay_within_the_limit_are_told(tmp_path: Path) ->
     def notes(name: str, batch_size: int, limit: int) -> list[str]:
         words = ["train-head", stored.path, "-o", tmp_path / name, "--epochs", 1]
         words += ["--batch-size", batch_size, "--memory-limit", limit]
-        done = CliRunner().invoke(app, [str(word) for word in words])
+        done = histograph(*words)
         assert done.exit_code == 0, done.output
         return [line for line in done.stderr.splitlines() if "memory limit" in line]
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
-from typer.testing import Result
 
 import histograph_post as hg
 from histograph_post.errors import CacheError, CheckpointError, ConfigError, DataError, ModelError
@@ -27,15 +25,15 @@ from histograph_post.runs.predictions import Predictions
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
 
+from ...helpers import NodeModel, histograph, node_labelled
+
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2, warmup=0)
 COMMAND = ("--epochs", 2, "--head-lr", "1e-2", "--backbone-lr", "1e-2", "-q")
 DEMO = ("--data", "demo:", "--data-args", "num_graphs=48")
 
 
 @pytest.fixture(scope="module")
-def tuned(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory, histograph: Callable[..., Result]
-) -> Path:
+def tuned(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fine-tuned run: three folds, two seeds."""
     out = tmp_path_factory.mktemp("tuned") / "ft"
     result = histograph("finetune", folder / "run", "-o", out, *COMMAND)
@@ -70,9 +68,7 @@ def test_results_are_read_beside_those_of_the_head_stage(folder: Path, tuned: Pa
     assert len((tuned / "predictions.csv").read_text().splitlines()) == 1 + 48
 
 
-def test_predictions_are_those_the_run_stored(
-    tuned: Path, tmp_path: Path, histograph: Callable[..., Result]
-) -> None:
+def test_predictions_are_those_the_run_stored(tuned: Path, tmp_path: Path) -> None:
     assert_stored(tuned, hg.predict(tuned, "demo:", data_args={"num_graphs": 48}))
     # The run brings its backbone: neither the cache nor the checkpoint is needed.
     moved = tmp_path / "moved"
@@ -87,9 +83,7 @@ def test_predictions_are_those_the_run_stored(
         hg.load(tuned, checkpoint=other)
 
 
-def test_run_is_cached_again_with_a_cache_per_fold(
-    tuned: Path, tmp_path: Path, histograph: Callable[..., Result]
-) -> None:
+def test_run_is_cached_again_with_a_cache_per_fold(tuned: Path, tmp_path: Path) -> None:
     result = histograph("cache", tuned, "-o", tmp_path / "caches", "-q")
     assert result.exit_code == 0, result.output
     caches = open_caches(tmp_path / "caches")
@@ -181,21 +175,10 @@ def test_killed_and_resumed_gives_the_same_bytes(folder: Path, tmp_path: Path) -
             assert (broken / file).read_bytes() == (whole / file).read_bytes(), file
 
 
-class Nodes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = GCNConv(4, 8), GCNConv(8, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.second(self.first(x, edge_index).relu(), edge_index)
-
-
 def test_model_and_data_in_memory_are_handed_over_again(tmp_path: Path) -> None:
-    graphs = hg.load_data("demo:", args={"num_graphs": 8}).graphs
-    for graph in graphs:
-        graph.y = graph.x.argmax(dim=1) % 3
+    graphs = node_labelled(8)
     torch.manual_seed(0)
-    model = Nodes()
+    model = NodeModel()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     cache = hg.cache(model, graphs, tmp_path / "a.cache", splits="random")
     options = {"training": QUICK, "backbone_lr": 1e-2, "head_options": {"dim": 8}}
@@ -210,7 +193,7 @@ def test_model_and_data_in_memory_are_handed_over_again(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="handed over in memory"):
         hg.finetune(cache, tmp_path / "x", model=model, **options)
     with pytest.raises(CheckpointError, match="found a backbone with weights"):
-        hg.finetune(cache, tmp_path / "x", model=Nodes(), data=graphs, **options)
+        hg.finetune(cache, tmp_path / "x", model=NodeModel(), data=graphs, **options)
     graphs[0].x = graphs[0].x + 1
     with pytest.raises(DataError, match="fingerprint"):
         hg.finetune(cache, tmp_path / "x", model=model, data=graphs, **options)
@@ -219,7 +202,7 @@ def test_model_and_data_in_memory_are_handed_over_again(tmp_path: Path) -> None:
 
 def test_links_train_with_the_negatives_of_the_head_stage(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = Nodes()
+    model = NodeModel()
     dataset = hg.load_data("demo:", args={"num_graphs": 8, "level": "link"})
     cache = hg.cache(model, dataset, tmp_path / "a.cache")
     training = TrainingOptions(epochs=3, batch_size=4, lr=1e-2)
@@ -243,7 +226,7 @@ def test_quantities_stay_in_the_units_of_the_labels(tmp_path: Path) -> None:
     for graph in graphs:
         graph.y = torch.tensor([5000.0 + 30.5 * graph.num_nodes])
     torch.manual_seed(0)
-    model = Nodes()
+    model = NodeModel()
     hg.cache(model, graphs, tmp_path / "a.cache", splits="random")
     hg.train_head(tmp_path / "a.cache", tmp_path / "head", training=QUICK, dim=8)
     run = hg.finetune(tmp_path / "head", tmp_path / "ft", model=model, data=graphs, training=QUICK)
@@ -270,7 +253,6 @@ def test_quantities_stay_in_the_units_of_the_labels(tmp_path: Path) -> None:
 def test_refusals_are_one_line(
     folder: Path,
     tmp_path: Path,
-    histograph: Callable[..., Result],
     options: list[str],
     message: str,
 ) -> None:
@@ -306,7 +288,7 @@ class Renamed(nn.Module):
 
 def test_caches_of_different_models_are_refused(tmp_path: Path) -> None:
     dataset = hg.load_data("demo:", args={"num_graphs": 12})
-    models = [Nodes(), Renamed()]
+    models = [NodeModel(), Renamed()]
     for number, model in enumerate(models):
         hg.cache(model, dataset, tmp_path / "caches" / f"fold-{number}.cache")
     with pytest.raises(CacheError, match="found other layers"):

@@ -1,0 +1,467 @@
+"""Linear maps solved to their optimum: a readout that is convex needs no steps and no seed.
+
+The objective is the mean loss of each target over the labels it has, summed over targets, plus
+``strength / 2`` times the squared weights. Features are standardised by the training rows and the
+bias is free. A strength so means the same for any number of rows, labels and targets; it is
+``1 / (C * rows)`` of scikit-learn's ``LogisticRegression``, and ``2 * alpha / rows`` of ``Ridge``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import DataError
+from ..heads.standardize import Standardizer
+from ..tasks import TargetScale, Task
+
+#: The path of penalties, strongest first: two in a decade, from 1000 to 1e-8.
+STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(6, -17, -1))
+
+#: The penalty where there is no validation part to choose one by.
+USUAL_STRENGTH = 0.1
+
+#: The path ends after so many strengths at which neither score nor loss on validation got better.
+PATIENCE = 3
+
+#: They count once the training loss is below this share of the strongest penalty's: as long as
+#: there is next to nothing fitted, validation goes up and down by chance.
+FITTED_SHARE = 0.9
+
+#: Training features of at most so many values are solved in double precision.
+DOUBLE_VALUES = 1 << 24
+
+#: Largest entry of the gradient at a solution, in variables in which the curvature is about 1.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 3e-5}
+
+#: Evaluations of the gradient for one strength; a few tens are usual.
+MOST_EVALUATIONS = 1000
+
+#: Steps that L-BFGS remembers.
+MEMORY = 10
+
+
+@dataclass(frozen=True)
+class PathPoint:
+    """The solution for one strength, as it was measured."""
+
+    strength: float
+    #: Mean loss over the labels of a part, without the penalty; NaN without a validation part.
+    train_loss: float
+    valid_loss: float = math.nan
+    #: Every metric that the labels of the validation part allow.
+    valid_scores: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A linear map of features as they are, and how it was chosen.
+
+    Attributes:
+        weight: ``[out_dim, F]``.
+        bias: ``[out_dim]``.
+        chosen: Its place on the path.
+        path: What was tried, strongest penalty first.
+        scale: What its outputs are at; regression learns its targets at their training scale.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    chosen: int
+    path: tuple[PathPoint, ...]
+    scale: TargetScale
+
+    @property
+    def strength(self) -> float:
+        """The penalty that was chosen."""
+        return self.path[self.chosen].strength
+
+
+def solve_linear(
+    features: np.ndarray | Tensor,
+    targets: Tensor,
+    task: Task,
+    train: np.ndarray,
+    valid: np.ndarray,
+    *,
+    strengths: Sequence[float] = STRENGTHS,
+    widths: Sequence[int] | None = None,
+    balance: bool = False,
+) -> Solution:
+    """Return the linear map from features to outputs with the least penalised loss.
+
+    It is solved for one strength of the penalty after the other, each from the solution before it,
+    until neither score nor loss on validation has become better for ``PATIENCE`` of them.
+    The best score decides, among equals the lower loss. Without a validation part it is solved for
+    ``USUAL_STRENGTH`` alone.
+
+    Args:
+        features: ``[rows, F]``, single precision.
+        targets: Of all rows, from :meth:`~histograph_post.tasks.Task.targets`, missing ones too.
+        task: Gives the loss and the metric.
+        train: Rows to fit.
+        valid: Rows to choose the strength by; may be empty.
+        strengths: Penalties to try, strongest first.
+        widths: Columns that belong together, whose typical scale is the floor of each column's; all
+            by default. See :class:`~histograph_post.heads.standardize.Standardizer`.
+        balance: Weigh classes (or positives) by how rare they are in the training part.
+    """
+    features = torch.as_tensor(features)
+    train = train[_labelled(targets[train])]
+    valid = valid[_labelled(targets[valid])]
+    if not len(train):
+        raise DataError("solve: found no training row with a label, expected at least one")
+    scale = TargetScale.of(task, targets[train].double().numpy())
+    learned = scale.apply(targets.double() if task.kind == "regression" else targets)
+    weights = task.balancing_weights(_labels(task, targets[train])) if balance else {}
+
+    columns = list(widths or (features.size(1),))
+    train_rows, valid_rows = (features[part].float() for part in (train, valid))  # [rows, F] each
+    standardizer = Standardizer(columns).fit([train_rows.split(columns, dim=1)])
+    space = _Space.of(_standardize_(train_rows, standardizer))
+    valid_rows = space.enter(_standardize_(valid_rows, standardizer))  # [valid, r]
+    loss = _Loss.of(task, learned[train], **weights)
+
+    path: list[PathPoint] = []
+    solutions: list[tuple[Tensor, Tensor]] = []
+    state = loss.start(space.rows.size(1))
+    for strength in strengths if len(valid) else (USUAL_STRENGTH,):
+        state = _minimize(loss, space, strength, *state)
+        weight, bias = loss.complete(*state)  # [out_dim, r], [out_dim]
+        train_loss = float(task.loss(_apply(space.rows, weight, bias), learned[train]))
+        point = PathPoint(strength, train_loss)
+        if len(valid):
+            outputs = _apply(valid_rows, weight, bias)  # [valid, out_dim]
+            scores = task.scores(scale.undo(outputs.numpy()), _labels(task, targets[valid]))
+            valid_loss = float(task.loss(outputs, learned[valid]))
+            point = PathPoint(strength, train_loss, valid_loss, scores)
+        path.append(point)
+        solutions.append((weight, bias))
+        chosen = _best(path, task)
+        if _is_over(path, chosen):
+            break
+    weight, bias = solutions[chosen]
+    # W (x - mean) / scale + b is a linear map of x as it is.
+    weight = space.leave(weight) / standardizer.scale.double()  # [out_dim, F]
+    bias = bias - weight @ standardizer.mean.double()  # [out_dim]
+    return Solution(weight.float(), bias.float(), chosen, tuple(path), scale)
+
+
+def _best(path: Sequence[PathPoint], task: Task) -> int:
+    """Return the place of the best score, among equals of the lowest loss."""
+    sign = 1 if task.higher_is_better else -1
+
+    def merit(place: int) -> tuple[float, float]:
+        # Which metrics there are depends on the labels alone: all have a score, or none.
+        return sign * path[place].valid_scores.get(task.metric, 0.0), -path[place].valid_loss
+
+    return max(range(len(path)), key=merit)
+
+
+def _is_over(path: Sequence[PathPoint], chosen: int) -> bool:
+    """Say whether weaker penalties have been worse for long enough."""
+    lowest = min(range(len(path)), key=lambda place: path[place].valid_loss)
+    since = path[max(chosen, lowest) + 1 :]
+    worse = [point for point in since if point.train_loss < FITTED_SHARE * path[0].train_loss]
+    return len(worse) >= PATIENCE
+
+
+def _labelled(targets: Tensor) -> np.ndarray:
+    """Mark the rows that have a label: ``[rows]``."""
+    if not targets.is_floating_point():
+        return (targets >= 0).numpy()
+    return (~targets.isnan()).any(dim=1).numpy()
+
+
+def _labels(task: Task, targets: Tensor) -> np.ndarray:
+    """Turn targets back into labels, as metrics take them: ``[rows, T]``."""
+    if task.kind in ("multilabel", "regression"):
+        return targets.double().numpy()
+    numbers = targets.double().view(-1, 1).numpy()  # -1 or NaN where missing: here none is
+    return np.asarray(task.classes)[numbers.astype(np.int64)]
+
+
+# --- features: standardised, and in the space of the rows where that is smaller
+
+
+def _standardize_(rows: Tensor, standardizer: Standardizer) -> Tensor:
+    """Standardise rows ``[rows, F]`` in place."""
+    standardizer.apply_(rows.split(list(standardizer.in_dims), dim=1))
+    return rows
+
+
+@dataclass(frozen=True)
+class _Space:
+    """Where a linear map is solved: ``x = z basis^T`` for training rows, with fewer columns in z.
+
+    With ``X^T = Q R``, rows ``X = R^T Q^T`` and weights ``W = A Q^T`` give the outputs ``R^T A^T``
+    at the same penalty: no weight outside of the span of the rows does any good.
+
+    Attributes:
+        rows: Training rows, ``[rows, r]``.
+        basis: ``[F, r]``; None where there are not fewer rows than columns.
+        gram: Mean of the products of columns, ``[r, r]``.
+    """
+
+    rows: Tensor
+    basis: Tensor | None
+    gram: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor) -> _Space:
+        """Take the space of standardised rows ``[rows, F]``."""
+        basis = None
+        if len(rows) * min(rows.shape) <= DOUBLE_VALUES:
+            rows = rows.double()
+        if len(rows) < rows.size(1):
+            basis, triangle = torch.linalg.qr(rows.T)  # [F, r], [r, r]
+            rows = triangle.T.contiguous()
+        return cls(rows, basis, rows.T @ rows / len(rows))
+
+    def enter(self, rows: Tensor) -> Tensor:
+        """Return other rows ``[rows, F]`` in this space: ``[rows, r]``."""
+        rows = rows.to(self.rows.dtype)
+        return rows if self.basis is None else rows @ self.basis
+
+    def leave(self, weight: Tensor) -> Tensor:
+        """Return weights of this space, ``[out_dim, r]``, as weights of all columns."""
+        return weight if self.basis is None else weight @ self.basis.double().T  # [out_dim, F]
+
+
+def _apply(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return outputs in double precision, of products in that of the rows: ``[rows, out_dim]``."""
+    return F.linear(rows, weight.to(rows.dtype)).double() + bias
+
+
+# --- the loss, and its minimum
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The loss of the training rows, for those outputs that their labels say something of.
+
+    Attributes:
+        kind: Of the task.
+        truth: What outputs should be, 0 where it is missing: ``[rows, K]``; for classes 0 or 1.
+        share: What a label counts, 0 if it is missing: ``[rows, K]``, for classes ``[rows, 1]``.
+        solved: Which outputs these are, ``[K]``.
+        constants: What the others are, whatever the features: ``[out_dim]``.
+    """
+
+    kind: str
+    truth: Tensor
+    share: Tensor
+    solved: Tensor
+    constants: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        targets: Tensor,
+        class_weight: Tensor | None = None,
+        positive_weight: Tensor | None = None,
+    ) -> _Loss:
+        """Take the loss of training targets, with the weights of :meth:`Task.loss`."""
+        if task.kind == "multiclass":
+            truth = F.one_hot(targets, task.out_dim).double()  # [rows, classes]
+            share = truth.new_ones(len(truth), 1)
+            if class_weight is not None:
+                share = truth @ class_weight.double().view(-1, 1)
+            share = share / share.sum()  # [rows, 1]
+            solved = truth.any(0).nonzero().view(-1)
+            # A class that no row has: less likely than one that half a row has.
+            constants = truth.new_full((task.out_dim,), -math.log(2 * len(truth) + 1))
+            return cls(task.kind, truth[:, solved], share, solved, constants)
+        present = ~targets.isnan()  # [rows, T]
+        truth = targets.double().nan_to_num()
+        counts, positive = present.sum(0), truth.sum(0)  # [T] each
+        share = present / counts.clamp(min=1)
+        constants = torch.zeros_like(positive)
+        solvable = counts > 0
+        if task.kind != "regression":
+            # Half a label of each class: the logit of a single one would be infinite.
+            constants = ((positive + 0.5) / (counts - positive + 0.5)).log()
+            solvable = (positive > 0) & (positive < counts)
+            if positive_weight is not None:
+                share = share * torch.where(truth > 0, positive_weight.double(), 1.0)
+        solved = solvable.nonzero().view(-1)
+        return cls(task.kind, truth[:, solved], share[:, solved], solved, constants)
+
+    @property
+    def num_problems(self) -> int:
+        """How many problems can be solved apart: targets each by itself, classes all together."""
+        return 1 if self.kind == "multiclass" else len(self.solved)
+
+    def of_problems(self, problems: Tensor) -> _Loss:
+        """Return the loss of some targets only."""
+        if self.kind == "multiclass" or len(problems) == self.num_problems:
+            return self
+        truth, share = self.truth[:, problems], self.share[:, problems]
+        return replace(self, truth=truth, share=share, solved=self.solved[problems])
+
+    def __call__(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of each problem, and its derivative by the outputs ``[rows, K]``."""
+        if self.kind == "regression":
+            off = outputs - self.truth
+            return (self.share * off.square()).sum(0), 2 * self.share * off
+        if self.kind == "multiclass":
+            right = (self.truth * outputs).sum(1, keepdim=True)  # [rows, 1]
+            losses = outputs.logsumexp(1, keepdim=True) - right
+            slope = outputs.softmax(1) - self.truth
+        else:
+            losses = F.softplus(outputs) - self.truth * outputs
+            slope = outputs.sigmoid() - self.truth
+        return (self.share * losses).sum(0), self.share * slope
+
+    def start(self, width: int) -> tuple[Tensor, Tensor]:
+        """Return weights of zero, ``[K, width]``, and the best bias beside them, ``[K]``."""
+        weight = self.truth.new_zeros(len(self.solved), width)
+        mean = (self.share * self.truth).sum(0) / self.share.sum(0)  # [K]
+        bias = {"regression": mean, "multiclass": mean.log()}.get(self.kind, mean.logit())
+        return weight, bias
+
+    def curvature(self) -> float:
+        """Return the typical second derivative of the loss of an output by that output."""
+        if self.kind == "regression":
+            return 2.0
+        total = self.share.sum(0)  # [K] or [1]
+        mean = (self.share * self.truth).sum(0) / total  # [K]
+        return float((total * mean * (1 - mean)).median())
+
+    def complete(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the outputs that are not solved: ``[out_dim, r]``, ``[out_dim]``."""
+        weights = weight.new_zeros(len(self.constants), weight.size(1))
+        weights[self.solved] = weight
+        biases = self.constants.clone()
+        biases[self.solved] = bias
+        return weights, biases
+
+
+def _minimize(
+    loss: _Loss, space: _Space, strength: float, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return weights ``[K, r]`` and bias ``[K]`` with the least penalised loss.
+
+    The variables are such that the curvature is about 1 in all directions: with the typical second
+    derivative ``c`` of the loss and ``c G + strength = L L^T``, weights are ``V L^-1``. Features
+    that are nearly collinear would otherwise take thousands of steps.
+
+    Args:
+        loss: Of the training rows.
+        space: The training rows.
+        strength: Of the penalty.
+        weight: Where to start, ``[K, r]``.
+        bias: Where to start, ``[K]``.
+    """
+    if not len(bias):
+        return weight, bias
+    rows, dtype, curvature = space.rows, space.rows.dtype, loss.curvature()
+    factor = _factor(curvature * space.gram, strength)  # [r, r], lower triangle
+
+    def unpack(point: Tensor) -> tuple[Tensor, Tensor]:
+        values = point.view(-1, weight.size(1) + 1)  # [K, r + 1]
+        scaled = values[:, :-1].to(dtype)
+        found = torch.linalg.solve_triangular(factor, scaled, upper=False, left=False)
+        return found, values[:, -1] / math.sqrt(curvature)
+
+    def evaluate(point: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
+        weight, bias = unpack(point)  # [K, r], [K] of these problems
+        value, slope = loss.of_problems(problems)(_apply(rows, weight, bias))  # [P], [rows, K]
+        gradient = slope.to(dtype).T @ rows + strength * weight  # [K, r]
+        scaled = torch.linalg.solve_triangular(factor.T, gradient, upper=True, left=False)
+        scaled_bias = slope.sum(0) / math.sqrt(curvature)  # [K]
+        penalty = strength / 2 * weight.double().square().reshape(len(point), -1).sum(1)  # [P]
+        both = torch.cat([scaled.double(), scaled_bias.unsqueeze(1)], dim=1)  # [K, r + 1]
+        return value + penalty, both.view(len(point), -1)
+
+    scaled = (weight.to(dtype) @ factor).double()  # [K, r]
+    start = torch.cat([scaled, bias.unsqueeze(1) * math.sqrt(curvature)], dim=1)  # [K, r + 1]
+    point = _lbfgs(evaluate, start.view(loss.num_problems, -1), dtype)
+    weight, bias = unpack(point)
+    return weight.double(), bias
+
+
+def _lbfgs(
+    evaluate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], start: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return where the gradients of several functions are zero, by L-BFGS on all of them at once.
+
+    Each has its own memory and step, and leaves once it has converged, or once no step that is not
+    lost in rounding makes it better.
+
+    Args:
+        evaluate: From points ``[P, d]`` and the numbers of these problems ``[P]`` to their values
+            ``[P]`` and gradients ``[P, d]``.
+        start: ``[problems, d]``, where their curvature is about 1 in all directions.
+        dtype: Precision of the values.
+    """
+    tolerance, rounding = TOLERANCE[dtype], torch.finfo(dtype).eps
+    solved = start.clone()
+    problems = torch.arange(len(start))
+    point = start
+    value, gradient = evaluate(point, problems)
+    length, direction = torch.ones_like(value), -gradient
+    memory: list[tuple[Tensor, Tensor, Tensor]] = []  # steps and changes [P, d], 1 / product [P, 1]
+    done = gradient.abs().amax(1) <= tolerance
+    for _ in range(MOST_EVALUATIONS):
+        solved[problems[done]] = point[done]
+        if bool(done.all()):
+            break
+        if bool(done.any()):
+            left = ~done
+            problems, point, value = problems[left], point[left], value[left]
+            gradient, length, direction = gradient[left], length[left], direction[left]
+            memory = [(step[left], change[left], inverse[left]) for step, change, inverse in memory]
+        step = length.unsqueeze(1) * direction  # [P, d]
+        new_value, new_gradient = evaluate(point + step, problems)
+        fall = (gradient * step).sum(1)  # [P], negative
+        better = new_value <= value + 1e-4 * fall + rounding * value.abs()
+        taken = better.unsqueeze(1)
+        step = torch.where(taken, step, 0.0)
+        change = torch.where(taken, new_gradient - gradient, 0.0)
+        product = (step * change).sum(1, keepdim=True)  # [P, 1]
+        memory.append((step, change, torch.where(product > 0, 1 / product, 0.0)))
+        del memory[:-MEMORY]
+        point = point + step
+        value = torch.where(better, new_value, value)
+        gradient = gradient + change
+        direction = torch.where(taken, _descent(gradient, memory), direction)
+        length = torch.where(better, 1.0, length / 2)
+        done = (gradient.abs().amax(1) <= tolerance) | (length < 1e-6)
+    else:
+        solved[problems] = point
+    return solved
+
+
+def _descent(gradient: Tensor, memory: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """Return the direction of L-BFGS, the two loops over its memory: ``[P, d]``."""
+    direction, shares = -gradient, []
+    for step, change, inverse in reversed(memory):
+        share = inverse * (step * direction).sum(1, keepdim=True)  # [P, 1]
+        shares.append(share)
+        direction = direction - share * change
+    step, change, inverse = memory[-1]
+    length = (change * change).sum(1, keepdim=True) * inverse  # [P, 1]
+    direction = torch.where(length > 0, direction / length, direction)
+    for (step, change, inverse), share in zip(memory, reversed(shares), strict=True):
+        other = inverse * (change * direction).sum(1, keepdim=True)  # [P, 1]
+        direction = direction + (share - other) * step
+    return direction
+
+
+def _factor(matrix: Tensor, added: float) -> Tensor:
+    """Return the Cholesky factor of a matrix with something added to its diagonal.
+
+    It need not be exact, so that more is added where rounding asks for it.
+    """
+    smallest = 10 * torch.finfo(matrix.dtype).eps * float(matrix.diagonal().sum())
+    shifted = matrix.clone()
+    shifted.diagonal().add_(max(added, smallest))
+    return torch.linalg.cholesky(shifted)
