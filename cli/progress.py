@@ -117,14 +117,20 @@ class FitWatch:
 
     def fit_done(self, fit: Any, done: int, total: int) -> None:
         """Print the fit's line."""
-        if (fit.spec.name, fit.spec.fold, fit.spec.seed) not in self._trained:
+        key = (fit.spec.name, fit.spec.fold, fit.spec.seed)
+        if key in self._trained:
+            self._trained[key] = 1.0
+        else:
             self._found += 1  # from a run before this one: it took no time
         trained = sum(self._trained.values())
         rest = total - self._found - trained
         left = (time.monotonic() - self._started) / trained * rest if trained else 0.0
         valid = fit.scores.get("valid", {}).get(self._metric)
+        place = f"epoch {fit.best_epoch}"
+        if fit.strength is not None:
+            place = f"strength {fit.strength:.2g}"
         self._write(
             f"[{done}/{total}] {fit.spec.label}: "
-            f"valid {self._metric} {metric(valid)} at epoch {fit.best_epoch}"
+            f"valid {self._metric} {metric(valid)} at {place}"
             + (f", {duration(left)} left" if left else "")
         )

@@ -101,11 +101,10 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
             f"expected calibration error on the test part: {errors}, by temperature "
             f"{calibration['temperature']:.3g} from the validation part"
         )
-    heads, fits = results.get("members"), [fit for fit in results["fits"] if fit["head"] == head]
-    if heads is not None and heads < len(fits):
+    if results.get("left_out"):
         terminal.info(
-            f"the run predicts with {heads} of {len(fits)} fits of {head}: the others read "
-            "another backbone"
+            f"the run predicts with {plural(results['members'], 'head')}; {results['left_out']} "
+            f"more of {head} have other backbones and are in the table only"
         )
 
 

@@ -88,12 +88,12 @@ def test_a_file_with_tables_serves_several_commands(demo_cache: Path, tmp_path: 
     config = tmp_path / "job.toml"
     config.write_text(
         f'cache = "{demo_cache}"\ndim = 8\nepochs = 9\nnode-budget = 100\n'
-        '[train-head]\nepochs = 2\nhead = "concat"\n[compare]\nheads = "mean,linear"\n'
+        '[train-head]\nepochs = 2\nhead = "jk-cat"\n[compare]\nheads = "mean,linear"\n'
     )
     out = tmp_path / "run"
     result = histograph("train-head", "--config", config, "-o", out, "--lr", "0.01", "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["head"] == "concat"
+    assert json.loads(result.stdout)["head"] == "jk-cat"
     assert {line["epoch"] for line in metrics(out)} == {0, 1}
     saved = (out / "config.toml").read_text()
     assert "dim = 8\n" in saved

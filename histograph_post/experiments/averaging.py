@@ -77,7 +77,21 @@ def members_with(best: Fit, fits: Sequence[Fit], weights_of: Callable[[Fit], str
     """
     own = weights_of(best)
     named = [fit for fit in fits if fit.spec.name == best.spec.name and weights_of(fit) == own]
-    return sorted(named, key=lambda fit: (fit.spec.fold, fit.spec.seed))
+    named.sort(key=lambda fit: fit is not best)
+    return sorted(distinct(named), key=lambda fit: (fit.spec.fold, fit.spec.seed))
+
+
+def distinct(fits: Sequence[Fit]) -> list[Fit]:
+    """Return fits of one readout that differ: of one that is solved, the first of each fold.
+
+    A solution does not depend on the seed, and five times the same is no better than once.
+    """
+    found: list[Fit] = []
+    for fit in fits:
+        folds = {other.spec.fold for other in found}
+        if fit.strength is None or fit.spec.fold not in folds:
+            found.append(fit)
+    return found
 
 
 class Averages:

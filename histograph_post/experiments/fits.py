@@ -44,6 +44,40 @@ def train_fit(
     """
     folder.mkdir(parents=True, exist_ok=True)
     seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
+    return save_fit(
+        spec,
+        trainer,
+        folder,
+        seconds=seconds,
+        head=head,
+        standardizer=standardizer,
+        save_backbone=save_backbone,
+    )
+
+
+def save_fit(
+    spec: FitSpec,
+    trainer: Trainer,
+    folder: Path,
+    *,
+    seconds: float,
+    head: nn.Module | None,
+    standardizer: nn.Module | None = None,
+    strength: float | None = None,
+    save_backbone: Callable[[Path], Mapping[str, Any]] | None = None,
+) -> Fit:
+    """Score every part with what a training has come to, and save it as a fit that is done.
+
+    Args:
+        spec: What is fitted.
+        trainer: After its last epoch.
+        folder: Of the fit.
+        seconds: Of an epoch.
+        head: As in :func:`train_fit`, like the rest.
+        standardizer: What brings the layers to one scale before the head.
+        strength: Of the penalty, where the head was solved.
+        save_backbone: Writes the backbone.
+    """
     task, split, labels = trainer.task, trainer.split, trainer.source.labels
     outputs = {part: trainer.predict(rows) for part, rows in _parts(split)}
     none = np.empty((0, task.out_dim))
@@ -59,6 +93,7 @@ def train_fit(
         valid_rows=split.valid,
         valid_outputs=outputs.get("valid", none),
         log=trainer.progress.log,
+        strength=strength,
         backbone=None if save_backbone is None else save_backbone(folder),
     )
     _save(fit, trainer, head, standardizer, folder)

@@ -23,6 +23,7 @@ from ..training.history_rows import HistoryRows
 from ..training.loop import Trainer
 from ..training.networks import HeadNetwork
 from .fits import train_fit
+from .solved_fits import solve_fit
 
 # --- start a head where the checkpoint stands: recover the checkpoint's own classifier from a cache
 
@@ -99,7 +100,7 @@ def fit_head(
     device: torch.device,
     on_epoch: Callable[[Trainer], None] | None = None,
 ) -> Fit:
-    """Train one readout on one fold, or go on with it.
+    """Train one readout on one fold, or go on with it; one that can be solved is solved.
 
     Args:
         spec: What is fitted.
@@ -115,6 +116,18 @@ def fit_head(
     needs_edges = head_info(spec.head).needs_edge_index
     source = HeadBatches(loaded, history, task, device, edges=needs_edges)
     network = HeadNetwork(made.head).to(device)
+    if made.head.is_solved:
+        return solve_fit(
+            spec,
+            made.head,
+            made.standardizer,
+            source,
+            split,
+            task,
+            folder,
+            allowed=loaded.allowed_memory(),
+            on_epoch=on_epoch,
+        )
     trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
     with threads(made.head):
         return train_fit(

@@ -35,7 +35,7 @@ from ..runs.run import (
 from ..tasks import Task
 from ..utils.files import atomic_path, write_json, write_text
 from .averaging import OWN as OWN
-from .averaging import Averages, outputs_on_test
+from .averaging import Averages, distinct, outputs_on_test
 
 #: The readouts to beat, for graphs and for nodes and links: the last layer, retrained.
 BASELINES = ("mean", "mlp")
@@ -224,7 +224,7 @@ def write_predictions(
     targets = label_rows.target_names
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    found = outputs_on_test(named(fits, name))
+    found = outputs_on_test(distinct(named(fits, name)))
     columns = prediction_columns(task, targets)
     if any(len(outputs.each) > 1 for outputs in found):
         columns += spread_columns(task, targets)

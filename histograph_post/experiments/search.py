@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..caches import Cache
 from ..errors import ConfigError, MissingExtraError, NotFoundError
-from ..heads.registry import head_info
+from ..heads.registry import head_info, is_solved
 from ..training.options import TrainingOptions
 from .folds import open_caches
 from .head_training import Experiment, HeadSpec, plan_experiment, with_baseline
@@ -106,6 +106,13 @@ def default_space(head: str, training: TrainingOptions) -> dict[str, Range | Val
         **({"weight_decay": Range(decay / 100, decay * 100, log=True)} if decay else {}),
         **{name: choice for name, choice in _HEAD_SPACE.items() if name in options},
     }
+
+
+def _solved_space(head: str, num_layers: int) -> dict[str, Range | Values]:
+    """Return what there is to choose for a readout that is solved: its strength is not a choice."""
+    if "history_layers" not in head_info(head).options() or num_layers < 2:
+        return {}
+    return {"history_layers": Values(tuple(range(1, num_layers + 1)))}
 
 
 def read_space(path: Path, head: str) -> dict[str, Range | Values]:
@@ -248,13 +255,25 @@ def plan_search(
     level = open_caches(cache)[0].manifest.layout.level
     experiment = plan_experiment(cache, with_baseline(head, level), options)
     fixed = head.options
-    if space is None:
-        every = default_space(head.name, experiment.training)
-        space = {name: choice for name, choice in every.items() if name not in fixed}
     known = (*TRAINING_NAMES, *head_info(head.name).options())
+    every = default_space(head.name, experiment.training)
+    solved = is_solved(head.name, level)
+    if solved:
+        every = _solved_space(head.name, len(experiment.caches[0].widths))
+        known = tuple(every)
+        if not every:
+            raise ConfigError(
+                f"head {head.name!r}: found a readout that is solved, with nothing to search, "
+                "expected one that is trained with steps"
+            )
+    if space is None:
+        space = {name: choice for name, choice in every.items() if name not in fixed}
     for name in space:
         if name not in known:
-            raise ConfigError(f"search space: found {name!r}, expected one of {', '.join(known)}")
+            reason = f" ({head.name!r} is solved)" if solved else ""
+            raise ConfigError(
+                f"search space: found {name!r}, expected one of {', '.join(known)}{reason}"
+            )
         if name in fixed:
             raise ConfigError(f"{name}: found a value and a choice, expected one of them")
     if not space:

@@ -190,7 +190,14 @@ class ReadoutStage(Stage):
         averages = Averages(task, label_rows.labels, fits, self.own_outputs(fits))
         found = results(task, fits, chosen, self.own_scores(fits), averages)
         calibration = averages.calibration(chosen, temperature)
-        return {**found, "members": len(members), "calibration": calibration, **added}
+        own = self.weights_of(best)
+        return {
+            **found,
+            "members": len(members),
+            "left_out": sum(self.weights_of(fit) != own for fit in named(fits, chosen)),
+            "calibration": calibration,
+            **added,
+        }
 
 
 def run_experiment(

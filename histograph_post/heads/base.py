@@ -92,6 +92,10 @@ class Readout(nn.Module):
     #: by a subclass that makes something else of a node.
     reads_means: bool = False
 
+    #: Whether nothing is learned before the classifier, and that is one linear map: then a fit
+    #: solves it instead of training it with steps. Links are trained, by the product of two rows.
+    solved: ClassVar[bool] = False
+
     #: What the constructor takes, the options of :meth:`build` included.
     __signature__: ClassVar[inspect.Signature]
 
@@ -188,18 +192,45 @@ class Readout(nn.Module):
         Returns:
             ``[num_graphs, out_dim]``, ``[num_nodes, out_dim]`` or, for links, ``[num_nodes, dim]``.
         """
+        rows = self.classifier_inputs(history, batch, num_graphs=num_graphs, edge_index=edge_index)
+        return self.embedding(rows) if self.level == "link" else self.classify(rows)
+
+    def classifier_inputs(
+        self,
+        history: History | TableRows,
+        batch: Tensor | None = None,
+        *,
+        num_graphs: int | None = None,
+        edge_index: Tensor | None = None,
+    ) -> Tensor:
+        """Return what the classifier reads, of a batch as :meth:`forward` takes it.
+
+        Returns:
+            ``[num_graphs, width]`` at level ``graph``, else ``[num_nodes, width]``.
+        """
         self.aux_loss = None
         history, graphs = self.read(history, batch, num_graphs)
         history = self.in_own_type(history)
-        if self.level == "node":
-            return self.classify(self.node_rows(history))  # [num_nodes, out_dim]
-        if self.level == "link":
-            return self.embedding(self.node_rows(history))  # [num_nodes, dim]
+        if self.level != "graph":
+            return self.node_rows(history)  # [num_nodes, width]
         if self.needs_edge_index and edge_index is None:
             raise DataError(
                 f"{type(self).__name__}: found no edge_index, expected the edges of the graphs"
             )
-        return self.classify(self._pool_present(history, graphs, edge_index))
+        return self._pool_present(history, graphs, edge_index)  # [num_graphs, width]
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether a fit of this readout, at its level, is solved."""
+        return self.solved and self.level != "link"
+
+    @property
+    def feature_widths(self) -> tuple[int, ...]:
+        """How many of the features belong together, as those of one layer do, from first to last.
+
+        They are brought to one scale together where the classifier is solved.
+        """
+        return (self.width,)
 
     def node_rows(self, history: History) -> Tensor:
         """Return one row per node: ``[num_nodes, width]``."""

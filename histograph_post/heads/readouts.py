@@ -11,6 +11,7 @@ from torch_geometric.nn.models import JumpingKnowledge as JumpingKnowledgeMixtur
 from ..utils.levels import LEVELS
 from .base import History, Readout, last_layer, pool_nodes
 from .ragged import Graphs
+from .statistics import STATISTICS, layer_statistics
 
 
 class LastLayer(Readout):
@@ -42,6 +43,7 @@ class LinearProbe(Readout):
 
     levels = LEVELS
     reads_means = True
+    solved = True
 
     def build(self) -> None:
         """Make the modules."""
@@ -57,6 +59,7 @@ class Concat(Readout):
 
     levels = LEVELS
     reads_means = True
+    solved = True
 
     def build(self, *, history_layers: int | None = None) -> None:
         """Make the modules."""
@@ -66,6 +69,40 @@ class Concat(Readout):
     def node_rows(self, history: History) -> Tensor:
         """Return the layers side by side, ``[num_nodes, sum(kept_dims)]``."""
         return concatenate(history)
+
+    @property
+    def feature_widths(self) -> tuple[int, ...]:
+        """The widths of the layers."""
+        return self.kept_dims
+
+
+class Probe(Readout):
+    """Mean, maximum and deviation of every layer over the nodes, and one linear map.
+
+    What a graph is beyond its mean, without anything to learn before the classifier. For a node
+    there is nothing to reduce: its layers side by side, as in :class:`Concat`.
+    """
+
+    levels = ("graph", "node")
+    solved = True
+
+    def build(self, *, history_layers: int | None = None) -> None:
+        """Make the modules."""
+        self.keep_layers(history_layers)
+        self.finish(sum(self.feature_widths), linear=True)
+
+    def node_rows(self, history: History) -> Tensor:
+        """Return the layers side by side, ``[num_nodes, sum(kept_dims)]``."""
+        return concatenate(history)
+
+    def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
+        """Return statistic after statistic of all layers, ``[num_graphs, 3 * sum(kept_dims)]``."""
+        return layer_statistics(history, graphs).flatten(1)
+
+    @property
+    def feature_widths(self) -> tuple[int, ...]:
+        """The widths of the layers, once for every statistic."""
+        return self.kept_dims * (len(STATISTICS) if self.level == "graph" else 1)
 
 
 class LayerMean(Readout):

@@ -143,14 +143,23 @@ _HEADS = (
         preset={"reduce": "mean"},
     ),
     HeadInfo(
-        "linear", "linear probe of the (mean) last layer", ".readouts:LinearProbe", levels=LEVELS
+        "linear",
+        "(mean) last layer and a linear map, solved",
+        ".readouts:LinearProbe",
+        levels=LEVELS,
     ),
     HeadInfo("layer-mean", "mean over all layers", ".readouts:LayerMean", levels=LEVELS),
     HeadInfo(
         "concat",
-        "(mean) of every layer, concatenated, and a linear map",
+        "(mean) of every layer, concatenated, and a linear map, solved",
         ".readouts:Concat",
         levels=LEVELS,
+    ),
+    HeadInfo(
+        "probe",
+        "mean, maximum and deviation of every layer, and a linear map, solved",
+        ".readouts:Probe",
+        levels=("graph", "node"),
     ),
     HeadInfo(
         "jk-cat",
@@ -329,6 +338,11 @@ def head_info(name: str) -> HeadInfo:
         f"head: found {name!r}, expected a readout such as {', '.join(near)}, "
         "or your own as file.py:Class"
     )
+
+
+def is_solved(name: str, level: str) -> bool:
+    """Whether fits of a readout are solved at that level, not trained with steps."""
+    return level != "link" and head_info(name).load().solved
 
 
 def build_head(

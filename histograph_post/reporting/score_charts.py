@@ -130,10 +130,23 @@ def _valid_figure(run: Run, fits: Mapping[str, Fits], ranked: Sequence[str]) -> 
         name="learning-validation",
         title=f"Validation {metric_name(metric)} while training",
         caption="Thin lines are single fits, the thick line is their mean over the epochs that all "
-        "of them reached." + (f" {left_out} more readouts are not drawn." if left_out else ""),
+        "of them reached."
+        + (f" {left_out} more readouts are not drawn." if left_out else "")
+        + (_SOLVED if _solved(run) & set(shown) else ""),
         alternative=f"Validation {metric_name(metric)} by epoch. {ends}.",
         picture=Chart(draw),
     )
+
+
+#: Of curves of readouts that have no epochs.
+_SOLVED = (
+    " A readout that is solved has no epochs: its curve goes from the strongest penalty on the "
+    "weights to weaker ones."
+)
+
+
+def _solved(run: Run) -> set[str]:
+    return {fit["head"] for fit in run.results["fits"] if fit.get("strength") is not None}
 
 
 def _loss_figure(run: Run, fits: Fits) -> Figure | None:
@@ -166,7 +179,8 @@ def _loss_figure(run: Run, fits: Fits) -> Figure | None:
     return Figure(
         name="learning-loss",
         title=f"Loss of {run.head}",
-        caption="Thin lines are single fits; grey verticals mark the epoch that validation chose.",
+        caption="Thin lines are single fits; grey verticals mark the epoch that validation chose."
+        + (_SOLVED if run.head in _solved(run) else ""),
         alternative=f"Loss by epoch: {ends}.",
         picture=Chart(draw),
     )

@@ -73,8 +73,10 @@ class Fit:
     #: The same of the validation part, from which a temperature is fitted.
     valid_rows: np.ndarray
     valid_outputs: np.ndarray
-    #: What was measured after every epoch.
+    #: What was measured after every epoch; of a readout that is solved, for every strength.
     log: Sequence[Mapping[str, float]]
+    #: Of the penalty, for a readout that is solved; its epochs are the strengths that were tried.
+    strength: float | None = None
     #: What moved in the backbone and the hash of its weights; None for a frozen one.
     backbone: Mapping[str, Any] | None = None
 
@@ -86,6 +88,7 @@ class Fit:
             "seed": self.spec.seed,
             "best_epoch": self.best_epoch,
             "epochs": self.num_epochs,
+            **({} if self.strength is None else {"strength": self.strength}),
             "scores": {part: dict(scores) for part, scores in self.scores.items()},
             **({} if self.backbone is None else {"backbone": dict(self.backbone)}),
         }
@@ -115,5 +118,6 @@ def load_fit(spec: FitSpec, folder: Path) -> Fit:
         valid_rows=arrays.get("valid_rows", np.empty(0, dtype=np.int64)),
         valid_outputs=arrays.get("valid_outputs", arrays["outputs"][:0]),
         log=stored["log"],
+        strength=stored.get("strength"),
         backbone=stored.get("backbone"),
     )

@@ -24,6 +24,7 @@ from ..tasks import Task
 from .history_rows import (
     HistoryRows,
     SharedMemory,
+    allowed_memory,
     batch_note,
     batches_that_fit,
     fits_ahead,
@@ -201,6 +202,10 @@ class LoadedCache:
             self._history.put(lent.rows, lent.history)
         if lent.means is not None:
             self._means.put(lent.rows, lent.means)
+
+    def allowed_memory(self) -> int:
+        """Return the bytes that training may take."""
+        return allowed_memory(self._memory_limit)
 
     def histories_that_fit(self) -> int:
         """Return how many folds may have their activations in memory at once; 0: they are read."""

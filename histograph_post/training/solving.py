@@ -58,6 +58,12 @@ class PathPoint:
     #: Every metric that the labels of the validation part allow.
     valid_scores: Mapping[str, float] = field(default_factory=dict)
 
+    def measured(self) -> dict[str, float]:
+        """Return the point as an entry of a log of training."""
+        valid = {} if math.isnan(self.valid_loss) else {"valid_loss": self.valid_loss}
+        scores = {f"valid_{name}": value for name, value in self.valid_scores.items()}
+        return {"loss": self.train_loss, "strength": self.strength, **valid, **scores}
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -93,6 +99,7 @@ def solve_linear(
     strengths: Sequence[float] = STRENGTHS,
     widths: Sequence[int] | None = None,
     balance: bool = False,
+    on_point: Callable[[PathPoint], None] | None = None,
 ) -> Solution:
     """Return the linear map from features to outputs with the least penalised loss.
 
@@ -111,10 +118,13 @@ def solve_linear(
         widths: Columns that belong together, whose typical scale is the floor of each column's; all
             by default. See :class:`~histograph_post.heads.standardize.Standardizer`.
         balance: Weigh classes (or positives) by how rare they are in the training part.
+        on_point: Told of every strength.
     """
-    features = torch.as_tensor(features)
-    train = train[_labelled(targets[train])]
-    valid = valid[_labelled(targets[valid])]
+    features, labelled = torch.as_tensor(features), _labelled(targets)
+    train, valid = (
+        train[labelled[train]],
+        valid[labelled[valid]],
+    )  # copies, which torch can index by
     if not len(train):
         raise DataError("solve: found no training row with a label, expected at least one")
     scale = TargetScale.of(task, targets[train].double().numpy())
@@ -142,6 +152,8 @@ def solve_linear(
             valid_loss = float(task.loss(outputs, learned[valid]))
             point = PathPoint(strength, train_loss, valid_loss, scores)
         path.append(point)
+        if on_point is not None:
+            on_point(point)
         solutions.append((weight, bias))
         chosen = _best(path, task)
         if _is_over(path, chosen):

@@ -30,7 +30,9 @@ class Story:
         self._done += 1
         spec = SimpleNamespace(name=head, fold=0, seed=seed, label=head)
         self._watch.fit_done(
-            SimpleNamespace(spec=spec, scores={}, best_epoch=3), self._done, self._total
+            SimpleNamespace(spec=spec, scores={}, best_epoch=3, strength=None),
+            self._done,
+            self._total,
         )
         found = re.search(r", ([^,]*) left$", self._lines[-1])
         return None if found is None else found[1]

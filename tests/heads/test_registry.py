@@ -80,7 +80,7 @@ def test_registry_agrees_with_the_class(name):
 def test_the_rivals_of_the_paper_are_all_there():
     assert set(HEADS) == {
         *("histograph", "histograph-paper"),
-        *("mean", "sum", "max", "mlp", "linear", "layer-mean", "concat"),
+        *("mean", "sum", "max", "mlp", "linear", "layer-mean", "concat", "probe"),
         *("jk-cat", "jk-max", "jk-lstm", "attention", "set2set", "sortpool", "set-transformer"),
         *("gmt", "topkpool", "sagpool", "asap", "edgepool", "diffpool", "mincutpool"),
         *("sopool", "sopool-attention", "dkepool", "dkepool-robust"),

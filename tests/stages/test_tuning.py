@@ -227,7 +227,7 @@ def test_every_readout_has_a_space() -> None:
     )
     # The paper's form stays what it is.
     assert "normalization" not in default_space("histograph-paper", usual)
-    assert set(default_space("concat", usual)) <= {"lr", "weight_decay", "dim", "dropout"}
+    assert set(default_space("jk-cat", usual)) <= {"lr", "weight_decay", "dim", "dropout"}
 
 
 def test_training_is_searched_around_what_was_asked_for() -> None:
@@ -302,7 +302,7 @@ def test_the_command_says_what_it_tried_and_what_is_next(demo_cache: Path, tmp_p
 
 def test_the_command_searches_around_its_options(demo_cache: Path, tmp_path: Path) -> None:
     words = ["tune", demo_cache, "-o", tmp_path / "run", "--trials", 1, "--epochs", 1, "--seeds", 0]
-    words += ["--lr", 0.02, "--weight-decay", 0, "--head", "concat", "--json", "-q"]
+    words += ["--lr", 0.02, "--weight-decay", 0, "--head", "jk-cat", "--json", "-q"]
     done = histograph(*words)
     assert done.exit_code == 0, done.output
     (trial,) = json.loads(done.stdout)["tuning"]["trials"]

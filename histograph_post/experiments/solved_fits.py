@@ -1,0 +1,238 @@
+"""Fits of readouts that are solved: one linear map of features that nothing is learned of.
+
+The features of all rows are collected once, through the readout's own pooling. The optimum does not
+depend on a seed, so that the seeds of a fold share one solution.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..heads.base import Readout
+from ..heads.standardize import Standardizer
+from ..runs.fits import FIT_NAME, HEAD_NAME, OUTPUTS_NAME, Fit, FitSpec, load_fit
+from ..runs.run import read_json
+from ..splits import Split
+from ..tasks import Task
+from ..training.head_batches import HeadBatches
+from ..training.loop import Progress, Step, Trainer
+from ..training.solving import STRENGTHS, PathPoint, solve_linear
+from ..utils.files import atomic_path, write_json
+from .fits import save_fit
+
+#: Share of the memory that training may take for the features of all rows, and once more for those
+#: that are solved; more are kept in a file, and a part of the training rows is drawn.
+FEATURES_SHARE = 1 / 4
+
+#: Rows that are solved whatever they take: fewer would not do.
+FEWEST_ROWS = 2000
+
+#: Rows of features that are classified at a time.
+ROWS_AT_ONCE = 4096
+
+
+def solve_fit(
+    spec: FitSpec,
+    head: Readout,
+    standardizer: Standardizer | None,
+    source: HeadBatches,
+    split: Split,
+    task: Task,
+    folder: Path,
+    *,
+    allowed: int,
+    on_epoch: Callable[[Trainer], None] | None = None,
+) -> Fit:
+    """Solve a readout on one fold, or take over what was solved for another seed.
+
+    Args:
+        spec: What is fitted.
+        head: The readout, on the device of the source.
+        standardizer: What brings the layers to one scale before it.
+        source: Batches of the cache.
+        split: Of the fold.
+        task: What is predicted.
+        folder: The run.
+        allowed: Bytes that training may take.
+        on_epoch: Told after every strength of the penalty.
+    """
+    place = folder / spec.folder
+    place.mkdir(parents=True, exist_ok=True)
+    before = _solved_before(spec, folder)
+    if before is not None:
+        return _take_over(spec, before, place)
+    started = time.perf_counter()
+    share = int(FEATURES_SHARE * allowed)
+    features = collect_features(
+        head,
+        source,
+        np.concatenate(split.parts),
+        batch_size=spec.training.batch_size,
+        allowed=share,
+    )  # [rows, width]
+    rows = FeatureRows(features, source.labels, task.targets(source.labels))
+    trainer = SolvedTrainer(head.cpu(), rows, split, task, spec)
+    strength = trainer.solve(share, on_epoch)
+    seconds = (time.perf_counter() - started) / trainer.progress.epoch
+    return save_fit(
+        spec,
+        trainer,
+        place,
+        seconds=seconds,
+        head=head,
+        standardizer=standardizer,
+        strength=strength,
+    )
+
+
+def _solved_before(spec: FitSpec, folder: Path) -> Path | None:
+    """Return where this very fit is done in a run, for whatever seed."""
+    seeds = (folder / spec.folder).parent.glob(f"fold-{spec.fold}-seed-*")
+    return next((place for place in sorted(seeds) if (place / FIT_NAME).is_file()), None)
+
+
+def _take_over(spec: FitSpec, source: Path, place: Path) -> Fit:
+    """Copy a fit that is done for another seed; what says that it is done comes last."""
+    if source != place:
+        for name in (HEAD_NAME, OUTPUTS_NAME):
+            with atomic_path(place / name) as partial:
+                shutil.copyfile(source / name, partial)
+        write_json(place / FIT_NAME, {**read_json(source, FIT_NAME), "seed": spec.seed})
+    return load_fit(spec, place)
+
+
+class FeatureRows:
+    """A :class:`~histograph_post.training.loop.Source` of rows that are ready for the classifier.
+
+    Args:
+        features: Of every label row, ``[rows, width]``.
+        labels: ``[rows, targets]``.
+        targets: From :meth:`~histograph_post.tasks.Task.targets`.
+    """
+
+    def __init__(self, features: Tensor, labels: np.ndarray, targets: Tensor) -> None:
+        self.features, self.labels, self.targets = features, labels, targets
+
+    def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
+        """Return how many batches these rows make."""
+        return -(-len(rows) // batch_size)
+
+    def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
+        """Yield the rows in batches, shuffled if there is a seed."""
+        if seed is not None:
+            rows = np.random.default_rng(seed).permutation(rows)
+        for start in range(0, len(rows), batch_size):
+            part = rows[start : start + batch_size].copy()  # torch refuses one that is read-only
+            yield Step(self.features[part], self.targets[part], part)
+
+
+@torch.no_grad()
+def collect_features(
+    head: Readout, source: HeadBatches, rows: np.ndarray, *, batch_size: int, allowed: int
+) -> Tensor:
+    """Return what a readout's classifier reads of each of these label rows.
+
+    Args:
+        head: The readout, of level ``graph`` or ``node``.
+        source: Batches of the cache, on the readout's device.
+        rows: Label rows that are of interest; the others are zero.
+        batch_size: Graphs at a time.
+        allowed: Bytes; features that take more are put into a temporary file.
+
+    Returns:
+        ``[all label rows, width]`` in single precision.
+    """
+    shape = (len(source.labels), head.width)
+    if 4 * shape[0] * shape[1] <= allowed:
+        features = torch.zeros(shape)
+    else:
+        with tempfile.TemporaryFile() as file:  # is gone with the array that it is mapped to
+            features = torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
+    head.eval()
+    for step in source.batches(rows, batch_size=batch_size, seed=None):
+        inputs = step.inputs
+        found = head.classifier_inputs(
+            inputs.history,
+            inputs.batch,
+            num_graphs=inputs.num_graphs,
+            edge_index=inputs.edge_index,
+        )  # [num_graphs, width] or [num_nodes, width]
+        if inputs.positions is not None:
+            found = found[inputs.positions]  # [rows, width]
+        features[step.rows] = found.float().cpu()
+    return features
+
+
+def rows_that_fit(rows: np.ndarray, width: int, allowed: int) -> np.ndarray:
+    """Return rows whose features take so many bytes at most: all, or a part drawn at random."""
+    most = max(FEWEST_ROWS, allowed // (4 * width))
+    if len(rows) <= most:
+        return rows
+    return np.sort(np.random.default_rng(0).choice(rows, most, replace=False))
+
+
+class SolvedTrainer(Trainer):
+    """What a training is to everything around it, for a classifier that is solved.
+
+    An epoch is a strength of the penalty.
+
+    Args:
+        head: The readout.
+        source: Its features.
+        split: Which rows train and validate.
+        task: The loss and the metric.
+        spec: What is fitted.
+    """
+
+    def __init__(
+        self, head: Readout, source: FeatureRows, split: Split, task: Task, spec: FitSpec
+    ) -> None:
+        options = replace(spec.training, epochs=len(STRENGTHS), batch_size=ROWS_AT_ONCE)
+        super().__init__(head.classifier, source, split, task, options, seed=spec.seed)
+        self._head, self._features = head, source
+
+    def solve(self, allowed: int, on_epoch: Callable[[Trainer], None] | None) -> float:
+        """Solve the classifier; return the strength of the penalty that was chosen.
+
+        Args:
+            allowed: Bytes for the features that are solved.
+            on_epoch: Told after every strength.
+        """
+        train, valid = (
+            rows_that_fit(rows, self._head.width, allowed)
+            for rows in (self.split.train, self.split.valid)
+        )
+
+        def on_point(point: PathPoint) -> None:
+            self.progress.log.append({"epoch": self.progress.epoch, **point.measured()})
+            self.progress.epoch += 1
+            if on_epoch is not None:
+                on_epoch(self)
+
+        found = solve_linear(
+            self._features.features,
+            self._features.targets,
+            self.task,
+            train,
+            valid,
+            widths=self._head.feature_widths,
+            balance=self.options.balance,
+            on_point=on_point,
+        )
+        self.scale = found.scale
+        self.progress = Progress(
+            epoch=len(found.path), best_epoch=found.chosen, log=self.progress.log
+        )
+        with torch.no_grad():
+            self.network.weight.copy_(found.weight)  # type: ignore[operator]
+            self.network.bias.copy_(found.bias)  # type: ignore[operator]
+        return found.strength

@@ -1,0 +1,202 @@
+"""Readouts that are solved: fitted, resumed, predicted, exported and tuned like any other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch_geometric.data import Data
+
+import histograph_post as hg
+from histograph_post.caches.caching import cache
+from histograph_post.data import load_data
+from histograph_post.errors import ConfigError
+from histograph_post.experiments import solved_fits
+from histograph_post.experiments.search import Values
+from histograph_post.heads import Readout, build_head, pool_nodes
+from histograph_post.heads.base import last_layer
+from histograph_post.heads.registry import is_solved
+from histograph_post.models import build_model
+from histograph_post.splits import Split
+from histograph_post.training.options import TrainingOptions
+from histograph_post.training.solving import STRENGTHS, USUAL_STRENGTH
+
+SOLVED = ["linear", "concat", "probe"]
+QUICK = TrainingOptions(epochs=2, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
+    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
+    cache(model, load_data("demo:", args={"num_graphs": 90}), folder, splits="kfold:3")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(demo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> hg.Run:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return hg.compare(demo_cache, out, heads=[*SOLVED, "mean"], seeds=[3, 5], training=QUICK)
+
+
+def stored(run: hg.Run, head: str, fold: int, seed: int) -> dict[str, Any]:
+    folder = run.folder / "fits" / head / f"fold-{fold}-seed-{seed}"
+    found: dict[str, Any] = json.loads((folder / "fit.json").read_text())
+    return found
+
+
+def weights(run: hg.Run, head: str, fold: int, seed: int) -> dict[str, Tensor]:
+    return load_file(run.folder / "fits" / head / f"fold-{fold}-seed-{seed}" / "head.safetensors")
+
+
+@pytest.mark.parametrize("head", SOLVED)
+def test_the_log_is_the_path_and_the_seeds_share_it(run: hg.Run, head: str) -> None:
+    for fold in range(3):
+        fit, other = (stored(run, head, fold, seed) for seed in (3, 5))
+        assert [entry["epoch"] for entry in fit["log"]] == list(range(fit["epochs"]))
+        assert [entry["strength"] for entry in fit["log"]] == list(STRENGTHS[: fit["epochs"]])
+        assert fit["strength"] == STRENGTHS[fit["best_epoch"]]
+        best = fit["log"][fit["best_epoch"]]
+        assert best["valid_accuracy"] == fit["scores"]["valid"]["accuracy"]
+        assert best["valid_accuracy"] == max(entry["valid_accuracy"] for entry in fit["log"])
+        assert (fit["seed"], other["seed"]) == (3, 5)
+        assert {**fit, "seed": 5} == other
+        found, others = (weights(run, head, fold, seed) for seed in (3, 5))
+        assert all(torch.equal(value, others[name]) for name, value in found.items())
+
+
+def test_results_have_every_seed_of_them(run: hg.Run) -> None:
+    for head in SOLVED:
+        row = run.results["readouts"][head]
+        assert row["test"]["count"] == 6
+        assert row["versus_baseline"]["baseline"] == "mean"
+    strengths = [fit.get("strength") for fit in run.results["fits"]]
+    assert sum(strength is not None for strength in strengths) == 18
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    assert {json.loads(line)["head"] for line in lines} == {*SOLVED, "mean"}
+
+
+def test_it_is_solved_once_for_all_seeds(
+    demo_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solved: list[int] = []
+    solve = solved_fits.solve_linear
+
+    def counted(*args: Any, **options: Any) -> Any:
+        solved.append(1)
+        return solve(*args, **options)
+
+    monkeypatch.setattr(solved_fits, "solve_linear", counted)
+    options: dict[str, Any] = {"heads": ["probe"], "seeds": [0, 1, 2], "jobs": 1}
+    run = hg.compare(demo_cache, tmp_path / "run", training=QUICK, **options)
+    assert len(solved) == 3
+    # What was lost is taken over from a seed that is left.
+    shutil.rmtree(run.folder / "fits" / "probe" / "fold-1-seed-0")
+    expected = (run.folder / "results.json").read_bytes()
+    (run.folder / "results.json").unlink()
+    again = hg.compare(demo_cache, tmp_path / "run", training=QUICK, **options)
+    assert len(solved) == 3
+    assert (again.folder / "results.json").read_bytes() == expected
+
+
+@pytest.mark.parametrize("head", SOLVED)
+def test_the_run_predicts_what_was_scored(demo_cache: Path, tmp_path: Path, head: str) -> None:
+    run = hg.train_head(demo_cache, tmp_path / "run", head=head, training=QUICK)
+    exported = hg.export(run, tmp_path / "head.pt2")
+    assert exported.difference is not None
+    assert exported.difference < 1e-4
+    assert hg.report(run).path.exists()
+
+
+def test_features_that_do_not_fit_give_the_same(
+    run: hg.Run, demo_cache: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"heads": [*SOLVED, "mean"], "seeds": [3, 5], "training": QUICK}
+    small = hg.compare(demo_cache, tmp_path / "run", memory_limit=20_000, **options)
+    for head in SOLVED:
+        found, expected = (weights(each, head, 0, 3) for each in (small, run))
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, atol=1e-3, rtol=1e-2)
+
+
+def test_a_part_of_the_rows_is_drawn_where_memory_is_short() -> None:
+    rows = np.arange(10_000, 20_000)
+    assert solved_fits.rows_that_fit(rows, 100, 4 * 100 * 10_000) is rows
+    drawn = solved_fits.rows_that_fit(rows, 100, 4 * 100 * 5_000)
+    assert len(np.unique(drawn)) == 5_000
+    assert set(drawn) <= set(rows)
+    assert len(solved_fits.rows_that_fit(rows, 100, 0)) == solved_fits.FEWEST_ROWS
+
+
+def test_without_a_validation_part_the_strength_is_the_usual_one(
+    demo_cache: Path, tmp_path: Path
+) -> None:
+    own = hg.Cache.open(demo_cache).splits
+    fold = Split(train=np.arange(60), valid=np.empty(0, np.int64), test=np.arange(60, 90))
+    replace(own, folds=(fold,)).save(tmp_path / "splits.json")
+    options: dict[str, Any] = {"split": str(tmp_path / "splits.json"), "training": QUICK}
+    run = hg.compare(demo_cache, tmp_path / "run", heads=["probe"], **options)
+    assert stored(run, "probe", 0, 0)["strength"] == USUAL_STRENGTH
+    assert run.results["readouts"]["probe"]["test"]["count"] == 1
+
+
+@pytest.mark.parametrize("head", SOLVED)
+def test_nodes_are_solved_and_probed_by_their_layers(tmp_path: Path, head: str) -> None:
+    torch.manual_seed(0)
+    edges = torch.randint(60, (2, 200))
+    graph = Data(x=torch.randn(60, 4), edge_index=edges, y=torch.randint(3, (60,)))
+    graph.train_mask, graph.val_mask, graph.test_mask = (
+        torch.arange(60) // 20 == part for part in range(3)
+    )
+    model = build_model("gcn", {"hidden": 8, "num_layers": 2, "pool": "none"}, in_dim=4, out_dim=3)
+    cache(model, [graph], tmp_path / "nodes.cache")
+    run = hg.train_head(tmp_path / "nodes.cache", tmp_path / "run", head=head, training=QUICK)
+    fit = stored(run, head, 0, 0)
+    assert fit["strength"] == STRENGTHS[fit["best_epoch"]]
+    width = weights(run, head, 0, 0)["head.classifier.weight"].size(1)
+    assert width == (8 if head == "linear" else 8 * 3)
+
+
+def test_links_are_trained_with_steps() -> None:
+    for head in ("linear", "concat"):
+        assert is_solved(head, "graph")
+        assert is_solved(head, "node")
+        assert not is_solved(head, "link")
+        assert not build_head(head, [4, 4], 1, "link").is_solved
+    assert not is_solved("mean", "graph")
+
+
+def test_the_layers_of_a_solved_readout_can_be_searched(demo_cache: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"trials": 2, "seeds": [0], "training": QUICK, "head": "probe"}
+    run = hg.tune(demo_cache, tmp_path / "run", **options)
+    assert set(run.results["tuning"]["values"]) == {"history_layers"}
+    with pytest.raises(ConfigError, match="'lr', expected one of history_layers"):
+        hg.tune(demo_cache, tmp_path / "other", space={"lr": Values((1, 2))}, **options)
+    with pytest.raises(ConfigError, match="'linear': found a readout that is solved"):
+        hg.tune(demo_cache, tmp_path / "other", **{**options, "head": "linear"})
+
+
+class Largest(Readout):
+    """The largest values of the last layer, and a linear map, solved."""
+
+    solved = True
+
+    def build(self) -> None:
+        self.finish(self.in_dims[-1], linear=True)
+
+    def pool_graphs(self, history: Any, graphs: Any, edge_index: Tensor | None) -> Tensor:
+        return pool_nodes(last_layer(history), graphs.index, graphs.num_graphs, "max")
+
+
+def test_a_readout_of_ones_own_can_be_solved(demo_cache: Path, tmp_path: Path) -> None:
+    run = hg.train_head(demo_cache, tmp_path / "run", head=Largest, training=QUICK)
+    assert stored(run, "Largest", 0, 0)["strength"] in STRENGTHS
