@@ -108,6 +108,13 @@ class ExperimentFlags(OptionGroup):
             help="Standardize every layer with the statistics of the training graphs.",
         ),
     ] = True
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate/--no-calibrate",
+            help="Calibrate probabilities by a temperature fitted on the validation part.",
+        ),
+    ] = True
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -140,6 +147,7 @@ class ExperimentFlags(OptionGroup):
             metric=self.metric,
             standardize=self.standardize,
             warm_start=warm_start,
+            calibrate=self.calibrate,
             memory_limit=parse_size(self.memory_limit),
             training=training,
             device=self.device,

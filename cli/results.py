@@ -28,16 +28,22 @@ def show_results(
 ) -> None:
     """Print every readout: mean and deviation over folds and seeds, what it gained and costs.
 
+    Where there are several seeds, their averages stand beside the single ones, and the differences
+    are those of the averages; what a readout costs is then left to the report and to ``--json``.
+
     Args:
         terminal: Where to print.
         results: ``results.json`` of a run.
         seconds: Seconds per epoch of each readout; empty if they are not asked for.
         ranked: Number the readouts, the best first.
     """
+    from histograph_post.runs.summary import own_verdict, reported
+
     readouts = list(results["readouts"].items())
     if ranked:
         sign = 1 if results["higher_is_better"] else -1
         readouts.sort(key=lambda item: -sign * item[1]["test"]["mean"] if item[1]["test"] else inf)
+    averaged = any(row.get("averaged") for _, row in readouts)
     # A model without a readout of its own is compared with the last layer retrained.
     others = [row.get("versus_baseline") for _, row in readouts]
     baseline = next((other["baseline"] for other in others if other is not None), None)
@@ -45,29 +51,63 @@ def show_results(
     versus, against = ("versus_own", "own") if has_own else ("versus_baseline", baseline)
     rows = []
     for place, (name, row) in enumerate(readouts, start=1):
-        test, difference = row["test"], row.get(versus)
+        difference = reported(row).get(versus)
+        cost = [
+            row["num_parameters"] or "-",
+            *([f"{seconds[name]:.3f}" if name in seconds else "-"] if seconds else []),
+        ]
         rows.append(
             [
                 *([place] if ranked else []),
                 name,
-                _spread(test),
+                _spread(row["test"]),
+                *([_spread((row.get("averaged") or {}).get("test"))] if averaged else []),
                 "-" if difference is None else gain(difference),
-                row["num_parameters"] or "-",
-                *([f"{seconds[name]:.3f}" if name in seconds else "-"] if seconds else []),
+                *([] if averaged else cost),
             ]
         )
-    columns = ["readout", "mean ± deviation", f"against {against or 'own'}", "parameters"]
-    columns += ["s/epoch"] if seconds else []
+    columns = ["readout", "mean ± deviation", f"against {against or 'own'}"]
+    columns += ["parameters", *(["s/epoch"] if seconds else [])]
+    if averaged:
+        columns = ["readout", "single seeds", "averaged", columns[2]]
     lower = "" if results["higher_is_better"] else "; lower is better"
+    keep = ""
+    if own_verdict(results) == "better":
+        keep = f": keep your own readout rather than {results['head']}"
     terminal.table(
-        f"Test {results['metric']} over {_count(results)}{lower}",
+        f"Test {results['metric']} over {_count(results)}{lower}{keep}",
         ["rank", *columns] if ranked else columns,
         rows,
     )
-    chosen = results["versus_baseline"]
+    _say_outcome(terminal, results)
+
+
+def _say_outcome(terminal: Terminal, results: Any) -> None:
+    """Say what the head of a run gained, what it predicts with and how well calibrated that is."""
+    from histograph_post.runs.summary import interval_text, own_verdict_text, reported
+
+    head, lower = results["head"], "" if results["higher_is_better"] else "; lower is better"
+    row = results["readouts"][head]
+    chosen = reported(row).get("versus_baseline")
     if chosen is not None:
-        versus = f"{results['head']} against {chosen['baseline']}, retrained"
-        terminal.info(f"{versus}: {gain(chosen)}{lower}")
+        text = f"{head}{', seeds averaged,' if row.get('averaged') else ''} against"
+        gained = f"{gain(chosen)}{interval_text(chosen)}{lower}"
+        terminal.info(f"{text} {chosen['baseline']}, retrained: {gained}")
+    verdict = own_verdict_text(results, gain)
+    if verdict is not None:
+        terminal.info(verdict)
+    calibration = results.get("calibration")
+    if calibration is not None and calibration["test"]["before"] is not None:
+        errors = " to ".join(f"{calibration['test'][when]:.3f}" for when in ("before", "after"))
+        terminal.info(
+            f"expected calibration error on the test part: {errors}, by temperature "
+            f"{calibration['temperature']:.3g} from the validation part"
+        )
+    if results.get("left_out"):
+        terminal.info(
+            f"the run predicts with {plural(results['members'], 'head')}; {results['left_out']} "
+            f"more of {head} have other backbones and are in the table only"
+        )
 
 
 def _spread(test: Any) -> str:

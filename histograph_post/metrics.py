@@ -109,6 +109,47 @@ def regression_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]
     return found
 
 
+# --- calibration
+
+#: Bins of equal width between 0 and 1.
+NUM_BINS = 15
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Predicted against observed frequencies, in the bins that have rows."""
+
+    predicted: np.ndarray
+    observed: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: the mean gap, weighted by rows."""
+        gaps = np.abs(self.predicted - self.observed)
+        return float((gaps * self.counts).sum() / self.counts.sum())
+
+
+def reliability(confidence: np.ndarray, right: np.ndarray) -> Reliability:
+    """Group predictions by how sure they were.
+
+    Args:
+        confidence: The probability of the predicted class, ``[rows]``.
+        right: Whether it came true, ``[rows]``.
+    """
+    bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
+    counts = np.bincount(bins, minlength=NUM_BINS)
+    used = counts > 0
+    predicted = np.bincount(bins, weights=confidence, minlength=NUM_BINS)[used] / counts[used]
+    observed = np.bincount(bins, weights=right, minlength=NUM_BINS)[used] / counts[used]
+    return Reliability(predicted, observed, counts[used])
+
+
+def expected_calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Return how far confidence is from the share of right predictions, over 15 bins of it."""
+    return reliability(confidence, right).error
+
+
 # --- scores over folds and seeds
 
 #: A fold and a seed: what two readouts are paired by.
@@ -134,13 +175,16 @@ class Difference:
 
     The interval is the 95 % Student interval of the mean paired difference. Its units are folds
     (their seeds averaged first), or seeds where there is a single fold; None where there is one
-    unit only. Folds share training data, so the interval is somewhat too narrow.
+    unit only. Folds share training data, so the interval is somewhat too narrow. Of outputs, which
+    a single fold has too, it is the 95 % interval over test rows, see :func:`resampled_difference`.
     """
 
     mean: float
     low: float | None
     high: float | None
     count: int
+    #: What the interval is over: ``folds``, ``seeds`` or ``rows``.
+    over: str = "folds"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -164,11 +208,42 @@ def paired_difference(
         return None
     differences = np.array([scores[key] - others[key] for key in keys])
     folds = np.array([fold for fold, _ in keys])
+    over = "seeds"
     if len(np.unique(folds)) > 1:
+        over = "folds"
         differences = np.array([differences[folds == fold].mean() for fold in np.unique(folds)])
     mean, count = float(differences.mean()), len(differences)
     if count < 2:
-        return Difference(mean, None, None, count)
+        return Difference(mean, None, None, count, over)
     error = float(differences.std(ddof=1)) / np.sqrt(count)
     reach = float(stats.t.ppf((1 + level) / 2, count - 1) * error)
-    return Difference(mean, mean - reach, mean + reach, count)
+    return Difference(mean, mean - reach, mean + reach, count, over)
+
+
+#: Seed of the rows that are drawn, so that a run gives the same bytes again.
+_BOOTSTRAP_SEED = 0
+
+
+def resampled_rows(num_rows: int, count: int) -> np.ndarray:
+    """Return rows drawn with replacement, the same ones on every call: ``[count, num_rows]``."""
+    return np.random.default_rng(_BOOTSTRAP_SEED).integers(num_rows, size=(count, num_rows))
+
+
+def resampled_difference(
+    mean: float, scores: np.ndarray, others: np.ndarray, *, num_rows: int, level: float = 0.95
+) -> Difference:
+    """Return a difference with the percentile interval of the paired bootstrap over test rows.
+
+    Args:
+        mean: The difference on all rows.
+        scores: Of one readout on each of :func:`resampled_rows`; NaN where they allow none.
+        others: Of the other, on the same rows.
+        num_rows: Test rows.
+        level: Of the interval.
+    """
+    differences = scores - others
+    differences = differences[np.isfinite(differences)]
+    if len(differences) < len(scores) / 2:  # most draws have a single class
+        return Difference(mean, None, None, num_rows, "rows")
+    low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
+    return Difference(mean, float(low), float(high), num_rows, "rows")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from histograph_post.metrics import paired_difference, summarize
+from histograph_post.metrics import (
+    expected_calibration_error,
+    paired_difference,
+    reliability,
+    resampled_difference,
+    resampled_rows,
+    summarize,
+)
 
 
 def test_mean_and_sample_deviation() -> None:
@@ -44,3 +53,43 @@ def test_one_pair_has_no_interval_and_none_has_no_difference() -> None:
     assert found is not None
     assert (found.mean, found.low, found.high) == (0.75, None, None)
     assert paired_difference({(0, 0): 1.0}, {(1, 0): 1.0}) is None
+
+
+def test_calibration_by_hand() -> None:
+    found = reliability(np.array([0.05, 0.05, 0.95, 1.0]), np.array([0, 1, 1, 1]))
+    assert found.predicted == pytest.approx([0.05, 0.975])
+    assert found.observed == pytest.approx([0.5, 1.0])
+    assert found.counts.tolist() == [2, 2]
+    assert found.error == pytest.approx((0.45 + 0.025) / 2)
+
+
+def test_calibration_error_is_that_of_fifteen_bins() -> None:
+    random = np.random.default_rng(0)
+    sure, right = random.uniform(0.5, 1, 400), random.random(400) < 0.6
+    edges = np.linspace(0, 1, 16)
+    expected = 0.0
+    for low, high in pairwise(edges):
+        inside = (sure >= low) & ((sure < high) | (high == 1))
+        if inside.any():
+            expected += inside.mean() * abs(sure[inside].mean() - right[inside].mean())
+    assert expected_calibration_error(sure, right) == pytest.approx(expected)
+
+
+def test_rows_are_drawn_in_pairs_and_always_the_same() -> None:
+    random = np.random.default_rng(0)
+    ours, theirs = random.random(80) < 0.8, random.random(80) < 0.6  # right or wrong
+    drawn = resampled_rows(80, 500)
+    assert np.array_equal(drawn, resampled_rows(80, 500))
+    scores = [each[drawn].mean(axis=1) for each in (ours, theirs)]
+    gap = float(ours.mean() - theirs.mean())
+    found = resampled_difference(gap, *scores, num_rows=80)
+    differences = np.sort([(ours[rows].astype(int) - theirs[rows]).mean() for rows in drawn])
+    assert found.low == pytest.approx(np.quantile(differences, 0.025))
+    assert found.high == pytest.approx(np.quantile(differences, 0.975))
+    assert (found.mean, found.count, found.over) == (gap, 80, "rows")
+
+
+def test_too_few_draws_that_can_be_scored_give_no_interval() -> None:
+    scores = np.array([0.5, np.nan, np.nan, np.nan])
+    found = resampled_difference(0.1, scores, np.zeros(4), num_rows=3)
+    assert (found.low, found.high) == (None, None)

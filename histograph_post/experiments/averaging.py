@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
+from ..metrics import Difference, Key, paired_difference, resampled_difference, resampled_rows
+from ..runs.calibration import calibration_error, fit_temperature
 from ..runs.fits import Fit
+from ..runs.predictions import LabelRows
+from ..tasks import Task
+
+#: The checkpoint's own readout, in tables and results.
+OWN = "own readout"
+
+#: Draws of test rows for an interval; fewer where there are many targets to score in each.
+_DRAWS = 1000
+_FEWEST_DRAWS = 100
+_DRAWN_COLUMNS = 10_000
 
 
 @dataclass(frozen=True)
@@ -63,4 +77,113 @@ def members_with(best: Fit, fits: Sequence[Fit], weights_of: Callable[[Fit], str
     """
     own = weights_of(best)
     named = [fit for fit in fits if fit.spec.name == best.spec.name and weights_of(fit) == own]
-    return sorted(named, key=lambda fit: (fit.spec.fold, fit.spec.seed))
+    named.sort(key=lambda fit: fit is not best)
+    return sorted(distinct(named), key=lambda fit: (fit.spec.fold, fit.spec.seed))
+
+
+def distinct(fits: Sequence[Fit]) -> list[Fit]:
+    """Return fits of one readout that differ: of one that is solved, the first of each fold.
+
+    A solution does not depend on the seed, and five times the same is no better than once.
+    """
+    found: list[Fit] = []
+    for fit in fits:
+        folds = {other.spec.fold for other in found}
+        if fit.strength is None or fit.spec.fold not in folds:
+            found.append(fit)
+    return found
+
+
+class Averages:
+    """The readouts of a run, the seeds of each fold averaged, scored on the test part.
+
+    Args:
+        task: What is predicted.
+        labels: Of all rows, ``[rows, targets]``.
+        fits: Every fit of the run.
+        own: Outputs of the backbone's own readout for the test rows of each fold.
+    """
+
+    def __init__(
+        self, task: Task, labels: np.ndarray, fits: Sequence[Fit], own: Mapping[int, np.ndarray]
+    ) -> None:
+        self._task, self._labels = task, labels
+        self._rows: dict[int, np.ndarray] = {}
+        self._outputs: dict[str, dict[int, np.ndarray]] = {OWN: dict(own)}
+        self._resampled: dict[str, np.ndarray] = {}
+        for name in dict.fromkeys(fit.spec.name for fit in fits):
+            found = outputs_on_test([fit for fit in fits if fit.spec.name == name])
+            self._outputs[name] = {outputs.fold: outputs.mean for outputs in found}
+            self._rows |= {outputs.fold: outputs.rows for outputs in found}
+
+    def scores(self, name: str) -> dict[Key, float]:
+        """Return the score of each fold that has one, under its fold and 0 for the seed."""
+        found = {
+            (fold, 0): self._task.score(outputs, self._labels[self._rows[fold]])
+            for fold, outputs in self._outputs.get(name, {}).items()
+        }
+        return {key: score for key, score in found.items() if score == score}
+
+    def difference(self, name: str, other: str) -> Difference | None:
+        """Return how much better one readout is than another.
+
+        Paired over folds where there are several, else over the test rows of the only one.
+        """
+        scores, others = self.scores(name), self.scores(other)
+        found = paired_difference(scores, others)
+        if found is None or found.count > 1:
+            return found
+        ((fold, _),) = scores.keys() & others.keys()
+        drawn = self._drawn(name, fold), self._drawn(other, fold)  # each [draws]
+        return resampled_difference(found.mean, *drawn, num_rows=len(self._rows[fold]))
+
+    def _drawn(self, name: str, fold: int) -> np.ndarray:
+        """Return the scores of a readout on rows that are drawn again and again: ``[draws]``."""
+        if name not in self._resampled:
+            outputs, labels = self._outputs[name][fold], self._labels[self._rows[fold]]
+            count = max(_FEWEST_DRAWS, min(_DRAWS, _DRAWN_COLUMNS // labels.shape[1]))
+            drawn = resampled_rows(len(outputs), count)  # [draws, rows]
+            scores = [self._task.score(outputs[rows], labels[rows]) for rows in drawn]
+            self._resampled[name] = np.array(scores)
+        return self._resampled[name]
+
+    def calibration(self, name: str, temperature: float) -> dict[str, Any] | None:
+        """Return how well the probabilities for all test rows are calibrated, before and after.
+
+        Args:
+            name: Of the readout.
+            temperature: What logits are divided by; None is returned for a regression.
+        """
+        found = self._outputs.get(name, {})
+        if self._task.kind == "regression" or not found:
+            return None
+        labels = np.concatenate([self._labels[self._rows[fold]] for fold in found])
+        logits = torch.from_numpy(np.concatenate(list(found.values()))).double()
+        before, after = (
+            calibration_error(self._task, self._task.probabilities(each).numpy(), labels)
+            for each in (logits, logits / temperature)
+        )
+        return {"temperature": temperature, "test": {"before": before, "after": after}}
+
+
+def temperature_of(
+    task: Task, fits: Sequence[Fit], label_rows: LabelRows, weights_of: Callable[[Fit], str]
+) -> float:
+    """Return the temperature of a run: fitted on the validation rows of all folds together.
+
+    What is calibrated is what predicts: the mean of the fits that share a backbone, fold by fold.
+
+    Args:
+        task: What is predicted.
+        fits: Of the chosen readout.
+        label_rows: The labels.
+        weights_of: The hash of the backbone that a fit reads.
+    """
+    groups: dict[str, list[Fit]] = {}
+    for fit in fits:
+        groups.setdefault(weights_of(fit), []).append(fit)
+    found = [outputs for group in groups.values() for outputs in outputs_on_valid(group)]
+    if not found:
+        return 1.0
+    labels = np.concatenate([label_rows.labels[outputs.rows] for outputs in found])
+    return fit_temperature(task, np.concatenate([outputs.mean for outputs in found]), labels)

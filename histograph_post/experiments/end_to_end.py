@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch_geometric.data import Batch
 
@@ -31,6 +32,7 @@ from ..runs.saved_backbone import SavedBackbone
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import Trainer
 from ..training.networks import statistics_of
+from .averaging import outputs_on_test
 from .fits import train_fit
 from .head_training import HeadSpec
 from .options import ExperimentOptions, run_with_options, with_keywords
@@ -78,6 +80,7 @@ class EndToEnd(ReadoutStage):
             "baseline": self.baseline,
             "normalize": self.normalize,
             "folds": list(self.folds),
+            "calibrate": self.calibrate,
         }
 
     def check(self, device: torch.device) -> None:
@@ -148,6 +151,10 @@ class EndToEnd(ReadoutStage):
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
         """Return the test score of the backbone that was trained with its own readout."""
         return scores_of(named(fits, OWN), "test", self.task.metric)
+
+    def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:
+        """Return what the backbones with their own readout say together, their seeds averaged."""
+        return {found.fold: found.mean for found in outputs_on_test(named(fits, OWN))}
 
     def label_rows(self) -> LabelRows:
         """Return the label rows of the data."""
@@ -240,6 +247,7 @@ def plan_end_to_end(
         baseline=baseline,
         normalize=normalize,
         folds=given.folds,
+        calibrate=options.calibrate,
     )
 
 

@@ -79,6 +79,7 @@ def plan_finetuning(
             )
         place = source if isinstance(source, (str, Path, Cache)) else source.folder
         chosen = head or HeadSpec("histograph")
+        options = replace(options, seeds=options.seeds or (0,))  # a backbone a seed is dear
         wanted = plan_experiment(place, [chosen], options)
         baseline = [other for other in with_baseline(chosen, wanted.task.level) if other != chosen]
         frozen = replace(wanted, heads=tuple(baseline))
@@ -101,6 +102,7 @@ def plan_finetuning(
         backbones=backbones,
         options=backbone or BackboneOptions(),
         source=run,
+        calibrate=options.calibrate,
         layers=layers_of_parameters(backbones.models[0], backbones.capture, probe),
     )
     planned.movement()  # refuses before anything is trained or written

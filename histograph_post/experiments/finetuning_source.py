@@ -84,6 +84,7 @@ def source_experiment(
         training=options.training_options(),
         standardize=plan["standardize"],
         warm_start=plan["warm_start"],
+        calibrate=plan.get("calibrate", True),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from ..capture import CapturePlan
@@ -65,6 +66,7 @@ class Finetuning(ReadoutStage):
             "frozen": self.frozen.plan(),
             "head": asdict(self.head),
             "backbone": asdict(self.options),
+            "calibrate": self.calibrate,
             "start": None if self.source is None else self._head_hashes(self.source),
         }
 
@@ -148,6 +150,10 @@ class Finetuning(ReadoutStage):
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
         """Return the test score of the checkpoint's own readout, before anything moved."""
         return self.frozen.own_scores(fits)
+
+    def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:
+        """Return what the checkpoint's own readout says of the test rows of each fold."""
+        return self.frozen.own_outputs(fits)
 
     def label_rows(self) -> LabelRows:
         """Return the label rows of the cached data."""

@@ -28,7 +28,7 @@ from ..training.loop import Trainer
 from ..training.options import TrainingOptions, suggested_lr
 from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_head, lend_rows, own_classifier
-from .options import ExperimentOptions, run_with_options, with_keywords
+from .options import DEFAULT_SEEDS, ExperimentOptions, run_with_options, with_keywords
 from .results import BASELINES
 from .stage import ReadoutStage
 
@@ -66,6 +66,7 @@ class Experiment(ReadoutStage):
             "training": asdict(self.training),
             "standardize": self.standardize,
             "warm_start": self.warm_start,
+            "calibrate": self.calibrate,
         }
 
     def fits(self) -> list[FitSpec]:
@@ -146,14 +147,20 @@ class Experiment(ReadoutStage):
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
         """Return the test score of the checkpoint's own readout, for every fold and seed."""
         found: dict[Key, float] = {}
-        for fold in self.folds:
-            logits = fold.loaded.own_logits(self.task)
-            if logits is None or not len(fold.split.test):
-                continue
-            rows = fold.split.test
-            score = self.task.score(logits[rows], fold.loaded.labels[rows])
+        for number, outputs in self.own_outputs(fits).items():
+            fold = self.folds[number]
+            score = self.task.score(outputs, fold.loaded.labels[fold.split.test])
             if score == score:
-                found |= {(fold.number, seed): score for seed in self.seeds}
+                found |= {(number, seed): score for seed in self.seeds}
+        return found
+
+    def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:
+        """Return what the checkpoint's own readout says of the test rows of each fold."""
+        found = {}
+        for fold in self.folds:
+            logits = fold.loaded.own_logits(self.task)  # [rows, width]
+            if logits is not None and len(fold.split.test):
+                found[fold.number] = logits[fold.split.test]
         return found
 
     def label_rows(self) -> LabelRows:
@@ -234,10 +241,11 @@ def plan_experiment(
         splits=splits,
         task=task,
         heads=tuple(heads),
-        seeds=tuple(options.seeds or (0,)),
+        seeds=tuple(options.seeds or DEFAULT_SEEDS),
         training=options.training_options(suggested_lr(len(caches[0]))),
         standardize=options.standardize,
         warm_start=options.warm_start,
+        calibrate=options.calibrate,
     )
     experiment.build_heads()
     if options.warm_start:

@@ -13,6 +13,9 @@ from ..runs.run import Run
 from ..training.options import TrainingOptions
 from .stage import FitProgress, Stage, run_experiment
 
+#: Seeds of a run on a cache, unless others are asked for.
+DEFAULT_SEEDS: tuple[int, ...] = (0,)
+
 
 @dataclass(frozen=True)
 class ExperimentOptions:
@@ -23,8 +26,8 @@ class ExperimentOptions:
         hg.train_head(cache, out, seeds=[0, 1], metric="roc_auc")
     """
 
-    #: One fit per seed and fold. By default 0; after a search 0 to 4; for a run that is fine-tuned,
-    #: the seeds of that run.
+    #: One fit per seed and fold, which predict together. By default :data:`DEFAULT_SEEDS`; after a
+    #: search 0 to 4; for a run that is fine-tuned, the seeds of that run.
     seeds: Sequence[int] | None = None
     #: Another split than the one of the cache or the data: a file, ``kfold:10``, ...
     split: str | None = None
@@ -38,6 +41,8 @@ class ExperimentOptions:
     standardize: bool = True
     #: Start the head at the checkpoint's own predictions (``histograph`` only).
     warm_start: bool = False
+    #: Calibrate probabilities by a temperature that is fitted on the validation part.
+    calibrate: bool = True
     #: Bytes that training may take beyond its libraries; a cache that needs more is read batch by
     #: batch. Two thirds of the machine's memory by default.
     memory_limit: int | None = None

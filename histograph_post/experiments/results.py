@@ -34,17 +34,15 @@ from ..runs.run import (
 )
 from ..tasks import Task
 from ..utils.files import atomic_path, write_json, write_text
-from .averaging import outputs_on_test
-
-#: The checkpoint's own readout, in tables and results.
-OWN = "own readout"
+from .averaging import OWN as OWN
+from .averaging import Averages, distinct, outputs_on_test
 
 #: The readouts to beat, for graphs and for nodes and links: the last layer, retrained.
 BASELINES = ("mean", "mlp")
 
 
 def results(
-    task: Task, fits: Sequence[Fit], chosen: str, own: Mapping[Key, float]
+    task: Task, fits: Sequence[Fit], chosen: str, own: Mapping[Key, float], averages: Averages
 ) -> dict[str, Any]:
     """Return ``results.json``: the same on every run with the same seeds on the same machine.
 
@@ -53,8 +51,10 @@ def results(
         fits: Every fit of the run.
         chosen: The name of the fits that the run is about.
         own: The test score of the backbone's own readout, for every fold and seed.
+        averages: The same fits, the seeds of each fold averaged.
     """
     metric = task.metric
+    several_seeds = len({fit.spec.seed for fit in fits}) > 1
     rows: dict[str, Any] = {}
     if own:
         rows[OWN] = {"test": _summary(own), "versus_own": None, "num_parameters": None}
@@ -64,22 +64,41 @@ def results(
     for name in names:
         members = named(fits, name)
         test = scores_of(members, "test", metric)
+        averaged = _averaged(averages, name, baseline)
         difference = None if name == OWN else paired_difference(test, own)
         rows[name] = {
             "test": _summary(test),
             "valid": _summary(scores_of(members, "valid", metric)),
             "versus_own": None if difference is None else difference.to_json(),
             "versus_baseline": versus(fits, name, baseline, metric),
+            "averaged": averaged,
             "num_parameters": members[0].num_parameters,
         }
+        if not several_seeds:
+            # The average is the only fit of a fold, and what its outputs say of an interval holds.
+            rows[name] |= {k: v for k, v in averaged.items() if k.startswith("versus")}
+            rows[name]["averaged"] = None
     return {
         "task": task.to_json(),
         "metric": metric,
         "higher_is_better": task.higher_is_better,
         "head": chosen,
         "readouts": rows,
-        "versus_baseline": versus(fits, chosen, baseline, metric),
+        "versus_baseline": rows[chosen]["versus_baseline"],
         "fits": [fit.to_json() for fit in fits],
+    }
+
+
+def _averaged(averages: Averages, name: str, baseline: str | None) -> dict[str, Any]:
+    """Return score and differences of a readout with the seeds of each fold averaged."""
+    own = None if name == OWN else averages.difference(name, OWN)
+    other = None
+    if baseline is not None and name not in (baseline, OWN):
+        other = averages.difference(name, baseline)
+    return {
+        "test": _summary(averages.scores(name)),
+        "versus_own": None if own is None else own.to_json(),
+        "versus_baseline": None if other is None else {"baseline": baseline, **other.to_json()},
     }
 
 
@@ -205,7 +224,7 @@ def write_predictions(
     targets = label_rows.target_names
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    found = outputs_on_test(named(fits, name))
+    found = outputs_on_test(distinct(named(fits, name)))
     columns = prediction_columns(task, targets)
     if any(len(outputs.each) > 1 for outputs in found):
         columns += spread_columns(task, targets)

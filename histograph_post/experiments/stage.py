@@ -11,10 +11,11 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from ..metrics import Key
@@ -27,9 +28,9 @@ from ..training.loop import Trainer
 from ..utils.files import write_text
 from ..utils.machine import resolve_device
 from ..utils.text import plural
-from .averaging import members_with
+from .averaging import Averages, members_with, temperature_of
 from .parallel import FitRunner
-from .results import choose_fit, results, write_chosen_head, write_predictions
+from .results import choose_fit, named, results, write_chosen_head, write_predictions
 from .trained_folds import remove_folds
 from .workers import FitJob
 
@@ -143,9 +144,16 @@ class ReadoutStage(Stage):
     The run predicts with the best one, by validation, and all that share its backbone.
     """
 
+    #: Whether probabilities are calibrated on the validation part.
+    calibrate: bool = field(default=True, kw_only=True)
+
     @abstractmethod
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
         """Return the test score of the backbone's own readout, for every fold and seed."""
+
+    @abstractmethod
+    def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:
+        """Return the outputs of the backbone's own readout for the test rows of each fold."""
 
     @abstractmethod
     def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
@@ -171,11 +179,25 @@ class ReadoutStage(Stage):
         _write_metrics(folder, fits)
         best = choose_fit(fits, chosen, task)
         members = members_with(best, fits, self.weights_of)
-        backbone = self.backbone(best, folder)
-        write_chosen_head(folder, best, members, task, label_rows.target_names, backbone)
-        write_predictions(folder, fits, chosen, task, label_rows)
+        temperature = 1.0
+        if self.calibrate:
+            temperature = temperature_of(task, named(fits, chosen), label_rows, self.weights_of)
+        backbone, targets = self.backbone(best, folder), label_rows.target_names
+        given = {"temperature": temperature}
+        write_chosen_head(folder, best, members, task, targets, backbone, **given)
+        write_predictions(folder, fits, chosen, task, label_rows, **given)
         added = self.finish(folder, fits, chosen)
-        return results(task, fits, chosen, self.own_scores(fits)) | added
+        averages = Averages(task, label_rows.labels, fits, self.own_outputs(fits))
+        found = results(task, fits, chosen, self.own_scores(fits), averages)
+        calibration = averages.calibration(chosen, temperature)
+        own = self.weights_of(best)
+        return {
+            **found,
+            "members": len(members),
+            "left_out": sum(self.weights_of(fit) != own for fit in named(fits, chosen)),
+            "calibration": calibration,
+            **added,
+        }
 
 
 def run_experiment(

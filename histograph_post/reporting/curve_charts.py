@@ -1,20 +1,21 @@
-"""ROC and precision-recall curves of a two-class task."""
+"""ROC and precision-recall curves of a two-class task, and calibration of any with classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from sklearn import metrics as sk
 
+from ..metrics import NUM_BINS, reliability
+from ..runs.calibration import calibration_error, confidences
 from ..runs.run import Run
 from ..tasks import Task
 from ..utils.text import number, plural
-from .figures import CHOSEN, DASHES, GRID, MUTED, Chart, Figure, series_colour
+from .figures import CHOSEN, DASHES, GRID, MUTED, RIVAL, Chart, Figure, series_colour
 from .outcomes import Outcome, chosen_outcomes, outcomes_of, readout_to_beat
-from .prediction_charts import class_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _SQUARE = (4.2, 3.7)
 
-#: Truth (0 or 1) and probability of the rows of one fit, each ``[rows]``.
+#: Truth (0 or 1) and probability of the rows of one fold, each ``[rows]``.
 Pair = tuple[np.ndarray, np.ndarray]
 
 
@@ -34,7 +35,7 @@ def two_class_rows(outcome: Outcome, task: Task) -> Pair:
 
 
 def roc_figure(run: Run) -> Figure | None:
-    """Draw the ROC curve of every fit; None where the test part has one class only."""
+    """Draw the ROC curve of every fold; None where the test part has one class only."""
     curves = _curves(run)
     if not curves:
         return None
@@ -50,7 +51,7 @@ def roc_figure(run: Run) -> Figure | None:
     return Figure(
         name="roc",
         title="ROC curves",
-        caption=f"Test part, a line per fit ({plural(len(chosen_outcomes(run)), 'fit')}); the "
+        caption=f"Test part, a line per fold ({plural(len(chosen_outcomes(run)), 'fold')}); the "
         "numbers are areas under the curve, means over folds.",
         alternative=f"ROC curves; area under the curve: {_listed(areas)}.",
         picture=Chart(draw, size=_SQUARE),
@@ -58,7 +59,7 @@ def roc_figure(run: Run) -> Figure | None:
 
 
 def precision_figure(run: Run) -> Figure | None:
-    """Draw precision against recall of every fit; None where there is one class only."""
+    """Draw precision against recall of every fold; None where there is one class only."""
     curves = _curves(run)
     if not curves:
         return None
@@ -80,7 +81,7 @@ def precision_figure(run: Run) -> Figure | None:
     return Figure(
         name="precision-recall",
         title="Precision and recall",
-        caption="Test part, a line per fit; the level line is the share of positives, the numbers "
+        caption="Test part, a line per fold; the level line is the share of positives, the numbers "
         "are average precision, means over folds.",
         alternative=f"Precision-recall curves; average precision: {_listed(areas)}; share of "
         f"positives {number(share)}.",
@@ -112,7 +113,7 @@ def _draw(
     areas: Mapping[str, float],
     line: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> None:
-    """Draw a line per fit, and name each readout once."""
+    """Draw a line per fold, and name each readout once."""
     for at, (head, pairs) in enumerate(curves.items()):
         style: dict[str, Any] = {"color": series_colour(at), "linestyle": DASHES[at]}
         faint: dict[str, Any] = {"linewidth": 1.0, "alpha": 0.5} if len(pairs) > 1 else {}
@@ -130,85 +131,80 @@ def _listed(values: Mapping[str, float]) -> str:
 
 # --- calibration: whether what is called 80 % likely is right four times in five
 
-#: Bins of equal width between 0 and 1.
-NUM_BINS = 10
+
+def _pooled(
+    task: Task, probabilities: Sequence[np.ndarray], outcomes: Sequence[Outcome]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return how sure every prediction was and whether it was right, all targets together."""
+    pairs = [
+        pair
+        for values, outcome in zip(probabilities, outcomes, strict=True)
+        for pair in confidences(task, values, outcome.labels)
+    ]
+    sure, right = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    return sure, right
 
 
-@dataclass(frozen=True)
-class Reliability:
-    """Predicted against observed frequencies, in the bins that have rows."""
-
-    predicted: np.ndarray
-    observed: np.ndarray
-    counts: np.ndarray
-
-    @property
-    def error(self) -> float:
-        """The expected calibration error: the mean gap, weighted by rows."""
-        gaps = np.abs(self.predicted - self.observed)
-        return float((gaps * self.counts).sum() / self.counts.sum())
-
-
-def reliability(probabilities: np.ndarray, right: np.ndarray) -> Reliability:
-    """Group predictions by their probability.
-
-    Args:
-        probabilities: What was predicted, 0 to 1, ``[rows]``.
-        right: Whether it came true, ``[rows]``.
-    """
-    bins = np.minimum((probabilities * NUM_BINS).astype(int), NUM_BINS - 1)
-    counts = np.bincount(bins, minlength=NUM_BINS)
-    used = counts > 0
-    predicted = np.bincount(bins, weights=probabilities, minlength=NUM_BINS)[used] / counts[used]
-    observed = np.bincount(bins, weights=right, minlength=NUM_BINS)[used] / counts[used]
-    return Reliability(predicted, observed, counts[used])
-
-
-def _rows(outcome: Outcome, task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Return probability and truth: of the second class, of every target, or of the choice."""
-    if task.kind == "binary":
-        truth, probabilities = two_class_rows(outcome, task)
-        return probabilities, truth
-    if task.kind == "multilabel":
-        present = ~np.isnan(outcome.labels)
-        return outcome.predicted[present], outcome.labels[present]
-    labelled = ~np.isnan(outcome.labels[:, 0])
-    truth, chosen = class_rows(outcome, task)
-    return outcome.predicted[labelled].max(axis=1), truth == chosen
-
-
-def calibration_figure(outcomes: Sequence[Outcome], task: Task) -> Figure | None:
-    """Draw the reliability diagram of the test rows of all folds."""
-    pairs = [_rows(outcome, task) for outcome in outcomes]
-    probabilities, right = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    if not len(probabilities):
+def calibration_figure(run: Run) -> Figure | None:
+    """Draw the reliability diagram of the test rows of all folds, before and after calibration."""
+    outcomes, task = chosen_outcomes(run), run.task
+    after = [outcome.predicted for outcome in outcomes]
+    drawn = {"calibrated": after}
+    temperature = run.saved_head.temperature
+    if temperature != 1:
+        # What is stored is calibrated: this is the way back.
+        logits = [torch.from_numpy(task.logits(values)) * temperature for values in after]
+        before = [task.probabilities(values).numpy() for values in logits]
+        drawn = {"as trained": before, **drawn}
+    pooled = {name: _pooled(task, values, outcomes) for name, values in drawn.items()}
+    if not len(pooled["calibrated"][0]):
         return None
-    found = reliability(probabilities, right)
+    found = {name: reliability(*pair) for name, pair in pooled.items()}
+    labels = np.concatenate([outcome.labels for outcome in outcomes])
+    errors = {
+        name: calibration_error(task, np.concatenate(values), labels)
+        for name, values in drawn.items()
+    }
 
     def draw(axes: Axes) -> None:
-        axes.bar(found.predicted, found.counts / found.counts.max() * 0.25, width=0.05, color=GRID)
+        last = found["calibrated"]
+        axes.bar(last.predicted, last.counts / last.counts.max() * 0.25, width=0.03, color=GRID)
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8)
-        axes.plot(found.predicted, found.observed, color=CHOSEN, marker="o")
+        for name, each in found.items():
+            is_last = each is last
+            axes.plot(
+                each.predicted,
+                each.observed,
+                color=CHOSEN if is_last else RIVAL,
+                linestyle=DASHES[0 if is_last else 1],
+                marker="o" if is_last else "s",
+                markersize=5 if is_last else 4,
+                label=name,
+            )
         axes.set_xlim(-0.02, 1.02)
         axes.set_ylim(-0.02, 1.02)
         axes.set_aspect("equal")
         axes.set_xlabel("predicted probability")
-        axes.set_ylabel("observed frequency")
+        axes.set_ylabel("share that was right")
+        if len(found) > 1:
+            axes.legend(loc="upper left")
 
-    of_what = {
-        "binary": "of the second class",
-        "multilabel": "of all targets together",
-        "multiclass": "of the predicted class",
-    }[task.kind]
+    if len(found) > 1:
+        said = f"{number(errors['as trained'])} as trained, {number(errors['calibrated'])} after"
+        said += f" dividing logits by {temperature:.3g}, fitted on the validation part"
+    else:
+        said = number(errors["calibrated"])
     shown = ", ".join(
-        f"{p:.2f} came true {o:.0%}" for p, o in zip(found.predicted, found.observed, strict=True)
+        f"{p:.2f} was right {o:.0%}"
+        for p, o in zip(found["calibrated"].predicted, found["calibrated"].observed, strict=True)
     )
+    of_what = "predicted classes" if task.kind != "multilabel" else "predictions of all targets"
     return Figure(
         name="calibration",
         title="Calibration",
-        caption=f"Probabilities {of_what}, test rows of all folds in {NUM_BINS} bins; grey bars "
-        f"show how many rows a bin has. Expected calibration error {number(found.error)}.",
-        alternative=f"Reliability diagram; expected calibration error {number(found.error)}; "
-        f"predictions of {shown}.",
+        caption=f"Probabilities of the {of_what}, test rows of all folds in {NUM_BINS} bins; grey "
+        f"bars show how many rows a bin has. Expected calibration error {said}.",
+        alternative=f"Reliability diagram; expected calibration error {said}; "
+        f"what was predicted with {shown}.",
         picture=Chart(draw, size=(4.2, 3.7)),
     )

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
 from ..runs.run import Run
-from ..runs.summary import command, counted, facts, ranked_trials
+from ..runs.summary import (
+    command,
+    counted,
+    facts,
+    own_verdict,
+    own_verdict_text,
+    ranked_trials,
+    reported,
+)
 from ..utils.text import MISSING, difference, metric_name, number, setting, spread
 from .curve_charts import calibration_figure, precision_figure, roc_figure
 from .figures import CHOSEN, MUTED, Chart, Figure
@@ -45,7 +53,7 @@ def outcome_figures(run: Run) -> list[Figure]:
     else:
         found.append(targets_figure(run))
     if task.kind != "regression":
-        found.append(calibration_figure(outcomes, task))
+        found.append(calibration_figure(run))
     return [figure for figure in found if figure is not None]
 
 
@@ -65,18 +73,29 @@ def headline(run: Run, ranked: Mapping[str, Summary]) -> str:
     own = ranked.get(run.head)
     if own is None:
         return f"{run.head} was trained; no test part has a {metric}."
+    row = run.results["readouts"][run.head]
+    averaged = _averaged(row)
     said = f"{run.head}: test {metric} {_mean_and_deviation(own)}"
+    if averaged is not None:
+        said = f"{run.head}, seeds averaged: test {metric} {_mean_and_deviation(averaged)}, "
+        said += f"single seeds {_mean_and_deviation(own)}"
     said += f" over {counted(run)}"
-    for key, other in (
-        ("versus_frozen", "on the frozen backbone"),
-        ("versus_default", "with its defaults"),
-        ("versus_baseline", "retrained"),
+    for versus, other in (
+        (run.results.get("versus_frozen"), "on the frozen backbone"),
+        (run.results.get("versus_default"), "with its defaults"),
+        (reported(row).get("versus_baseline"), "retrained"),
     ):
-        versus = run.results.get(key)
         if versus is not None:
             said += f"; {difference(versus)} against {versus['baseline']}, {other}"
     said += "" if run.results["higher_is_better"] else " (lower is better)"
-    return f"{said}."
+    verdict = own_verdict_text(run.results)
+    return f"{said}." + ("" if verdict is None else f" {verdict[0].upper()}{verdict[1:]}.")
+
+
+def _averaged(row: Mapping[str, Any]) -> Summary | None:
+    """Return the test score of a readout with its seeds averaged, where there are several."""
+    found = (row.get("averaged") or {}).get("test")
+    return None if found is None else Summary(**found)
 
 
 def scores_section(run: Run, ranked: Mapping[str, Summary]) -> Section:
@@ -98,20 +117,25 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
     if not names:
         return None
     own, baseline = OWN in ranked, readout_to_beat(run)
+    averaged = any(row.get("averaged") for row in run.results["readouts"].values())
     rows = []
     for name in names:
         stored = run.results["readouts"][name]
         valid, test = stored.get("valid"), ranked.get(name)
         row = [name, _mean_and_deviation(test)]
+        if averaged:
+            row.append(_mean_and_deviation(_averaged(stored)))
         row.append(_mean_and_deviation(None if valid is None else Summary(**valid)))
         if own:
-            row.append(difference(stored["versus_own"]))
+            row.append(difference(reported(stored)["versus_own"]))
         if baseline:
             row.append(MISSING if name in (baseline, OWN) else _versus(run, name, baseline))
         count = stored["num_parameters"]
         row.append(MISSING if count is None else f"{count:,}")
         rows.append(row)
     columns = ["readout", "test", "validation"]
+    if averaged:
+        columns = ["readout", "test, mean of single seeds", "test, seeds averaged", "validation"]
     columns += ["test, against own readout"] if own else []
     columns += [f"test, against {baseline}"] if baseline else []
     return Table(
@@ -119,15 +143,39 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
         rows,
         caption=f"{metric_name(run.results['metric'])}"
         f"{'' if run.results['higher_is_better'] else ', lower is better'}: mean ± standard "
-        "deviation. Differences are paired by fold and seed, with the 95 % Student interval of "
-        "their mean; folds share training data, so it is somewhat too narrow.",
+        f"deviation. {_about_differences(run)}",
         chosen=names.index(run.head) if run.head in names else None,
     )
 
 
+def _about_differences(run: Run) -> str:
+    """Return what the differences of the table are of, what their intervals are over, and whom."""
+    row = reported(run.results["readouts"][run.head])
+    found = [row.get(name) for name in ("versus_own", "versus_baseline")]
+    over = next((each["over"] for each in found if each is not None and "over" in each), "folds")
+    of_what = "Differences are of single fits,"
+    if run.results["readouts"][run.head].get("averaged"):
+        of_what = "Seeds are averaged by their outputs, fold by fold; differences are of averages,"
+    how = {
+        "rows": "paired by test row, with the 95 % interval of a bootstrap of these rows: it says "
+        "nothing of other splits",
+        "seeds": "paired by seed, with the 95 % Student interval of their mean",
+        "folds": "paired by fold, with the 95 % Student interval of their mean; folds share "
+        "training data, so it is somewhat too narrow",
+    }[over]
+    keep = ""
+    if own_verdict(run.results) == "better":
+        keep = f" Keep your own readout rather than {run.head}."
+    return f"{of_what} {how}.{keep}"
+
+
 def _versus(run: Run, name: str, other: str) -> str:
-    found = paired_difference(run.scores(name, "test"), run.scores(other, "test"))
-    return difference(None if found is None else found.to_json())
+    """Return how much better a readout is than the one to beat."""
+    stored = reported(run.results["readouts"][name]).get("versus_baseline")
+    if stored is None or stored["baseline"] != other:
+        found = paired_difference(run.scores(name, "test"), run.scores(other, "test"))
+        stored = None if found is None else found.to_json()
+    return difference(stored)
 
 
 def _mean_and_deviation(summary: Summary | None) -> str:
@@ -206,9 +254,9 @@ def _layers(profile: LayerProfile) -> list[tuple[str, Smoothness]]:
 
 def examples_section(figures: Sequence[Figure], *, attended: bool) -> Section:
     """Return the graphs that were predicted best and worst."""
-    text = "The test rows that the run's own head predicted best and worst."
+    text = "The test rows that the run predicted best and worst, in the fold of its best head."
     if attended:
-        text += " The stronger the colour of a node, the more attention it receives in its graph."
+        text += " The stronger the colour of a node, the more attention that head gives it."
     return Section(
         "examples",
         "Best and worst predictions",

@@ -13,7 +13,6 @@ from sklearn.metrics import confusion_matrix, roc_auc_score
 from histograph_post.caches import Cache
 from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.reporting.building import find_caches
-from histograph_post.reporting.curve_charts import reliability
 from histograph_post.reporting.evidence import gather_evidence, group_weights
 from histograph_post.reporting.examples import choose_examples, row_losses
 from histograph_post.reporting.graph_charts import layout, neighbourhood
@@ -76,14 +75,6 @@ def test_over_smoothing_of_a_layer_is_that_of_the_cache(binary_run: Path) -> Non
     assert profile.distance[-1] is not None
     assert profile.distance[-1].high == 0.0
     assert set(profile.head) == {"layers weighed", "nodes attended"}
-
-
-def test_calibration_by_hand() -> None:
-    found = reliability(np.array([0.05, 0.05, 0.95, 1.0]), np.array([0, 1, 1, 1]))
-    assert found.predicted == pytest.approx([0.05, 0.975])
-    assert found.observed == pytest.approx([0.5, 1.0])
-    assert found.counts.tolist() == [2, 2]
-    assert found.error == pytest.approx((0.45 + 0.025) / 2)
 
 
 def test_confusion_is_sklearns_over_all_fits() -> None:

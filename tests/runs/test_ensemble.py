@@ -233,6 +233,18 @@ def test_heads_of_other_backbones_are_no_members(tmp_path: Path) -> None:
     assert len(lines) == 1 + 36
 
 
+def test_a_solution_counts_once_whatever_the_seeds(tmp_path: Path) -> None:
+    graphs, model = labelled("binary"), make_model("binary")
+    hg.cache(model, graphs, tmp_path / "a.cache", splits="kfold:3")
+    run = hg.train_head(tmp_path / "a.cache", tmp_path / "run", head="concat", seeds=SEEDS)
+    assert [member.fold for member in run.saved_head.members] == [0, 1, 2]
+    assert run.chosen in [(member.fold, member.seed) for member in run.saved_head.members]
+    found = hg.predict(run, graphs, model=model)
+    assert found.spread is not None  # folds differ
+    columns = (run.folder / "predictions.csv").read_text().splitlines()[0]
+    assert columns == "id,fold,class,p_1,label_y"  # seeds do not
+
+
 def test_a_run_needs_no_fits_to_predict(tmp_path: Path) -> None:
     trained = Trained("binary", tmp_path)
     before = hg.predict(trained.run, trained.data, model=trained.model)

@@ -45,6 +45,13 @@ def test_run_folder_holds_what_it_promises(demo_cache: Path, tmp_path: Path) -> 
     with (tmp_path / "run" / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 60  # every graph is in one test part; two seeds are averaged
+    right = [
+        np.mean([row["class"] == row["label_y"] for row in rows if row["fold"] == str(fold)])
+        for fold in range(3)
+    ]
+    averaged = results["readouts"]["histograph"]["averaged"]["test"]
+    assert averaged["mean"] == pytest.approx(np.mean(right))
+    assert averaged["deviation"] == pytest.approx(np.std(right, ddof=1))
 
 
 def test_same_seed_same_results_file(demo_cache: Path, tmp_path: Path) -> None:

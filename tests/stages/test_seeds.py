@@ -65,7 +65,10 @@ def test_killed_and_resumed_gives_the_same_results(
     assert run("broken", 8) == -9  # while the second of three seeds is trained
     assert len(list((tmp_path / "broken").rglob("state.pt"))) == 1
     assert run("broken", 0) == 0
-    for file in ("results.json", "predictions.csv", "metrics.jsonl"):
+    for file in (
+        *("results.json", "predictions.csv", "metrics.jsonl"),
+        *("head.json", "head.safetensors"),
+    ):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "broken" / file).read_bytes()
     assert not list((tmp_path / "broken").rglob("state.pt"))
 
