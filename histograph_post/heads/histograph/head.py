@@ -57,7 +57,7 @@ class HistoGraphHead(Readout):
         - **output:** ``[num_graphs, out_dim]``; ``[num_nodes, out_dim]`` at node level; node
           embeddings ``[num_nodes, dim]`` for :meth:`score` at link level
 
-    In single precision, outputs and gradients are finite for activations of magnitude up to 1e12
+    In single precision, outputs and gradients are finite for activations of magnitude up to 1e11
     (without a normalisation of the layer weights, up to 1e6); beyond, gradients overflow.
     """
 
