@@ -69,9 +69,11 @@ def show_results(
     columns = ["readout", "mean ± deviation", f"against {against or 'own'}"]
     columns += ["parameters", *(["s/epoch"] if seconds else [])]
     if averaged:
-        columns = ["readout", "single seeds", "seeds averaged", columns[2]]
+        columns = ["readout", "single seeds", "averaged", columns[2]]
     lower = "" if results["higher_is_better"] else "; lower is better"
-    keep = ": keep your own readout" if own_verdict(results) == "better" else ""
+    keep = ""
+    if own_verdict(results) == "better":
+        keep = f": keep your own readout rather than {results['head']}"
     terminal.table(
         f"Test {results['metric']} over {_count(results)}{lower}{keep}",
         ["rank", *columns] if ranked else columns,

@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from histograph_post.errors import ConfigError, HistographError
 
-from .plan import FULL, QUICK, read_study
+from .plan import FULL, QUICK, Omission, Study, read_study
 from .table import RESULTS_NAME, read_csv
 
 
@@ -37,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", help=f"What to leave out; by default {FULL}: nothing.")
     parser.add_argument("--quick", action="store_true", help=f"As --budget {QUICK}.")
     parser.add_argument("--only", type=_names, default=["*"], help="Globs of cells, with commas.")
+    parser.add_argument("--readouts", type=_names, help="Globs of readouts, with commas.")
     parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="Job I of N.")
     parser.add_argument("--jobs", type=int, default=1, help="Fits at once, in processes.")
     parser.add_argument("--redo", type=_names, default=[], help="Readouts to fit again.")
@@ -57,6 +60,15 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.exit(1, f"error: {error}\n")
 
 
+def _others(study: Study, patterns: Sequence[str]) -> list[str]:
+    """Return the readouts that no pattern fits."""
+    names = [readout.name for readout in study.readouts]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"readouts: found {pattern!r}, expected some of {', '.join(names)}")
+    return [name for name in names if not any(fnmatchcase(name, each) for each in patterns)]
+
+
 def _run(chosen: argparse.Namespace) -> None:
     study = read_study(chosen.study)
     if chosen.quick and chosen.budget not in (None, QUICK):
@@ -64,6 +76,9 @@ def _run(chosen: argparse.Namespace) -> None:
     name = chosen.budget or (QUICK if chosen.quick else FULL)
     budget = study.budget(name)
     out = chosen.out / name if budget.changes_fits else chosen.out
+    if chosen.readouts is not None:
+        others = Omission(("*",), tuple(_others(study, chosen.readouts)))
+        budget = replace(budget, omit=(*budget.omit, others))
     if chosen.validation or chosen.render is not None:
         from .page import validation_view, write_page
 

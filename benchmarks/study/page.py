@@ -63,7 +63,7 @@ def page(rows: Sequence[Row], notes: Mapping[str, str], picture: str) -> str:
         "## Ranks",
         _outcome(cells),
         ranks_table(cells),
-        *([] if test is None else [_picture(test, len(cells), picture)]),
+        *([] if test is None else [_picture(test, cells, picture)]),
         f"## What `{CHOSEN}` gains",
         _about_differences(),
         *differences(cells),
@@ -135,18 +135,19 @@ def ranks_table(cells: Sequence[CellScores]) -> str:
     return _markdown(lines)
 
 
-def _picture(test: RankTest, num_cells: int, picture: str) -> str:
-    left_out = num_cells - test.num_cells
-    but = f" ({left_out} without some readout left out)" if left_out else ""
+def _picture(test: RankTest, cells: Sequence[CellScores], picture: str) -> str:
     ordered = sorted(test.ranks, key=lambda name: (test.ranks[name], name))
     said = ", ".join(f"{name} {test.ranks[name]:.2f}" for name in ordered)
+    missing = [_code(name) for name in readouts(cells) if name not in test.ranks]
+    but = f" (not {', '.join(missing)})" if missing else ""
     return (
         f"![Mean ranks: {said}]({picture})\n\n"
-        f"Mean ranks over the {plural(test.num_cells, 'cell')} that have every readout{but}. "
-        f"Friedman's test of equal readouts gives p = {test.p_value:.2g}. Bars join readouts whose "
-        f"ranks differ by less than Nemenyi's critical difference, {test.critical_difference:.2f} "
-        f"at {_percent(1 - LEVEL)}; it takes cells for independent, which those of one data set "
-        "are not."
+        f"Mean ranks among the {plural(len(ordered), 'readout')}{but} that each of "
+        f"{test.num_cells} of the {plural(len(cells), 'cell')} has. Friedman's test of equal "
+        f"readouts gives p = {test.p_value:.2g}. Bars join readouts whose ranks differ by less "
+        f"than Nemenyi's critical difference, {test.critical_difference:.2f} at "
+        f"{_percent(1 - LEVEL)}; it takes cells for independent, which those of one data set are "
+        "not."
     )
 
 

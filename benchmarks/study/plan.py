@@ -90,20 +90,41 @@ class ReadoutEntry:
     seeds: Positive = 1
     #: What differs from the training of the kind of data.
     training: Mapping[str, Any] = field(default_factory=dict)
+    #: Kind of data -> what differs further there.
+    kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Omission:
+    """Readouts that are left out on some cells; both are globs."""
+
+    cells: tuple[str, ...]
+    readouts: tuple[str, ...] = ("*",)
 
 
 @dataclass(frozen=True)
 class Budget:
     """What is left out of a study, and what is done with less."""
 
+    #: Cells and readouts that are not left out altogether, as globs.
     cells: tuple[str, ...] = ("*",)
     readouts: tuple[str, ...] = ("*",)
+    omit: tuple[Omission, ...] = ()
     #: Split -> its first so many folds.
     folds: Mapping[str, Positive] = field(default_factory=dict)
     #: Of a readout, at most.
     seeds: Positive | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
     pretraining: Mapping[str, Any] = field(default_factory=dict)
+
+    def omits(self, cell: str, readout: str) -> bool:
+        """Whether a readout is left out on a cell."""
+        if not (_matches(cell, self.cells) and _matches(readout, self.readouts)):
+            return True
+        return any(
+            _matches(cell, omission.cells) and _matches(readout, omission.readouts)
+            for omission in self.omit
+        )
 
     @property
     def changes_fits(self) -> bool:
@@ -192,6 +213,8 @@ class Study:
                     _check_name(f"cells: {what}", name, known)
         for readout in self.readouts:
             head_info(readout.head or readout.name)  # refuses
+            for kind in readout.kinds:
+                _check_name(f"readouts {readout.name}: kinds", kind, self.kinds)
         for name, budget in self.budgets.items():
             for split in budget.folds:
                 _check_name(f"budgets {name}: folds", split, self.splits)
@@ -208,6 +231,8 @@ class Study:
             yield f"kinds {name}: pretraining", kind.pretraining
         for readout in self.readouts:
             yield f"readouts {readout.name}: training", readout.training
+            for name, training in readout.kinds.items():
+                yield f"readouts {readout.name}: kinds {name}", training
         for name, budget in self.budgets.items():
             yield f"budgets {name}: training", budget.training
             yield f"budgets {name}: pretraining", budget.pretraining
@@ -241,7 +266,8 @@ class Study:
         """
         number, count = part
         everything = [cell.name for cell in self.all_cells()]
-        for pattern in (*budget.cells, *only):
+        omitted = [pattern for omission in budget.omit for pattern in omission.cells]
+        for pattern in (*budget.cells, *omitted, *only):
             if not any(fnmatchcase(name, pattern) for name in everything):
                 raise ConfigError(
                     f"cells: found {pattern!r}, expected a glob of names such as {everything[0]}"
@@ -249,7 +275,7 @@ class Study:
         cells = [
             cell
             for cell in self.all_cells()
-            if _matches(cell.name, budget.cells) and _matches(cell.name, only)
+            if _matches(cell.name, only) and self.settings(cell, budget)
         ]
         shared = list(dict.fromkeys(cell.activations for cell in cells))
         mine = {shared[at] for at in range(number, len(shared), count)}
@@ -282,12 +308,17 @@ class Study:
                 head=entry.head or entry.name,
                 options=dict(entry.options),
                 seeds=tuple(range(min(entry.seeds, budget.seeds or entry.seeds))),
-                training={**kind.training, **entry.training, **budget.training},
+                training={
+                    **kind.training,
+                    **entry.training,
+                    **entry.kinds.get(cell.data.kind, {}),
+                    **budget.training,
+                },
                 metric=cell.data.metric,
             )
             for entry in self.readouts
-            if _matches(entry.name, budget.readouts)
-            and kind.level in head_info(entry.head or entry.name).levels
+            if kind.level in head_info(entry.head or entry.name).levels
+            and not budget.omits(cell.name, entry.name)
         ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -199,17 +199,28 @@ class RankTest:
 
 
 def rank_test(cells: Sequence[CellScores]) -> RankTest | None:
-    """Test the ranks over the cells that have every readout; None where there are too few."""
-    names = readouts(cells)
-    complete = [cell for cell in cells if len(cell.scores) == len(names)]
-    if len(complete) < 2 or len(names) < 3:
+    """Test the ranks of as many readouts on as many cells as there are all scores of.
+
+    Readouts that pool graphs are on no cell of nodes, and a costly one may be left out elsewhere:
+    of the sets of readouts that some cell has, the one with the most scores is taken. None where
+    there are too few.
+    """
+    best: tuple[int, tuple[str, ...], list[CellScores]] = (0, (), [])
+    for names in {tuple(sorted(cell.scores)) for cell in cells}:
+        having = [cell for cell in cells if set(names) <= cell.scores.keys()]
+        if len(names) >= 3 and len(having) >= 2:
+            best = max(best, (len(names) * len(having), names, having), key=lambda found: found[:2])
+    _, taken, complete = best
+    if not complete:
         return None
-    scores = [[cell.sign * cell.scores[name] for cell in complete] for name in names]
+    # Ranks among these readouts only.
+    among = [replace(cell, scores={name: cell.scores[name] for name in taken}) for cell in complete]
+    scores = [[cell.sign * cell.scores[name] for cell in among] for name in taken]
     if all(len(set(column)) == 1 for column in zip(*scores, strict=True)):
         p_value = 1.0
     else:
         p_value = float(stats.friedmanchisquare(*scores).pvalue)
-    count = len(names)
+    count = len(taken)
     quantile = stats.studentized_range.ppf(LEVEL, count, np.inf) / np.sqrt(2)
-    reach = float(quantile * np.sqrt(count * (count + 1) / (6 * len(complete))))
-    return RankTest(mean_ranks(complete), p_value, reach, len(complete))
+    reach = float(quantile * np.sqrt(count * (count + 1) / (6 * len(among))))
+    return RankTest(mean_ranks(among), p_value, reach, len(among))

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.numpy import load_file
 
 import histograph_post as hg
 from histograph_post.metrics import LOWER_IS_BETTER
-from histograph_post.tasks import Task
+from histograph_post.runs.fits import FIT_NAME, OUTPUTS_NAME
 
 from .materials import Materials
 from .plan import Settings, Unit
@@ -133,29 +132,25 @@ def rows_of(run: hg.Run, unit: Unit, settings: Settings, cache: hg.Cache) -> lis
 
 
 def averaged_scores(run: hg.Run, head: str, cache: hg.Cache) -> dict[str, float]:
-    """Return validation and test scores of the mean of all seeds' predictions."""
+    """Return validation and test scores of all seeds together: the mean of their outputs.
+
+    That is what a run predicts with: the mean of logits, or of values.
+    """
     folders = [run.fit_folder(head, fold, seed) for fold, seed in run.scores(head, "test")]
-    outputs = [load_file(folder / "test.safetensors") for folder in folders]
-    labels, task = cache.labels(), run.task
-    found = {}
+    fits = [load_file(folder / OUTPUTS_NAME) for folder in folders]
+    labels, found = cache.labels(), {}
     for part, prefix in (("valid", "valid_"), ("test", "")):
-        rows = outputs[0][f"{prefix}rows"]
-        mean = average([arrays[f"{prefix}outputs"] for arrays in outputs], task)
-        score = task.score(mean, labels[rows])
+        rows = fits[0][f"{prefix}rows"]
+        outputs = np.mean([fit[f"{prefix}outputs"] for fit in fits], axis=0)  # [rows, out_dim]
+        score = run.task.score(outputs, labels[rows])
         if score == score:
             found[part] = score
     return found
 
 
-def average(outputs: Sequence[np.ndarray], task: Task) -> np.ndarray:
-    """Return the outputs whose probabilities (or values) are the mean of these."""
-    members = [task.probabilities(torch.from_numpy(each).double()).numpy() for each in outputs]
-    return task.logits(np.mean(members, axis=0))  # [rows, width]
-
-
 def _seconds(folder: Path) -> float | None:
     """Return how long a fit was trained."""
-    stored = json.loads((folder / "fit.json").read_text(encoding="utf-8"))
+    stored = json.loads((folder / FIT_NAME).read_text(encoding="utf-8"))
     return float(stored["seconds_per_epoch"] * stored["epochs"]) or None
 
 

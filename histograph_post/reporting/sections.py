@@ -136,7 +136,7 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
         rows.append(row)
     columns = ["readout", "test", "validation"]
     if averaged:
-        columns = ["readout", "test, single seeds", "test, seeds averaged", "validation"]
+        columns = ["readout", "test, mean of single seeds", "test, seeds averaged", "validation"]
     columns += ["test, against own readout"] if own else []
     columns += [f"test, against {baseline}"] if baseline else []
     return Table(
@@ -164,7 +164,9 @@ def _about_differences(run: Run) -> str:
         "folds": "paired by fold, with the 95 % Student interval of their mean; folds share "
         "training data, so it is somewhat too narrow",
     }[over]
-    keep = " Keep your own readout." if own_verdict(run.results) == "better" else ""
+    keep = ""
+    if own_verdict(run.results) == "better":
+        keep = f" Keep your own readout rather than {run.head}."
     return f"{of_what} {how}.{keep}"
 
 

@@ -76,7 +76,7 @@ def own_verdict_text(
     if verdict is None:
         return None
     said = {
-        "better": f"keep your own readout: it is better than {head}",
+        "better": f"keep your own readout rather than {head}",
         "undecided": f"undecided whether {head} is better than your own readout",
         "worse": f"{head} is better than your own readout",
     }[verdict]

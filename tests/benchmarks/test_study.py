@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from scipy import stats
+from sklearn.metrics import roc_auc_score
 
+import histograph_post as hg
 from histograph_benchmarks.study import materials as made
 from histograph_benchmarks.study.__main__ import main
 from histograph_benchmarks.study.page import page, validation_view, write_page
@@ -24,7 +27,6 @@ from histograph_benchmarks.study.ranking import (
     rank_test,
     wins,
 )
-from histograph_benchmarks.study.running import average
 from histograph_benchmarks.study.table import (
     AVERAGED,
     OWN,
@@ -38,7 +40,7 @@ from histograph_benchmarks.study.table import (
 )
 from histograph_post.errors import ConfigError
 from histograph_post.models import build_model
-from histograph_post.tasks import infer_task
+from histograph_post.runs.fits import OUTPUTS_NAME
 
 STUDY = Path(__file__).resolve().parents[2] / "benchmarks" / "study"
 PAGE = STUDY.parents[1] / "docs" / "study.md"
@@ -97,6 +99,24 @@ def test_jobs_share_the_units_out_without_sharing_a_cache() -> None:
     assert sum(map(len, caches)) == len(set.union(*caches))
     only = study.units(study.budget(FULL), only=["BBBP/*/scaffold", "PTC/*"])
     assert len(only) == 3 + 10
+
+
+def test_a_budget_leaves_out_what_it_says(tmp_path: Path) -> None:
+    omission = 'omit = [{ cells = ["demo/own/*"] }, { cells = ["*"], readouts = ["w*"] }]'
+    study = read_study(
+        write_study(tmp_path, old="[budgets.full]", new=f"[budgets.full]\n{omission}")
+    )
+    units = study.units(study.budget(FULL))
+    assert [unit.name for unit in units] == [f"demo/gin/random/fold-{fold}" for fold in range(3)]
+    found = study.settings(units[0].cell, study.budget(FULL))
+    assert [settings.readout for settings in found] == ["mean", "linear"]
+
+
+def test_training_is_that_of_the_kind_then_of_the_readout_then_of_both(tmp_path: Path) -> None:
+    more = 'name = "linear"\ntraining = { lr = 0.1, patience = 5 }\nkinds.graphs = { lr = 0.2 }'
+    study = read_study(write_study(tmp_path, old='name = "linear"', new=more))
+    _, linear, _ = study.settings(study.all_cells()[0], study.budget(FULL))
+    assert linear.training == {"epochs": 2, "lr": 0.2, "patience": 5}
 
 
 @pytest.mark.parametrize(
@@ -279,12 +299,20 @@ def test_parts_of_a_table_are_the_same_every_time(tmp_path: Path) -> None:
     ]
 
 
-def test_averaging_is_of_probabilities_and_of_values() -> None:
-    binary = infer_task(np.array([[0.0], [1.0]]), "graph")
-    found = average([np.array([[0.0]]), np.array([[np.log(3.0)]])], binary)
-    assert found == pytest.approx(np.log(0.625 / 0.375))  # of 1/2 and 3/4
-    regression = infer_task(np.array([[0.1], [0.7]]), "graph")
-    assert average([np.array([[1.0]]), np.array([[4.0]])], regression) == pytest.approx(2.5)
+def test_seeds_together_are_the_mean_of_their_outputs(study_words: list[str]) -> None:
+    out = Path(study_words[-1])
+    main([*study_words, "--only", "demo/gin/*"])
+    (folder,) = (out / "runs/demo/gin/random/fold-1").glob("*/fits/mean/fold-0-seed-1/../../..")
+    run, cache = hg.Run.open(folder), hg.Cache.open(out / "caches/demo/gin.cache")
+    fits = [load_file(run.fit_folder("mean", 0, seed) / OUTPUTS_NAME) for seed in (0, 1)]
+    outputs = (fits[0]["outputs"] + fits[1]["outputs"])[:, 0] / 2
+    (found,) = [
+        row
+        for row in read_csv(out / RESULTS_NAME, test=True)
+        if (row.fold, row.readout, row.seed) == (1, "mean", AVERAGED)
+    ]
+    truth = cache.labels()[fits[0]["rows"], 0]
+    assert found.test == pytest.approx(roc_auc_score(truth, outputs), abs=1e-6)
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -371,6 +399,15 @@ def test_the_critical_difference_is_nemenyis() -> None:
     assert test.ranks == {"d": 1, "c": 2, "b": 3, "a": 4}
     assert test.groups() == [["d", "c"], ["c", "b"], ["b", "a"]]
     assert test.p_value < 1e-6
+
+
+def test_ranks_are_tested_among_readouts_that_many_cells_have() -> None:
+    nodes = {f"N{cell}/gcn/public": {"histograph": 0.8, "probe": 0.7} for cell in range(3)}
+    costly = {**SCORES, "B/gin/random": {**SCORES["B/gin/random"], "gmt": 0.99}}
+    test = rank_test(cell_scores(averaged({**nodes, **costly}), "test"))
+    assert test is not None
+    # Twelve scores of three readouts on four cells; without nodes, and without gmt.
+    assert test.ranks == {"histograph": 5.5 / 4, "mean": 10 / 4, "probe": 8.5 / 4}
 
 
 def test_groups_are_as_large_as_they_can_be() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCNConv, global_mean_pool
 
 from histograph_post.caches.caching import cache
-from histograph_post.data import load_data
+from histograph_post.data import from_graphs, load_data
 from histograph_post.models import build_model
 
 from ..helpers import histograph
@@ -158,3 +158,39 @@ def test_parts_that_are_missing_are_said_to_be(demo_cache: Path, tmp_path: Path)
     assert done.exit_code == 0, done.output
     assert "1 fold without a valid part" in done.stderr
     assert "without a test part" not in done.stderr
+
+
+class Knows(torch.nn.Module):
+    """Its own readout is told what is true; the layers that a head reads are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = GCNConv(4, 8), GCNConv(8, 8)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        edge_index: torch.Tensor,
+        batch: torch.Tensor,
+        truth: torch.Tensor,
+    ) -> torch.Tensor:
+        x = self.second(self.first(x, edge_index).relu(), edge_index).relu()
+        return global_mean_pool(x, batch).mean(dim=1, keepdim=True) * 0 + truth - 0.5
+
+
+@pytest.mark.parametrize("seeds", ["0", "0-1"])
+def test_an_own_readout_that_is_better_is_to_be_kept(tmp_path: Path, seeds: str) -> None:
+    torch.manual_seed(0)
+    graphs = load_data("demo:", args={"num_graphs": 100}).graphs
+    for graph in graphs:
+        graph.truth = graph.y.float().view(1, 1)
+    assert cache(Knows(), from_graphs(graphs), tmp_path / "a.cache") is not None
+    arguments = ["--epochs", "1", "--lr", "1e-5", "--seeds", seeds, "--dim", "4", "--heads", "1"]
+    found = histograph("train-head", tmp_path / "a.cache", "-o", tmp_path / "run", *arguments)
+    assert found.exit_code == 0, found.output
+    kept = "keep your own readout rather than histograph"
+    assert kept in found.stdout.splitlines()[0]  # of the table
+    assert kept in found.stderr
+    assert histograph("report", tmp_path / "run").exit_code == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count(kept.capitalize()) == 2
