@@ -48,8 +48,8 @@ USUAL_COST, USUAL_GAMMA = 10.0, 1.0
 EPSILON = 0.1
 
 #: Training rows of support vectors, drawn at random if there are more: their time and memory grow
-#: with the square. For one target, and for each of several.
-MOST_ROWS = (6000, 4000)
+#: with the square.
+MOST_ROWS = 6000
 
 #: Rows whose kernel is made at a time.
 ROWS_AT_ONCE = 1024
@@ -61,7 +61,7 @@ MOST_ITERATIONS, PATIENCE = 600, 20
 USUAL_ITERATIONS = 100
 
 #: Columns that each of more than :data:`FEW_TARGETS` targets is boosted on, drawn at random.
-MOST_COLUMNS, FEW_TARGETS = 1000, 4
+MOST_COLUMNS, FEW_TARGETS = 2000, 4
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def fit_support_vectors(given: RivalRows, scale: TargetScale) -> RivalFit:
     same for all targets.
     """
     problems, task = given.problems(), given.task
-    drawn = _draw(given.train, MOST_ROWS[len(problems) > 1])
+    drawn = _draw(given.train, MOST_ROWS)
     distances = _Distances(given.features, drawn, given.widths)
     among = distances.to(drawn)  # [drawn, drawn]
     unit = max(float(np.median(among)), 1e-12)

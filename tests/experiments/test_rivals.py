@@ -157,7 +157,7 @@ def test_rare_classes_count_as_much_if_asked_to(features: np.ndarray, name: str)
 def test_more_rows_than_support_vectors_can_take_are_drawn(
     features: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rivals, "MOST_ROWS", (50, 20))
+    monkeypatch.setattr(rivals, "MOST_ROWS", 50)
     labels = (features[:, :1] > 0).astype(float)
     given, scale = make(labels, features)
     assert given.task.score(fit_svm(given, scale).outputs[160:], labels[160:]) > 0.8
