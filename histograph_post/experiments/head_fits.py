@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..heads.base import Readout
 from ..heads.histograph.accelerate import threads
-from ..heads.registry import build_head, head_info
+from ..heads.registry import RIVALS, build_reader, head_info
 from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec
 from ..splits import Split
@@ -23,6 +23,7 @@ from ..training.history_rows import HistoryRows
 from ..training.loop import Trainer
 from ..training.networks import HeadNetwork
 from .fits import train_fit
+from .rivals import fit_rival
 from .solved_fits import solve_fit
 
 # --- start a head where the checkpoint stands: recover the checkpoint's own classifier from a cache
@@ -81,7 +82,7 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
     """Build the head of a fit: the same for every stage that starts from this cache."""
     standardizer = loaded.standardizer(split.train) if spec.standardize else None
     torch.manual_seed(spec.seed)
-    head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
+    head = build_reader(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
     if spec.warm_start and head_info(spec.head).warm_starts:
         classifier = own_classifier(loaded, task, TargetScale.of(task, loaded.labels[split.train]))
         if standardizer is not None:
@@ -100,7 +101,7 @@ def fit_head(
     device: torch.device,
     on_epoch: Callable[[Trainer], None] | None = None,
 ) -> Fit:
-    """Train one readout on one fold, or go on with it; one that can be solved is solved.
+    """Train one readout on one fold, or go on with it; or solve it, or fit a rival.
 
     Args:
         spec: What is fitted.
@@ -116,6 +117,9 @@ def fit_head(
     needs_edges = head_info(spec.head).needs_edge_index
     source = HeadBatches(loaded, history, task, device, edges=needs_edges)
     network = HeadNetwork(made.head).to(device)
+    if spec.head in RIVALS:
+        allowed = loaded.allowed_memory()
+        return fit_rival(spec, made.head, source, split, task, folder, allowed=allowed)
     if made.head.is_solved:
         return solve_fit(
             spec,
@@ -153,6 +157,8 @@ def _reads_means(head: nn.Module, loaded: LoadedCache) -> bool:
 def lend_rows(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> LentRows:
     """Return what :func:`fit_head` reads in another process."""
     with torch.random.fork_rng(devices=[]):
-        head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
+        head = build_reader(
+            spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options
+        )
     rows = split.train if spec.standardize else None
     return loaded.lend(rows, means=_reads_means(head, loaded))
