@@ -59,7 +59,7 @@ def show_results(
         rows.append(
             [
                 *([place] if ranked else []),
-                name,
+                f"{name} (compared only)" if row.get("compared_only") else name,
                 _spread(row["test"]),
                 *([_spread((row.get("averaged") or {}).get("test"))] if averaged else []),
                 "-" if difference is None else gain(difference),

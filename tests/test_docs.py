@@ -23,7 +23,7 @@ import histograph_post as hg
 from histograph_cli.main import app
 from histograph_cli.reference import reference
 from histograph_post.heads.histograph import HistoGraphConfig
-from histograph_post.heads.registry import HEADS
+from histograph_post.heads.registry import HEADS, RIVALS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -171,7 +171,7 @@ def test_the_reference_of_the_commands_is_up_to_date() -> None:
 
 def test_every_readout_option_and_function_is_documented() -> None:
     guide, api = read("docs/guide.md"), read("docs/python.md")
-    assert [name for name in HEADS if f"`{name}`" not in guide] == []
+    assert [name for name in (*HEADS, *RIVALS) if f"`{name}`" not in guide] == []
     assert [name for name in hg.__all__ if f"hg.{name}" not in api] == []
     options = {field.name for field in fields(HistoGraphConfig)} - {"in_dims", "out_dim"}
     assert sorted(name for name in options if f"`{name}`" not in api) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from ..heads.registry import head_config
 from ..heads.standardize import EachLayerNorm, Standardizer
 from ..runs.fits import FIT_NAME, HEAD_NAME, OUTPUTS_NAME, Fit, FitSpec
 from ..splits import PARTS, Split
-from ..training.loop import Trainer
+from ..tasks import TargetScale, Task
+from ..training.loop import Progress, Trainer
 from ..training.resuming import STATE_NAME, train_resumably
 from ..utils.files import atomic_path, write_json
 
@@ -46,7 +48,7 @@ def train_fit(
     seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
     return save_fit(
         spec,
-        trainer,
+        Trained.of(trainer),
         folder,
         seconds=seconds,
         head=head,
@@ -55,9 +57,45 @@ def train_fit(
     )
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What there is to save of a training that is over.
+
+    Args:
+        task: What is predicted.
+        split: Of the fold.
+        labels: Of all rows, ``[rows, targets]``.
+        scale: Of the targets.
+        progress: Its log, and the best of it.
+        num_parameters: Numbers that were learned.
+        predict: From label rows to outputs in the units of the labels, ``[rows, out_dim]``.
+    """
+
+    task: Task
+    split: Split
+    labels: np.ndarray
+    scale: TargetScale
+    progress: Progress
+    num_parameters: int
+    predict: Callable[[np.ndarray], np.ndarray]
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Trained:
+        """Take what a trainer has come to."""
+        return cls(
+            trainer.task,
+            trainer.split,
+            trainer.source.labels,
+            trainer.scale,
+            trainer.progress,
+            trainer.num_parameters,
+            trainer.predict,
+        )
+
+
 def save_fit(
     spec: FitSpec,
-    trainer: Trainer,
+    trained: Trained,
     folder: Path,
     *,
     seconds: float,
@@ -70,7 +108,7 @@ def save_fit(
 
     Args:
         spec: What is fitted.
-        trainer: After its last epoch.
+        trained: What there is to save.
         folder: Of the fit.
         seconds: Of an epoch.
         head: As in :func:`train_fit`, like the rest.
@@ -78,25 +116,26 @@ def save_fit(
         strength: Of the penalty, where the head was solved.
         save_backbone: Writes the backbone.
     """
-    task, split, labels = trainer.task, trainer.split, trainer.source.labels
-    outputs = {part: trainer.predict(rows) for part, rows in _parts(split)}
+    folder.mkdir(parents=True, exist_ok=True)
+    task, split, labels = trained.task, trained.split, trained.labels
+    outputs = {part: trained.predict(rows) for part, rows in _parts(split)}
     none = np.empty((0, task.out_dim))
     fit = Fit(
         spec=spec,
         scores={part: task.scores(outputs[part], labels[rows]) for part, rows in _parts(split)},
-        best_epoch=trainer.progress.best_epoch,
-        num_epochs=trainer.progress.epoch,
-        num_parameters=trainer.num_parameters,
+        best_epoch=trained.progress.best_epoch,
+        num_epochs=trained.progress.epoch,
+        num_parameters=trained.num_parameters,
         seconds_per_epoch=seconds,
         test_rows=split.test,
         test_outputs=outputs.get("test", none),
         valid_rows=split.valid,
         valid_outputs=outputs.get("valid", none),
-        log=trainer.progress.log,
+        log=trained.progress.log,
         strength=strength,
         backbone=None if save_backbone is None else save_backbone(folder),
     )
-    _save(fit, trainer, head, standardizer, folder)
+    _save(fit, trained, head, standardizer, folder)
     (folder / STATE_NAME).unlink(missing_ok=True)
     return fit
 
@@ -107,7 +146,7 @@ def _parts(split: Split) -> list[tuple[str, np.ndarray]]:
 
 def _save(
     fit: Fit,
-    trainer: Trainer,
+    trained: Trained,
     head: nn.Module | None,
     standardizer: nn.Module | None,
     folder: Path,
@@ -135,8 +174,8 @@ def _save(
             "standardize": isinstance(standardizer, Standardizer),
             "layer_norm": isinstance(standardizer, EachLayerNorm),
             "target_scale": {
-                "mean": list(trainer.scale.mean),
-                "deviation": list(trainer.scale.deviation),
+                "mean": list(trained.scale.mean),
+                "deviation": list(trained.scale.deviation),
             },
             "num_parameters": fit.num_parameters,
             "seconds_per_epoch": fit.seconds_per_epoch,

@@ -16,7 +16,7 @@ from ..heads.base import Readout
 from ..heads.histograph import HistoGraphHead
 from ..heads.histograph.accelerate import threads
 from ..heads.ragged import Graphs
-from ..heads.registry import build_head, head_info
+from ..heads.registry import RIVALS, build_reader, head_info
 from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec
 from ..splits import Split
@@ -27,6 +27,7 @@ from ..training.loop import Trainer
 from ..training.networks import HeadNetwork
 from ..training.solving import Solution, solve_linear
 from .fits import train_fit
+from .rivals import fit_rival
 from .solved_fits import solve_fit
 
 # --- start a head where the checkpoint stands: recover the checkpoint's own classifier from a cache
@@ -90,7 +91,7 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
     """Build the head of a fit: the same for every stage that starts from this cache."""
     standardizer = loaded.standardizer(split.train) if spec.standardize else None
     torch.manual_seed(spec.seed)
-    head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
+    head = build_reader(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
     if spec.warm_start and head_info(spec.head).warm_starts:
         classifier = own_classifier(loaded, task, TargetScale.of(task, loaded.labels[split.train]))
         if standardizer is not None:
@@ -110,7 +111,7 @@ def fit_head(
     device: torch.device,
     on_epoch: Callable[[Trainer], None] | None = None,
 ) -> Fit:
-    """Train one readout on one fold, or go on with it; one that can be solved is solved.
+    """Train one readout on one fold, or go on with it; or solve it, or fit a rival.
 
     Args:
         spec: What is fitted.
@@ -132,6 +133,9 @@ def fit_head(
         statistics=loaded.statistics(rows) if _reads_statistics(made.head) else None,
     )
     network = HeadNetwork(made.head).to(device)
+    if spec.head in RIVALS:
+        allowed = loaded.allowed_memory()
+        return fit_rival(spec, made.head, source, split, task, folder, allowed=allowed)
     if made.head.is_solved:
         return solve_fit(
             spec,
@@ -248,7 +252,9 @@ def lend_rows(
         history: Whether it reads the activations themselves; :func:`make_head` alone does not.
     """
     with torch.random.fork_rng(devices=[]):
-        head = build_head(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
+        head = build_reader(
+            spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options
+        )
     rows = split.train if spec.standardize else None
     lent = loaded.lend(
         rows,

@@ -16,7 +16,15 @@ from torch import nn
 from ..caches import Cache
 from ..errors import ConfigError
 from ..heads.base import Readout
-from ..heads.registry import build_head, head_info, head_name, head_names, is_solved
+from ..heads.registry import (
+    RIVALS,
+    build_reader,
+    head_info,
+    head_name,
+    head_names,
+    is_solved,
+    refuse_rivals,
+)
 from ..metrics import Key
 from ..runs.fits import Fit, FitSpec
 from ..runs.predictions import LabelRows, row_names
@@ -189,7 +197,7 @@ class Experiment(ReadoutStage):
         widths, task = self.caches[0].widths, self.task
         with torch.random.fork_rng(devices=[]):
             return [
-                build_head(head.name, widths, task.out_dim, task.level, **head.options)
+                build_reader(head.name, widths, task.out_dim, task.level, **head.options)
                 for head in self.heads
             ]
 
@@ -206,12 +214,22 @@ def plan_experiment(
     cache: str | Path | Cache,
     heads: Sequence[HeadSpec],
     options: ExperimentOptions | None = None,
+    *,
+    rivals: bool = False,
 ) -> Experiment:
     """Read a cache (or a folder of per-fold caches) and lay out what is to be trained on it.
 
     What does not fit is refused here, before anything is trained or written.
+
+    Args:
+        cache: The cache.
+        heads: The readouts.
+        options: How to train.
+        rivals: Whether some of the readouts may be rivals, which are compared only.
     """
     options = options or ExperimentOptions()
+    if not rivals:
+        refuse_rivals(*(head.name for head in heads))
     caches = tuple(open_caches(cache))
     folds, splits = make_folds(
         caches,
@@ -300,7 +318,8 @@ def compare(
 ) -> Run:
     """Train several readouts on the same cache with the same training, to be ranked.
 
-    The run predicts with ``histograph`` if that is one of them, else with the first.
+    The run predicts with ``histograph`` if that is one of them, else with the first that is not a
+    rival: ``svm`` and ``boosting`` are compared only.
 
     Args:
         cache: A cache, its folder, or a folder of per-fold caches.
@@ -315,11 +334,16 @@ def compare(
     options, others = with_keywords(options, keywords)
     options.refuse("warm_start", reason="readouts are compared from random weights")
     if heads is None:
-        heads = head_names(open_caches(cache)[0].manifest.layout.level)
+        heads = head_names(open_caches(cache)[0].manifest.layout.level, rivals=True)
     names = list(dict.fromkeys(head_name(head) for head in heads))
-    if not names:
-        raise ConfigError("heads: found none, expected at least one")
+    saved = [name for name in names if name not in RIVALS]
+    if not saved:
+        found = " and ".join(names)
+        raise ConfigError(
+            f"heads: found {f'{found}, compared only' if found else 'none'}, "
+            "expected at least one readout that is saved as a head"
+        )
     specs = [HeadSpec(name, {**(head_options or {}), **others}) for name in names]
-    experiment = plan_experiment(cache, specs, options)
-    chosen = "histograph" if "histograph" in names else names[0]
+    experiment = plan_experiment(cache, specs, options, rivals=True)
+    chosen = "histograph" if "histograph" in names else saved[0]
     return run_with_options(experiment, out, chosen=chosen, options=options)

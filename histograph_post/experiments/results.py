@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..heads.registry import RIVALS
 from ..metrics import Key, paired_difference, summarize
 from ..runs.fits import FIT_NAME, Fit
 from ..runs.predictions import (
@@ -73,6 +74,7 @@ def results(
             "versus_baseline": versus(fits, name, baseline, metric),
             "averaged": averaged,
             "num_parameters": members[0].num_parameters,
+            **({"compared_only": True} if name in RIVALS else {}),
         }
         if not several_seeds:
             # The average is the only fit of a fold, and what its outputs say of an interval holds.

@@ -27,7 +27,7 @@ from ..training.head_batches import HeadBatches
 from ..training.loop import Progress, Step, Trainer
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
 from ..utils.files import atomic_path, write_json
-from .fits import save_fit
+from .fits import Trained, save_fit
 
 #: Share of the memory that training may take for the features of all rows, and once more for those
 #: that are solved; more are kept in a file, and a part of the training rows is drawn.
@@ -65,11 +65,9 @@ def solve_fit(
         allowed: Bytes that training may take.
         on_epoch: Told after every strength of the penalty.
     """
-    place = folder / spec.folder
-    place.mkdir(parents=True, exist_ok=True)
-    before = _solved_before(spec, folder)
+    before = fit_of_another_seed(spec, folder)
     if before is not None:
-        return _take_over(spec, before, place)
+        return before
     started = time.perf_counter()
     share = int(FEATURES_SHARE * allowed)
     features = collect_features(
@@ -85,8 +83,8 @@ def solve_fit(
     seconds = (time.perf_counter() - started) / trainer.progress.epoch
     return save_fit(
         spec,
-        trainer,
-        place,
+        Trained.of(trainer),
+        folder / spec.folder,
         seconds=seconds,
         head=head,
         standardizer=standardizer,
@@ -94,18 +92,22 @@ def solve_fit(
     )
 
 
-def _solved_before(spec: FitSpec, folder: Path) -> Path | None:
-    """Return where this very fit is done in a run, for whatever seed."""
-    seeds = (folder / spec.folder).parent.glob(f"fold-{spec.fold}-seed-*")
-    return next((place for place in sorted(seeds) if (place / FIT_NAME).is_file()), None)
+def fit_of_another_seed(spec: FitSpec, folder: Path) -> Fit | None:
+    """Return a fit that does not depend on its seed, if the run has it for this one or another.
 
-
-def _take_over(spec: FitSpec, source: Path, place: Path) -> Fit:
-    """Copy a fit that is done for another seed; what says that it is done comes last."""
-    if source != place:
+    It is copied; what says that a fit is done comes last.
+    """
+    place = folder / spec.folder
+    seeds = sorted(place.parent.glob(f"fold-{spec.fold}-seed-*"))
+    source = next((found for found in seeds if (found / FIT_NAME).is_file()), None)
+    if source is None:
+        return None
+    if not (place / FIT_NAME).is_file():
+        place.mkdir(parents=True, exist_ok=True)
         for name in (HEAD_NAME, OUTPUTS_NAME):
-            with atomic_path(place / name) as partial:
-                shutil.copyfile(source / name, partial)
+            if (source / name).is_file():
+                with atomic_path(place / name) as partial:
+                    shutil.copyfile(source / name, partial)
         write_json(place / FIT_NAME, {**read_json(source, FIT_NAME), "seed": spec.seed})
     return load_fit(spec, place)
 

@@ -257,6 +257,27 @@ _HEADS = (
 #: The readouts of this package, in the order of help texts.
 HEADS: Mapping[str, HeadInfo] = MappingProxyType({info.name: info for info in _HEADS})
 
+#: The readout whose features rivals are fitted on.
+RIVALS_READ = "probe"
+
+#: What readouts are compared with, and no more: it is not saved as a head.
+RIVALS: Mapping[str, HeadInfo] = MappingProxyType(
+    {
+        "svm": HeadInfo(
+            "svm",
+            "RBF support vectors on what probe reads; compared only",
+            ".readouts:Probe",
+            levels=("graph", "node"),
+        ),
+        "boosting": HeadInfo(
+            "boosting",
+            "boosted trees on what probe reads; compared only",
+            ".readouts:Probe",
+            levels=("graph", "node"),
+        ),
+    }
+)
+
 #: Readouts that were given a name in this process.
 _registered: dict[str, HeadInfo] = {}
 
@@ -284,7 +305,7 @@ def _register(name: str, head: Any, code: str | None = None) -> str:
         raise ConfigError(
             f"head {name!r}: found {head!r}, expected a subclass of histograph_post.heads.Readout"
         )
-    if name in HEADS:
+    if name in HEADS or name in RIVALS:
         raise ConfigError(f"head {name!r}: found a readout of this package, expected another name")
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
         raise ConfigError(
@@ -319,21 +340,37 @@ def registered_heads() -> tuple[HeadInfo, ...]:
     return tuple(_registered.values())
 
 
-def head_names(level: str | None = None) -> tuple[str, ...]:
-    """Return the names of all readouts, or of those that work at one level."""
+def head_names(level: str | None = None, *, rivals: bool = False) -> tuple[str, ...]:
+    """Return the names of all readouts, or of those that work at one level.
+
+    Args:
+        level: ``graph``, ``node`` or ``link``.
+        rivals: Whether those that are compared only belong to them.
+    """
     installed = (entry.name for entry in entry_points(group=ENTRY_POINTS))
-    names = dict.fromkeys([*HEADS, *installed, *_registered])
+    names = dict.fromkeys([*HEADS, *(RIVALS if rivals else ()), *installed, *_registered])
     return tuple(name for name in names if level is None or level in head_info(name).levels)
+
+
+def refuse_rivals(*names: str) -> None:
+    """Refuse what is compared only where a readout is to be trained and saved."""
+    for name in names:
+        if name in RIVALS:
+            raise ConfigError(
+                f"head {name!r}: found a rival that is compared only, expected a readout that is "
+                "saved as a head; `histograph compare` has it"
+            )
 
 
 def head_info(name: str) -> HeadInfo:
     """Return what is known of a readout; an unknown name is refused with the nearest ones."""
-    if name in HEADS or name in _registered:
-        return HEADS.get(name) or _registered[name]
+    for known in (HEADS, RIVALS, _registered):
+        if name in known:
+            return known[name]
     for entry in entry_points(group=ENTRY_POINTS, name=name):
         _register(name, entry.load())
         return _registered[name]
-    names = (*HEADS, *_registered)
+    names = (*HEADS, *RIVALS, *_registered)
     near = get_close_matches(name, names, n=3) or names
     raise ConfigError(
         f"head: found {name!r}, expected a readout such as {', '.join(near)}, "
@@ -342,7 +379,10 @@ def head_info(name: str) -> HeadInfo:
 
 
 def is_solved(name: str, level: str) -> bool:
-    """Whether fits of a readout are solved at that level, not trained with steps."""
+    """Whether fits of a readout are solved at that level, not trained with steps; rivals are, too.
+
+    They then depend on no seed.
+    """
     return level != "link" and head_info(name).load().solved
 
 
@@ -358,6 +398,7 @@ def build_head(
         level: ``graph``, ``node`` or ``link``.
         options: Any of the readout's own options, see :meth:`HeadInfo.options`.
     """
+    refuse_rivals(name)
     info = head_info(name)
     if level not in info.levels:
         raise ConfigError(
@@ -376,6 +417,14 @@ def build_head(
         if value is None and isinstance(valid[name], str)
     }
     return info.load()(in_dims, out_dim, level=level, **info.preset, **options | words)
+
+
+def build_reader(
+    name: str, in_dims: Sequence[int], out_dim: int, level: str = "graph", **options: Any
+) -> Readout:
+    """Build a readout as :func:`build_head` does, or the one that a rival reads with."""
+    reader = RIVALS_READ if name in RIVALS else name
+    return build_head(reader, in_dims, out_dim, level, **options)
 
 
 def head_config(name: str, head: nn.Module) -> dict[str, Any]:

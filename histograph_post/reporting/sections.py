@@ -122,7 +122,8 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
     for name in names:
         stored = run.results["readouts"][name]
         valid, test = stored.get("valid"), ranked.get(name)
-        row = [name, _mean_and_deviation(test)]
+        shown = f"{name} (compared only)" if stored.get("compared_only") else name
+        row = [shown, _mean_and_deviation(test)]
         if averaged:
             row.append(_mean_and_deviation(_averaged(stored)))
         row.append(_mean_and_deviation(None if valid is None else Summary(**valid)))
@@ -131,7 +132,7 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
         if baseline:
             row.append(MISSING if name in (baseline, OWN) else _versus(run, name, baseline))
         count = stored["num_parameters"]
-        row.append(MISSING if count is None else f"{count:,}")
+        row.append(f"{count:,}" if count else MISSING)
         rows.append(row)
     columns = ["readout", "test", "validation"]
     if averaged:

@@ -131,7 +131,7 @@ def solve_linear(
         raise DataError("solve: found no training row with a label, expected at least one")
     scale = TargetScale.of(task, targets[train].double().numpy())
     learned = scale.apply(targets.double() if task.kind == "regression" else targets)
-    weights = task.balancing_weights(_labels(task, targets[train])) if balance else {}
+    weights = task.balancing_weights(labels_of(task, targets[train])) if balance else {}
 
     columns = list(widths or (features.size(1),))
     train_rows, valid_rows = (features[part].float() for part in (train, valid))  # [rows, F] each
@@ -152,7 +152,7 @@ def solve_linear(
         point = PathPoint(strength, train_loss)
         if len(valid):
             outputs = _apply(valid_rows, weight, bias)  # [valid, out_dim]
-            scores = task.scores(scale.undo(outputs.numpy()), _labels(task, targets[valid]))
+            scores = task.scores(scale.undo(outputs.numpy()), labels_of(task, targets[valid]))
             valid_loss = float(task.loss(outputs, learned[valid]))
             point = PathPoint(strength, train_loss, valid_loss, scores)
         path.append(point)
@@ -195,7 +195,7 @@ def _labelled(targets: Tensor) -> np.ndarray:
     return (~targets.isnan()).any(dim=1).numpy()
 
 
-def _labels(task: Task, targets: Tensor) -> np.ndarray:
+def labels_of(task: Task, targets: Tensor) -> np.ndarray:
     """Turn targets back into labels, as metrics take them: ``[rows, T]``."""
     if task.kind in ("multilabel", "regression"):
         return targets.double().numpy()
