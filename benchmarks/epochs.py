@@ -34,7 +34,7 @@ def padded_epoch(work: Workloads) -> list[Ratio]:
         for start in range(0, sizes.padded_batches * sizes.batch_size, sizes.batch_size)
         if start < len(nodes)
     ]
-    head = head_steps.make_head(batches[0], sizes.width, {})
+    head = head_steps.make_head(batches[0], sizes.width, head_steps.FORMS["default form"])
 
     def epoch(name: str) -> None:
         for rows in batches:

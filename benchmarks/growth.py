@@ -105,6 +105,7 @@ def head_step(*, nodes: int, layers: int, width: int, graphs: int) -> Step:
     """Return a step of the default head, as wide as the layers, on graphs of one size."""
     rows = GraphRows.random(np.full(graphs, nodes), layers, width)
     head = make_head(rows, width, {})
+    _ = rows.statistics  # are taken once for all epochs
     return partial(train_step, head, partial(FORWARDS[HEAD], head, rows))
 
 

@@ -28,7 +28,11 @@ TRANSFORMER_FLOOR = 5.0
 #: more (a sum of scores near zero, in the paper's form), about as much as its literal form.
 TOLERANCE = 1e-5
 
-FORMS: Mapping[str, Mapping[str, Any]] = {"default form": {}, "paper's form": PAPER_FORM}
+#: The forms that are compared; nothing is dropped, so that outputs can be compared as well.
+FORMS: Mapping[str, Mapping[str, Any]] = {
+    "default form": {"statistics_dropout": 0.0},
+    "paper's form": PAPER_FORM,
+}
 
 HEAD, LITERAL, PADDED = "head", "literal algorithm", "literal algorithm, padded"
 
@@ -100,13 +104,20 @@ def transformer_steps(work: Workloads, layers: int = 6) -> list[Ratio]:
 
 def _forward(head: HistoGraphHead, rows: GraphRows) -> Tensor:
     """Run the head as training does."""
-    inputs = HeadInputs(rows.history, rows.batch, rows.num_graphs)
+    inputs = HeadInputs(rows.history, rows.batch, rows.num_graphs, statistics=rows.statistics)
     outputs: Tensor = HeadNetwork(head)(inputs)  # [num_graphs, out_dim]
     return outputs
 
 
 def _literal(head: HistoGraphHead, rows: GraphRows, *, pad_history: bool) -> Tensor:
-    return literal_forward(head, rows.history, rows.batch, rows.num_graphs, pad_history=pad_history)
+    return literal_forward(
+        head,
+        rows.history,
+        rows.batch,
+        rows.num_graphs,
+        statistics=rows.statistics,
+        pad_history=pad_history,
+    )
 
 
 #: The same outputs in several ways.

@@ -52,7 +52,9 @@ class HeadTraining:
     def run(self, epochs: int = 1) -> Progress:
         """Train and validate on the rows of the cache."""
         history = self._loaded.history(self.split.train)
-        source = HeadBatches(self._loaded, history, self.task, torch.device("cpu"))
+        statistics = self._loaded.statistics(self.split.train)
+        device = torch.device("cpu")
+        source = HeadBatches(self._loaded, history, self.task, device, statistics=statistics)
         head = copy.deepcopy(self._made.head)
         with accelerate.threads(head):
             return self._train(HeadNetwork(head), source, epochs)

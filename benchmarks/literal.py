@@ -18,7 +18,13 @@ from histograph_post.heads.histograph import HistoGraphHead
 
 
 def literal_forward(
-    head: HistoGraphHead, history: Tensor, batch: Tensor, num_graphs: int, *, pad_history: bool
+    head: HistoGraphHead,
+    history: Tensor,
+    batch: Tensor,
+    num_graphs: int,
+    *,
+    statistics: Tensor,
+    pad_history: bool,
 ) -> Tensor:
     """Return the outputs of a batch of graphs: ``[num_graphs, out_dim]``.
 
@@ -27,6 +33,7 @@ def literal_forward(
         history: ``[num_nodes, L, D]``.
         batch: Graph of each node, sorted: ``[num_nodes]``.
         num_graphs: How many graphs there are.
+        statistics: Of the layers, which are taken once for all epochs: ``[num_graphs, 3, L * D]``.
         pad_history: Pad all of the batch to the largest graph, and not for node attention only.
     """
     options, stage = head.options, head.layer_weights
@@ -55,14 +62,15 @@ def literal_forward(
         attended = attended + nodes
     counts = mask.sum(1, keepdim=True)  # [num_graphs, 1]
     readout = (attended * mask.unsqueeze(-1)).sum(1) / counts  # [num_graphs, dim]
-    if pad_history:
-        means = (history * mask[..., None, None]).sum(1) / counts.unsqueeze(-1)
+    if head.statistics is not None and head.all_layers is not None:
+        described = head.statistics(statistics, counts.squeeze(1))  # [num_graphs, described_dim]
+        base = head.all_layers(described)  # [num_graphs, dim]
+    elif pad_history:
+        last = (history[..., -1, :] * mask.unsqueeze(-1)).sum(1) / counts  # [num_graphs, D]
+        base = stage.last_embedding(last)  # [num_graphs, dim]
     else:
-        means = scatter(history, batch, dim=0, dim_size=num_graphs, reduce="mean")
-    if head.all_layers is None:
-        base = stage.last_embedding(means[:, -1])  # [num_graphs, dim]
-    else:
-        base = head.all_layers(means.flatten(1))  # [num_graphs, dim]
+        last = scatter(history[:, -1], batch, dim=0, dim_size=num_graphs, reduce="mean")
+        base = stage.last_embedding(last)  # [num_graphs, dim]
     mixed = head.mixing(readout, base)
     if head.output_norm is not None:
         mixed = head.output_norm(mixed)

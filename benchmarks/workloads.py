@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from histograph_post.caches import Cache
 from histograph_post.caches.caching import cache
 from histograph_post.data import GraphDataset, from_graphs, load_data
+from histograph_post.heads.ragged import Graphs
+from histograph_post.heads.statistics import layer_statistics
 
 from .backbones import make_gin, make_molecule_gcn
 from .generated import generate
@@ -69,6 +71,13 @@ class GraphRows:
         generator = torch.Generator().manual_seed(0)
         history = torch.randn(len(batch), layers, width, generator=generator)
         return cls(history, batch, len(num_nodes))
+
+    @cached_property
+    def statistics(self) -> Tensor:
+        """Statistics of the layers of every graph: ``[num_graphs, 3, L * D]``."""
+        num_nodes, device = len(self.batch), self.batch.device
+        graphs = Graphs.from_batch(self.batch, num_nodes, self.num_graphs, device)
+        return layer_statistics(self.history, graphs)
 
     def __str__(self) -> str:
         nodes, layers, width = self.history.shape

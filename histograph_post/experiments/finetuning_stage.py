@@ -22,7 +22,7 @@ from ..runs.saved_backbone import describe_backbone
 from ..training.loop import Trainer
 from ..utils.files import sha256_file
 from .finetuning_source import CachedBackbones
-from .head_fits import make_head
+from .head_fits import lend_rows, make_head
 from .head_training import Experiment, HeadSpec
 from .results import named, versus
 from .stage import ReadoutStage
@@ -136,7 +136,7 @@ class Finetuning(ReadoutStage):
         if self.source is not None:
             return None
         fold = self.frozen.folds[spec.fold]
-        return fold.loaded.lend(fold.split.train if spec.standardize else None, history=False)
+        return lend_rows(spec, fold.loaded, fold.split, self.task, history=False)
 
     @contextmanager
     def borrowing(self, spec: FitSpec, lent: Any) -> Iterator[None]:

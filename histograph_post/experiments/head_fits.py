@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..heads.base import Readout
+from ..heads.histograph import HistoGraphHead
 from ..heads.histograph.accelerate import threads
+from ..heads.ragged import Graphs
 from ..heads.registry import RIVALS, build_reader, head_info
 from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec
@@ -22,11 +25,15 @@ from ..training.head_batches import HeadBatches, LentRows, LoadedCache
 from ..training.history_rows import HistoryRows
 from ..training.loop import Trainer
 from ..training.networks import HeadNetwork
+from ..training.solving import Solution, solve_linear
 from .fits import train_fit
 from .rivals import fit_rival
 from .solved_fits import solve_fit
 
 # --- start a head where the checkpoint stands: recover the checkpoint's own classifier from a cache
+
+#: Penalties of the probe that a head starts at: a few decades around those that validation chose.
+PROBE_STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(2, -7, -1))
 
 #: The largest error of the recovered classifier, relative to the spread of the outputs, that
 #: rounding in single precision explains.
@@ -76,6 +83,8 @@ class FreshHead:
 
     head: Readout
     standardizer: Standardizer | None
+    #: Whether it predicts what a solved probe predicts, and is of use before it is trained.
+    solved: bool
 
 
 def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> FreshHead:
@@ -88,7 +97,8 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
         if standardizer is not None:
             classifier = standardizer.fold_into(*classifier)
         head.warm_start(*classifier)  # type: ignore[operator]
-    return FreshHead(head, standardizer)
+    solved = _start_solved(head, spec, loaded, split, task)
+    return FreshHead(head, standardizer, solved)
 
 
 def fit_head(
@@ -113,9 +123,15 @@ def fit_head(
         on_epoch: Told after every epoch.
     """
     made = make_head(spec, loaded, split, task)
-    history = _history(made.head, loaded, split.train if spec.standardize else None)
-    needs_edges = head_info(spec.head).needs_edge_index
-    source = HeadBatches(loaded, history, task, device, edges=needs_edges)
+    rows = split.train if spec.standardize else None
+    source = HeadBatches(
+        loaded,
+        _history(made.head, loaded, rows),
+        task,
+        device,
+        edges=head_info(spec.head).needs_edge_index,
+        statistics=loaded.statistics(rows) if _reads_statistics(made.head) else None,
+    )
     network = HeadNetwork(made.head).to(device)
     if spec.head in RIVALS:
         allowed = loaded.allowed_memory()
@@ -132,7 +148,9 @@ def fit_head(
             allowed=loaded.allowed_memory(),
             on_epoch=on_epoch,
         )
-    trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
+    trainer = Trainer(
+        network, source, split, task, spec.training, seed=spec.seed, starts_solved=made.solved
+    )
     with threads(made.head):
         return train_fit(
             spec,
@@ -142,6 +160,77 @@ def fit_head(
             standardizer=made.standardizer,
             on_epoch=on_epoch,
         )
+
+
+def _start_solved(
+    head: nn.Module, spec: FitSpec, loaded: LoadedCache, split: Split, task: Task
+) -> bool:
+    """Let a head that can start where the solved probe of its statistics stands; say if it does.
+
+    A head that starts at the checkpoint's own predictions has another start, and links have none.
+    """
+    if not isinstance(head, HistoGraphHead):
+        return False
+    rows, options = split.train if spec.standardize else None, head.options
+    statistics, balance = head.statistics, spec.training.balance
+
+    def scaling() -> dict[str, Tensor]:
+        assert statistics is not None
+        kept = sum(head.kept_dims)
+        graphs = np.unique(np.searchsorted(loaded.label_ptr, split.train, side="right") - 1)
+        pieces = loaded.statistics_pieces(rows, graphs)
+        statistics.fit((values[..., -kept:], sizes) for values, sizes in pieces)
+        return statistics.state_dict()
+
+    def solve() -> Solution | None:
+        described = _describe(head, loaded, rows)  # [rows, described_dim]
+        if described is None:
+            return None
+        targets, parts = task.targets(loaded.labels), (split.train, split.valid)
+        return solve_linear(
+            described,
+            targets,
+            task,
+            *parts,
+            strengths=PROBE_STRENGTHS,
+            balance=balance,
+            scaled=True,
+        )
+
+    if statistics is not None:
+        key: Any = ("scaling", options.statistics, options.history_layers)
+        statistics.load_state_dict(loaded.once(rows, key, scaling))
+    if not options.probe or spec.warm_start or task.level == "link":
+        return False
+    key = ("probe", options.mix, options.statistics, options.history_layers, balance)
+    found = loaded.once(rows, key, solve)
+    if found is not None:
+        head.start_at(found.weight, found.bias)
+    return found is not None
+
+
+def _describe(head: HistoGraphHead, loaded: LoadedCache, rows: np.ndarray | None) -> Tensor | None:
+    """Return what a head knows of every label row without attention; None if it does not fit."""
+    everything = np.arange(len(loaded.cache))
+    if loaded.level == "node":
+        if not loaded.histories_that_fit():
+            return None
+        history = loaded.history(rows).select(everything)
+        layers, graphs = head.read(history, None, None)
+        return torch.cat(head.describe(layers, graphs), dim=1)  # [num_nodes, described_dim]
+    found = loaded.statistics(rows)
+    if found is None:
+        return None
+    statistics = found.select(everything)  # [num_graphs, 3, sum(D_l)]
+    assert isinstance(statistics, Tensor)
+    sizes = np.diff(loaded.ptr)
+    graphs = Graphs(torch.empty(0, dtype=torch.long), torch.tensor(sizes), sizes)
+    (described,), _ = head.summarize(statistics, graphs)
+    return described  # [num_graphs, described_dim]
+
+
+def _reads_statistics(head: nn.Module) -> bool:
+    return isinstance(head, HistoGraphHead) and head.level == "graph"
 
 
 def _history(head: nn.Module, loaded: LoadedCache, rows: np.ndarray | None) -> HistoryRows:
@@ -154,11 +243,24 @@ def _reads_means(head: nn.Module, loaded: LoadedCache) -> bool:
     return loaded.level == "graph" and isinstance(head, Readout) and head.reads_means
 
 
-def lend_rows(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> LentRows:
-    """Return what :func:`fit_head` reads in another process."""
+def lend_rows(
+    spec: FitSpec, loaded: LoadedCache, split: Split, task: Task, *, history: bool = True
+) -> LentRows:
+    """Return what :func:`fit_head` reads in another process.
+
+    Args:
+        history: Whether it reads the activations themselves; :func:`make_head` alone does not.
+    """
     with torch.random.fork_rng(devices=[]):
         head = build_reader(
             spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options
         )
     rows = split.train if spec.standardize else None
-    return loaded.lend(rows, means=_reads_means(head, loaded))
+    lent = loaded.lend(
+        rows,
+        history=history,
+        means=_reads_means(head, loaded),
+        statistics=_reads_statistics(head),
+    )
+    _start_solved(head, spec, loaded, split, task)  # once, here, for all seeds
+    return replace(lent, results=loaded.results(rows))

@@ -86,7 +86,7 @@ _HEAD_SPACE: Space = {
     "heads": Values((1, 2, 4, 8)),
     "layer_heads": Values((1, 2, 4)),
     "normalization": Values(("bounded", "signed", "softmax")),
-    "mix": Values(("all", "last")),
+    "mix": Values(("statistics", "all", "last")),
     "mlp_layers": Values((0, 1, 2)),
     "dropout": Range(0.0, 0.5, step=0.1),
 }

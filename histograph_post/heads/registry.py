@@ -96,6 +96,7 @@ PAPER_FORM: Mapping[str, Any] = MappingProxyType(
         "normalization": "signed",
         "layer_heads": 1,
         "mix": "last",
+        "probe": 0.0,
         "residual": False,
         "output_norm": False,
     }

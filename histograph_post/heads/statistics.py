@@ -6,15 +6,26 @@ that shows it most, and the deviation tells a graph of equal nodes from one of d
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .base import pool_nodes
 from .history import History
 from .ragged import Graphs
+from .standardize import Standardizer
 
 #: What is taken of every channel, in the order of :func:`layer_statistics`.
 STATISTICS = ("mean", "max", "deviation")
+
+#: What follows from these and the number of nodes: the sum of every channel, and the size of the
+#: graph, as it is and as its logarithm.
+DERIVED = ("sum", "size")
+
+#: The size is two columns beside thousands, and a penalty on weights that treats all columns alike
+#: would all but forbid its use: it is scaled to so many deviations.
+SIZE_DEVIATION = 10.0
 
 
 def layer_statistics(history: History, graphs: Graphs) -> Tensor:
@@ -49,3 +60,65 @@ def _statistics(rows: Tensor, graphs: Graphs) -> Tensor:
     deviation = torch.where(varies, torch.where(varies, variance, 1.0).sqrt(), 0.0)
     largest = pool_nodes(rows, graphs.index, graphs.num_graphs, "max")  # [num_graphs, width]
     return torch.stack([mean, largest, deviation], dim=1)
+
+
+class GraphStatistics(nn.Module):
+    """Statistics of a graph as one row, each column at one scale.
+
+    A property that adds up over the nodes, such as the weight of a molecule, is in the sum of a
+    channel and not in its mean; so sums and the size can be asked for besides.
+
+    Args:
+        in_dims: Width of each layer that is used.
+        names: Some of :data:`STATISTICS` and :data:`DERIVED`.
+    """
+
+    def __init__(self, in_dims: Sequence[int], names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = tuple(names)
+        groups = [width for name in names for width in ((1, 1) if name == "size" else in_dims)]
+        #: Centres and scales the columns, once it is fitted to the rows of training graphs.
+        self.scaling = Standardizer(groups)
+        self.width = sum(groups)
+        self._widths = [2 if name == "size" else sum(in_dims) for name in names]
+
+    def forward(self, statistics: Tensor, counts: Tensor) -> Tensor:
+        """Return the row of every graph: ``[num_graphs, width]``.
+
+        Args:
+            statistics: As :func:`layer_statistics` gives them, ``[num_graphs, 3, sum(D_l)]``.
+            counts: Nodes of each graph, ``[num_graphs]``.
+        """
+        rows = self.rows(statistics, counts)  # [num_graphs, width]
+        return (rows - self.scaling.mean) / self.scaling.scale
+
+    def rows(self, statistics: Tensor, counts: Tensor) -> Tensor:
+        """Return the row of every graph as it is, before it is scaled: ``[num_graphs, width]``."""
+        sizes = counts.to(statistics.dtype).unsqueeze(-1)  # [num_graphs, 1]
+        columns = []
+        for name in self.names:
+            if name == "size":
+                columns += [sizes, sizes.clamp(min=1).log()]  # [num_graphs, 1] each
+            elif name == "sum":
+                columns.append(statistics[:, 0] * sizes)  # [num_graphs, sum(D_l)]
+            else:
+                columns.append(statistics[:, STATISTICS.index(name)])  # [num_graphs, sum(D_l)]
+        return torch.cat(columns, dim=1)
+
+    def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Take the scale of every column from training graphs.
+
+        Args:
+            batches: Statistics and counts, as :meth:`forward` takes them.
+        """
+        rows = (self.rows(*batch) for batch in batches)  # [num_graphs, width] each
+        self.scaling.fit(list(batch.split(self.scaling.in_dims, dim=1)) for batch in rows)
+        start = 0
+        for name, width in zip(self.names, self._widths, strict=True):
+            if name == "size":
+                self.scaling.scale[start : start + width] /= SIZE_DEVIATION
+            start += width
+
+    def extra_repr(self) -> str:
+        """Describe the module in one line."""
+        return "+".join(self.names)

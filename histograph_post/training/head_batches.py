@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -32,6 +32,8 @@ from .history_rows import (
     history_pieces,
     history_rows,
     mean_rows,
+    statistics_pieces,
+    statistics_rows,
     working_ahead,
 )
 from .loop import Step
@@ -50,6 +52,8 @@ class HeadInputs:
     edge_index: Tensor | None = None
     #: Nodes whose outputs are asked for; None for every graph: ``[rows]``.
     positions: Tensor | None = None
+    #: Statistics of the graphs, where they are known: ``[num_graphs, 3, sum(D_l)]``.
+    statistics: Tensor | None = None
     #: Node pairs to score, for links, negatives that were drawn for training last: ``[2, rows]``.
     pairs: Tensor | None = None
 
@@ -63,6 +67,9 @@ class LentRows:
     standardizer: Standardizer | None
     history: HistoryRows | None = None
     means: HistoryRows | None = None
+    statistics: HistoryRows | None = None
+    #: What was made once for all seeds, see :meth:`LoadedCache.once`.
+    results: Mapping[Any, Any] = field(default_factory=dict)
 
 
 class LoadedCache:
@@ -86,6 +93,8 @@ class LoadedCache:
         self._standardizer = _Kept[Standardizer]()
         self._history = _Kept[HistoryRows]()
         self._means = _Kept[HistoryRows | None]()
+        self._statistics = _Kept[HistoryRows | None]()
+        self._results = _Kept[dict[Any, Any]]()
         #: Labelled pairs of all graphs, nodes numbered through the cache: ``[2, rows]``.
         self.pairs = cache.label_pairs() if self.level == "link" else None
 
@@ -149,8 +158,8 @@ class LoadedCache:
 
     def forget(self) -> None:
         """Give the memory of the activations back, until they are asked for again."""
-        self._history.forget()
-        self._means.forget()
+        for kept in (self._history, self._means, self._statistics):
+            kept.forget()
 
     def history(self, rows: np.ndarray | None) -> HistoryRows:
         """Return the activations, standardised by the graphs that own these label rows.
@@ -168,13 +177,55 @@ class LoadedCache:
         """
         return self._means.of(rows, lambda: self._read(mean_rows, rows))
 
+    def statistics(self, rows: np.ndarray | None) -> HistoryRows | None:
+        """Return statistics of graphs, one row ``[3, sum(D_l)]`` each; None if they do not fit.
+
+        Args:
+            rows: As :meth:`history` takes them.
+        """
+        return self._statistics.of(rows, lambda: self._read(statistics_rows, rows))
+
+    def statistics_pieces(
+        self, rows: np.ndarray | None, graphs: np.ndarray
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield statistics ``[graphs, 3, sum(D_l)]`` and sizes of some graphs, in pieces.
+
+        They are the same whether all of them fit into memory or not.
+        """
+        standardizer = None if rows is None else self.standardizer(rows)
+        for piece, statistics in statistics_pieces(self.cache, standardizer, graphs):
+            yield statistics, torch.tensor(self.cache.num_nodes[piece])
+
+    def once(self, rows: np.ndarray | None, key: Any, make: Callable[[], _Made]) -> _Made:
+        """Return what is made once for all seeds of a fold, and for all processes.
+
+        Args:
+            rows: As :meth:`history` takes them.
+            key: What it depends on besides the rows.
+            make: Makes it.
+        """
+        known = self._results.of(rows, dict)
+        if key not in known:
+            known[key] = make()
+        found: _Made = known[key]
+        return found
+
+    def results(self, rows: np.ndarray | None) -> Mapping[Any, Any]:
+        """Return all that was made once so far for these rows, for other processes."""
+        return dict(self._results.of(rows, dict))
+
     def _read(self, read: Callable[..., _Made], rows: np.ndarray | None) -> _Made:
         standardizer = None if rows is None else self.standardizer(rows)
         memory = SharedMemory() if self._lends else None
         return read(self.cache, standardizer, memory_limit=self._memory_limit, memory=memory)
 
     def lend(
-        self, rows: np.ndarray | None, *, history: bool = True, means: bool = False
+        self,
+        rows: np.ndarray | None,
+        *,
+        history: bool = True,
+        means: bool = False,
+        statistics: bool = False,
     ) -> LentRows:
         """Return what a fit in another process reads, for :meth:`borrow` there.
 
@@ -182,6 +233,7 @@ class LoadedCache:
             rows: As :meth:`history` takes them.
             history: Whether it reads the activations.
             means: Whether the means of graphs will do, if there is memory for them.
+            statistics: Whether it reads the statistics of graphs.
         """
         if not self._lends:
             self.forget()  # memory of this process alone
@@ -192,16 +244,21 @@ class LoadedCache:
             standardizer=None if rows is None else self.standardizer(rows),
             history=self.history(rows) if history and found is None else None,
             means=found,
+            statistics=self.statistics(rows) if statistics else None,
         )
 
     def borrow(self, lent: LentRows) -> None:
         """Use what another process has made ready."""
+        rows = lent.rows
+        self._results.put(rows, dict(lent.results))
         if lent.standardizer is not None:
-            self._standardizer.put(lent.rows, lent.standardizer)
+            self._standardizer.put(rows, lent.standardizer)
         if lent.history is not None:
-            self._history.put(lent.rows, lent.history)
+            self._history.put(rows, lent.history)
         if lent.means is not None:
-            self._means.put(lent.rows, lent.means)
+            self._means.put(rows, lent.means)
+        if lent.statistics is not None:
+            self._statistics.put(rows, lent.statistics)
 
     def allowed_memory(self) -> int:
         """Return the bytes that training may take."""
@@ -242,6 +299,8 @@ class HeadBatches:
         task: Gives the targets.
         device: Where batches go.
         edges: Whether the readout needs ``edge_index``.
+        statistics: Of the graphs, for a readout that reads them, from
+            :meth:`LoadedCache.statistics`.
     """
 
     def __init__(
@@ -252,8 +311,10 @@ class HeadBatches:
         device: torch.device,
         *,
         edges: bool = False,
+        statistics: HistoryRows | None = None,
     ) -> None:
         self.labels = loaded.labels
+        self._statistics = statistics
         self._loaded = loaded
         self._history = history
         self._targets = task.targets(loaded.labels)
@@ -304,6 +365,12 @@ class HeadBatches:
                 pairs = torch.cat([pairs, drawn], dim=1)  # [2, rows + negatives]
         if self._edges:
             edge_index = self._edge_index(graphs, first - starts)  # [2, num_edges]
+        statistics: Tensor | None = None
+        if self._statistics is not None:
+            found = self._statistics.select(graphs)
+            rows = found.copy() if isinstance(found, TableRows) else found
+            assert isinstance(rows, Tensor)  # one tensor, and not one per layer
+            statistics = rows.to(self._device, non_blocking=True)  # [num_graphs, 3, sum(D_l)]
         return HeadInputs(
             history=_to(self._history.select(graphs), self._device),
             batch=torch.from_numpy(batch).to(self._device),
@@ -311,6 +378,7 @@ class HeadBatches:
             edge_index=None if edge_index is None else edge_index.to(self._device),
             positions=None if positions is None else positions.to(self._device),
             pairs=None if pairs is None else pairs.to(self._device),
+            statistics=statistics,
         )
 
     def _edge_index(self, graphs: np.ndarray, shifts: np.ndarray) -> Tensor:

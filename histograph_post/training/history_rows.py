@@ -23,8 +23,9 @@ from torch import Tensor
 from ..caches import Cache
 from ..heads.base import pool_nodes
 from ..heads.history import History, TableRows
-from ..heads.ragged import ranges
+from ..heads.ragged import Graphs, ranges
 from ..heads.standardize import Standardizer
+from ..heads.statistics import STATISTICS, layer_statistics
 from ..utils.machine import SharedTensor, machine_memory
 
 #: Share of the machine's memory that training may take, unless told otherwise.
@@ -33,8 +34,12 @@ MEMORY_SHARE = 2 / 3
 #: Share of that for a history that is kept; the rest is for batches.
 KEPT_SHARE = 3 / 4
 
-#: Share of what training may take for the means of graphs, which may be kept beside a history.
+#: Share of what training may take for the means, and for the statistics, of graphs, which may be
+#: kept beside a history.
 MEANS_SHARE = 1 / 16
+
+#: Statistics of so many bytes are kept whatever the limit: what is trained does not depend on it.
+SMALL_BYTES = 1 << 24
 
 #: Batches that there is room for where one is in use: itself, the one before it, which is held
 #: while validating until this one is there, and as much again for what a head makes of it.
@@ -181,6 +186,48 @@ def mean_rows(
         layers = [memory.empty(layer.shape, layer.dtype).copy_(layer) for layer in layers]
     means = layers[0] if cache.manifest.layout.is_uniform else layers
     return RowsInMemory(means, np.concatenate([[0], np.cumsum(kept)]), memory)
+
+
+def statistics_rows(
+    cache: Cache,
+    standardizer: Standardizer | None,
+    *,
+    memory_limit: int | None = None,
+    memory: SharedMemory | None = None,
+) -> RowsInMemory | None:
+    """Return statistics of every graph as its one row, ``[3, sum(D_l)]``; None if they do not fit.
+
+    They are those of :func:`~histograph_post.heads.statistics.layer_statistics`, taken once for all
+    epochs, and all readouts and seeds of a fold.
+
+    Args:
+        cache: Where the rows come from.
+        standardizer: Applied to every row first.
+        memory_limit: Bytes that training may take.
+        memory: Where they are put, if other processes are to use them as well.
+    """
+    shape = (len(cache), len(STATISTICS), sum(cache.widths))
+    allowed = max(SMALL_BYTES, MEANS_SHARE * allowed_memory(memory_limit))
+    if math.prod(shape) * torch.float32.itemsize > allowed:
+        return None
+    found = torch.empty(shape) if memory is None else memory.empty(shape, torch.float32)
+    graphs = np.arange(len(cache))
+    for piece, statistics in statistics_pieces(cache, standardizer, graphs):
+        found[torch.from_numpy(piece)] = statistics
+    return RowsInMemory(found, np.arange(len(cache) + 1), memory)
+
+
+def statistics_pieces(
+    cache: Cache, standardizer: Standardizer | None, graphs: np.ndarray
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Yield some graphs and their statistics, ``[graphs, 3, sum(D_l)]``, a piece at a time."""
+    memory = RowMemory()
+    for piece in graph_pieces(cache, graphs):
+        history = _read_standardized(cache, piece, standardizer, memory)
+        sizes = cache.num_nodes[piece]
+        owners = torch.from_numpy(np.repeat(np.arange(len(piece)), sizes))  # [num_nodes]
+        members = Graphs(owners, torch.from_numpy(sizes), sizes)
+        yield piece, layer_statistics(history, members)
 
 
 def row_bytes(cache: Cache, graphs: np.ndarray | None = None) -> int:

@@ -57,6 +57,7 @@ class Progress:
     """Where a run stands: what has been seen, and the best of it."""
 
     epoch: int = 0
+    #: The first one is 0; -1 is what the network was before it.
     best_epoch: int = -1
     #: Validation scores of the best epoch; empty without a validation part.
     best_valid: dict[str, float] = field(default_factory=dict)
@@ -83,6 +84,7 @@ class Trainer:
         parameters: Parameter groups with an ``lr`` each; all trainable parameters by default.
         before_epoch: Called with the number of every epoch before it starts: what moves may
             depend on it.
+        starts_solved: Whether the network is of use before it is trained, and may be the best.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Trainer:
         seed: int,
         parameters: Sequence[Mapping[str, Any]] | None = None,
         before_epoch: Callable[[int], None] | None = None,
+        starts_solved: bool = False,
     ) -> None:
         self.network = network
         self.source = source
@@ -105,6 +108,7 @@ class Trainer:
         self.seed = seed
         self.progress = Progress()
         self._before_epoch = before_epoch
+        self._starts_solved = starts_solved
         trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
         groups = [dict(group) for group in parameters or [{"params": trainable}]]
         if not any(list(group["params"]) for group in groups):
@@ -158,6 +162,10 @@ class Trainer:
 
     def run(self, on_epoch: Callable[[Trainer], None] | None = None) -> Progress:
         """Train to the end; leave the network with the weights of the best epoch."""
+        if self._starts_solved and not self.progress.best_state and len(self.split.valid):
+            self.progress.epoch = -1
+            self._compare(*self._evaluate(self.split.valid))
+            self.progress.epoch = 0
         while not self.is_done:
             self.run_epoch()
             if on_epoch is not None:
@@ -233,7 +241,7 @@ class Trainer:
         return {"valid_loss": loss} | {f"valid_{name}": value for name, value in scores.items()}
 
     def _is_better(self, scores: Mapping[str, float], loss: float) -> bool:
-        if self.progress.best_epoch < 0:
+        if not self.progress.best_state:
             return True
         metric, sign = self.task.metric, 1 if self.task.higher_is_better else -1
         score, best = scores.get(metric), self.progress.best_valid.get(metric)

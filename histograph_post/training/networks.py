@@ -200,13 +200,16 @@ class HeadNetwork(nn.Module):
 
     def forward(self, inputs: HeadInputs) -> Tensor:
         """Return an output for every row that is asked for: ``[rows, out_dim]``."""
-        outputs = read_out(self.head, inputs.history, inputs.batch, inputs.num_graphs)
+        statistics = inputs.statistics
+        outputs = read_out(self.head, inputs.history, inputs.batch, inputs.num_graphs, statistics)
         if outputs is None:
+            known = {} if statistics is None else {"statistics": statistics}
             outputs = self.head(
                 inputs.history,
                 inputs.batch,
                 num_graphs=inputs.num_graphs,
                 edge_index=inputs.edge_index,
+                **known,
             )
         if inputs.pairs is not None:
             scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]

@@ -99,6 +99,7 @@ def solve_linear(
     strengths: Sequence[float] = STRENGTHS,
     widths: Sequence[int] | None = None,
     balance: bool = False,
+    scaled: bool = False,
     on_point: Callable[[PathPoint], None] | None = None,
 ) -> Solution:
     """Return the linear map from features to outputs with the least penalised loss.
@@ -118,6 +119,7 @@ def solve_linear(
         widths: Columns that belong together, whose typical scale is the floor of each column's; all
             by default. See :class:`~histograph_post.heads.standardize.Standardizer`.
         balance: Weigh classes (or positives) by how rare they are in the training part.
+        scaled: Whether the features are at their scale already, and are taken as they are.
         on_point: Told of every strength.
     """
     features, labelled = torch.as_tensor(features), _labelled(targets)
@@ -133,7 +135,9 @@ def solve_linear(
 
     columns = list(widths or (features.size(1),))
     train_rows, valid_rows = (features[part].float() for part in (train, valid))  # [rows, F] each
-    standardizer = Standardizer(columns).fit([train_rows.split(columns, dim=1)])
+    standardizer = Standardizer(columns)
+    if not scaled:
+        standardizer.fit([train_rows.split(columns, dim=1)])
     space = _Space.of(_standardize_(train_rows, standardizer))
     valid_rows = space.enter(_standardize_(valid_rows, standardizer))  # [valid, r]
     loss = _Loss.of(task, learned[train], **weights)
@@ -217,7 +221,7 @@ class _Space:
 
     Attributes:
         rows: Training rows, ``[rows, r]``.
-        basis: ``[F, r]``; None where there are not fewer rows than columns.
+        basis: ``[F, r]``; None where there are not far fewer rows than columns.
         gram: Mean of the products of columns, ``[r, r]``.
     """
 
@@ -231,7 +235,7 @@ class _Space:
         basis = None
         if len(rows) * min(rows.shape) <= DOUBLE_VALUES:
             rows = rows.double()
-        if len(rows) < rows.size(1):
+        if 2 * len(rows) < rows.size(1):  # else the decomposition costs more than it saves
             basis, triangle = torch.linalg.qr(rows.T)  # [F, r], [r, r]
             rows = triangle.T.contiguous()
         return cls(rows, basis, rows.T @ rows / len(rows))

@@ -91,7 +91,7 @@ def test_a_bound_is_a_floor_or_a_ceiling() -> None:
 
 def test_a_head_that_computes_something_else_is_noticed() -> None:
     rows = GraphRows.random(np.array([4, 7]), layers=5, width=6)
-    head = make_head(rows, 8, {})
+    head = make_head(rows, 8, FORMS["default form"])
     assert max(rounding_errors(head, rows).values()) < 1e-5
     found = results(head, partial(FORWARDS[HEAD], head, rows))
     other = {**found, "outputs": found["outputs"] + 0.01}

@@ -112,7 +112,10 @@ def _one_graph(head: Any, layers: Sequence[Tensor]) -> Tensor:
     if options.layer_norm:
         attended = head.norm(attended)
     base = projected[:, -1]
-    if options.mix == "all":
+    if head.statistics is not None:
+        described = _statistics(head, torch.cat(list(layers), dim=-1))
+        base = head.all_layers(described).expand(len(last), -1)
+    elif options.mix != "last":
         order = [i for width in widths for i, own in enumerate(options.kept_dims) if own == width]
         base = head.all_layers(torch.cat([layers[i] for i in order], dim=-1))
     if options.level == "graph":
@@ -126,7 +129,24 @@ def _one_graph(head: Any, layers: Sequence[Tensor]) -> Tensor:
     if options.level == "link":
         return mixed
     output = head.output(head.mlp(mixed))
-    return output + head.shortcut(last) if options.shortcut else output
+    output = output + head.shortcut(last) if options.shortcut else output
+    if not options.solved or head.training:
+        return output
+    return (1 - head.probe_share) * output + head.probe_share * head.probe(described)
+
+
+def _statistics(head: Any, rows: Tensor) -> Tensor:
+    """What describes a graph with all layers side by side, ``rows [num_nodes, sum(D_l)]``."""
+    size = rows.new_tensor([float(len(rows))])
+    values = {
+        "mean": rows.mean(0),
+        "max": rows.max(0).values,
+        "deviation": rows.std(0, correction=0) if len(rows) > 1 else torch.zeros_like(rows[0]),
+        "sum": rows.sum(0),
+        "size": torch.cat([size, size.log()]),
+    }
+    described = torch.cat([values[name] for name in head.options.statistics.split("+")])
+    return (described - head.statistics.scaling.mean) / head.statistics.scaling.scale
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "key_dropout": (0.5,),
     "residual": (False,),
     "layer_norm": (True,),
-    "mix": ("last",),
+    "mix": ("last", "all"),
+    "statistics": ("max", "size+mean"),
+    "statistics_dropout": (0.5,),
+    "probe": (0.0, 1.0),
+    "solved": (True,),
     "mixing": ("fixed", "delayed"),
     "mixing_init": (0.1,),
     "mixing_delay": (0,),
@@ -68,7 +72,8 @@ def draw(*shape: int) -> Tensor:
 def make_head(kind: type[HistoGraphHead] = HistoGraphHead, **options: Any) -> HistoGraphHead:
     """Make a head with every parameter drawn: a bias of zero would hide a missing one."""
     torch.manual_seed(0)
-    values: dict[str, Any] = {"in_dims": WIDTHS, "out_dim": 3, "dim": 8, "heads": 2, **options}
+    sizes = {"in_dims": WIDTHS, "out_dim": 3, "dim": 8, "heads": 2}
+    values: dict[str, Any] = {**sizes, "statistics_dropout": 0.0, **options}
     if values.get("level") == "link":
         values["out_dim"] = 1
     head = kind(**values)
@@ -88,7 +93,7 @@ def inputs(head: HistoGraphHead) -> tuple[Any, Tensor]:
 
 def gradients(head: HistoGraphHead, output: Tensor) -> Tensor:
     """Return the gradients of a weighted sum of the outputs, one after the other: ``[numel]``."""
-    leaves = list(head.parameters())
+    leaves = [parameter for parameter in head.parameters() if parameter.requires_grad]
     found = torch.autograd.grad((output * draw(*output.shape)).sum(), leaves, allow_unused=True)
     zeros = [torch.zeros_like(leaf) for leaf in leaves]
     chosen = [zero if grad is None else grad for grad, zero in zip(found, zeros, strict=True)]
@@ -113,6 +118,11 @@ def by_kernels(head: HistoGraphHead) -> tuple[Tensor, Tensor] | None:
 
 def check_paths(head: HistoGraphHead) -> None:
     """Outputs and gradients of the fast path, where it is taken, are those of the head."""
+    for training in (True, False):
+        check_path(head.train(training))
+
+
+def check_path(head: HistoGraphHead) -> None:
     output, grad = by_the_head(head)
     found = by_kernels(head)
     if found is not None:

@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from histograph_post.errors import DataError
 from histograph_post.heads.histograph import PAPER_FORM, HistoGraphHead
+from histograph_post.heads.ragged import Graphs
+from histograph_post.heads.statistics import layer_statistics
 
 SIZES = (5, 1, 9, 3)
 
@@ -41,6 +43,8 @@ OPTIONS = [
     {"layer_norm": True, "residual": False},
     {"layer_norm": True, "output_norm": False, "zero_token": True},
     {"mix": "all", "layer_heads": 4},
+    {"mix": "statistics"},
+    {"mix": "statistics", "statistics": "size+max", "history_layers": 2},
     {"mixing": "fixed", "mixing_init": 1.0},
     {"history_layers": 2, "mix": "all"},
     {"mlp_layers": 0},
@@ -290,7 +294,7 @@ class TestInputs:
 
     @settings(max_examples=40, deadline=None)
     @given(
-        magnitude=st.floats(-40, 12),
+        magnitude=st.floats(-40, 11),
         fresh=st.booleans(),
         normalization=st.sampled_from(["bounded", "signed", "softmax"]),
         seed=st.integers(0, 99),
@@ -310,3 +314,63 @@ class TestInputs:
         assert all(value.isfinite().all() for value in gradients(head).values())
         assert history.grad is not None
         assert history.grad.isfinite().all()
+
+
+class TestTheProbe:
+    """A head that starts where a solved probe of its statistics stands."""
+
+    def started(self, toy: Any, **options: Any) -> Any:
+        head = toy.head([6] * 3, mix="statistics", statistics_dropout=0.0, **options)
+        generator = torch.Generator().manual_seed(1)
+        shapes = (3, head.described_dim), (3,)
+        head.start_at(*(torch.randn(*shape, generator=generator).double() for shape in shapes))
+        return head
+
+    def test_it_predicts_what_the_probe_predicts_until_it_is_trained(self, toy: Any) -> None:
+        head, history = self.started(toy).eval(), toy.history([6] * 3, SIZES)
+        statistics = layer_statistics(history, graphs_of(toy.batch(SIZES)))
+        described = head.statistics(statistics, torch.tensor(SIZES))
+        expected = described @ head.probe.weight.t() + head.probe.bias
+        torch.testing.assert_close(head(history, toy.batch(SIZES)), expected)
+
+    def test_once_trained_it_predicts_the_mean_of_both(
+        self, toy: Any, literal_histograph: Any
+    ) -> None:
+        head, history = self.started(toy), toy.history([6] * 3, SIZES)
+        probe = head.eval()(history, toy.batch(SIZES))
+        alone = head.train()(history, toy.batch(SIZES))
+        torch.testing.assert_close(alone, literal_histograph(head, history, SIZES))
+        found = head.eval()(history, toy.batch(SIZES))
+        torch.testing.assert_close(found, (probe + alone) / 2)
+        torch.testing.assert_close(found, literal_histograph(head, history, SIZES))
+
+    def test_training_does_not_change_the_probe(self, toy: Any) -> None:
+        head, history = self.started(toy), toy.history([6] * 3, SIZES)
+        head.train()(history, toy.batch(SIZES)).sum().backward()
+        assert head.probe.weight.grad is None
+        assert head.all_layers.weight.grad is not None
+
+    def test_it_is_saved_and_built_again(self, toy: Any) -> None:
+        head, history = self.started(toy, probe=0.25), toy.history([6] * 3, SIZES)
+        head.train()(history, toy.batch(SIZES))
+        again = HistoGraphHead(**head.config()).double()
+        again.load_state_dict(head.state_dict())
+        expected = head.eval()(history, toy.batch(SIZES))
+        torch.testing.assert_close(again.eval()(history, toy.batch(SIZES)), expected)
+
+    def test_statistics_that_are_known_are_not_taken_again(self, toy: Any) -> None:
+        head, history = self.started(toy, history_layers=2).eval(), toy.history([6] * 3, SIZES)
+        known = layer_statistics(history, graphs_of(toy.batch(SIZES)))
+        expected = head(history, toy.batch(SIZES))
+        found = head(history, toy.batch(SIZES), statistics=known)
+        torch.testing.assert_close(found, expected)
+        assert not torch.equal(head(history, toy.batch(SIZES), statistics=2 * known), expected)
+
+    def test_a_probe_of_another_width_is_refused(self, toy: Any) -> None:
+        head = toy.head([6] * 3, mix="statistics")
+        with pytest.raises(DataError, match=r"probe: found weight \[3, 5\], expected \[3, 74\]"):
+            head.start_at(torch.zeros(3, 5), torch.zeros(3))
+
+
+def graphs_of(batch: Tensor) -> Graphs:
+    return Graphs.from_batch(batch, len(batch), None, batch.device)

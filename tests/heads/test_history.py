@@ -23,7 +23,7 @@ def make_table(num_nodes: int) -> Tensor:
 @pytest.mark.parametrize("depth", [4, 3])
 @pytest.mark.parametrize("name", ["histograph", "concat"])
 def test_rows_of_a_table_give_what_a_copy_of_them_gives(toy: Any, name: str, depth: int) -> None:
-    head = build_head(name, [6] * 4, 3, dim=8, history_layers=depth)
+    head = build_head(name, [6] * 4, 3, dim=8, history_layers=depth).eval()
     table, starts = make_table(110), np.array([70, 3, 9, 50, 10, 0])
     places = [range(start, start + size) for start, size in zip(starts, SIZES, strict=True)]
     own = table[[place for places_of in places for place in places_of]]

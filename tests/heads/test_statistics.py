@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from histograph_post.heads.ragged import Graphs
-from histograph_post.heads.statistics import STATISTICS, layer_statistics
+from histograph_post.heads.statistics import STATISTICS, GraphStatistics, layer_statistics
 
 SIZES = (3, 1, 0, 40, 2, 0)
 
@@ -88,3 +88,22 @@ def test_gradients_are_right_and_finite_where_nodes_agree() -> None:
 
 def test_no_nodes_at_all() -> None:
     assert layer_statistics(torch.empty(0, 2, 4), graphs_of([0, 0])).eq(0).all()
+
+
+def test_a_row_has_what_is_asked_for_and_size_weighs_ten_columns() -> None:
+    sizes = (3, 1, 40, 2)
+    layers, counts = random_layers((2, 3), sizes), torch.tensor(sizes)
+    rows = np.hstack([layer.numpy() for layer in layers])
+    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    module = GraphStatistics((2, 3), ("max", "sum", "size"))
+    statistics = layer_statistics(layers, graphs_of(sizes))
+    expected = np.stack(
+        [np.r_[part.max(0), part.sum(0), len(part), np.log(len(part))] for part in parts]
+    )
+    np.testing.assert_allclose(module(statistics, counts).numpy(), expected, rtol=1e-5, atol=1e-5)
+
+    module.fit([(statistics[:1], counts[:1]), (statistics[1:], counts[1:])])
+    found = module(statistics, counts)
+    torch.testing.assert_close(found.mean(0), torch.zeros(12), rtol=0, atol=1e-5)
+    deviations = found.std(0, correction=0)
+    torch.testing.assert_close(deviations, torch.tensor([1.0] * 10 + [10.0] * 2))

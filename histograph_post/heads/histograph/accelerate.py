@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from ..history import History, TableRows
 from ..ragged import Graphs
+from ..statistics import layer_statistics
 from .config import HistoGraphConfig
 from .head import HistoGraphHead
 from .layer_attention import LayerAttention
@@ -52,7 +53,8 @@ ANY_VALUE = frozenset(
     (
         *("in_dims", "out_dim", "dim", "heads", "layer_heads", "history_layers", "standardize"),
         *("normalization", "eps", "radius", "residual", "mix", "mixing", "mixing_init"),
-        *("mixing_delay", "output_norm", "mlp_layers", "dropout", "shortcut"),
+        *("mixing_delay", "output_norm", "mlp_layers", "dropout", "shortcut", "statistics"),
+        *("statistics_dropout", "probe", "solved"),
     )
 )
 
@@ -69,7 +71,10 @@ ONE_VALUE = {
 
 #: The modules of a head that the kernels stand for, and those that are called as they are.
 REPLACED = ("layer_weights", "node_attention")
-CALLED = ("all_layers", "mixing", "output_norm", "mlp", "output", "shortcut")
+CALLED = (
+    *("statistics", "statistics_dropout", "all_layers", "mixing", "output_norm", "mlp", "output"),
+    *("shortcut", "probe", "probe_share"),
+)
 
 
 @cache
@@ -123,7 +128,11 @@ def _allows_options(options: HistoGraphConfig) -> bool:
 
 
 def read_out(
-    head: nn.Module, history: History | TableRows, batch: Tensor | None, num_graphs: int | None
+    head: nn.Module,
+    history: History | TableRows,
+    batch: Tensor | None,
+    num_graphs: int | None,
+    statistics: Tensor | None = None,
 ) -> Tensor | None:
     """Return the outputs of a batch, ``[num_graphs, out_dim]``; None if that is left to the head.
 
@@ -131,6 +140,7 @@ def read_out(
         history: ``[num_nodes, L, D]``, one tensor per layer, or rows of a table.
         batch: Graph of each node, sorted, ``[num_nodes]``; None for a single graph.
         num_graphs: Graphs in the batch, if the last ones may be empty.
+        statistics: Of all layers, if they are known already: ``[num_graphs, 3, sum(D_l)]``.
     """
     table = history.table if isinstance(history, TableRows) else history
     if (
@@ -152,11 +162,16 @@ def read_out(
     if not 0 < graphs.sizes.min(initial=1) <= graphs.sizes.max(initial=0) <= LARGEST_GRAPH:
         return None
     starts = history.starts if isinstance(history, TableRows) else graphs.ptr[:-1]
-    return _read(head, table, starts, graphs)
+    attended = _attend(head, table, starts, graphs)  # [num_graphs, dim]
+    if statistics is None:
+        rows = history.copy() if isinstance(history, TableRows) else table  # [num_nodes, L, D]
+        statistics = layer_statistics(rows, graphs)  # [num_graphs, 3, L * D]
+    described, last = head.summarize(statistics, graphs)
+    return head.predict(attended, described, graphs, last)
 
 
-def _read(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graphs) -> Tensor:
-    """Do what :meth:`HistoGraphHead.forward` does, its reading of nodes in kernels."""
+def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graphs) -> Tensor:
+    """Do what :meth:`HistoGraphHead.read_graphs` does: ``[num_graphs, dim]``."""
     from .kernels import Batch
 
     layers, attention, dim = head.layer_weights, head.node_attention, head.dim
@@ -170,11 +185,11 @@ def _read(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graph
     count, nodes, channels = graphs.num_graphs, int(graphs.ptr[-1]), embedding.in_features
     offsets = layers.offsets()  # [L, dim]
     both = torch.cat([layers.query, layers.key], dim=1)  # [dim, 2 * dim]
-    scores, layer_means = _Kernel.apply(
+    (scores,) = _Kernel.apply(
         "score_layers",
         batch,
         (empty(nodes, channels), empty(heads, nodes, dim // heads)),
-        (empty(count, heads, len(offsets)), empty(count, len(offsets), channels)),
+        (empty(count, heads, len(offsets)),),
         *(both.t() @ embedding.weight, offsets @ both),  # [2 * dim, D] and [L, 2 * dim]
     )
     weights = layers.normalize(scores)  # [num_graphs, heads, L]
@@ -187,11 +202,7 @@ def _read(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graph
         *(weights, embedding.weight, offsets, projection.weight, projection.bias),
     )
     attended = attention.out_projection(contexts)  # [num_graphs, dim]
-    if head.options.residual:
-        attended = attended + means
-    last = layer_means[:, -1]  # [num_graphs, D]
-    base = embedding(last) if head.all_layers is None else head.all_layers(layer_means.flatten(1))
-    return head.predict(attended, base, last)
+    return attended + means if head.options.residual else attended
 
 
 class _Kernel(Function):
@@ -209,8 +220,6 @@ class _Kernel(Function):
         _run(name, batch, inputs, saved, results)
         ctx.name, ctx.batch, ctx.saved = name, batch, saved
         ctx.save_for_backward(*inputs)
-        if name == "score_layers":
-            ctx.mark_non_differentiable(results[1])  # the means of layers
         return tuple(results)
 
     @staticmethod

@@ -10,10 +10,11 @@ from ...errors import ConfigError
 from ...utils.decoding import decode
 from ...utils.levels import LEVELS
 from ..history import kept_dims
+from ..statistics import DERIVED, STATISTICS
 from .layer_attention import LAYER_ATTENTIONS, NORMALIZATIONS
 
 MIXINGS = ("learned", "fixed", "delayed")
-BASES = ("last", "all")
+BASES = ("statistics", "all", "last")
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,12 @@ class HistoGraphConfig:
         key_dropout: Drop whole nodes as keys.
         residual: Add the node attention's input to its output.
         layer_norm: LayerNorm of every node after the node attention (and the residual).
-        mix: What the result is mixed with: the ``last`` layer, or ``all`` layers concatenated and
-            projected (each averaged over the graph for ``level="graph"``).
+        mix: What the result is mixed with, projected: ``statistics`` of all layers over the nodes
+            of the graph, the means of ``all`` layers, or the mean of the ``last`` layer. At other
+            levels than ``graph`` a node's own layers stand in the place of means and statistics.
+        statistics: Which, joined by ``+``: ``mean``, ``max`` and ``deviation`` of every channel,
+            its ``sum``, and the graph's ``size``.
+        statistics_dropout: Dropout of the statistics before they are projected.
         mixing: The coefficient ``a`` of ``a * attended + (1 - a) * mixed in``: ``learned``,
             ``fixed``, or ``delayed`` (learned, its gradient held back for ``mixing_delay`` steps).
         mixing_init: Initial ``a``.
@@ -54,6 +59,10 @@ class HistoGraphConfig:
         dropout: Dropout inside the MLP.
         shortcut: A linear map from the last layer's mean straight to the outputs, as
             :meth:`~histograph_post.heads.histograph.HistoGraphHead.warm_start` adds it.
+        probe: Share of a solved linear probe in the predictions of a head that is trained on a
+            cache; 0 leaves it out.
+        solved: Whether there is such a probe, as
+            :meth:`~histograph_post.heads.histograph.HistoGraphHead.start_at` adds it.
         standardize: Without effect, for runs and scripts of the first version: standardisation
             stands before a head, see :mod:`~histograph_post.heads.standardize`.
     """
@@ -76,7 +85,9 @@ class HistoGraphConfig:
     key_dropout: float = 0.0
     residual: bool = True
     layer_norm: bool = False
-    mix: str = "all"
+    mix: str = "statistics"
+    statistics: str = "mean+max+deviation+sum+size"
+    statistics_dropout: float = 0.5
     mixing: str = "learned"
     mixing_init: float = 0.5
     mixing_delay: int = 100
@@ -84,6 +95,8 @@ class HistoGraphConfig:
     mlp_layers: int = 1
     dropout: float = 0.0
     shortcut: bool = False
+    probe: float = 0.5
+    solved: bool = False
     standardize: bool = True
 
     def __post_init__(self) -> None:
@@ -96,7 +109,7 @@ class HistoGraphConfig:
             self._require(name, getattr(self, name) >= 0, "at least 0")
         for name in ("eps", "radius"):
             self._require(name, getattr(self, name) > 0, "a positive number")
-        for name in ("attention_dropout", "key_dropout", "dropout"):
+        for name in ("attention_dropout", "key_dropout", "dropout", "statistics_dropout"):
             self._require(name, 0 <= getattr(self, name) < 1, "a probability below 1")
         for name in ("heads", "layer_heads"):
             self._require(name, self.dim % getattr(self, name) == 0, f"a divisor of dim={self.dim}")
@@ -111,12 +124,18 @@ class HistoGraphConfig:
         learned = self.mixing != "fixed"
         inside = 0 < self.mixing_init < 1 if learned else 0 <= self.mixing_init <= 1
         self._require("mixing_init", inside, "a number between 0 and 1, not at the ends if learned")
+        self._require("probe", 0 <= self.probe <= 1, "a number from 0 to 1")
+        names = self.statistics_names
+        known = len({*names}) == len(names) and {*STATISTICS, *DERIVED}.issuperset(names)
+        listed = ", ".join((*STATISTICS, *DERIVED))
+        self._require("statistics", known, f"some of {listed}, each once, joined by +")
         kept = self.history_layers
         if kept is not None:
             self._require("history_layers", 1 <= kept <= len(self.in_dims), "1 to all layers")
         if self.level == "link":
             self._require("out_dim", self.out_dim == 1, "1 at link level")
-            self._require("shortcut", not self.shortcut, "False at link level")
+            for name in ("shortcut", "solved"):
+                self._require(name, not getattr(self, name), "False at link level")
 
     def _require(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
@@ -126,6 +145,11 @@ class HistoGraphConfig:
     def kept_dims(self) -> tuple[int, ...]:
         """Widths of the layers that are used."""
         return kept_dims(self.in_dims, self.history_layers)
+
+    @property
+    def statistics_names(self) -> tuple[str, ...]:
+        """The statistics one by one."""
+        return tuple(self.statistics.split("+"))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for a JSON file."""

@@ -10,8 +10,10 @@ activations ``X [N, L, D_in]`` of N nodes after L layers:
 5. ``alpha = normalize(c)``, ``H = sum_l alpha_l X~_l``: the layers of every node are summed.
 6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph.
 7. ``G = mean over nodes of Z``; node and link tasks keep ``Z``.
-8. ``Y = a G + (1 - a) base``, where ``base`` is the mean of the last layer, or of all of them; an
-   MLP turns ``Y`` into outputs.
+8. ``Y = a G + (1 - a) base``, where ``base`` is what statistics of all layers over the nodes (or
+   the mean of the last layer) are projected to; an MLP turns ``Y`` into outputs.
+9. A head that is trained on a cache predicts the mean of these outputs and those of a linear probe
+   of the same statistics, solved beforehand.
 
 Steps 1 to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`. A graph never sees
 its batch-mates: all means and all attention are taken inside each graph, so a graph has one output,
@@ -35,6 +37,7 @@ from ...utils.levels import LEVELS
 from ..base import Explanation, Readout, in_own_precision
 from ..history import History, TableRows, last_layer
 from ..ragged import Graphs
+from ..statistics import GraphStatistics, layer_statistics
 from .config import HistoGraphConfig
 from .layer_attention import LayerAttention
 from .node_attention import NodeAttention
@@ -54,11 +57,12 @@ class HistoGraphHead(Readout):
         - **output:** ``[num_graphs, out_dim]``; ``[num_nodes, out_dim]`` at node level; node
           embeddings ``[num_nodes, dim]`` for :meth:`score` at link level
 
-    In single precision, outputs and gradients are finite for activations of magnitude up to 1e12
+    In single precision, outputs and gradients are finite for activations of magnitude up to 1e11
     (without a normalisation of the layer weights, up to 1e6); beyond, gradients overflow.
     """
 
     levels = LEVELS
+    probe_share: Tensor
 
     def __init__(self, in_dims: Sequence[int], out_dim: int, **options: Any) -> None:
         self.options = config = HistoGraphConfig(tuple(in_dims), out_dim, **options)
@@ -83,7 +87,18 @@ class HistoGraphHead(Readout):
             else None
         )
         self.norm = nn.LayerNorm(dim) if config.layer_norm else None
-        self.all_layers = nn.Linear(sum(config.kept_dims), dim) if config.mix == "all" else None
+        names, kept = config.statistics_names, config.kept_dims
+        self.statistics = (
+            GraphStatistics(kept, names)
+            if config.mix == "statistics" and self.level == "graph"
+            else None
+        )
+        self.described_dim = kept[-1] if config.mix == "last" else sum(kept)
+        if self.statistics is not None:
+            self.described_dim = self.statistics.width
+        dropped = 0.0 if self.statistics is None else config.statistics_dropout
+        self.statistics_dropout = nn.Dropout(dropped)
+        self.all_layers = None if config.mix == "last" else nn.Linear(self.described_dim, dim)
         self.mixing = Mixing(config.mixing, config.mixing_init, config.mixing_delay)
         self.output_norm = nn.LayerNorm(dim) if config.output_norm else None
         hidden: list[nn.Module] = []
@@ -92,6 +107,9 @@ class HistoGraphHead(Readout):
         self.mlp = nn.Sequential(*hidden)
         self.output = nn.Linear(dim, config.out_dim)
         self.shortcut = nn.Linear(config.in_dims[-1], config.out_dim) if config.shortcut else None
+        self.probe: nn.Linear | None = None
+        if config.solved:
+            self._add_probe()
 
     @classmethod
     def from_config(cls, config: HistoGraphConfig) -> HistoGraphHead:
@@ -110,6 +128,7 @@ class HistoGraphHead(Readout):
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
+        statistics: Tensor | None = None,
     ) -> Tensor:
         """Read the history out.
 
@@ -119,18 +138,22 @@ class HistoGraphHead(Readout):
             batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph.
             num_graphs: Graphs in the batch, if the last ones may be empty.
             edge_index: Not used; structural readouts take it in this place.
+            statistics: Of all layers of these graphs, as
+                :func:`~histograph_post.heads.statistics.layer_statistics` gives them, if they are
+                known already: ``[num_graphs, 3, sum(D_l)]``.
 
         Returns:
             ``[num_graphs, out_dim]``, ``[num_nodes, out_dim]`` or ``[num_nodes, dim]``, by level.
         """
         layers, graphs = self.read(history, batch, num_graphs)
         read = self.read_graphs if self.level == "graph" else self.read_nodes
-        attended, base = read(layers, graphs)  # [rows, dim] each
+        attended = read(layers, graphs)  # [rows, dim]
+        described = self.describe(layers, graphs, statistics)  # [rows, described_dim]
         last = None if self.shortcut is None else self._last_rows(layers, graphs)
-        return self.predict(attended, base, last)
+        return self.predict(attended, described, graphs, last)
 
-    def read_graphs(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
-        """Return the readout of each graph and what it is mixed with: ``[num_graphs, dim]`` each.
+    def read_graphs(self, history: History, graphs: Graphs) -> Tensor:
+        """Return what attention makes of each graph, steps 1 to 7: ``[num_graphs, dim]``.
 
         Args:
             history: The layers that are kept, as :meth:`read` returns them.
@@ -138,49 +161,87 @@ class HistoGraphHead(Readout):
         """
         nodes, _ = self.layer_weights(history, graphs)  # steps 1 to 5: [num_nodes, dim]
         if self.node_attention is None or self.norm is not None:
-            attended = graphs.mean(self._attend_nodes(nodes, graphs))  # [num_graphs, dim]
-        else:
-            attended = self.node_attention.pool(nodes, graphs)  # steps 6 and 7: [num_graphs, dim]
-            if self.options.residual:
-                attended = attended + graphs.mean(nodes)
-        if self.all_layers is None:
-            base = self.layer_weights.last_embedding(self._last_rows(history, graphs))
-        else:
-            blocks = self.layer_weights.blocks(history)
-            means = [graphs.mean(block.rows).flatten(1) for block in blocks]
-            base = self.all_layers(torch.cat(means, dim=1))
-        return attended, base * graphs.nonempty(base.dtype)  # an empty graph has no bias either
+            return graphs.mean(self._attend_nodes(nodes, graphs))  # [num_graphs, dim]
+        attended = self.node_attention.pool(nodes, graphs)  # steps 6 and 7: [num_graphs, dim]
+        return attended + graphs.mean(nodes) if self.options.residual else attended
 
-    def read_nodes(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
-        """Return the readout of each node and what it is mixed with: ``[num_nodes, dim]`` each."""
+    def read_nodes(self, history: History, graphs: Graphs) -> Tensor:
+        """Return what attention makes of each node, steps 1 to 6: ``[num_nodes, dim]``."""
         nodes, _ = self.layer_weights(history, graphs)  # steps 1 to 5: [num_nodes, dim]
-        attended = self._attend_nodes(nodes, graphs)  # step 6: [num_nodes, dim]
-        if self.all_layers is None:
-            return attended, self.layer_weights.last_embedding(self._last_rows(history, graphs))
-        base: Tensor = self.all_layers.bias
-        start = 0
-        for block in self.layer_weights.blocks(history):
-            rows = block.rows.flatten(1)  # [num_nodes, layers * width]
-            weight = self.all_layers.weight[:, start : start + rows.size(1)]
-            base = base + rows @ weight.t()  # [num_nodes, dim]
-            start += rows.size(1)
-        return attended, base
+        return self._attend_nodes(nodes, graphs)
 
-    def predict(self, attended: Tensor, base: Tensor, last: Tensor | None) -> Tensor:
-        """Mix, normalise and classify: step 8, for graphs or nodes alike.
+    def describe(
+        self, history: History, graphs: Graphs, statistics: Tensor | None = None
+    ) -> list[Tensor]:
+        """Return what is known of a graph or node without attention: ``[rows, described_dim]``.
+
+        It comes in parts, side by side: layers in half precision are converted one by one.
+
+        Args:
+            history: The layers that are kept, as :meth:`read` returns them.
+            graphs: Which graph each node belongs to.
+            statistics: Of all layers, if they are known already: ``[num_graphs, 3, sum(D_l)]``.
+        """
+        if self.options.mix == "last":
+            return [self._last_rows(history, graphs)]  # [rows, D_last]
+        if self.statistics is not None:
+            if statistics is None:
+                statistics = layer_statistics(self.in_own_type(history), graphs)
+            return self.summarize(statistics, graphs)[0]
+        layers = (block.rows.flatten(1) for block in self.layer_weights.blocks(history))
+        return [graphs.mean(layer) if self.level == "graph" else layer for layer in layers]
+
+    def summarize(self, statistics: Tensor, graphs: Graphs) -> tuple[list[Tensor], Tensor]:
+        """Return what :meth:`describe` does, from statistics alone, and the mean last layer.
+
+        Args:
+            statistics: Of all layers, or of those that are kept: ``[num_graphs, 3, sum(D_l)]``.
+            graphs: Which graph each node belongs to.
+
+        Returns:
+            A list of one tensor, ``[num_graphs, described_dim]``, and ``[num_graphs, D_last]``.
+        """
+        kept = statistics[:, :, -sum(self.kept_dims) :]  # [num_graphs, 3, sum(kept_dims)]
+        last = kept[:, 0, -self.kept_dims[-1] :]  # [num_graphs, D_last]
+        if self.statistics is not None:
+            return [self.statistics(kept, graphs.counts)], last
+        return [last if self.options.mix == "last" else kept[:, 0]], last
+
+    def predict(
+        self,
+        attended: Tensor,
+        described: Sequence[Tensor],
+        graphs: Graphs,
+        last: Tensor | None = None,
+    ) -> Tensor:
+        """Mix, normalise and classify: steps 8 and 9, for graphs or nodes alike.
 
         Args:
             attended: What attention has made of every row, ``[rows, dim]``.
-            base: What that is mixed with, ``[rows, dim]``.
+            described: What is known without it, ``[rows, described_dim]`` in parts.
+            graphs: Which graph each node belongs to.
             last: The (mean) last layer for the shortcut, ``[rows, D_last]``; None without one.
         """
+        project = self.layer_weights.last_embedding if self.all_layers is None else self.all_layers
+        base = _map_parts(project, [self.statistics_dropout(part) for part in described])
+        if self.level == "graph":
+            base = base * graphs.nonempty(base.dtype)  # an empty graph has no bias either
         mixed = self.mixing(attended, base)  # [rows, dim]
         if self.output_norm is not None:
             mixed = self.output_norm(mixed)
         if self.level == "link":
             return mixed  # [num_nodes, dim], for pairs of them to be scored
         outputs = self.classify(mixed)  # [rows, out_dim]
-        return outputs if self.shortcut is None else outputs + self.shortcut(last)
+        if self.shortcut is not None:
+            outputs = outputs + self.shortcut(last)
+        if self.probe is None:
+            return outputs
+        if self.training:
+            # The probe has little left to learn of the rows it was solved on. Beside it the head
+            # would learn that rest; without it, it learns a second opinion.
+            self.probe_share.fill_(self.options.probe)
+            return outputs
+        return torch.lerp(outputs, _map_parts(self.probe, described), self.probe_share)
 
     def classify(self, rows: Tensor) -> Tensor:
         """Return the outputs of rows ``[rows, dim]``: ``[rows, out_dim]``."""
@@ -250,6 +311,32 @@ class HistoGraphHead(Readout):
         self.output.weight.zero_()
         self.output.bias.zero_()
 
+    @torch.no_grad()
+    def start_at(self, weight: Tensor, bias: Tensor) -> None:
+        """Start where a solved linear probe stands: predict what it predicts.
+
+        Once training has begun, its share is that of the options: the head learns by itself, and
+        predicts the mean of both. This adds parameters, which are not trained.
+
+        Args:
+            weight: Of the probe of what :meth:`describe` returns, ``[out_dim, described_dim]``.
+            bias: Of the same, ``[out_dim]``.
+        """
+        expected = [self.options.out_dim, self.described_dim]
+        if list(weight.shape) != expected:
+            raise DataError(f"probe: found weight {list(weight.shape)}, expected {expected}")
+        self.options = replace(self.options, solved=True)
+        self._add_probe()
+        assert self.probe is not None
+        self.probe.weight.copy_(weight)
+        self.probe.bias.copy_(bias)
+
+    def _add_probe(self) -> None:
+        self.probe = nn.Linear(self.described_dim, self.options.out_dim).to(self.output.weight)
+        self.probe.requires_grad_(False)
+        #: Of the probe in the predictions: all of it until training begins.
+        self.register_buffer("probe_share", torch.ones(()).to(self.output.weight))
+
     def _attend_nodes(self, nodes: Tensor, graphs: Graphs) -> Tensor:
         """Node attention with residual and LayerNorm: ``[num_nodes, dim]``."""
         attended = nodes
@@ -269,6 +356,15 @@ class HistoGraphHead(Readout):
         layers = " + ".join(f"{count} x {width}" for width, count in counts.items())
         options = "".join(f", {name}={value!r}" for name, value in self.options.changed().items())
         return f"{type(self).__name__}({layers} -> {self.options.out_dim}{options})"
+
+
+def _map_parts(linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
+    """Apply a linear map to rows that come in parts, without joining them: ``[rows, out]``."""
+    widths = [part.size(1) for part in parts]
+    mapped: Tensor = linear.bias  # [out]
+    for part, weight in zip(parts, linear.weight.split(widths, dim=1), strict=True):
+        mapped = torch.addmm(mapped, part, weight.t())  # [rows, out]
+    return mapped
 
 
 # Tools and help texts see every option by name, from the one place that defines them.

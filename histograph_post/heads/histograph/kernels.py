@@ -141,7 +141,7 @@ def sum_queries(queries: Floats, first: int, stop: int) -> Floats:
 
 @compiled
 def score_layers(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
-    """Score the layers of every graph, and average each over its nodes.
+    """Score the layers of every graph.
 
     The last layer of a node asks. A head's query, mapped by its keys, is a filter of layers, and a
     score is the mean over nodes of ``filter . layer + query . offset of the key``, scaled.
@@ -151,12 +151,12 @@ def score_layers(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
         inputs: The map from a layer to queries, then to keys, ``[2 * dim, D]``, and what each layer
             adds to them, ``[L, 2 * dim]``.
         saved: For backward: the last layer, ``[N, D]``, and queries, ``[heads, N, width]``.
-        results: Scores, ``[G, heads, L]``, and means of layers, ``[G, L, D]``.
+        results: Scores, ``[G, heads, L]``.
     """
     (table, starts, ptr, parts, most, _, _), (maps, offsets) = batch, inputs
-    (last, queries), (all_scores, all_means) = saved, results
-    (heads, _, width), (_, stored, channels) = queries.shape, table.shape
-    dim, skipped = heads * width, stored - len(offsets)
+    (last, queries), (all_scores,) = saved, results
+    (heads, _, width), channels = queries.shape, table.shape[2]
+    dim = heads * width
     query_maps, key_maps = transpose_heads(maps[:dim], heads), maps[dim:]
     filters = np.empty((heads, most, channels), F)
     for p in range(batch.first, batch.stop):
@@ -170,14 +170,10 @@ def score_layers(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
             own += offsets[-1, of_head]
             np.dot(own, key_maps[of_head], filters[h, : end - begin])
         for g in range(parts[p], parts[p + 1]):
-            n, scores, means = ptr[g + 1] - ptr[g], all_scores[g], all_means[g]
+            n, scores = ptr[g + 1] - ptr[g], all_scores[g]
             np.dot(sum_queries(queries, ptr[g], ptr[g + 1]), offsets.T, scores)
             add_dots(scores, filters, ptr[g] - begin, table[starts[g] : starts[g] + n])
             scores *= F(1 / (n * np.sqrt(width)))
-            means[:] = 0
-            for i in range(n):
-                means += table[starts[g] + i, skipped:]
-            means *= F(1 / n)
 
 
 @compiled
@@ -186,7 +182,7 @@ def score_layers_backward(
 ) -> None:
     """Set the gradients of :func:`score_layers`, ``[parts, ...]`` of each input."""
     (table, starts, ptr, parts, most, _, _), (maps, offsets) = batch, inputs
-    (last, queries), (all_grad_scores, _), (grad_maps, grad_offsets) = saved, grad_results, grads
+    (last, queries), (all_grad_scores,), (grad_maps, grad_offsets) = saved, grad_results, grads
     (heads, _, width), channels = queries.shape, table.shape[2]
     dim, grad_filters = heads * width, np.empty((heads, most, channels), F)
     key_maps = transpose_heads(maps[dim:], heads)  # [heads, D, width]
