@@ -130,8 +130,9 @@ def test_features_that_do_not_fit_give_the_same(
 
 def test_a_part_of_the_rows_is_drawn_where_memory_is_short() -> None:
     rows = np.arange(10_000, 20_000)
-    assert solved_fits.rows_that_fit(rows, 100, 4 * 100 * 10_000) is rows
-    drawn = solved_fits.rows_that_fit(rows, 100, 4 * 100 * 5_000)
+    all_rows = int(4 * 100 * 10_000 / solved_fits.FEATURES_SHARE)
+    assert solved_fits.rows_that_fit(rows, 100, all_rows) is rows
+    drawn = solved_fits.rows_that_fit(rows, 100, all_rows // 2)
     assert len(np.unique(drawn)) == 5_000
     assert set(drawn) <= set(rows)
     assert len(solved_fits.rows_that_fit(rows, 100, 0)) == solved_fits.FEWEST_ROWS
