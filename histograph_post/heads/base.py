@@ -128,6 +128,13 @@ class Readout(nn.Module):
         self.require("out_dim", level != "link" or out_dim == 1, "1 at link level")
         self.require("dropout", 0 <= dropout < 1, "a probability below 1")
         self.build(**options)
+        if self.is_solved and {name.partition(".")[0] for name, _ in self.named_parameters()} != {
+            "classifier"
+        }:
+            raise ConfigError(
+                f"{type(self).__name__}: found solved = True and weights before the classifier, "
+                "expected none"
+            )
 
     def __init_subclass__(cls) -> None:
         # Tools and help texts see every option by name, from the one place that defines it.

@@ -118,3 +118,15 @@ def test_what_is_no_readout_is_refused(spec: str, message: str) -> None:
 def test_names_that_cannot_be_given(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         register_head(name)(Largest)
+
+
+def test_one_that_is_solved_learns_nothing_before_its_classifier() -> None:
+    class Mapped(Readout):
+        solved = True
+
+        def build(self) -> None:
+            self.map = torch.nn.Linear(self.in_dims[-1], 2)
+            self.finish(2, linear=True)
+
+    with pytest.raises(ConfigError, match="Mapped: found solved = True and weights before"):
+        Mapped([3, 3], 1)
