@@ -16,6 +16,7 @@ from ..heads.base import Readout
 from ..heads.histograph import HistoGraphHead
 from ..heads.histograph.accelerate import threads
 from ..heads.ragged import Graphs
+from ..heads.readouts import Probe
 from ..heads.registry import RIVALS, build_reader, head_info
 from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec
@@ -28,7 +29,7 @@ from ..training.networks import HeadNetwork
 from ..training.solving import Solution, solve_linear
 from .fits import train_fit
 from .rivals import fit_rival
-from .solved_fits import solve_fit
+from .solved_fits import SolvedRows, collect_features, solve_fit
 
 # --- start a head where the checkpoint stands: recover the checkpoint's own classifier from a cache
 
@@ -124,30 +125,27 @@ def fit_head(
     """
     made = make_head(spec, loaded, split, task)
     rows = split.train if spec.standardize else None
-    source = HeadBatches(
-        loaded,
-        _history(made.head, loaded, rows),
-        task,
-        device,
-        edges=head_info(spec.head).needs_edge_index,
-        statistics=loaded.statistics(rows) if _reads_statistics(made.head) else None,
-    )
     network = HeadNetwork(made.head).to(device)
-    if spec.head in RIVALS:
+
+    def batches(**given: Any) -> HeadBatches:
+        history = _history(made.head, loaded, rows)
+        needs_edges = head_info(spec.head).needs_edge_index
+        return HeadBatches(loaded, history, task, device, edges=needs_edges, **given)
+
+    def features() -> Tensor:
+        found = _known_features(made.head, loaded, rows)
+        if found is not None:
+            return found
+        parts, size = np.concatenate(split.parts), spec.training.batch_size
         allowed = loaded.allowed_memory()
-        return fit_rival(spec, made.head, source, split, task, folder, allowed=allowed)
+        return collect_features(made.head, batches(), parts, batch_size=size, allowed=allowed)
+
     if made.head.is_solved:
-        return solve_fit(
-            spec,
-            made.head,
-            made.standardizer,
-            source,
-            split,
-            task,
-            folder,
-            allowed=loaded.allowed_memory(),
-            on_epoch=on_epoch,
-        )
+        solved = SolvedRows(features, loaded.labels, split, task, loaded.allowed_memory())
+        if spec.head in RIVALS:
+            return fit_rival(spec, made.head, solved, folder)
+        return solve_fit(spec, made.head, made.standardizer, solved, folder, on_epoch=on_epoch)
+    source = batches(statistics=loaded.statistics(rows) if _reads_statistics(made.head) else None)
     trainer = Trainer(
         network, source, split, task, spec.training, seed=spec.seed, starts_solved=made.solved
     )
@@ -229,8 +227,20 @@ def _describe(head: HistoGraphHead, loaded: LoadedCache, rows: np.ndarray | None
     return described  # [num_graphs, described_dim]
 
 
+def _known_features(head: Readout, loaded: LoadedCache, rows: np.ndarray | None) -> Tensor | None:
+    """Return what the classifier of a probe reads, from statistics that a fold has once for all."""
+    if not (isinstance(head, Probe) and head.level == "graph"):
+        return None
+    found = loaded.statistics(rows)
+    if found is None:
+        return None
+    statistics = found.select(np.arange(len(loaded.cache)))  # [num_graphs, 3, sum(D_l)]
+    assert isinstance(statistics, Tensor)
+    return head.of_statistics(statistics)  # [num_graphs, width]
+
+
 def _reads_statistics(head: nn.Module) -> bool:
-    return isinstance(head, HistoGraphHead) and head.level == "graph"
+    return isinstance(head, HistoGraphHead | Probe) and head.level == "graph"
 
 
 def _history(head: nn.Module, loaded: LoadedCache, rows: np.ndarray | None) -> HistoryRows:
@@ -256,6 +266,9 @@ def lend_rows(
             spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options
         )
     rows = split.train if spec.standardize else None
+    # A probe reads nothing else where its statistics fit into memory.
+    if isinstance(head, Probe) and _reads_statistics(head):
+        history = history and loaded.statistics(rows) is None
     lent = loaded.lend(
         rows,
         history=history,

@@ -23,18 +23,11 @@ from torch import Tensor
 from ..heads.base import Readout
 from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec
-from ..splits import Split
 from ..tasks import TargetScale, Task
-from ..training.head_batches import HeadBatches
 from ..training.loop import Progress
 from ..training.solving import labels_of
 from .fits import Trained, save_fit
-from .solved_fits import (
-    FEATURES_SHARE,
-    collect_features,
-    fit_of_another_seed,
-    rows_that_fit,
-)
+from .solved_fits import SolvedRows, fit_of_another_seed, rows_that_fit
 
 #: What is tried for support vectors: the cost of an error, and the inverse width of the kernel in
 #: units of the median squared distance between training rows.
@@ -316,42 +309,26 @@ _FITTED: Mapping[str, Callable[[RivalRows, TargetScale], RivalFit]] = {
 }
 
 
-def fit_rival(
-    spec: FitSpec,
-    reader: Readout,
-    source: HeadBatches,
-    split: Split,
-    task: Task,
-    folder: Path,
-    *,
-    allowed: int,
-) -> Fit:
+def fit_rival(spec: FitSpec, reader: Readout, solved: SolvedRows, folder: Path) -> Fit:
     """Fit a rival on one fold, or take over what another seed has.
 
     Args:
         spec: What is fitted.
-        reader: The probe, whose features it is given, on the device of the source.
-        source: Batches of the cache.
-        split: Of the fold.
-        task: What is predicted.
+        reader: The probe, whose features it is given.
+        solved: What the probe would be solved on.
         folder: The run.
-        allowed: Bytes that training may take.
     """
     before = fit_of_another_seed(spec, folder)
     if before is not None:
         return before
     started = time.perf_counter()
-    labels, rows = source.labels, np.concatenate(split.parts)
-    share = int(FEATURES_SHARE * allowed)
-    features = collect_features(
-        reader, source, rows, batch_size=spec.training.batch_size, allowed=share
-    )  # [all rows, width]
-    targets, scale = task.targets(labels), TargetScale.of(task, labels[split.train])
+    labels, split, task = solved.labels, solved.split, solved.task
+    rows, scale = np.concatenate(split.parts), TargetScale.of(task, labels[split.train])
     given = RivalRows(
-        features=features,
-        targets=scale.apply(targets),
+        features=solved.features(),
+        targets=scale.apply(task.targets(labels)),
         task=task,
-        train=rows_that_fit(np.array(split.train), reader.width, share),
+        train=rows_that_fit(np.array(split.train), reader.width, solved.allowed),
         valid=np.array(split.valid),
         rows=rows,
         widths=reader.feature_widths,

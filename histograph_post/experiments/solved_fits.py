@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,52 +40,57 @@ FEWEST_ROWS = 2000
 ROWS_AT_ONCE = 4096
 
 
+@dataclass(frozen=True)
+class SolvedRows:
+    """What a classifier is solved on.
+
+    Args:
+        features: Gives what it reads of every label row, ``[rows, width]``.
+        labels: ``[rows, targets]``.
+        split: Of the fold.
+        task: What is predicted.
+        allowed: Bytes that training may take.
+    """
+
+    features: Callable[[], Tensor]
+    labels: np.ndarray
+    split: Split
+    task: Task
+    allowed: int
+
+
 def solve_fit(
     spec: FitSpec,
     head: Readout,
     standardizer: Standardizer | None,
-    source: HeadBatches,
-    split: Split,
-    task: Task,
+    given: SolvedRows,
     folder: Path,
     *,
-    allowed: int,
     on_epoch: Callable[[Trainer], None] | None = None,
 ) -> Fit:
     """Solve a readout on one fold, or take over what was solved for another seed.
 
     Args:
         spec: What is fitted.
-        head: The readout, on the device of the source.
+        head: The readout.
         standardizer: What brings the layers to one scale before it.
-        source: Batches of the cache.
-        split: Of the fold.
-        task: What is predicted.
+        given: What it is solved on.
         folder: The run.
-        allowed: Bytes that training may take.
         on_epoch: Told after every strength of the penalty.
     """
     before = fit_of_another_seed(spec, folder)
     if before is not None:
         return before
     started = time.perf_counter()
-    share = int(FEATURES_SHARE * allowed)
-    features = collect_features(
-        head,
-        source,
-        np.concatenate(split.parts),
-        batch_size=spec.training.batch_size,
-        allowed=share,
-    )  # [rows, width]
-    rows = FeatureRows(features, source.labels, task.targets(source.labels))
-    trainer = SolvedTrainer(head.cpu(), rows, split, task, spec)
-    strength = trainer.solve(share, on_epoch)
-    seconds = (time.perf_counter() - started) / trainer.progress.epoch
+    task, labels = given.task, given.labels
+    rows = FeatureRows(given.features(), labels, task.targets(labels))
+    trainer = SolvedTrainer(head.cpu(), rows, given.split, task, spec)
+    strength = trainer.solve(given.allowed, on_epoch)
     return save_fit(
         spec,
         Trained.of(trainer),
         folder / spec.folder,
-        seconds=seconds,
+        seconds=(time.perf_counter() - started) / trainer.progress.epoch,
         head=head,
         standardizer=standardizer,
         strength=strength,
@@ -148,13 +153,14 @@ def collect_features(
         source: Batches of the cache, on the readout's device.
         rows: Label rows that are of interest; the others are zero.
         batch_size: Graphs at a time.
-        allowed: Bytes; features that take more are put into a temporary file.
+        allowed: Bytes that training may take; features that take more than their share of it are
+            put into a temporary file.
 
     Returns:
         ``[all label rows, width]`` in single precision.
     """
     shape = (len(source.labels), head.width)
-    if 4 * shape[0] * shape[1] <= allowed:
+    if 4 * shape[0] * shape[1] <= FEATURES_SHARE * allowed:
         features = torch.zeros(shape)
     else:
         with tempfile.TemporaryFile() as file:  # is gone with the array that it is mapped to
@@ -175,8 +181,8 @@ def collect_features(
 
 
 def rows_that_fit(rows: np.ndarray, width: int, allowed: int) -> np.ndarray:
-    """Return rows whose features take so many bytes at most: all, or a part drawn at random."""
-    most = max(FEWEST_ROWS, allowed // (4 * width))
+    """Return rows whose features take their share of memory: all, or a part drawn at random."""
+    most = max(FEWEST_ROWS, int(FEATURES_SHARE * allowed) // (4 * width))
     if len(rows) <= most:
         return rows
     return np.sort(np.random.default_rng(0).choice(rows, most, replace=False))
@@ -206,7 +212,7 @@ class SolvedTrainer(Trainer):
         """Solve the classifier; return the strength of the penalty that was chosen.
 
         Args:
-            allowed: Bytes for the features that are solved.
+            allowed: Bytes that training may take.
             on_epoch: Told after every strength.
         """
         train, valid = (

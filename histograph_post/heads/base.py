@@ -133,6 +133,13 @@ class Readout(nn.Module):
                 f"{type(self).__name__}.build: found no classifier, expected it to end with "
                 "self.finish(the width of a row)"
             )
+        if self.is_solved and {name.partition(".")[0] for name, _ in self.named_parameters()} != {
+            "classifier"
+        }:
+            raise ConfigError(
+                f"{type(self).__name__}: found solved = True and weights before the classifier, "
+                "expected none"
+            )
 
     def __init_subclass__(cls) -> None:
         # Tools and help texts see every option by name, from the one place that defines it.

@@ -97,7 +97,11 @@ class Probe(Readout):
 
     def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
         """Return statistic after statistic of all layers, ``[num_graphs, 3 * sum(kept_dims)]``."""
-        return layer_statistics(history, graphs).flatten(1)
+        return self.of_statistics(layer_statistics(history, graphs))
+
+    def of_statistics(self, statistics: Tensor) -> Tensor:
+        """Return the same from what is known of all layers, ``[num_graphs, 3, sum(in_dims)]``."""
+        return statistics[..., -sum(self.kept_dims) :].flatten(1)
 
     @property
     def feature_widths(self) -> tuple[int, ...]:

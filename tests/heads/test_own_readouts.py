@@ -140,3 +140,15 @@ def test_what_a_readout_forgot_is_said_by_its_name() -> None:
     batch = torch.tensor([0, 0, 1, 1])
     with pytest.raises(DataError, match=r"Flat.pool_graphs: found \[1, 1\], expected \[2, 1\]"):
         Flat([3, 3], 1)(torch.randn(4, 2, 3), batch)
+
+
+def test_one_that_is_solved_learns_nothing_before_its_classifier() -> None:
+    class Mapped(Readout):
+        solved = True
+
+        def build(self) -> None:
+            self.map = torch.nn.Linear(self.in_dims[-1], 2)
+            self.finish(2, linear=True)
+
+    with pytest.raises(ConfigError, match="Mapped: found solved = True and weights before"):
+        Mapped([3, 3], 1)

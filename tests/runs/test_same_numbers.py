@@ -71,7 +71,7 @@ def test_predictions_are_those_the_run_stored(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("head", "standardize"),
-    [("mean", True), ("concat", False), ("jk-lstm", True), ("topkpool", False)],
+    [("mean", True), ("concat", False), ("probe", True), ("jk-lstm", True), ("topkpool", False)],
 )
 def test_every_kind_of_head_predicts_what_its_run_stored(
     folder: Path, tmp_path: Path, head: str, standardize: bool

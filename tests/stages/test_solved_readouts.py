@@ -130,8 +130,9 @@ def test_features_that_do_not_fit_give_the_same(
 
 def test_a_part_of_the_rows_is_drawn_where_memory_is_short() -> None:
     rows = np.arange(10_000, 20_000)
-    assert solved_fits.rows_that_fit(rows, 100, 4 * 100 * 10_000) is rows
-    drawn = solved_fits.rows_that_fit(rows, 100, 4 * 100 * 5_000)
+    all_rows = int(4 * 100 * 10_000 / solved_fits.FEATURES_SHARE)
+    assert solved_fits.rows_that_fit(rows, 100, all_rows) is rows
+    drawn = solved_fits.rows_that_fit(rows, 100, all_rows // 2)
     assert len(np.unique(drawn)) == 5_000
     assert set(drawn) <= set(rows)
     assert len(solved_fits.rows_that_fit(rows, 100, 0)) == solved_fits.FEWEST_ROWS
@@ -200,3 +201,18 @@ class Largest(Readout):
 def test_a_readout_of_ones_own_can_be_solved(demo_cache: Path, tmp_path: Path) -> None:
     run = hg.train_head(demo_cache, tmp_path / "run", head=Largest, training=QUICK)
     assert stored(run, "Largest", 0, 0)["strength"] in STRENGTHS
+
+
+def test_finetuning_steps_from_the_solution(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    data = load_data("demo:", args={"num_graphs": 40})
+    cache(model, data, tmp_path / "demo.cache")
+    run = hg.compare(tmp_path / "demo.cache", tmp_path / "run", heads=["probe"], training=QUICK)
+    still = replace(QUICK, epochs=1, lr=1e-9)
+    options: dict[str, Any] = {"model": model, "data": data, "jobs": 1, "training": still}
+    tuned = hg.finetune(run, tmp_path / "tuned", backbone_lr=1e-9, **options)
+    assert tuned.results["head"] == "probe-finetuned"
+    found = load_file(tuned.folder / "fits" / "probe-finetuned" / "fold-0-seed-0/head.safetensors")
+    for name, value in weights(run, "probe", 0, 0).items():
+        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4)
