@@ -100,7 +100,7 @@ class ExperimentFlags(OptionGroup):
         ),
     ] = None
     split_seed: opt.SplitSeedOption = 0
-    seeds: opt.SeedsOption = "0"
+    seeds: opt.SeedsOption = "0-2"
     standardize: Annotated[
         bool,
         typer.Option(

@@ -14,7 +14,7 @@ from ..training.options import TrainingOptions
 from .stage import FitProgress, Stage, run_experiment
 
 #: Seeds of a run on a cache, unless others are asked for.
-DEFAULT_SEEDS: tuple[int, ...] = (0,)
+DEFAULT_SEEDS: tuple[int, ...] = (0, 1, 2)
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,11 @@ class Readout(nn.Module):
         self.require("out_dim", level != "link" or out_dim == 1, "1 at link level")
         self.require("dropout", 0 <= dropout < 1, "a probability below 1")
         self.build(**options)
+        if type(self).classify is Readout.classify and not hasattr(self, "classifier"):
+            raise ConfigError(
+                f"{type(self).__name__}.build: found no classifier, expected it to end with "
+                "self.finish(the width of a row)"
+            )
         if self.is_solved and {name.partition(".")[0] for name, _ in self.named_parameters()} != {
             "classifier"
         }:
@@ -219,7 +224,8 @@ class Readout(nn.Module):
         history, graphs = self.read(history, batch, num_graphs)
         history = self.in_own_type(history)
         if self.level != "graph":
-            return self.node_rows(history)  # [num_nodes, width]
+            rows = self.node_rows(history)  # [num_nodes, width]
+            return self._checked_rows(rows, len(graphs.index), "node_rows")
         if self.needs_edge_index and edge_index is None:
             raise DataError(
                 f"{type(self).__name__}: found no edge_index, expected the edges of the graphs"
@@ -347,7 +353,8 @@ class Readout(nn.Module):
         Attention over nothing is NaN, so no readout gets to see an empty graph.
         """
         if torch.compiler.is_exporting() or (graphs.sizes.size and graphs.sizes.all()):
-            return self.pool_graphs(history, graphs, edge_index)
+            rows = self.pool_graphs(history, graphs, edge_index)
+            return self._checked_rows(rows, graphs.num_graphs, "pool_graphs")
         pooled = last_layer(history).new_zeros(graphs.num_graphs, self.width)
         if not graphs.sizes.any():
             return pooled
@@ -357,7 +364,21 @@ class Readout(nn.Module):
             position[graphs.index], graphs.counts[present], graphs.sizes[graphs.sizes > 0]
         )
         rows = self.pool_graphs(history, kept, edge_index)  # [number of present, width]
+        rows = self._checked_rows(rows, kept.num_graphs, "pool_graphs")
         return pooled.index_copy(0, present.nonzero().view(-1), rows)  # [num_graphs, width]
+
+    def _checked_rows(self, rows: Tensor, expected: int, method: str) -> Tensor:
+        """Refuse rows of another shape than was announced, as a readout of one's own may return."""
+        if torch.compiler.is_exporting():
+            return rows  # of sizes that are not known yet
+        shape = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        wanted = [expected, self.width]
+        if shape != wanted:
+            raise DataError(
+                f"{type(self).__name__}.{method}: found {shape}, expected {wanted}: "
+                "a row for each, of the width that was given to finish"
+            )
+        return rows
 
 
 def pool_nodes(rows: Tensor, batch: Tensor, num_graphs: int, reduce: str) -> Tensor:

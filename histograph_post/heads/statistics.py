@@ -6,7 +6,7 @@ that shows it most, and the deviation tells a graph of equal nodes from one of d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,9 @@ class GraphStatistics(nn.Module):
         self.scaling = Standardizer(groups)
         self.width = sum(groups)
         self._widths = [2 if name == "size" else sum(in_dims) for name in names]
+        # Sums and sizes are as large as graphs are: they count once their scale is known.
+        for columns in self._columns(*DERIVED):
+            self.scaling.scale[columns] = torch.inf
 
     def forward(self, statistics: Tensor, counts: Tensor) -> Tensor:
         """Return the row of every graph: ``[num_graphs, width]``.
@@ -113,10 +116,15 @@ class GraphStatistics(nn.Module):
         """
         rows = (self.rows(*batch) for batch in batches)  # [num_graphs, width] each
         self.scaling.fit(list(batch.split(self.scaling.in_dims, dim=1)) for batch in rows)
+        for columns in self._columns("size"):
+            self.scaling.scale[columns] /= SIZE_DEVIATION
+
+    def _columns(self, *names: str) -> Iterator[slice]:
+        """Yield where statistics of these names stand in a row."""
         start = 0
         for name, width in zip(self.names, self._widths, strict=True):
-            if name == "size":
-                self.scaling.scale[start : start + width] /= SIZE_DEVIATION
+            if name in names:
+                yield slice(start, start + width)
             start += width
 
     def extra_repr(self) -> str:

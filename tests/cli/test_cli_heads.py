@@ -99,7 +99,7 @@ def test_the_readout_to_beat_is_as_wide(demo_cache: Path, tmp_path: Path) -> Non
 
 
 def test_a_readout_that_is_named_twice_is_trained_once(demo_cache: Path, tmp_path: Path) -> None:
-    words = ("--heads", "mean,linear,mean", "--epochs", 1, "-o", tmp_path / "run")
+    words = ("--heads", "mean,linear,mean", "--epochs", 1, "--seeds", 0, "-o", tmp_path / "run")
     done = histograph("compare", demo_cache, *words)
     assert done.exit_code == 0, done.output
     assert "[1/2] linear" in done.stderr
@@ -110,8 +110,8 @@ def test_errors_where_less_is_better_are_said_to_be(tmp_path: Path) -> None:
     model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
     graphs = load_data("demo:", args={"num_graphs": 40})
     assert cache(model, graphs, tmp_path / "a.cache") is not None
-    words = ("--task", "regression", "--epochs", 1, "--dim", 8, "-o", tmp_path / "run")
-    done = histograph("train-head", tmp_path / "a.cache", *words)
+    words = ("--task", "regression", "--epochs", 1, "--dim", 8, "--seeds", 0)
+    done = histograph("train-head", tmp_path / "a.cache", *words, "-o", tmp_path / "run")
     assert done.exit_code == 0, done.output
     assert "Test rmse over 1 fold and 1 seed; lower is better" in done.stdout
     row = next(line for line in done.stdout.splitlines() if "│ histograph" in line)
@@ -186,6 +186,7 @@ def test_an_own_readout_that_is_better_is_to_be_kept(tmp_path: Path, seeds: str)
         graph.truth = graph.y.float().view(1, 1)
     assert cache(Knows(), from_graphs(graphs), tmp_path / "a.cache") is not None
     arguments = ["--epochs", "1", "--lr", "1e-5", "--seeds", seeds, "--dim", "4", "--heads", "1"]
+    arguments += ["--head-args", "probe=0"]
     found = histograph("train-head", tmp_path / "a.cache", "-o", tmp_path / "run", *arguments)
     assert found.exit_code == 0, found.output
     kept = "keep your own readout rather than histograph"

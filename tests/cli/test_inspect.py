@@ -125,7 +125,7 @@ def test_what_pretrain_and_export_leave_is_shown(folder: Path, tmp_path: Path) -
     assert f"next: histograph cache {tmp_path / 'b'}" in done.stdout
     for words in (
         ("cache", tmp_path / "b", "-o", tmp_path / "caches"),
-        ("train-head", tmp_path / "caches", "--epochs", 1, "--dim", 8, "-o", tmp_path / "run"),
+        ("train-head", tmp_path / "caches", "--epochs", 1, "--seeds", 0, "-o", tmp_path / "run"),
         ("export", tmp_path / "run", "--whole", "-o", tmp_path / "whole"),
     ):
         done = histograph(*words, "-q")

@@ -55,6 +55,7 @@ def test_compare_trains_each_readout_once_and_all_with_one_width(
         tmp_path / "run",
         heads=["concat", "mean", "concat"],
         dim=4,
+        seeds=[0],
         training=QUICK,
         on_start=lambda metric, notes: started.append((metric, list(notes))),
         on_fit=lambda fit, number, total: done.append((fit.spec.name, number, total)),

@@ -37,6 +37,7 @@ def _normalize(scores: Tensor, options: Any) -> Tensor:
         if abs(total) < options.eps:
             total = scores.new_tensor(options.eps if total >= 0 else -options.eps)
         return scores / total
+    assert options.normalization == "bounded", f"no oracle for {options.normalization}"
     deviation = scores - scores.mean()
     return 1 / len(scores) + options.radius * deviation / torch.sqrt(1 + deviation.dot(deviation))
 

@@ -68,7 +68,7 @@ class TestOptions:
         scores = toy.head([6] * 4, normalization="none").explain(history, toy.batch(SIZES))
         found = head.explain(history, toy.batch(SIZES)).layer_weights
         torch.testing.assert_close(found, (scores.layer_weights / 2).tanh())
-        with pytest.raises(ConfigError, match="one of bounded, signed, softmax, none, squashed"):
+        with pytest.raises(ConfigError, match=r"one of bounded, .*, squashed"):
             HistoGraphHead([6] * 3, 2, normalization="max")
 
     def test_a_subclass_has_the_options_of_the_head(self) -> None:

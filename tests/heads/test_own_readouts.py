@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from histograph_post.errors import ConfigError
+from histograph_post.errors import ConfigError, DataError
 from histograph_post.heads import (
     Graphs,
     History,
@@ -118,6 +118,28 @@ def test_what_is_no_readout_is_refused(spec: str, message: str) -> None:
 def test_names_that_cannot_be_given(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         register_head(name)(Largest)
+
+
+class Unfinished(Largest):
+    """A readout whose maker forgot the classifier."""
+
+    def build(self) -> None:
+        """Make nothing."""
+
+
+class Flat(Largest):
+    """A readout that pools over the whole batch."""
+
+    def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
+        return history[:, -1].amax().view(1, 1)
+
+
+def test_what_a_readout_forgot_is_said_by_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"Unfinished.build: found no classifier, expected it"):
+        Unfinished([3, 3], 1)
+    batch = torch.tensor([0, 0, 1, 1])
+    with pytest.raises(DataError, match=r"Flat.pool_graphs: found \[1, 1\], expected \[2, 1\]"):
+        Flat([3, 3], 1)(torch.randn(4, 2, 3), batch)
 
 
 def test_one_that_is_solved_learns_nothing_before_its_classifier() -> None:

@@ -71,7 +71,8 @@ def make_run(workshop: Path) -> Callable[[str], Path]:
             model = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
             split = None if kind == "link" else "kfold:3" if kind == "binary" else "random"
             hg.cache(model, dataset, workshop / f"{kind}.cache", splits=split)
-            hg.train_head(workshop / f"{kind}.cache", folder, training=QUICK, dim=8, heads=2)
+            options = {"training": QUICK, "dim": 8, "heads": 2, "seeds": [0]}
+            hg.train_head(workshop / f"{kind}.cache", folder, **options)
         return folder
 
     return make

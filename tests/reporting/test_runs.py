@@ -43,7 +43,8 @@ def test_per_fold_caches(binary_run: Path, tmp_path: Path) -> None:
         torch.manual_seed(fold)
         model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
         hg.cache(model, data, tmp_path / "caches" / f"fold-{fold}.cache", splits="kfold:3")
-    hg.train_head(tmp_path / "caches", tmp_path / "run", training=QUICK, dim=8, heads=2)
+    options = {"training": QUICK, "dim": 8, "heads": 2, "seeds": [0]}
+    hg.train_head(tmp_path / "caches", tmp_path / "run", **options)
     written = hg.report(tmp_path / "run")
     assert "layer-weights" in written.figures
     assert not written.notes

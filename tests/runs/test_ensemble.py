@@ -208,7 +208,7 @@ def test_a_whole_export_has_all_heads_without_the_run(trained: Trained, tmp_path
 def test_a_single_head_has_no_spread(tmp_path: Path) -> None:
     graphs, model = labelled("binary"), make_model("binary")
     hg.cache(model, graphs, tmp_path / "a.cache")
-    run = hg.train_head(tmp_path / "a.cache", tmp_path / "run", dim=8, training=SHORT)
+    run = hg.train_head(tmp_path / "a.cache", tmp_path / "run", dim=8, training=SHORT, seeds=[0])
     found = hg.predict(run, graphs, tmp_path / "new.csv", model=model)
     assert found.spread is None
     for path, columns in (

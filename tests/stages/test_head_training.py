@@ -111,7 +111,8 @@ def test_per_fold_caches_use_their_own_split(tmp_path: Path) -> None:
         torch.manual_seed(fold)
         model = build_model("gcn", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
         cache(model, dataset, tmp_path / "caches" / f"fold-{fold}.cache", splits="kfold:3")
-    run = train_head(tmp_path / "caches", tmp_path / "run", training=QUICK, dim=8, heads=2)
+    options = {"training": QUICK, "dim": 8, "heads": 2, "seeds": [0]}
+    run = train_head(tmp_path / "caches", tmp_path / "run", **options)
     assert {fit["fold"] for fit in run.results["fits"]} == {0, 1, 2}
     assert run.results["readouts"]["own readout"]["test"]["count"] == 3
     with pytest.raises(CacheError, match="own splits"):

@@ -52,9 +52,9 @@ PART_NODES = 128
 ANY_VALUE = frozenset(
     (
         *("in_dims", "out_dim", "dim", "heads", "layer_heads", "history_layers", "standardize"),
-        *("normalization", "eps", "radius", "residual", "mix", "mixing", "mixing_init"),
+        *("normalization", "eps", "radius", "residual", "mix", "mixing", "mixing_init", "probe"),
         *("mixing_delay", "output_norm", "mlp_layers", "dropout", "shortcut", "statistics"),
-        *("statistics_dropout", "probe", "solved"),
+        *("statistics_dropout", "solved"),
     )
 )
 
@@ -71,10 +71,8 @@ ONE_VALUE = {
 
 #: The modules of a head that the kernels stand for, and those that are called as they are.
 REPLACED = ("layer_weights", "node_attention")
-CALLED = (
-    *("statistics", "statistics_dropout", "all_layers", "mixing", "output_norm", "mlp", "output"),
-    *("shortcut", "probe", "probe_share"),
-)
+CALLED = ("statistics", "statistics_dropout", "all_layers", "mixing", "output_norm", "mlp")
+LAST_CALLED = ("output", "shortcut", "probe", "probe_share")
 
 
 @cache
@@ -99,7 +97,7 @@ def allows(head: nn.Module) -> bool:
     return (
         type(layers) is LayerAttention
         and type(attention) is NodeAttention
-        and {*REPLACED, *CALLED, "norm"}.issuperset(_members(head))
+        and {*REPLACED, *CALLED, *LAST_CALLED, "norm"}.issuperset(_members(head))
         and _members(layers) == ["query", "key", "encoding", "embeddings"]
         and _members(layers.embeddings) == ["0"]
         and _members(attention) == ["in_projection", "out_projection"]

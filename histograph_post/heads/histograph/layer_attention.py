@@ -168,15 +168,13 @@ class LayerAttention(nn.Module):
         for layers, rows, embedding in self.blocks(history):
             part = of_nodes[..., layers] @ rows  # [num_nodes, heads, width]
             sums[embedding] = sums[embedding] + part if embedding in sums else part
-        nodes = graphs.spread(self.constants(weights))  # [num_nodes, heads, dim / heads]
+        # sum_l alpha_l (b + P_l), the same for all nodes of a graph
+        constants = torch.einsum("ghl,lhd->ghd", weights, self._split(self.offsets()))
+        nodes = graphs.spread(constants)  # [num_nodes, heads, dim / heads]
         for embedding, combined in sums.items():
             maps = self._split(self._map(embedding).t())  # [width, heads, dim / heads]
             nodes = nodes + torch.einsum("nhw,whd->nhd", combined, maps)
         return nodes.flatten(1), weights  # [num_nodes, dim], [num_graphs, heads, L]
-
-    def constants(self, weights: Tensor) -> Tensor:
-        """Return ``sum_l alpha_l (b + P_l)`` by graph: ``[num_graphs, heads, dim / heads]``."""
-        return torch.einsum("ghl,lhd->ghd", weights, self._split(self.offsets()))
 
     def weights(self, history: History, graphs: Graphs) -> Tensor:
         """Return the layer weights of every graph: ``[num_graphs, heads, L]``."""
@@ -191,22 +189,15 @@ class LayerAttention(nn.Module):
             return weights
         if kind == "random":
             return self.normalize(self.random_scores.expand(graphs.num_graphs, -1, -1))
-        return self.finish(*self.scores(history, graphs))
+        scores, mean_query = self.scores(history, graphs)
+        # What does not depend on a layer's activations: the query times b + P_l as a key.
+        keys = self._split(self.offsets() @ self.key)  # [L, heads, dim / heads]
+        fixed = torch.einsum("ghd,lhd->ghl", self._split(mean_query), keys)
+        return self.normalize((scores + fixed) / math.sqrt(self.dim // self.heads))
 
     def normalize(self, scores: Tensor) -> Tensor:
         """Turn scores into layer weights, both ``[num_graphs, heads, L]``."""
         return NORMALIZATIONS[self.options.normalization](scores, self.options)
-
-    def finish(self, scores: Tensor, mean_query: Tensor) -> Tensor:
-        """Add what does not depend on a layer's activations to its score, scale and normalise.
-
-        Args:
-            scores: Of the activations, ``[num_graphs, heads, L]``.
-            mean_query: Over the nodes of each graph, ``[num_graphs, dim]``.
-        """
-        keys = self._split(self.offsets() @ self.key)  # [L, heads, dim / heads]
-        fixed = torch.einsum("ghd,lhd->ghl", self._split(mean_query), keys)
-        return self.normalize((scores + fixed) / math.sqrt(self.dim // self.heads))
 
     def scores(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
         """Return mean scores ``[num_graphs, heads, L]`` and queries ``[num_graphs, dim]``."""
