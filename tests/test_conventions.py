@@ -172,7 +172,7 @@ def test_a_log_gets_lines_with_rate_and_time_left(monkeypatch: pytest.MonkeyPatc
 def test_event_files_hold_what_every_epoch_measured(demo_cache: Path, tmp_path: Path) -> None:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     out = tmp_path / "run"
-    result = train_head(demo_cache, out, "--tensorboard")
+    result = train_head(demo_cache, out, "--tensorboard", "--seeds", "0")
     assert result.exit_code == 0, result.output
     for head in ("mean", "histograph"):
         events = accumulators.EventAccumulator(str(out / "tensorboard" / head / "fold-0-seed-0"))

@@ -31,6 +31,9 @@ from .table import AVERAGED, OWN, Row
 #: The readout that the study is about.
 CHOSEN = "histograph"
 
+#: What a note on the whole study is called, among those on its cells.
+WHOLE = "study"
+
 _COMMAND = """```bash
 python -m histograph_benchmarks.study benchmarks/study/study.toml --data-root DATA -o OUT
 python -m histograph_benchmarks.study benchmarks/study/study.toml -o OUT --render docs/study.md
@@ -43,7 +46,8 @@ def write_page(rows: Sequence[Row], path: Path, notes: Mapping[str, str]) -> Non
     Args:
         rows: The table, with test scores.
         path: Of the page.
-        notes: Cells, as globs -> why the chosen readout is not the best there.
+        notes: Cells, as globs -> why the chosen readout is not the best there; and a remark on the
+            whole study, called :data:`WHOLE`.
     """
     picture = path.with_suffix(".svg")
     test = rank_test(cell_scores(rows, "test"))
@@ -60,6 +64,7 @@ def page(rows: Sequence[Row], notes: Mapping[str, str], picture: str) -> str:
         "# The study of readouts",
         _introduction(rows, cells),
         _COMMAND,
+        *([notes[WHOLE]] if WHOLE in notes else []),
         "## Ranks",
         _outcome(cells),
         ranks_table(cells),
@@ -75,7 +80,7 @@ def page(rows: Sequence[Row], notes: Mapping[str, str], picture: str) -> str:
         *cells_tables(cells),
         f"## Where `{CHOSEN}` is not the best",
         _losses(cells, notes),
-        "## Where the checkpoint's own readout is better",
+        "## Where the checkpoint's own readout is as good or better",
         _own_wins(cells),
     ]
     return "\n\n".join(section.strip("\n") for section in sections) + "\n"
@@ -105,7 +110,7 @@ def _introduction(rows: Sequence[Row], cells: Sequence[CellScores]) -> str:
         f"Readouts of frozen checkpoints on {plural(len(cells), 'cell')}: a checkpoint on some "
         f"data ({', '.join(data)}) with a kind of split, {plural(folds, 'fold')} and "
         f"{plural(fits, 'fit')} in all. Epochs, strengths and options were chosen on validation "
-        "parts; the test parts were read once, for this page. It is made of "
+        "parts; test parts are read for this page and for nothing else. It is made of "
         "[one table](../benchmarks/study/results.csv), which these commands write, in pieces and "
         "in any order:"
     )

@@ -145,7 +145,7 @@ def test_without_a_validation_part_the_strength_is_the_usual_one(
     fold = Split(train=np.arange(60), valid=np.empty(0, np.int64), test=np.arange(60, 90))
     replace(own, folds=(fold,)).save(tmp_path / "splits.json")
     options: dict[str, Any] = {"split": str(tmp_path / "splits.json"), "training": QUICK}
-    run = hg.compare(demo_cache, tmp_path / "run", heads=["probe"], **options)
+    run = hg.compare(demo_cache, tmp_path / "run", heads=["probe"], seeds=[0], **options)
     assert stored(run, "probe", 0, 0)["strength"] == USUAL_STRENGTH
     assert run.results["readouts"]["probe"]["test"]["count"] == 1
 

@@ -206,7 +206,7 @@ def test_links_train_with_the_negatives_of_the_head_stage(tmp_path: Path) -> Non
     dataset = hg.load_data("demo:", args={"num_graphs": 8, "level": "link"})
     cache = hg.cache(model, dataset, tmp_path / "a.cache")
     training = TrainingOptions(epochs=3, batch_size=4, lr=1e-2)
-    head = hg.train_head(cache, tmp_path / "head", training=training, dim=8)
+    head = hg.train_head(cache, tmp_path / "head", training=training, dim=8, seeds=[0])
     tuned = hg.finetune(
         cache, tmp_path / "ft", model=model, data=dataset, unfreeze=[], training=training,
         head_options={"dim": 8},

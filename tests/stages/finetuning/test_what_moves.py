@@ -124,7 +124,7 @@ def test_first_loss_is_that_of_the_head_stage(folder: Path, tmp_path: Path) -> N
     training = TrainingOptions(epochs=3, batch_size=16, lr=1e-2)
     cache = folder / "demo.cache"
     options = {"dim": 8, "heads": 2, "dropout": 0.3}
-    head = hg.train_head(cache, tmp_path / "head", training=training, **options)
+    head = hg.train_head(cache, tmp_path / "head", training=training, seeds=[0], **options)
     tuned = hg.finetune(
         cache, tmp_path / "ft", unfreeze=[], training=training, head_options=options
     )
