@@ -41,9 +41,9 @@ def layer_statistics(history: History, graphs: Graphs) -> Tensor:
     Returns:
         ``[num_graphs, 3, sum(D_l)]``, the layers side by side, first to last.
     """
-    if isinstance(history, Tensor):
-        return _statistics(history.flatten(1), graphs)
-    return torch.cat([_statistics(layer, graphs) for layer in history], dim=2)
+    # Layer by layer: what is made on the way is as large as one of them.
+    layers = history.unbind(1) if isinstance(history, Tensor) else history
+    return torch.cat([_statistics(layer, graphs) for layer in layers], dim=2)
 
 
 def _statistics(rows: Tensor, graphs: Graphs) -> Tensor:

@@ -39,7 +39,7 @@ KEPT_SHARE = 3 / 4
 MEANS_SHARE = 1 / 16
 
 #: Statistics of so many bytes are kept whatever the limit: what is trained does not depend on it.
-SMALL_BYTES = 1 << 24
+SMALL_BYTES = 1 << 20
 
 #: Batches that there is room for where one is in use: itself, the one before it, which is held
 #: while validating until this one is there, and as much again for what a head makes of it.
