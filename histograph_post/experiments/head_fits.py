@@ -209,18 +209,15 @@ def _start_solved(
 
 def _describe(head: HistoGraphHead, loaded: LoadedCache, rows: np.ndarray | None) -> Tensor | None:
     """Return what a head knows of every label row without attention; None if it does not fit."""
-    everything = np.arange(len(loaded.cache))
     if loaded.level == "node":
         if not loaded.histories_that_fit():
             return None
-        history = loaded.history(rows).select(everything)
+        history = loaded.history(rows).select(np.arange(len(loaded.cache)))
         layers, graphs = head.read(history, None, None)
         return torch.cat(head.describe(layers, graphs), dim=1)  # [num_nodes, described_dim]
-    found = loaded.statistics(rows)
-    if found is None:
+    statistics = _all_statistics(loaded, rows)  # [num_graphs, 3, sum(D_l)]
+    if statistics is None:
         return None
-    statistics = found.select(everything)  # [num_graphs, 3, sum(D_l)]
-    assert isinstance(statistics, Tensor)
     sizes = np.diff(loaded.ptr)
     graphs = Graphs(torch.empty(0, dtype=torch.long), torch.tensor(sizes), sizes)
     (described,), _ = head.summarize(statistics, graphs)
@@ -231,12 +228,18 @@ def _known_features(head: Readout, loaded: LoadedCache, rows: np.ndarray | None)
     """Return what the classifier of a probe reads, from statistics that a fold has once for all."""
     if not (isinstance(head, Probe) and head.level == "graph"):
         return None
-    found = loaded.statistics(rows)
-    if found is None:
+    statistics = _all_statistics(loaded, rows)  # [num_graphs, 3, sum(D_l)]
+    return None if statistics is None else head.of_statistics(statistics)  # [num_graphs, width]
+
+
+def _all_statistics(loaded: LoadedCache, rows: np.ndarray | None) -> Tensor | None:
+    """Return the statistics of all graphs, ``[num_graphs, 3, sum(D_l)]``; None if they are many."""
+    kept = loaded.statistics(rows)
+    if kept is None:
         return None
-    statistics = found.select(np.arange(len(loaded.cache)))  # [num_graphs, 3, sum(D_l)]
-    assert isinstance(statistics, Tensor)
-    return head.of_statistics(statistics)  # [num_graphs, width]
+    found = kept.select(np.arange(len(loaded.cache)))
+    assert isinstance(found, Tensor)  # one tensor, and not one per layer
+    return found
 
 
 def _reads_statistics(head: nn.Module) -> bool:
