@@ -17,6 +17,7 @@ from pathlib import Path
 from histograph_post.errors import ConfigError, HistographError
 
 from .plan import FULL, QUICK, Omission, Study, read_study
+from .ranking import Part
 from .table import RESULTS_NAME, read_csv
 
 
@@ -82,9 +83,11 @@ def _run(chosen: argparse.Namespace) -> None:
     if chosen.validation or chosen.render is not None:
         from .page import validation_view, write_page
 
-        rows = read_csv(out / RESULTS_NAME, test=chosen.render is not None)
+        part: Part = "test" if study.inner else "valid"
+        reads_test = part == "test" or chosen.render is not None
+        rows = read_csv(out / RESULTS_NAME, test=reads_test)
         if chosen.validation:
-            print(validation_view(rows))
+            print(validation_view(rows, part))
         if chosen.render is not None:
             write_page(rows, chosen.render, study.notes)
         return

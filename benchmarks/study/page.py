@@ -86,14 +86,19 @@ def page(rows: Sequence[Row], notes: Mapping[str, str], picture: str) -> str:
     return "\n\n".join(section.strip("\n") for section in sections) + "\n"
 
 
-def validation_view(rows: Sequence[Row]) -> str:
-    """Return the tables of validation scores, to choose by."""
-    cells = cell_scores(rows, "valid")
+def validation_view(rows: Sequence[Row], part: Part = "valid") -> str:
+    """Return the tables of validation scores, to choose by.
+
+    Args:
+        rows: The table.
+        part: Where they stand: of inner splits, in the place of test scores.
+    """
+    cells = cell_scores(rows, part)
     sections = [
         f"Validation scores, seeds averaged: {plural(len(cells), 'cell')}.",
         ranks_table(cells),
         *differences(cells),
-        _seeds_table(rows, "valid"),
+        _seeds_table(rows, part),
         *cells_tables(cells),
     ]
     return "\n\n".join(section.strip("\n") for section in sections) + "\n"

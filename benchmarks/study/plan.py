@@ -68,6 +68,8 @@ class SplitKind:
 
     spec: str
     folds: Positive = 1
+    #: Leave the test part alone: half of the validation part chooses, the other half is judged.
+    inner: bool = False
 
 
 @dataclass(frozen=True)
@@ -218,11 +220,18 @@ class Study:
         for name, budget in self.budgets.items():
             for split in budget.folds:
                 _check_name(f"budgets {name}: folds", split, self.splits)
+        if len({split.inner for split in self.splits.values()}) > 1:
+            raise ConfigError("splits: found inner ones and others, expected one kind in a study")
         if FULL not in self.budgets:
             raise ConfigError(f"budgets: found no {FULL!r}, expected one, empty or not")
         for where, options in self._trainings():
             for option in options:
                 _check_name(where, option, _TRAINING)
+
+    @property
+    def inner(self) -> bool:
+        """Whether this judges on validation rows, to choose by, and reads no test part."""
+        return any(split.inner for split in self.splits.values())
 
     def _trainings(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Return every table of training options, and where it stands."""
