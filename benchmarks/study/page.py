@@ -142,7 +142,7 @@ def ranks_table(cells: Sequence[CellScores]) -> str:
     for name in readouts(cells):
         count = sum(name in cell.scores for cell in cells)
         lines.append([_code(name), f"{ranks[name]:.2f}", str(won[name]), str(count)])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def _picture(test: RankTest, cells: Sequence[CellScores], picture: str) -> str:
@@ -194,14 +194,14 @@ def differences(cells: Sequence[CellScores]) -> list[str]:
         heading = (
             f"**{title}**, in {unit}: {plural(len(chosen), 'cell')}, {plural(count, 'data set')}"
         )
-        found.append(f"{heading}\n\n{_markdown(lines)}")
+        found.append(f"{heading}\n\n{markdown(lines)}")
     return found
 
 
 def _difference(each: Comparison, decimals: int) -> list[str]:
     return [
         _code(each.other),
-        _signed(each.over_cells.mean, decimals),
+        signed(each.over_cells.mean, decimals),
         _interval(each.over_cells, decimals),
         _interval(each.over_data, decimals),
         f"{each.better} : {each.worse}",
@@ -238,11 +238,11 @@ def _seeds_table(rows: Sequence[Row], part: Part) -> str:
                     title,
                     f"{alone:.4f}",
                     f"{together:.4f}",
-                    _signed(gain, 1 if higher else 3),
+                    signed(gain, 1 if higher else 3),
                     str(len(pairs)),
                 ]
             )
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def _about_cells() -> str:
@@ -268,7 +268,7 @@ def cells_tables(cells: Sequence[CellScores]) -> list[str]:
             kept = [_figure(cell.own) for _ in own]
             lines.append([cell.name, str(len(cell.folds)), *kept, *figures])
         direction = "higher" if chosen[0].higher_is_better else "lower"
-        found.append(f"**{metric_name(metric)}** ({direction} is better)\n\n{_markdown(lines)}")
+        found.append(f"**{metric_name(metric)}** ({direction} is better)\n\n{markdown(lines)}")
     return found
 
 
@@ -316,16 +316,18 @@ def _percent(share: float) -> str:
     return f"{share:.0%}".replace("%", " %")
 
 
-def _signed(value: float, decimals: int) -> str:
+def signed(value: float, decimals: int) -> str:
+    """Return a number with its sign, as print has it."""
     return f"{value:+.{decimals}f}".replace("-", MINUS)
 
 
 def _interval(found: Interval, decimals: int) -> str:
     if found.low is None or found.high is None:
         return MISSING
-    return f"[{_signed(found.low, decimals)}, {_signed(found.high, decimals)}]"
+    return f"[{signed(found.low, decimals)}, {signed(found.high, decimals)}]"
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table, whose first row is its head."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
