@@ -196,7 +196,7 @@ options = { dim = 12 }
 
 [budgets.full]
 [budgets.quick]
-folds = { random = 1 }
+folds = { "*/random" = 1 }
 seeds = 1
 """
 
