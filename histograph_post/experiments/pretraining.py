@@ -2,7 +2,7 @@
 
 config.toml, run.json, splits.json   as in every run (see run.py), over all folds
 results.json                         scores per fold, means and deviations
-fold-0/ ...                          checkpoints that need nothing else (see trained_folds.py)
+fold-0/ ...                          checkpoints that need nothing else (see trained_backbones.py)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..training.options import TrainingOptions
 from ..training.resuming import STATE_NAME, train_resumably
 from .results import OWN
 from .stage import Stage
-from .trained_folds import (
+from .trained_backbones import (
     TrainedFold,
     fold_folders,
     fold_name,

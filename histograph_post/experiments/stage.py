@@ -31,7 +31,7 @@ from ..utils.text import plural
 from .averaging import Averages, members_with, temperature_of
 from .parallel import FitRunner
 from .results import choose_fit, named, results, write_chosen_head, write_predictions
-from .trained_folds import remove_folds
+from .trained_backbones import remove_folds
 from .workers import FitJob
 
 

@@ -23,7 +23,7 @@ from histograph_post.experiments.folds import open_caches
 from histograph_post.experiments.pretraining import Pretraining, plan_pretraining
 from histograph_post.experiments.results import OWN
 from histograph_post.experiments.stage import FitProgress, run_experiment
-from histograph_post.experiments.trained_folds import fold_checkpoints
+from histograph_post.experiments.trained_backbones import fold_checkpoints
 from histograph_post.models.spec import load_pretrained
 from histograph_post.runs.run import Run
 from histograph_post.splits import Splits, resolve_splits
