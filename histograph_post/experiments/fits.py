@@ -17,8 +17,7 @@ from ..heads.standardize import EachLayerNorm, Standardizer
 from ..runs.fits import FIT_NAME, HEAD_NAME, OUTPUTS_NAME, Fit, FitSpec
 from ..splits import PARTS, Split
 from ..tasks import TargetScale, Task
-from ..training.loop import Progress, Trainer
-from ..training.resuming import STATE_NAME, train_resumably
+from ..training.loop import STATE_NAME, Progress, Trainer, train_resumably
 from ..utils.files import atomic_path, write_json
 
 

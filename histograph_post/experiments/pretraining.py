@@ -32,9 +32,8 @@ from ..runs.run import MODEL_NAME
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import TargetScale, Task, infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
-from ..training.loop import Trainer
+from ..training.loop import STATE_NAME, Trainer, train_resumably
 from ..training.options import TrainingOptions
-from ..training.resuming import STATE_NAME, train_resumably
 from .results import OWN
 from .stage import Stage
 from .trained_backbones import (

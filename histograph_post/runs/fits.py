@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file as load_arrays
 
+from ..training.loop import STATE_NAME
 from ..training.options import TrainingOptions
-from ..training.resuming import STATE_NAME
 from .run import HEAD_NAME as HEAD_NAME
 from .run import fit_place, read_json
 

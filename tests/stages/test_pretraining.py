@@ -125,7 +125,7 @@ import os, signal, sys
 from histograph_post.experiments.pretraining import plan_pretraining
 from histograph_post.experiments.stage import run_experiment
 from histograph_post.training.options import TrainingOptions
-from histograph_post.training.resuming import train_resumably
+from histograph_post.training.loop import train_resumably
 def epoch_done(progress):
     if (progress.fold, progress.measured["epoch"]) == (1, 2):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -132,7 +132,7 @@ def test_a_seed_gets_what_it_gets_alone(folder: Path, tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 import histograph_post as hg
-from histograph_post.training.resuming import train_resumably
+from histograph_post.training.loop import train_resumably
 from histograph_post.training.options import TrainingOptions
 train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
 def epoch_done(progress):
