@@ -25,7 +25,7 @@ from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
 from ..heads.standardize import EachLayerNorm
 from ..metrics import Key
-from ..runs.fits import Fit, FitSpec
+from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.predictions import LabelRows
 from ..runs.run import HEAD_CONFIG_NAME, MODEL_NAME, Run
 from ..runs.saved_backbone import SavedBackbone
@@ -33,7 +33,6 @@ from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import Trainer
 from ..training.networks import statistics_of
 from .averaging import outputs_on_test
-from .fits import train_fit
 from .head_training import HeadSpec
 from .options import ExperimentOptions, run_with_options, with_keywords
 from .pretraining import Pretraining, plan_pretraining, untrained_model

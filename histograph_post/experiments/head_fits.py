@@ -19,7 +19,7 @@ from ..heads.ragged import Graphs
 from ..heads.readouts import Probe
 from ..heads.registry import RIVALS, build_reader, head_info
 from ..heads.standardize import Standardizer
-from ..runs.fits import Fit, FitSpec
+from ..runs.fits import Fit, FitSpec, train_fit
 from ..splits import Split
 from ..tasks import TargetScale, Task
 from ..training.head_batches import HeadBatches, LentRows, LoadedCache
@@ -27,7 +27,6 @@ from ..training.history_rows import HistoryRows
 from ..training.loop import Trainer
 from ..training.networks import HeadNetwork
 from ..training.solving import Solution, solve_linear
-from .fits import train_fit
 from .rivals import fit_rival
 from .solved_fits import SolvedRows, collect_features, solve_fit
 

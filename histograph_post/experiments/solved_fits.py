@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..heads.base import Readout
 from ..heads.standardize import Standardizer
-from ..runs.fits import FIT_NAME, HEAD_NAME, OUTPUTS_NAME, Fit, FitSpec, load_fit
+from ..runs.fits import FIT_NAME, HEAD_NAME, OUTPUTS_NAME, Fit, FitSpec, Trained, load_fit, save_fit
 from ..runs.run import read_json
 from ..splits import Split
 from ..tasks import Task
@@ -27,7 +27,6 @@ from ..training.head_batches import HeadBatches
 from ..training.loop import Progress, Step, Trainer
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
 from ..utils.files import atomic_path, write_json
-from .fits import Trained, save_fit
 
 #: Share of the memory that training may take for the features of all rows, and once more for those
 #: that are solved; more are kept in a file, and a part of the training rows is drawn.

@@ -28,7 +28,7 @@ from ..data import DataSpec, GraphDataset
 from ..errors import ConfigError, NotFoundError
 from ..models import ModelSpec, parse_args
 from ..models.checkpoints import save_weights, weights_sha256
-from ..runs.fits import Fit, FitSpec
+from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.run import CONFIG_NAME, METRICS_NAME, MODEL_NAME, RESULTS_NAME, SPLITS_NAME, read_json
 from ..splits import Split, Splits
 from ..tasks import Task
@@ -36,7 +36,6 @@ from ..training.graph_batches import GraphBatches
 from ..training.loop import Trainer
 from ..training.networks import HistoryNetwork, checkpoint_layers
 from ..utils.files import atomic_path, write_json, write_text
-from .fits import train_fit
 from .results import choose_fit, named
 from .unfreezing import BackboneOptions, Movement, Unfreezing, parameters_of
 
