@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..utils import lazy_names
 
 if TYPE_CHECKING:
-    from ..utils.levels import Level
+    from ..utils import Level
     from .dataset import GraphDataset, from_graphs
     from .links import LinkOptions
     from .spec import DataSpec, load_data
