@@ -21,7 +21,7 @@ __all__ = ["DataSpec", "GraphDataset", "Level", "LinkOptions", "from_graphs", "l
 __getattr__ = lazy_names(
     __name__,
     {
-        "..utils.levels": ("Level",),
+        "..utils": ("Level",),
         ".dataset": ("GraphDataset", "from_graphs"),
         ".links": ("LinkOptions",),
         ".spec": ("DataSpec", "load_data"),

@@ -12,9 +12,9 @@ from scipy.sparse.csgraph import shortest_path
 
 from ..caches import Cache, CachedGraph
 from ..utils.text import plural
-from .examples import MAX_DRAWN_NODES, Example
 from .figures import INK, MUTED, PAPER, RIVAL, Chart, Figure, Picture
 from .molecules import MoleculePicture
+from .outcomes import MAX_DRAWN_NODES, Example
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
