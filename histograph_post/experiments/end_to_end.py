@@ -8,7 +8,7 @@ still. Every row of the history is normalised by itself instead (see heads/stand
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ from ..runs.predictions import LabelRows
 from ..runs.run import HEAD_CONFIG_NAME, MODEL_NAME, Run
 from ..runs.saved_backbone import SavedBackbone
 from ..training.graph_batches import BackboneNetwork, GraphBatches
-from ..training.loop import Trainer
+from ..training.loop import OnEpoch, Trainer
 from ..training.networks import statistics_of
 from .averaging import outputs_on_test
 from .head_training import HeadSpec
@@ -105,12 +105,7 @@ class EndToEnd(ReadoutStage):
         ]
 
     def fit(
-        self,
-        spec: FitSpec,
-        folder: Path,
-        *,
-        device: torch.device,
-        on_epoch: Callable[[Trainer], None] | None = None,
+        self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train the backbone with its own readout, or with the head."""
         folder = folder / spec.folder

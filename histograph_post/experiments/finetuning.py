@@ -8,7 +8,7 @@ results show the checkpoint's own readout and the heads on the frozen backbone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit
 from ..runs.predictions import LabelRows
 from ..runs.run import MODEL_NAME, Run
 from ..runs.saved_backbone import describe_backbone
-from ..training.loop import Trainer
+from ..training.loop import OnEpoch
 from ..utils.files import sha256_file
 from .finetuning_source import (
     CachedBackbones,
@@ -116,12 +116,7 @@ class Finetuning(ReadoutStage):
         return [load_fit(spec, self.source.folder / spec.folder) for spec in self.frozen.fits()]
 
     def fit(
-        self,
-        spec: FitSpec,
-        folder: Path,
-        *,
-        device: torch.device,
-        on_epoch: Callable[[Trainer], None] | None = None,
+        self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train a head on the frozen backbone, or backbone and head together."""
         if not spec.stage:

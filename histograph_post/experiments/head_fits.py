@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from ..splits import Split
 from ..tasks import TargetScale, Task
 from ..training.head_batches import HeadBatches, LentRows, LoadedCache
 from ..training.history_rows import HistoryRows
-from ..training.loop import Trainer
+from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HeadNetwork
 from ..training.solving import Solution, solve_linear
 from .rivals import fit_rival
@@ -109,7 +108,7 @@ def fit_head(
     folder: Path,
     *,
     device: torch.device,
-    on_epoch: Callable[[Trainer], None] | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Fit:
     """Train one readout on one fold, or go on with it; or solve it, or fit a rival.
 

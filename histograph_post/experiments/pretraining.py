@@ -8,7 +8,7 @@ fold-0/ ...                          checkpoints that need nothing else (see tra
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,7 +32,7 @@ from ..runs.run import MODEL_NAME
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import TargetScale, Task, infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
-from ..training.loop import STATE_NAME, Trainer, train_resumably
+from ..training.loop import STATE_NAME, OnEpoch, Trainer, train_resumably
 from ..training.options import TrainingOptions
 from .results import OWN
 from .stage import Stage
@@ -162,12 +162,7 @@ class Pretraining(Stage):
         return self._as_fit(spec, load_fold(place), load_log(place))
 
     def fit(
-        self,
-        spec: FitSpec,
-        folder: Path,
-        *,
-        device: torch.device,
-        on_epoch: Callable[[Trainer], None] | None = None,
+        self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train the backbone on one fold."""
         folder = folder / fold_name(spec.fold)

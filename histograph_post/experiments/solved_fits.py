@@ -24,7 +24,7 @@ from ..runs.run import read_json
 from ..splits import Split
 from ..tasks import Task
 from ..training.head_batches import HeadBatches
-from ..training.loop import Progress, Step, Trainer
+from ..training.loop import OnEpoch, Progress, Step, Trainer
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
 from ..utils.files import atomic_path, write_json
 
@@ -65,7 +65,7 @@ def solve_fit(
     given: SolvedRows,
     folder: Path,
     *,
-    on_epoch: Callable[[Trainer], None] | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Fit:
     """Solve a readout on one fold, or take over what was solved for another seed.
 
@@ -207,7 +207,7 @@ class SolvedTrainer(Trainer):
         super().__init__(head.classifier, source, split, task, options, seed=spec.seed)
         self._head, self._features = head, source
 
-    def solve(self, allowed: int, on_epoch: Callable[[Trainer], None] | None) -> float:
+    def solve(self, allowed: int, on_epoch: OnEpoch | None) -> float:
         """Solve the classifier; return the strength of the penalty that was chosen.
 
         Args:

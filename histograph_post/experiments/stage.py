@@ -24,7 +24,7 @@ from ..runs.predictions import LabelRows
 from ..runs.run import METRICS_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
 from ..splits import Splits
 from ..tasks import Task, label_summary
-from ..training.loop import Trainer
+from ..training.loop import OnEpoch
 from ..utils.files import write_text
 from ..utils.machine import resolve_device
 from ..utils.text import plural
@@ -76,12 +76,7 @@ class Stage(ABC):
 
     @abstractmethod
     def fit(
-        self,
-        spec: FitSpec,
-        folder: Path,
-        *,
-        device: torch.device,
-        on_epoch: Callable[[Trainer], None] | None = None,
+        self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Do one fit, or go on with it; the folder is the run's."""
 

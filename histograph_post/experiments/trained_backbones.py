@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from ..runs.run import CONFIG_NAME, METRICS_NAME, MODEL_NAME, RESULTS_NAME, SPLI
 from ..splits import Split, Splits
 from ..tasks import Task
 from ..training.graph_batches import GraphBatches
-from ..training.loop import Trainer
+from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HistoryNetwork, checkpoint_layers
 from ..utils.files import atomic_path, write_json, write_text
 from .results import choose_fit, named
@@ -236,7 +236,7 @@ def fit_network(
     *,
     device: torch.device,
     before: nn.Module,
-    on_epoch: Callable[[Trainer], None] | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Fit:
     """Train a backbone and its head on one fold, or go on with it.
 

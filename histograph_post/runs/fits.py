@@ -22,7 +22,7 @@ from ..heads.registry import head_config
 from ..heads.standardize import EachLayerNorm, Standardizer
 from ..splits import PARTS, Split
 from ..tasks import TargetScale, Task
-from ..training.loop import STATE_NAME, Progress, Trainer, train_resumably
+from ..training.loop import STATE_NAME, OnEpoch, Progress, Trainer, train_resumably
 from ..training.options import TrainingOptions
 from ..utils.files import atomic_path, write_json
 from .run import HEAD_NAME as HEAD_NAME
@@ -109,7 +109,7 @@ def train_fit(
     *,
     head: nn.Module | None,
     standardizer: nn.Module | None = None,
-    on_epoch: Callable[[Trainer], None] | None = None,
+    on_epoch: OnEpoch | None = None,
     save_backbone: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> Fit:
     """Train to the end, going on with what is in the folder; score every part and save the fit.

@@ -24,6 +24,9 @@ from ..tasks import TargetScale, Task
 from ..utils.files import PARTIAL_SUFFIX, atomic_path
 from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 
+#: Told after every epoch.
+OnEpoch = Callable[["Trainer"], None]
+
 #: Of the order of the batches of every run: what is compared then differs in nothing else.
 ORDER_SEED = 0
 
@@ -163,7 +166,7 @@ class Trainer:
         """The share of the epochs that are over; all of them once training has stopped."""
         return 1.0 if self.is_done else self.progress.epoch / self.options.epochs
 
-    def run(self, on_epoch: Callable[[Trainer], None] | None = None) -> Progress:
+    def run(self, on_epoch: OnEpoch | None = None) -> Progress:
         """Train to the end; leave the network with the weights of the best epoch."""
         if self._starts_solved and not self.progress.best_state and len(self.split.valid):
             self.progress.epoch = -1
@@ -294,7 +297,7 @@ def train_resumably(
     trainer: Trainer,
     folder: Path,
     *,
-    on_epoch: Callable[[Trainer], None] | None = None,
+    on_epoch: OnEpoch | None = None,
     save_every: float = SAVE_EVERY,
 ) -> float:
     """Train to the end, going on from the state in ``folder``; return the median epoch's seconds.
