@@ -18,7 +18,7 @@ from .terminal import Terminal
 from .terminal import metric as shown
 
 if TYPE_CHECKING:
-    from histograph_post.experiments.stage import FitProgress
+    from histograph_post.experiments.options import FitProgress
     from histograph_post.runs.fits import Fit
 
 

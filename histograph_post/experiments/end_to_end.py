@@ -34,10 +34,10 @@ from ..training.loop import OnEpoch, Trainer
 from ..training.networks import statistics_of
 from .averaging import outputs_on_test
 from .head_training import HeadSpec
-from .options import ExperimentOptions, run_with_options, with_keywords
+from .options import ExperimentOptions, with_keywords
 from .pretraining import Pretraining, plan_pretraining, untrained_model
 from .results import OWN, named, scores_of
-from .stage import ReadoutStage
+from .stage import ReadoutStage, run_experiment
 from .trained_backbones import NetworkParts, fit_network, write_folds
 from .unfreezing import BackboneOptions, layers_of_parameters
 
@@ -209,17 +209,7 @@ def plan_end_to_end(
             :func:`~histograph_post.experiments.pretraining.plan_pretraining`.
     """
     seeds = tuple(options.seeds or (0,))
-    given = plan_pretraining(
-        model,
-        data,
-        split=options.split,
-        split_seed=options.split_seed,
-        metric=options.metric,
-        training=options.training_options(),
-        seed=seeds[0],
-        own_readout=baseline,
-        **pretraining,
-    )
+    given = plan_pretraining(model, data, options, own_readout=baseline, **pretraining)
     probe = Batch.from_data_list(probe_graphs(given.dataset))
     capture = plan_capture(given.model.eval(), probe, layers=layers)
     counted = any(statistics_of(module) for module in given.model.modules())
@@ -283,18 +273,9 @@ def pretrain(
             replace(options, seeds=options.seeds or (seed,)),
             **planning,
         )
-        return run_with_options(stage, out, chosen=stage.name, options=options)
+        return run_experiment(stage, out, chosen=stage.name, options=options)
     if head_options:
         raise ConfigError(f"head_options: found {dict(head_options)}, but no head")
     options.refuse("seeds", reason="only a training with a head has several; give seed")
-    planned = plan_pretraining(
-        model,
-        data,
-        split=options.split,
-        split_seed=options.split_seed,
-        metric=options.metric,
-        training=options.training_options(),
-        seed=seed,
-        **planning,
-    )
-    return run_with_options(planned, out, chosen=OWN, options=options)
+    planned = plan_pretraining(model, data, replace(options, seeds=(seed,)), **planning)
+    return run_experiment(planned, out, chosen=OWN, options=options)

@@ -42,9 +42,9 @@ from .finetuning_source import (
 )
 from .head_fits import lend_rows, make_head
 from .head_training import Experiment, HeadSpec, plan_experiment, with_baseline
-from .options import ExperimentOptions, run_with_options, with_keywords
+from .options import ExperimentOptions, with_keywords
 from .results import named, versus
-from .stage import ReadoutStage
+from .stage import ReadoutStage, run_experiment
 from .trained_backbones import NetworkParts, fit_network, write_folds
 from .unfreezing import BackboneOptions, Movement, Unfreezing, layers_of_parameters
 
@@ -343,4 +343,4 @@ def finetune(
         autocast=amp,
     )
     planned = plan_finetuning(source, options, head=new, backbone=backbone, **planning)
-    return run_with_options(planned, out, chosen=planned.name, options=options)
+    return run_experiment(planned, out, chosen=planned.name, options=options)

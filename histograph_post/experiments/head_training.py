@@ -36,9 +36,9 @@ from ..training.loop import OnEpoch
 from ..training.options import TrainingOptions, suggested_lr
 from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_head, lend_rows, own_classifier
-from .options import DEFAULT_SEEDS, ExperimentOptions, run_with_options, with_keywords
+from .options import DEFAULT_SEEDS, ExperimentOptions, with_keywords
 from .results import BASELINES
-from .stage import ReadoutStage
+from .stage import ReadoutStage, run_experiment
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ def train_head(
     spec = HeadSpec(head_name(head), {**(head_options or {}), **others})
     level = open_caches(cache)[0].manifest.layout.level
     experiment = plan_experiment(cache, with_baseline(spec, level), options)
-    return run_with_options(experiment, out, chosen=spec.name, options=options)
+    return run_experiment(experiment, out, chosen=spec.name, options=options)
 
 
 def compare(
@@ -341,4 +341,4 @@ def compare(
     specs = [HeadSpec(name, {**(head_options or {}), **others}) for name in names]
     experiment = plan_experiment(cache, specs, options, rivals=True)
     chosen = "histograph" if "histograph" in names else saved[0]
-    return run_with_options(experiment, out, chosen=chosen, options=options)
+    return run_experiment(experiment, out, chosen=chosen, options=options)

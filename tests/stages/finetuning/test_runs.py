@@ -20,7 +20,7 @@ from torch_geometric.nn import GCNConv
 import histograph_post as hg
 from histograph_post.errors import CacheError, CheckpointError, ConfigError, DataError, ModelError
 from histograph_post.experiments.folds import open_caches
-from histograph_post.experiments.stage import FitProgress
+from histograph_post.experiments.options import FitProgress
 from histograph_post.runs.predictions import Predictions
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
