@@ -184,8 +184,6 @@ MAX_EDGES = 200_000
 #: A graph of more nodes is not attended to for a report: it takes a time with the square of them.
 MAX_ATTENDED_NODES = 20_000
 
-_SEED = 0
-
 
 @dataclass(frozen=True)
 class Quartiles:
