@@ -47,7 +47,7 @@ def pretrain(
         str | None,
         typer.Option(
             "--seeds",
-            help="With --head: one fit per seed and fold, such as 0-4.",
+            help="With --head: seeds, such as 0-4, one fit per seed and fold.",
             rich_help_panel=opt.HEAD,
         ),
     ] = None,

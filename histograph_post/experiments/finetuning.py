@@ -46,7 +46,7 @@ from .options import ExperimentOptions, with_keywords
 from .results import named, versus
 from .stage import ReadoutStage, run_experiment
 from .trained_backbones import NetworkParts, fit_network, write_folds
-from .unfreezing import BackboneOptions, Movement, Unfreezing, layers_of_parameters
+from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing, layers_of_parameters
 
 #: What the fits of this stage are called after the name of their head.
 STAGE = "finetuned"
@@ -162,7 +162,7 @@ class Finetuning(ReadoutStage):
                 yield
 
     def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
-        """Return the test score of the checkpoint's own readout, before anything moved."""
+        """Return the test score of the checkpoint's own readout, before training."""
         return self.frozen.own_scores(fits)
 
     def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:
@@ -184,7 +184,7 @@ class Finetuning(ReadoutStage):
             "in_run": True,
         }
 
-    def movement(self) -> Movement:
+    def trainable(self) -> ParameterCounts:
         """Count what training may change; what cannot be trained is refused."""
         backbone = copy.deepcopy(self.backbones.models[0])
         unfreezing = Unfreezing(backbone, self.layers, len(self.capture.points), self.options)
@@ -193,14 +193,16 @@ class Finetuning(ReadoutStage):
         else:
             widths, task = self.capture.widths, self.task
             head = build_head(self.head.name, widths, task.out_dim, task.level, **self.head.options)
-        return Movement.asked(backbone, [*unfreezing.layers, *unfreezing.statistics], head)
+        return ParameterCounts.trainable(
+            backbone, [*unfreezing.layers, *unfreezing.statistics], head
+        )
 
     def notes(self) -> list[str]:
         """Return what the user should know: what is trained, and what cannot be scored."""
-        return [f"training changes {self.movement()}", *super().notes()]
+        return [f"training changes {self.trainable()}", *super().notes()]
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
-        """Write a checkpoint per fold; return what moved, and the gain over the frozen backbone."""
+        """Write a checkpoint per fold; return what was trained, and the gain over a frozen one."""
         named_as = (self.backbones.model, self.backbones.data)
         write_folds(folder, fits, chosen, self.task, self.splits, *named_as)
         first = named(fits, chosen)[0].backbone
@@ -287,7 +289,7 @@ def plan_finetuning(
         calibrate=options.calibrate,
         layers=layers_of_parameters(backbones.models[0], backbones.capture, probe),
     )
-    planned.movement()  # refuses before anything is trained or written
+    planned.trainable()  # refuses before anything is trained or written
     return planned
 
 

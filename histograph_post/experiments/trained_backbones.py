@@ -37,7 +37,7 @@ from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HistoryNetwork, checkpoint_layers
 from ..utils.files import atomic_path, write_json, write_text
 from .results import choose_fit, named
-from .unfreezing import BackboneOptions, Movement, Unfreezing, parameters_of
+from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing, parameters_of
 
 _FOLD_PREFIX = "fold-"
 
@@ -243,13 +243,13 @@ def fit_network(
     Args:
         spec: What is fitted.
         parts: Backbone and head as they start.
-        options: What moves of the backbone, and how.
+        options: What is trained of the backbone, and how.
         dataset: The graphs.
         split: Which label rows train, validate and test.
         task: The loss and the tracked metric.
         folder: Of the fit.
         device: Where to train.
-        before: The backbone as it starts, which this leaves alone, to say what moved.
+        before: The backbone before training, which this leaves alone, to count what changed.
         on_epoch: Told after every epoch.
     """
     unfreezing = Unfreezing(parts.backbone, parts.layers, len(parts.capture.points), options)
@@ -263,7 +263,9 @@ def fit_network(
         statistics=options.bn,
         autocast=options.autocast,
     ).to(device)
-    asked = Movement.asked(parts.backbone, [*unfreezing.layers, *unfreezing.statistics], parts.head)
+    trainable = ParameterCounts.trainable(
+        parts.backbone, [*unfreezing.layers, *unfreezing.statistics], parts.head
+    )
     head_before = parameters_of(parts.head)
     head_parameters = [p for p in parts.head.parameters() if p.requires_grad]
     if not head_parameters:
@@ -285,11 +287,11 @@ def fit_network(
     def save_backbone(folder: Path) -> dict[str, Any]:
         state = parts.backbone.state_dict()
         save_weights(state, folder / MODEL_NAME)
-        done = Movement.done(parts.backbone, before, parts.head, head_before)
+        changed = ParameterCounts.changed(parts.backbone, before, parts.head, head_before)
         return {
             "weights_sha256": weights_sha256(state),
-            "asked": asked.to_json(),
-            "moved": done.to_json(),
+            "asked": trainable.to_json(),
+            "moved": changed.to_json(),
         }
 
     return train_fit(

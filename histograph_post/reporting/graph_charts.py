@@ -131,9 +131,9 @@ def _figure(
     return Figure(
         name=f"example-{example.rank}-{example.place}",
         title=f"{example.rank.capitalize()} {example.place}: {example.name}",
-        caption=f"{example.words}; {size}{said}.",
+        caption=f"{example.text}; {size}{said}.",
         alternative=f"Drawing of {'molecule' if molecule is not None else 'graph'} {example.name} "
-        f"with {size}, {example.words}{said}.",
+        f"with {size}, {example.text}{said}.",
         picture=picture,
     )
 

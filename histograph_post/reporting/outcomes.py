@@ -128,7 +128,7 @@ class Example:
     row: int
     graph: int
     #: What was true and what was predicted.
-    words: str
+    text: str
 
 
 def row_losses(outcome: Outcome, task: Task) -> np.ndarray:
@@ -172,13 +172,13 @@ def choose_examples(outcome: Outcome, task: Task, cache: Cache) -> list[Example]
             name=outcome.ids[at],
             row=int(outcome.rows[at]),
             graph=int(graphs[at]),
-            words=_words(outcome, task, int(at)),
+            text=_text(outcome, task, int(at)),
         )
         for rank, place, at in chosen
     ]
 
 
-def _words(outcome: Outcome, task: Task, row: int) -> str:
+def _text(outcome: Outcome, task: Task, row: int) -> str:
     labels, predicted = outcome.labels[row], outcome.predicted[row]
     if task.kind == "binary":
         return f"true {labels[0]:g}, p({task.classes[1]:g}) = {predicted[-1]:.3f}"

@@ -85,7 +85,7 @@ class Fit:
     log: Sequence[Mapping[str, float]]
     #: Of the penalty, for a readout that is solved; its epochs are the strengths that were tried.
     strength: float | None = None
-    #: What moved in the backbone and the hash of its weights; None for a frozen one.
+    #: What changed in the backbone and the hash of its weights; None for a frozen one.
     backbone: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def train_fit(
         standardizer: What brings the layers to one scale before the head.
         on_epoch: Told after every epoch.
         save_backbone: Writes the backbone, with the weights of the best epoch, into the folder
-            and says what moved.
+            and says what changed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     seconds = train_resumably(trainer, folder, on_epoch=on_epoch)

@@ -2,7 +2,7 @@
 
 It knows nothing of heads, backbones or caches: a *source* hands out batches and a *network* turns
 their inputs into outputs. The stages differ in where the batches come from and in which
-parameters move, and in nothing else.
+parameters are trainable, and in nothing else.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Trainer:
         seed: Of dropout. Initial weights are the caller's, and the order of the batches is the
             same for every seed and every network that is compared.
         parameters: Parameter groups with an ``lr`` each; all trainable parameters by default.
-        before_epoch: Called with the number of every epoch before it starts: what moves may
-            depend on it.
+        before_epoch: Called with the number of every epoch before it starts, to freeze or
+            unfreeze parameters.
         starts_solved: Whether the network is of use before it is trained, and may be the best.
     """
 

@@ -146,7 +146,7 @@ hg.finetune(
 
 
 def test_killed_and_resumed_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    """Also with statistics that move, and layers that start to move in the middle."""
+    """Also with statistics that are updated, and layers that are unfrozen on the way."""
     training = TrainingOptions(epochs=5, batch_size=16, lr=1e-2)
     options = {"bn": "train", "unfreeze_every": 1, "backbone_lr": 1e-2, "training": training}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
