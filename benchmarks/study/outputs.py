@@ -18,8 +18,8 @@ import torch
 from safetensors.numpy import load_file
 
 import histograph_post as hg
-from histograph_post.runs.calibration import EXPECTED_SPREAD, calibration_error, fit_temperature
 from histograph_post.runs.fits import OUTPUTS_NAME
+from histograph_post.runs.predictions import EXPECTED_SPREAD, calibration_error, fit_temperature
 from histograph_post.tasks import Task
 
 from .page import CHOSEN, markdown, signed

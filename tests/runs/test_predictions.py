@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from histograph_post.metrics import expected_calibration_error
-from histograph_post.runs.calibration import (
+from histograph_post.runs.predictions import (
     EXPECTED_SPREAD,
     TEMPERATURES,
     calibration_error,
