@@ -520,6 +520,18 @@ def test_the_validation_view_needs_no_test_scores(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not (STUDY / RESULTS_NAME).exists(), reason="no results yet")
+def test_the_short_budget_is_what_the_table_has() -> None:
+    study = read_study(STUDY / "study.toml")
+    budget = study.budget("short")
+    planned = {
+        (unit.cell.name, unit.fold, settings.readout)
+        for unit in study.units(budget)
+        for settings in study.settings(unit.cell, budget)
+    }
+    rows = read_csv(STUDY / RESULTS_NAME, test=False)
+    assert {(row.cell, row.fold, row.readout) for row in rows if row.readout != OWN} == planned
+
+
 def test_page_and_table_of_the_study_agree(tmp_path: Path) -> None:
     rows: Any = read_csv(STUDY / RESULTS_NAME, test=True)
     notes = read_study(STUDY / "study.toml").notes
