@@ -1,0 +1,10 @@
+"""Architectures in the style of public code, each with its history by hand.
+
+``registry.py`` says how an entry is made and examined; the other files are the models, by style.
+``python -m tests.capture.zoo`` prints the table of docs/capture.md.
+"""
+
+from . import branches, chosen, edges, lasts, states  # noqa: F401 - each registers its models
+from .registry import ENTRIES, Entry, Outcome, examine
+
+__all__ = ["ENTRIES", "Entry", "Outcome", "examine"]
