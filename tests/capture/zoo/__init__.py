@@ -4,7 +4,7 @@
 ``python -m tests.capture.zoo`` prints the table of docs/capture.md.
 """
 
-from . import branches, chosen, edges, lasts, states  # noqa: F401 - each registers its models
+from . import branches, chosen, edges, lasts, molecules, states  # noqa: F401 - each registers its models
 from .registry import ENTRIES, Entry, Outcome, examine
 
 __all__ = ["ENTRIES", "Entry", "Outcome", "examine"]
