@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import CaptureError
@@ -111,6 +111,11 @@ class TimedPoint:
 
     time: int
     point: CapturePoint
+    value: int = -1  #: the value of the probe pass
+
+    def renamed(self, name: str) -> TimedPoint:
+        """Return the same point under another name."""
+        return replace(self, point=replace(self.point, name=name))
 
 
 def module_point(
@@ -133,7 +138,7 @@ def module_point(
         width=trace.values[value].width,
         consumer=consumer,
     )
-    return TimedPoint(time, point)
+    return TimedPoint(time, point, value)
 
 
 def anchor_value(trace: Trace, value: int, *, cut: int, name: str, consumer: str) -> TimedPoint:
@@ -181,4 +186,4 @@ def _function_point(
         consumer=consumer,
         calls=tuple(calls),
     )
-    return TimedPoint(function.time, point)
+    return TimedPoint(function.time, point, value)
