@@ -12,6 +12,8 @@ from . import (  # noqa: F401 - each registers its models
     geometric,
     lasts,
     molecules,
+    node_level,
+    plain,
     states,
 )
 from .registry import ENTRIES, Entry, Outcome, examine

@@ -1,4 +1,4 @@
-"""The manners of frameworks: GraphGym and GraphGPS, DGL, torchdrug, powerful-gnns, Kipf's GCN."""
+"""The manners of frameworks: GraphGym and GraphGPS, DGL, torchdrug."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .graphs import EDGE_FEATURES, FEATURES, WIDTH
 from .registry import add, entry, keep, recording
 from .states import sum_to_nodes
 
-GYM, DGL, DRUG, PLAIN = "GraphGym and GraphGPS", "DGL style", "torchdrug style", "plain PyTorch"
+GYM, DGL, DRUG = "GraphGym and GraphGPS", "DGL style", "torchdrug style"
 
 
 class GymEncoder(nn.Module):
@@ -265,88 +265,6 @@ class DrugGin(nn.Module):
 
 add("torchdrug style, last layer", DRUG, lambda: DrugGin(False), either=True)
 add("torchdrug style, concatenated layers", DRUG, lambda: DrugGin(True), either=True)
-
-
-# powerful-gnns: sparse matrices for neighbours and for the pool, a linear map of each layer's pool.
-@entry("GIN paper: sparse matrices, every layer pooled", PLAIN, either=True)
-class PowerfulGnn(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.mlps = nn.ModuleList([mlp(FEATURES, WIDTH, WIDTH), mlp(WIDTH, WIDTH, WIDTH)])
-        self.batch_norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(2))
-        self.linears_prediction = nn.ModuleList(
-            [nn.Linear(FEATURES, 2), nn.Linear(WIDTH, 2), nn.Linear(WIDTH, 2)]
-        )
-
-    def sparse(self, index, rows, columns):
-        ones = torch.ones(index.shape[1])
-        return torch.sparse_coo_tensor(index, ones, (rows, columns), check_invariants=True)
-
-    def forward(self, x, edge_index, batch):
-        num_nodes, num_graphs = len(x), int(batch.max()) + 1
-        adj_block = self.sparse(edge_index, num_nodes, num_nodes)
-        members = torch.stack([batch, torch.arange(num_nodes)])
-        graph_pool = self.sparse(members, num_graphs, num_nodes)
-        hidden_rep = [keep(x)]
-        h = x
-        for layer_mlp, norm in zip(self.mlps, self.batch_norms, strict=True):
-            h = F.relu(norm(layer_mlp(torch.spmm(adj_block, h))))
-            hidden_rep.append(keep(h))
-        score_over_layer = 0
-        for h, linear in zip(hidden_rep, self.linears_prediction, strict=True):
-            score_over_layer += F.dropout(linear(torch.spmm(graph_pool, h)), 0.5, self.training)
-        return score_over_layer
-
-
-class Kipf(nn.Module):
-    """pygcn's layer: ``layer(x, adj)``."""
-
-    def __init__(self, width_in, width_out):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(width_in, width_out))
-
-    def forward(self, x, adj):
-        return torch.spmm(adj, torch.mm(x, self.weight))
-
-
-@entry("Kipf's GCN: layer(x, adj)", PLAIN)
-class KipfGcn(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gc1, self.gc2 = Kipf(FEATURES, WIDTH), Kipf(WIDTH, 3)
-
-    def forward(self, x, edge_index):
-        ones = torch.ones(edge_index.shape[1])
-        shape = (len(x), len(x))
-        adj = torch.sparse_coo_tensor(edge_index, ones, shape, check_invariants=True)
-        x = keep(F.dropout(F.relu(self.gc1(keep(x), adj)), 0.5, training=self.training))
-        return F.log_softmax(keep(self.gc2(x, adj)), dim=1)
-
-
-@entry("nn.Sequential of layers that take a tuple", PLAIN)
-class TupleSequential(nn.Module):
-    class Layer(nn.Module):
-        def __init__(self, width_in):
-            super().__init__()
-            self.conv = Kipf(width_in, WIDTH)
-
-        def forward(self, state):
-            x, adj = state
-            return F.relu(self.conv(x, adj)), adj
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(self.Layer(FEATURES), self.Layer(WIDTH), self.Layer(WIDTH))
-        self.head = nn.Linear(WIDTH, 2)
-
-    def forward(self, x, edge_index, batch):
-        adj = torch.zeros(len(x), len(x)).index_put_(tuple(edge_index), torch.ones(()))
-        if recording():
-            state = keep(x), adj
-            for layer in self.net:
-                state = layer(state)
-                keep(state[0])
-        return self.head(global_mean_pool(self.net((x, adj))[0], batch))
 
 
 @entry("PyG's Sequential", GYM)

@@ -130,4 +130,5 @@ BATCHES: dict[str, Callable[[], tuple[Batch, Batch]]] = {
     "merged pairs": _batches(merged_pair),
     "views": _batches(views),
     "one graph": _batches(molecule, sizes=((12,), (11,))),
+    "one size": _batches(molecule, sizes=((12,), (12,))),
 }
