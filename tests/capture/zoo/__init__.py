@@ -10,11 +10,15 @@ from . import (  # noqa: F401 - each registers its models
     edges,
     frameworks,
     geometric,
+    hierarchical,
     lasts,
     molecules,
     node_level,
     plain,
+    readouts,
+    running,
     states,
+    transformers,
 )
 from .registry import ENTRIES, Entry, Outcome, examine
 
