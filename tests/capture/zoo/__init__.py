@@ -5,6 +5,7 @@
 """
 
 from . import (  # noqa: F401 - each registers its models
+    around,
     branches,
     chosen,
     edges,
@@ -12,13 +13,17 @@ from . import (  # noqa: F401 - each registers its models
     geometric,
     hierarchical,
     lasts,
+    mixtures,
     molecules,
     node_level,
     plain,
+    pyg_models,
     readouts,
     running,
+    signatures,
     states,
     transformers,
+    unusual,
 )
 from .registry import ENTRIES, Entry, Outcome, examine
 
