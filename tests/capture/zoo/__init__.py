@@ -4,7 +4,22 @@
 ``python -m tests.capture.zoo`` prints the table of docs/capture.md.
 """
 
-from . import branches, chosen, edges, lasts, molecules, states  # noqa: F401 - each registers its models
+from . import (  # noqa: F401 - each registers its models
+    branches,
+    chosen,
+    edges,
+    frameworks,
+    geometric,
+    hierarchical,
+    lasts,
+    molecules,
+    node_level,
+    plain,
+    readouts,
+    running,
+    states,
+    transformers,
+)
 from .registry import ENTRIES, Entry, Outcome, examine
 
 __all__ = ["ENTRIES", "Entry", "Outcome", "examine"]

@@ -206,7 +206,13 @@ class TwoFeatureSets(nn.Module):
         return self.head(torch.cat([first, second], dim=-1))
 
 
-@entry("two views, the better one by attention", VIEWS, data="views")
+# The views are stacked first: apart they are the states, together the same numbers in one tensor.
+@entry(
+    "two views, the better one by attention",
+    VIEWS,
+    data="views",
+    readings=("apart", "together"),
+)
 class AttendedViews(TwoEdgeSets):
     """AM-GCN: a softmax over the views of each node; an aggregation before the pool."""
 
@@ -216,9 +222,11 @@ class AttendedViews(TwoEdgeSets):
         self.head = nn.Linear(WIDTH, 2)
 
     def forward(self, data):
-        keep(data.x)
-        views = [self.encode(data.x, e) for e in (data.edge_index, data.edge_index2)]
-        stacked = torch.stack(views, dim=1)  # [num_nodes, 2, width]
+        views, x = [], keep(data.x)
+        for edges in (data.edge_index, data.edge_index2):
+            first = keep(self.convs[0](x, edges).relu())
+            views.append(keep(self.convs[1](first, edges).relu(), "apart"))
+        stacked = keep(torch.stack(views, dim=1), "together")  # [num_nodes, 2, width]
         weight = torch.softmax(self.score(torch.tanh(stacked)), dim=1)  # [num_nodes, 2, 1]
         return self.head(global_mean_pool(keep((weight * stacked).sum(1)), data.batch))
 

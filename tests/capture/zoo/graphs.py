@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch_geometric.data import Batch, Data
+from torch_geometric.transforms import ToSparseTensor
 
 WIDTH = 8
 FEATURES = 7
@@ -93,6 +94,12 @@ def views(num_nodes: int, seed: int) -> Data:
     return data
 
 
+def with_matrix(num_nodes: int, seed: int) -> Data:
+    """The edges as a sparse matrix, as ``ToSparseTensor`` leaves them."""
+    data = molecule(num_nodes, seed)
+    return ToSparseTensor(layout=torch.sparse_csr)(Data(x=data.x, edge_index=data.edge_index))
+
+
 def merged_pair(num_nodes: int, seed: int) -> Data:
     """Two molecules as the two parts of one graph; ``side`` says which atom is whose."""
     first, second = molecule(num_nodes, seed), molecule(num_nodes // 2 + 3, seed + 500)
@@ -129,5 +136,7 @@ BATCHES: dict[str, Callable[[], tuple[Batch, Batch]]] = {
     "pairs": _batches(pair, follow_batch=["x_s", "x_t"]),
     "merged pairs": _batches(merged_pair),
     "views": _batches(views),
+    "adj_t": _batches(with_matrix),
     "one graph": _batches(molecule, sizes=((12,), (11,))),
+    "one size": _batches(molecule, sizes=((12,), (12,))),
 }
