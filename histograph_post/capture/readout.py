@@ -185,9 +185,10 @@ class _Readout:
             return any(wanted >> value & 1 and self.trace.values[value].floating for value in made)
 
         def reduces(made: Sequence[int]) -> bool:
+            numbers = [value for value in made if self.trace.values[value].floating]
             if for_good:
-                return not any(map(self._stays_by_node, made))
-            return not any(map(self.layers.has_node_rows, made))
+                return not any(map(self._stays_by_node, numbers))
+            return not any(map(self.layers.has_node_rows, numbers))
 
         for module in self.trace.modules:
             if module not in self._pooling or not reaches_output(module.outputs):
@@ -335,7 +336,14 @@ class _Readout:
         return (
             join.call.name in _SUMMING
             and not join.parallel
-            and all(not self.made[other] or self._is_own(other, fed) for other in join.others)
+            and all(self._is_own(other, fed) or self._is_input(other, fed) for other in join.others)
+        )
+
+    def _is_input(self, value: int, fed: Sequence[Layer]) -> bool:
+        """Whether the value is what the network started from, added to every layer."""
+        value = self._unweighted(value)
+        return not self.made[value] and any(
+            self.trace.derives(given, value) for layer in fed for given in layer.candidates
         )
 
     def _is_own(self, value: int, fed: Sequence[Layer]) -> bool:
@@ -382,12 +390,22 @@ class _Readout:
         return [
             call
             for call in self.layers.steps
-            if call.name in LINEAR
+            if self._has_weights(call)
             and any(self._full(value, end) for value in call.inputs)
-            and any(self.trace.values[value].sources == Source.WEIGHT for value in call.inputs)
             and self.layers.leads_to(call, end)
             and not any(module.contains(call.time) for module in jumping)
         ]
+
+    def _has_weights(self, call: FunctionCall) -> bool:
+        """Whether a call multiplies by a matrix of weights: attention and recurrent cells too."""
+        weights = [
+            self.trace.values[value]
+            for value in call.inputs
+            if self.trace.values[value].sources == Source.WEIGHT
+        ]
+        matrices = any(len(weight.shape) > 1 for weight in weights)
+        by_element = call.name in _MULTIPLYING or call.name in _JOINING
+        return bool(weights) and (call.name in LINEAR or (matrices and not by_element))
 
     def _extra_linear_map(self, end: int, after: int = 0) -> tuple[Consumed, FunctionCall] | None:
         """Return the input of the first linear map that no layer before has a counterpart of."""
@@ -400,7 +418,7 @@ class _Readout:
         return None
 
     def _given_before(self, end: int) -> list[int]:
-        """Return what layers like the last ones were given by other layers on the way to ``end``."""
+        """Return what layers like the last ones were given by others, on the way to ``end``."""
         kinds = {type(layer.call.module) for layer in self.layers.frontier(end)}
         given = [
             (type(layer.call.module) in kinds, value)
