@@ -133,9 +133,7 @@ def _made_by(call: ModuleCall) -> list[int]:
     return [output for output in call.outputs if output >= call.first_value]
 
 
-def find_layers(
-    trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool = False
-) -> Layers:
+def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool = False) -> Layers:
     """Find the message-passing layers that ran, and what every value is made of.
 
     Layers are the outermost calls of PyG's ``MessagePassing``, and the innermost other modules

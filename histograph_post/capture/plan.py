@@ -7,8 +7,9 @@ asked for by position, name or glob (``selection.py``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from .consumed import choose_inputs
 from .layers import Layers, find_layers, repeats
 from .points import CapturePlan, TimedPoint, anchor_value, module_point
 from .probing import probe_batches
-from .readout import BranchEnd, find_ends
+from .readout import BranchEnd, Consumed, find_ends
 from .selection import asks_for_steps, select_points, split_layers
 from .tensors import eager_module, frozen
 from .trace import ModuleCall, Trace, run_trace
@@ -53,9 +54,7 @@ def plan_capture(
     if parts in (["auto"], ["steps"]):
         if automatic.problem is not None:
             raise automatic.problem
-        return CapturePlan(
-            tuple(timed.point for timed in automatic.points), tuple(automatic.notes)
-        )
+        return CapturePlan(tuple(timed.point for timed in automatic.points), tuple(automatic.notes))
 
     def named_layers(calls: Sequence[ModuleCall]) -> Sequence[TimedPoint]:
         return _automatic(trace, named=calls).points
@@ -112,7 +111,8 @@ def _automatic(
 def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint], list[str]]:
     """Return the points of the automatic list in execution order, and notes for the user."""
     trace = layers.trace
-    consumed = choose_inputs(layers, [end.state.value for end in ends])
+    states = _states(layers, ends)
+    consumed = choose_inputs(layers, [state.value for state in states])
     consumers: dict[int, list[ModuleCall]] = {}  # Layers that consume the same value are parallel.
     for layer in layers.layers:
         value = consumed.get(layer.number)
@@ -129,14 +129,64 @@ def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint]
             points[value] = anchor_value(
                 trace, value, cut=calls[0].start, name=name, consumer=consumer
             )
-    for end in ends:
-        for taken, name in ((end.state, layers.names_of(end.state.value)), (end.pooled, POOLED)):
-            if taken is not None and taken.value not in points:
-                points[taken.value] = anchor_value(
-                    trace, taken.value, cut=taken.cut, name=name, consumer=taken.consumer
-                )
-    ordered = sorted(points.values(), key=lambda timed: timed.time)
-    return _named(ordered), _notes(layers, ends, consumed, consumers)
+    pooled = [end.pooled for end in ends if end.pooled is not None]
+    for each in pooled:
+        _refuse_other_tensors(layers, states, each, consumers)
+    for taken in (*states, *pooled):
+        if taken.value not in points:
+            name = POOLED if taken in pooled else layers.names_of(taken.value)
+            points[taken.value] = anchor_value(
+                trace, taken.value, cut=taken.cut, name=name, consumer=taken.consumer
+            )
+    ordered = [points[value] for value in sorted(points, key=partial(_when, trace, points))]
+    return _named(ordered), _notes(layers, states, pooled, consumed, consumers)
+
+
+def _when(trace: Trace, points: Mapping[int, TimedPoint], value: int) -> int:
+    """Return when a value was made; the data's own tensors come up when they are consumed."""
+    call = trace.producer.get(value)
+    return points[value].time if call is None else call.time
+
+
+def _states(layers: Layers, ends: Sequence[BranchEnd]) -> list[Consumed]:
+    """Return the last state of every branch, once."""
+    newest: dict[int, Consumed] = {}
+    for state in sorted((state for end in ends for state in end.states), key=lambda s: s.value):
+        newest[layers.lines[state.value]] = state
+    return list(newest.values())
+
+
+def _refuse_other_tensors(
+    layers: Layers, states: Sequence[Consumed], pooled: Consumed, inputs: Collection[int]
+) -> None:
+    """Refuse a readout that consumes more of the last layers than the states, such as vectors."""
+    trace = layers.trace
+    widths = {trace.values[state.value].width for state in states}
+    known = {*inputs, *(state.value for state in states)}
+    last = {
+        value: layer
+        for layer in layers.frontier(pooled.value)
+        for value in layer.call.outputs
+        if trace.has_node_rows(value)
+    }
+    open_values, seen = [pooled.value], set()
+    while open_values:
+        value = open_values.pop()
+        if value in seen or value in known:
+            continue
+        seen.add(value)
+        if value in last and trace.values[value].width not in widths:
+            layer = last[value]
+            taken = ", ".join(
+                f"{layer.label}:output:{place} {list(trace.values[output].shape)}"
+                for place, output in enumerate(layer.call.outputs)
+                if output in last
+            )
+            raise CaptureError(
+                f"the readout consumes several node tensors of layer {layer.label!r}: {taken}; "
+                "name the ones to capture with --layers"
+            )
+        open_values += trace.values[value].parents
 
 
 def _named(points: Sequence[TimedPoint]) -> list[TimedPoint]:
@@ -152,7 +202,8 @@ def _named(points: Sequence[TimedPoint]) -> list[TimedPoint]:
 
 def _notes(
     layers: Layers,
-    ends: Sequence[BranchEnd],
+    states: Sequence[Consumed],
+    pooled: Sequence[Consumed],
     consumed: dict[int, int | None],
     consumers: dict[int, list[ModuleCall]],
 ) -> list[str]:
@@ -176,13 +227,11 @@ def _notes(
         if len(calls) > 1:
             labels = ", ".join(repr(call.label) for call in calls)
             notes.append(f"{labels} run side by side, on the same input")
-    if len(ends) > 1:
-        names = ", ".join(repr(layers.names_of(end.state.value)) for end in ends)
-        notes.append(f"the readout consumes {len(ends)} branches, which end in {names}")
-    for end in ends:
-        if end.pooled is not None:
-            notes.append(
-                f"{POOLED!r} is what the readout consumes; the last state, "
-                f"{layers.names_of(end.state.value)!r}, is kept beside it"
-            )
+    names = ", ".join(repr(layers.names_of(state.value)) for state in states)
+    if len(states) > 1:
+        notes.append(f"the readout consumes {len(states)} branches, which end in {names}")
+    if pooled:
+        notes.append(
+            f"{POOLED!r} is what the readout consumes, kept beside the last state, {names}"
+        )
     return notes

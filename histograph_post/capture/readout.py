@@ -18,6 +18,7 @@ pooled is another tensor than the state, and both are kept.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -53,11 +54,26 @@ class Consumed:
 
 
 @dataclass(frozen=True)
-class BranchEnd:
-    """Where a branch of layers ends."""
+class _Join:
+    """A call that joins values which other layers have made each."""
 
-    state: Consumed
-    pooled: Consumed | None  #: what the readout consumes, where that is not the state
+    call: FunctionCall
+    members: Sequence[int]  #: the ones that are states of their branches
+    others: Sequence[int]  #: those that fewer layers went into than into what is joined
+    parallel: bool  #: whether none of them was made of all layers
+
+    @property
+    def cut(self) -> int:
+        """When the members are consumed."""
+        return self.call.time
+
+
+@dataclass(frozen=True)
+class BranchEnd:
+    """Where branches of layers end."""
+
+    states: tuple[Consumed, ...]  #: one of each branch
+    pooled: Consumed | None  #: what the readout consumes, where that is none of the states
 
 
 def find_ends(layers: Layers) -> list[BranchEnd]:
@@ -107,9 +123,7 @@ class _Readout:
             for value in layer.candidates:
                 taken_up |= self._frontier(value)
         last = {each.value: each for each in reversed(list(consumed))}
-        kept = [
-            each for each in last.values() if self._frontier(each.value) & ~taken_up
-        ]
+        kept = [each for each in last.values() if self._frontier(each.value) & ~taken_up]
         # A score per node is no activation if there is anything else of the same layers.
         wide = {self._frontier(each.value) for each in kept if self._width(each.value) > 1}
         kept = [
@@ -171,18 +185,17 @@ class _Readout:
             return any(wanted >> value & 1 and self.trace.values[value].floating for value in made)
 
         def reduces(made: Sequence[int]) -> bool:
+            numbers = [value for value in made if self.trace.values[value].floating]
             if for_good:
-                return not any(map(self._stays_by_node, made))
-            return not any(map(self.layers.has_node_rows, made))
+                return not any(map(self._stays_by_node, numbers))
+            return not any(map(self.layers.has_node_rows, numbers))
 
         for module in self.trace.modules:
-            if module in self._pooling and reaches_output(module.outputs):
-                if reduces(module.outputs):
-                    yield from (
-                        Consumed(value, module.start, _describe_module(module))
-                        for value in module.inputs
-                        if self._is_activation(value)
-                    )
+            if module not in self._pooling or not reaches_output(module.outputs):
+                continue
+            if reduces(module.outputs):
+                for value in filter(self._is_activation, module.inputs):
+                    yield Consumed(value, module.start, _describe_module(module))
         for call in self.layers.steps:
             if any(module.contains(call.time) for module in self._pooling):
                 continue
@@ -219,25 +232,50 @@ class _Readout:
     # --- from what is consumed back to the state
 
     def _graph_end(self, end: Consumed) -> BranchEnd:
-        """Find the state behind what is pooled."""
+        """Find the states behind what is pooled."""
         join = self._join(end.value)
         linear = self._extra_linear_map(end.value)
-        stops = [stop for stop in (join, linear) if stop is not None]
-        if not stops:
-            return BranchEnd(end, None)
-        state = min(stops, key=lambda stop: stop[0].cut)[0]
-        changed = linear is not None or (join is not None and self._aggregates(join[1], end.value))
-        return BranchEnd(state, end if changed and state.value != end.value else None)
+        if linear is not None and (join is None or linear[0].cut < join.cut):
+            return self._behind(linear[0], end)
+        if join is None:
+            return BranchEnd((end,), None)
+        aggregates = linear is not None or self._aggregates(join.call, end.value)
+        return BranchEnd(self._joined(join), end if aggregates else None)
 
     def _node_end(self, end: Consumed) -> BranchEnd:
-        """Find the state behind an output per node: its own head is no part of the history."""
+        """Find the states behind an output per node: its own head is no part of the history."""
         join = self._join(end.value)
-        linear = self._extra_linear_map(end.value, after=join[1].time if join else 0)
+        linear = self._extra_linear_map(end.value, after=join.cut if join else 0)
         consumed = linear[0] if linear is not None else end
-        if join is None or join[0].cut > consumed.cut:
-            return BranchEnd(consumed, None)
-        aggregates = self._aggregates(join[1], consumed.value)
-        return BranchEnd(join[0], consumed if aggregates else None)
+        if join is None:
+            return BranchEnd((consumed,), None)
+        aggregates = self._aggregates(join.call, consumed.value)
+        return BranchEnd(self._joined(join), consumed if aggregates else None)
+
+    def _behind(self, state: Consumed, end: Consumed) -> BranchEnd:
+        """Return the end of the branches behind a state, with what is pooled."""
+        return BranchEnd(self._graph_end(state).states, end)
+
+    def _joined(self, join: _Join) -> tuple[Consumed, ...]:
+        """Return the states of the branches that are joined."""
+        consumer = self._describe(join.call)
+        if consumer.endswith("()"):
+            consumer = f"{join.call.name}() over layers"
+        found: list[Consumed] = []
+        for value in map(self._unweighted, join.members):
+            found += self._graph_end(Consumed(value, join.cut, consumer)).states
+        return tuple(found)
+
+    def _unweighted(self, value: int) -> int:
+        """Return what is multiplied by a number before it is joined: a weight of the layer."""
+        call = self.trace.producer.get(value)
+        if call is None or call.name not in _MULTIPLYING or self.layers.inside(call.time):
+            return value
+        rows = [each for each in call.inputs if self.trace.has_node_rows(each)]
+        numbers = all(
+            each in rows or math.prod(self.trace.values[each].shape) == 1 for each in call.inputs
+        )
+        return rows[0] if len(rows) == 1 and numbers else value
 
     def _full(self, value: int, end: int) -> bool:
         """Whether the value has node rows, leads to ``end`` and is made of all its layers."""
@@ -247,39 +285,65 @@ class _Readout:
             and self.trace.derives(end, value)
         )
 
-    def _joins(self, end: int) -> Iterator[tuple[FunctionCall, list[int], list[int]]]:
-        """Yield the calls that join a value made of all layers with one of fewer."""
+    def _joins(self, end: int) -> Iterator[_Join]:
+        """Yield the calls on the way to ``end`` that join values of other layers each."""
         for call in self.layers.steps:
             if call.name not in _JOINING or not self.layers.leads_to(call, end):
                 continue
             members = [
                 value
-                for value in call.inputs
+                for value in dict.fromkeys(map(self._by_node, call.inputs))
                 if self.layers.has_node_rows(value)
                 and Source.NODE in self.trace.values[value].sources
             ]
             full = [value for value in members if self._full(value, end)]
             others = [value for value in members if self.made[value] != self.made[end]]
             if full and others:
-                yield call, full, others
+                yield _Join(call, full[-1:], others, parallel=False)
+            elif len(others) > 1 and any(self._full(value, end) for value in call.outputs):
+                yield _Join(call, others, others, parallel=True)
 
-    def _join(self, end: int) -> tuple[Consumed, FunctionCall] | None:
+    def _by_node(self, value: int) -> int:
+        """Return the node rows that were given one more dimension before they are joined."""
+        call = self.trace.producer.get(value)
+        shape = self.trace.values[value].shape
+        if call is not None and call.inputs and shape[:2] == (1, self.trace.num_nodes):
+            before = call.inputs[0]
+            if self.trace.values[before].shape == shape[1:]:
+                return before
+        return value
+
+    def _join(self, end: int) -> _Join | None:
         """Return where layers are joined for the readout on the way to ``end``, if they are."""
-        for call, full, others in self._joins(end):
-            fed = self.layers.frontier(end)
-            if self._is_residual(call, others, fed) or self._is_habit(call, others, fed):
+        fed = self.layers.frontier(end)
+        for join in self._joins(end):
+            if join.parallel and not self._loses_branches(join.call, end):
                 continue
-            consumer = self._describe(call)
-            consumer = f"{call.name}() over layers" if consumer.endswith("()") else consumer
-            return Consumed(full[-1], call.time, consumer), call
+            if not (self._is_residual(join, fed) or self._is_habit(join, fed)):
+                return join
         return None
 
-    def _is_residual(
-        self, call: FunctionCall, others: Sequence[int], fed: Sequence[Layer]
-    ) -> bool:
+    def _loses_branches(self, call: FunctionCall, end: int) -> bool:
+        """Whether parallel branches are added or reduced: side by side, they are all there."""
+        return call.name not in _CONCATENATING or any(
+            self._width(end) < self._width(output)
+            for output in call.outputs
+            if self.trace.derives(end, output) and len(self.trace.values[output].shape) > 2
+        )
+
+    def _is_residual(self, join: _Join, fed: Sequence[Layer]) -> bool:
         """Whether a layer's output is added to what the layer was given, or to the input."""
-        return call.name in _SUMMING and all(
-            not self.made[other] or self._is_own(other, fed) for other in others
+        return (
+            join.call.name in _SUMMING
+            and not join.parallel
+            and all(self._is_own(other, fed) or self._is_input(other, fed) for other in join.others)
+        )
+
+    def _is_input(self, value: int, fed: Sequence[Layer]) -> bool:
+        """Whether the value is what the network started from, added to every layer."""
+        value = self._unweighted(value)
+        return not self.made[value] and any(
+            self.trace.derives(given, value) for layer in fed for given in layer.candidates
         )
 
     def _is_own(self, value: int, fed: Sequence[Layer]) -> bool:
@@ -290,22 +354,24 @@ class _Readout:
             # Layers that were joined on the way are more than what the layer was given.
             new = self.trace.ancestors[value] & ~self.trace.ancestors[given]
             if not any(
-                any(new >> output & 1 for output in call.outputs)
-                for call, _, _ in self._joins(value)
+                any(new >> output & 1 for output in join.call.outputs)
+                for join in self._joins(value)
             ):
                 return True
         return False
 
-    def _is_habit(self, call: FunctionCall, others: Sequence[int], fed: Sequence[Layer]) -> bool:
+    def _is_habit(self, join: _Join, fed: Sequence[Layer]) -> bool:
         """Whether what the last layers are given was joined in the same way before."""
-        kind = _CONCATENATING if call.name in _CONCATENATING else _SUMMING
-        if call.name in _MAXIMISING:
-            return False
+        kinds = [kind for kind in (_CONCATENATING, _SUMMING) if join.call.name in kind]
         for given in (given for layer in fed for given in layer.candidates):
-            for earlier, _, less in self._joins(given):
-                makers = self.layers.frontier(given)
-                own = call.name in _SUMMING and all(self._is_own(value, makers) for value in less)
-                if earlier.name in kind and not own:
+            makers = self.layers.frontier(given)
+            for earlier in self._joins(given):
+                if earlier.parallel != join.parallel or earlier.call.name not in set().union(
+                    *kinds
+                ):
+                    continue
+                residual = join.call.name in _SUMMING and self._is_residual(earlier, makers)
+                if join.parallel or not residual:
                     return True
         return False
 
@@ -320,36 +386,49 @@ class _Readout:
 
     def _linear_maps(self, end: int) -> list[FunctionCall]:
         """Return the linear maps with weights from the last layers to ``end``."""
-        jumping = [
-            call for call in self.trace.modules if isinstance(call.module, JumpingKnowledge)
-        ]
+        jumping = [call for call in self.trace.modules if isinstance(call.module, JumpingKnowledge)]
         return [
             call
             for call in self.layers.steps
-            if call.name in LINEAR
+            if self._has_weights(call)
             and any(self._full(value, end) for value in call.inputs)
-            and any(self.trace.values[value].sources == Source.WEIGHT for value in call.inputs)
             and self.layers.leads_to(call, end)
             and not any(module.contains(call.time) for module in jumping)
         ]
 
+    def _has_weights(self, call: FunctionCall) -> bool:
+        """Whether a call multiplies by a matrix of weights: attention and recurrent cells too."""
+        weights = [
+            self.trace.values[value]
+            for value in call.inputs
+            if self.trace.values[value].sources == Source.WEIGHT
+        ]
+        matrices = any(len(weight.shape) > 1 for weight in weights)
+        by_element = call.name in _MULTIPLYING or call.name in _JOINING
+        return bool(weights) and (call.name in LINEAR or (matrices and not by_element))
+
     def _extra_linear_map(self, end: int, after: int = 0) -> tuple[Consumed, FunctionCall] | None:
         """Return the input of the first linear map that no layer before has a counterpart of."""
-        per_layer = min(
-            (
-                len(self._linear_maps(given))
-                for layer in self.layers.layers
-                for given in layer.candidates
-                if self.made[given]
-            ),
-            default=0,
-        )
+        per_layer = min(map(len, map(self._linear_maps, self._given_before(end))), default=0)
         maps = self._linear_maps(end)
         maps = [call for call in maps if call.time > after] if after else maps[per_layer:]
         for call in maps[:1]:
             value = next(value for value in call.inputs if self._full(value, end))
             return Consumed(value, call.time, self._describe(call)), call
         return None
+
+    def _given_before(self, end: int) -> list[int]:
+        """Return what layers like the last ones were given by others, on the way to ``end``."""
+        kinds = {type(layer.call.module) for layer in self.layers.frontier(end)}
+        given = [
+            (type(layer.call.module) in kinds, value)
+            for layer in self.layers.layers
+            if self.made[end] >> layer.number & 1
+            for value in layer.candidates
+            if self.made[value]
+        ]
+        alike = any(same for same, _ in given)
+        return [value for same, value in given if same or not alike]
 
     # --- gates
 

@@ -71,7 +71,7 @@ def select_points(
         if part in by_position:
             found = _by_position(automatic, part)
         else:
-            found = _by_name(trace, automatic, handed_on, part)
+            found = _by_name(trace, automatic, handed_on, part, named_layers)
         for timed in found:
             chosen.setdefault(timed.value, timed)
     return sorted(chosen.values(), key=lambda timed: (timed.time, timed.point.name))
@@ -96,7 +96,11 @@ def _by_position(automatic: Sequence[TimedPoint], part: str) -> Sequence[TimedPo
 
 
 def _by_name(
-    trace: Trace, automatic: Sequence[TimedPoint], handed_on: Sequence[TimedPoint], part: str
+    trace: Trace,
+    automatic: Sequence[TimedPoint],
+    handed_on: Sequence[TimedPoint],
+    part: str,
+    named_layers: NamedLayers,
 ) -> list[TimedPoint]:
     """Return the points of a name or glob: of layers, or of modules that ran."""
     by_name = [timed for timed in automatic if _matches(timed.point.name, part)]
@@ -107,15 +111,15 @@ def _by_name(
         raise _unknown(trace, automatic, part)
     if match := _TENSOR.fullmatch(part):
         kind = cast(Literal["input", "output"], match["kind"])
-        points = [
-            point for call in calls for point in _tensors(trace, call, kind, match["place"])
-        ]
+        points = [point for call in calls for point in _tensors(trace, call, kind, match["place"])]
     else:
         kind = "output"
         points = [
             point
             for call in calls
-            for point in _as_consumed(trace, handed_on, call) or _tensors(trace, call, kind, None)
+            for point in _as_consumed(trace, handed_on, call)
+            or _as_consumed(trace, named_layers(calls), call)
+            or _tensors(trace, call, kind, None)
         ]
     if not points:
         values = [value for call in calls for value in _values(call, kind)]
@@ -165,7 +169,7 @@ def _values(call: ModuleCall, kind: str) -> tuple[int, ...]:
 def _tensors(
     trace: Trace, call: ModuleCall, kind: Literal["input", "output"], place: str | None
 ) -> list[TimedPoint]:
-    """Return the point of the tensor at a place, or of the first with node rows, if there is one."""
+    """Return the point of the tensor at a place, or of the first with node rows, if any."""
     values = _values(call, kind)
     if place is not None:
         rows = [value for value in values[int(place) :][:1] if trace.has_node_rows(value)]

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Batch
@@ -251,6 +252,9 @@ class _Recorder(TorchFunctionMode):
             name = function_name(func)
             values = tuple(map(self._value_at, arguments, versions))
             inputs = values[: 0 if name in _SHAPE_ONLY else 1 if name in _SHAPE_OF_OTHERS else None]
+            if isinstance(func, OpOverload) and name.endswith("_") and not changed:
+                # Inside a scripted function the version is counted after the operator has run.
+                self._add(arguments[0], versions[0], inputs)
             outputs = [self.value_of(tensor, inputs) for tensor in (*returned, *changed)]
             slots = [self.value_of(tensor) for tensor in (*returned, *arguments)]
             self.functions.append(
