@@ -38,8 +38,13 @@ USEFUL = r"--layers"
 
 TOLERANCE = 1e-5
 
-#: What models warn of themselves: checkpoints without gradients, PyG's sparse matrices.
-MODEL_WARNINGS = ("None of the inputs have requires_grad", "Sparse (invariant|CSR)")
+#: What models and data warn of themselves: checkpoints without gradients, PyG's sparse matrices,
+#: graphs that do not say how many nodes they have.
+MODEL_WARNINGS = (
+    "None of the inputs have requires_grad",
+    "Sparse (invariant|CSR)",
+    "Unable to accurately infer 'num_nodes'",
+)
 
 
 @dataclass(frozen=True)
