@@ -203,12 +203,9 @@ def _message_passing(trace: Trace) -> list[ModuleCall]:
 
 
 def _mixes_nodes_by_edges(trace: Trace, call: ModuleCall) -> bool:
-    """Whether the call is given nodes and edges, and inside it the ones are read by the others."""
+    """Whether the call is given nodes, and inside it they are read by edges."""
     nodes = [value for value in call.inputs if trace.has_node_rows(value)]
-    edges = [value for value in call.inputs if trace.edge_only(value)]
-    if not edges or all(node in edges for node in nodes):
-        return False
-    return any(
+    return any(not trace.edge_only(node) for node in nodes) and any(
         call.contains(function.time)
         and (function.name in LINEAR or function.name in _INDEXING)
         and any(trace.edge_only(value) for value in function.inputs)

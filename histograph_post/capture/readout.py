@@ -391,7 +391,7 @@ class _Readout:
             call
             for call in self.layers.steps
             if self._has_weights(call)
-            and any(self._full(value, end) for value in call.inputs)
+            and any(self.made[value] == self.made[end] for value in call.inputs)
             and self.layers.leads_to(call, end)
             and not any(module.contains(call.time) for module in jumping)
         ]
@@ -413,8 +413,14 @@ class _Readout:
         maps = self._linear_maps(end)
         maps = [call for call in maps if call.time > after] if after else maps[per_layer:]
         for call in maps[:1]:
-            value = next(value for value in call.inputs if self._full(value, end))
-            return Consumed(value, call.time, self._describe(call)), call
+            behind = [
+                value.index
+                for value in self.trace.values
+                if self._full(value.index, end)
+                and any(self.trace.derives(given, value.index) for given in call.inputs)
+            ]
+            if behind:
+                return Consumed(behind[-1], call.time, self._describe(call)), call
         return None
 
     def _given_before(self, end: int) -> list[int]:
