@@ -39,11 +39,12 @@ USEFUL = r"--layers"
 TOLERANCE = 1e-5
 
 #: What models and data warn of themselves: checkpoints without gradients, PyG's sparse matrices,
-#: graphs that do not say how many nodes they have.
+#: graphs that do not say how many nodes they have, functions in beta.
 MODEL_WARNINGS = (
     "None of the inputs have requires_grad",
     "Sparse (invariant|CSR)",
     "Unable to accurately infer 'num_nodes'",
+    "index_reduce",
 )
 
 
