@@ -5,20 +5,27 @@
 """
 
 from . import (  # noqa: F401 - each registers its models
+    around,
     branches,
     chosen,
     edges,
     frameworks,
     geometric,
     hierarchical,
+    joins,
     lasts,
+    mixtures,
     molecules,
     node_level,
+    pairs,
     plain,
+    pyg_models,
     readouts,
     running,
+    signatures,
     states,
     transformers,
+    unusual,
 )
 from .registry import ENTRIES, Entry, Outcome, examine
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 
+import torch
+
 from . import ENTRIES, Outcome, examine
 
 WORDS = {"right": "captured right", "refused": "refused, says why", "wrong": "**wrong**"}
@@ -68,6 +70,7 @@ def details(outcomes: list[Outcome]) -> list[str]:
 
 
 def main() -> int:
+    torch.set_num_threads(1)  # the models are tiny
     outcomes = [examine(entry) for entry in ENTRIES]
     lines = [*family_table(outcomes), "", *model_table(outcomes)]
     if "--details" in sys.argv:

@@ -140,10 +140,9 @@ class MlpBranch(nn.Module):
         )
 
 
+# An auxiliary output that eval leaves out: it ran, but nothing descends from it.
 @entry("a branch whose result is not used", TOWERS)
 class DeadBranch(ShortAndLong):
-    """An auxiliary output that eval leaves out: it ran, but nothing descends from it."""
-
     def __init__(self):
         super().__init__()
         self.head = nn.Linear(WIDTH, 1)
@@ -158,8 +157,6 @@ class DeadBranch(ShortAndLong):
 
 
 class SharedEncoder(nn.Module):
-    """Two GIN layers and a linear projection after the pool."""
-
     def __init__(self):
         super().__init__()
         self.convs = nn.ModuleList(

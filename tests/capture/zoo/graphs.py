@@ -86,6 +86,13 @@ def pair(num_nodes: int, seed: int) -> Pair:
     )
 
 
+def bare_pair(num_nodes: int, seed: int) -> Pair:
+    """A pair that does not say how many nodes it has."""
+    data = pair(num_nodes, seed)
+    del data.num_nodes
+    return data
+
+
 def views(num_nodes: int, seed: int) -> Data:
     """Two sets of edges and two sets of features on the same nodes."""
     data = molecule(num_nodes, seed)
@@ -134,6 +141,7 @@ BATCHES: dict[str, Callable[[], tuple[Batch, Batch]]] = {
     "integers": _batches(integers),
     "cycles": _batches(cycle),
     "pairs": _batches(pair, follow_batch=["x_s", "x_t"]),
+    "bare pairs": _batches(bare_pair, follow_batch=["x_s", "x_t"]),
     "merged pairs": _batches(merged_pair),
     "views": _batches(views),
     "adj_t": _batches(with_matrix),

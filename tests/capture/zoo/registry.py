@@ -16,7 +16,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -38,8 +38,13 @@ USEFUL = r"--layers"
 
 TOLERANCE = 1e-5
 
-#: What models warn of themselves: checkpoints without gradients, PyG's sparse matrices.
-MODEL_WARNINGS = ("None of the inputs have requires_grad", "Sparse (invariant|CSR)")
+#: What models and data warn of themselves: checkpoints without gradients, PyG's sparse matrices,
+#: graphs that do not say how many nodes they have.
+MODEL_WARNINGS = (
+    "None of the inputs have requires_grad",
+    "Sparse (invariant|CSR)",
+    "Unable to accurately infer 'num_nodes'",
+)
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ def _recording(reading: str) -> Iterator[list[Tensor]]:
 
 def histories_by_hand(entry: Entry, model: nn.Module, batch: Batch) -> list[list[Tensor]]:
     """Return the history in each of its readings, from passes without capture."""
-    model = getattr(model, "_orig_mod", model)  # compiling is what this does not need
+    model = getattr(model, "_orig_mod", model)
     histories = []
     for reading in entry.readings:
         with _recording(reading) as tensors:
@@ -165,17 +170,30 @@ def examine(entry: Entry) -> Outcome:
         try:
             plan = plan_capture(model, probe, layers=entry.layers)
             captured = Capture(model, plan).run(later.clone())
+            # Without the wrapper of torch.compile: compiling is what this does not need.
+            plain = call_model(getattr(model, "_orig_mod", model), later.clone())
         except HistographError as error:
             return _refused(entry, str(error), widths)
         except Exception as error:  # whatever else is raised is no refusal
             return Outcome(entry, "wrong", f"{type(error).__name__}: {error}", widths)
-    found = captured.history
-    wrong = [_difference(found, history) for history in wanted]
+    wrong = [_difference(captured.history, history) for history in wanted]
+    if not all(map(torch.equal, _tensors(captured.output), _tensors(plain))):
+        return _captured(entry, "wrong", "another output with capture", plan, widths)
     if not wanted:
         return _captured(entry, "wrong", "captured, where a refusal is expected", plan, widths)
     if None in wrong:
         return _captured(entry, "right", "", plan, widths)
     return _captured(entry, "wrong", str(wrong[0]), plan, widths)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """Return the tensors of an output in order; an output may be nested."""
+    if isinstance(output, Tensor):
+        return [output]
+    if is_dataclass(output):
+        output = vars(output)
+    parts = output.values() if isinstance(output, dict) else output or ()
+    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def _refused(entry: Entry, message: str, widths: list[int]) -> Outcome:
