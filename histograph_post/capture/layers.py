@@ -150,7 +150,6 @@ def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool =
     calls = list(named) or _with_whole_states(trace, _message_passing(trace))
     if steps:
         calls = _taken_apart(trace, calls)
-    made = _Made(trace)
     layers: list[Layer] = []
     readouts = [call for call in calls if _leaves_nodes(trace, call)]
     problem, stopped_by = None, None
@@ -171,7 +170,13 @@ def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool =
         )
     _refuse_edge_caches(trace, layers)
     return Layers(
-        trace, tuple(layers), made.of(layers), tuple(calls), tuple(readouts), problem, stopped_by
+        trace,
+        tuple(layers),
+        _made_of(trace, layers),
+        tuple(calls),
+        tuple(readouts),
+        problem,
+        stopped_by,
     )
 
 
@@ -283,25 +288,19 @@ def _taken_apart(trace: Trace, calls: Sequence[ModuleCall]) -> list[ModuleCall]:
 # --- what values are made of
 
 
-class _Made:
-    """Which layers each value derives from."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-
-    def of(self, layers: Sequence[Layer]) -> list[int]:
-        """Return for every value the set of its layers, as bits."""
-        own: dict[int, int] = {}
-        for layer in layers:
-            for value in _made_by(layer.call):
-                own[value] = own.get(value, 0) | 1 << layer.number
-        made: list[int] = []
-        for value in self._trace.values:
-            bits = own.get(value.index, 0)
-            for parent in value.parents:
-                bits |= made[parent]
-            made.append(bits)
-        return made
+def _made_of(trace: Trace, layers: Sequence[Layer]) -> list[int]:
+    """Return for every value the layers it derives from, as bits."""
+    own: dict[int, int] = {}
+    for layer in layers:
+        for output in _made_by(layer.call):
+            own[output] = own.get(output, 0) | 1 << layer.number
+    made: list[int] = []
+    for value in trace.values:
+        bits = own.get(value.index, 0)
+        for parent in value.parents:
+            bits |= made[parent]
+        made.append(bits)
+    return made
 
 
 def _layer(trace: Trace, call: ModuleCall, number: int) -> Layer:

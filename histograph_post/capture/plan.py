@@ -18,15 +18,12 @@ from torch_geometric.data import Batch
 from ..errors import CaptureError
 from .consumed import choose_inputs
 from .layers import Layers, find_layers, repeats
-from .points import CapturePlan, TimedPoint, anchor_value, module_point
+from .points import POOLED, CapturePlan, TimedPoint, anchor_value, module_point
 from .probing import probe_batches
 from .readout import BranchEnd, Consumed, find_ends
 from .selection import asks_for_steps, select_points, split_layers
 from .tensors import eager_module, frozen
 from .trace import ModuleCall, Trace, run_trace
-
-#: The name of what is pooled, where that is another tensor than the last layer's state.
-POOLED = "pooled"
 
 
 def plan_capture(

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 Kind = Literal["input", "output", "function"]
 
+#: The name of what is pooled, where that is another tensor than the last layer's state.
+POOLED = "pooled"
+
+
+def is_pooled(name: str) -> bool:
+    """Whether a layer of that name is what is pooled, beside the state of the last layer."""
+    return name.partition("~")[0] == POOLED
+
 
 @dataclass(frozen=True)
 class CapturePoint:
@@ -71,6 +79,12 @@ class CapturePlan:
     def names(self) -> tuple[str, ...]:
         """The name of each layer."""
         return tuple(point.name for point in self.points)
+
+    @property
+    def state(self) -> int:
+        """The position of the last layer's state: what is pooled may come after it."""
+        states = [at for at, name in enumerate(self.names) if not is_pooled(name)]
+        return states[-1] if states else len(self.points) - 1
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -153,11 +153,8 @@ def _as_consumed(
 ) -> list[TimedPoint]:
     """Return the first activation that comes of a call: what the next layer consumes of it."""
     for timed in sorted(handed_on, key=lambda timed: timed.value):
-        if timed.value >= call.first_value and any(
-            trace.derives(timed.value, output)
-            for output in call.outputs
-            if trace.has_node_rows(output)
-        ):
+        outputs = [output for output in call.outputs if trace.has_node_rows(output)]
+        if any(trace.derives(timed.value, output) for output in outputs):
             return [timed]
     return []
 
