@@ -6,6 +6,7 @@
 
 from . import (  # noqa: F401 - each registers its models
     around,
+    blocks,
     branches,
     chosen,
     edges,
@@ -22,6 +23,7 @@ from . import (  # noqa: F401 - each registers its models
     pyg_models,
     readouts,
     running,
+    shapes,
     signatures,
     states,
     transformers,

@@ -231,6 +231,5 @@ def _position(tensor: Tensor, among: Sequence[Tensor]) -> int | None:
 
 
 def _close(found: Tensor, wanted: Tensor) -> bool:
-    return found.shape == wanted.shape and torch.allclose(
-        found, wanted, rtol=TOLERANCE, atol=TOLERANCE
-    )
+    same_kind = found.shape == wanted.shape and found.dtype == wanted.dtype
+    return same_kind and torch.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
