@@ -9,6 +9,7 @@ from . import (  # noqa: F401 - each registers its models
     blocks,
     branches,
     chosen,
+    drawn,
     edges,
     frameworks,
     geometric,
