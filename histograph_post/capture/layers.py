@@ -211,14 +211,63 @@ def _mixes_nodes_by_edges(trace: Trace, call: ModuleCall) -> bool:
     """Whether the call is given nodes, and inside it they are read by edges."""
     nodes = [value for value in call.inputs if trace.has_node_rows(value)]
     return any(not trace.edge_only(node) for node in nodes) and any(
-        call.contains(function.time)
-        and (function.name in LINEAR or function.name in _INDEXING)
+        call.contains(function.time) and _reads_nodes_by_edges(trace, function)
+        for function in trace.functions
+    )
+
+
+def _reads_nodes_by_edges(trace: Trace, function: FunctionCall) -> bool:
+    """Whether a function looks rows of nodes up by edges, or multiplies by an adjacency matrix."""
+    return (
+        (function.name in LINEAR or function.name in _INDEXING)
         and any(trace.edge_only(value) for value in function.inputs)
         and any(
             trace.values[value].floating and Source.NODE in trace.values[value].sources
             for value in function.inputs
         )
-        for function in trace.functions
+    )
+
+
+def refuse_hidden_steps(layers: Layers, ends: Sequence[int]) -> None:
+    """Refuse messages that are passed outside of the layers, and rows that are put in other places.
+
+    Raises:
+        CaptureError: if the history would lack a layer, or its rows would be other nodes'.
+    """
+    trace = layers.trace
+    for end in ends:
+        steps = [call for call in layers.steps if layers.leads_to(call, end)]
+        hidden = [
+            call.name
+            for call in steps
+            if _reads_nodes_by_edges(trace, call)
+            and any(layers.made[value] for value in call.inputs)
+            and any(map(layers.has_node_rows, call.outputs))
+        ]
+        if hidden:
+            raise CaptureError(
+                f"messages are passed outside of the layers that were found, by {hidden[0]}() on "
+                f"{layers.names_of(end)!r}; name the modules to capture with --layers"
+            )
+        moves = [call for call in steps if _moves_rows(layers, call)]
+        if len(moves) % 2:  # there and back is no move
+            raise CaptureError(
+                f"the rows of nodes are put in another order, by {moves[0].name}(): the history "
+                "would be that of other nodes; give the model graphs in the order it wants"
+            )
+
+
+def _moves_rows(layers: Layers, call: FunctionCall) -> bool:
+    """Whether a call looks rows of nodes up by an index of as many nodes."""
+    trace = layers.trace
+    return (
+        call.name in ("__getitem__", "index_select", "index", "gather")
+        and any(map(layers.has_node_rows, call.outputs))
+        and any(map(layers.has_node_rows, call.inputs))
+        and any(
+            not trace.values[value].floating and trace.values[value].shape == (trace.num_nodes,)
+            for value in call.inputs
+        )
     )
 
 

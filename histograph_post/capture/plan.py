@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import nn
 from torch_geometric.data import Batch
+from torch_geometric.nn import MessagePassing
 
 from ..errors import CaptureError
 from .consumed import choose_inputs
-from .layers import Layers, find_layers, repeats
+from .layers import Layers, find_layers, refuse_hidden_steps, repeats
 from .points import POOLED, CapturePlan, TimedPoint, anchor_value, module_point
 from .probing import probe_batches
 from .readout import BranchEnd, Consumed, find_ends
@@ -51,7 +52,8 @@ def plan_capture(
     if parts in (["auto"], ["steps"]):
         if automatic.problem is not None:
             raise automatic.problem
-        return CapturePlan(tuple(timed.point for timed in automatic.points), tuple(automatic.notes))
+        points = tuple(timed.point for timed in automatic.points)
+        return CapturePlan(points, tuple(automatic.notes), automatic.runs)
 
     def named_layers(calls: Sequence[ModuleCall]) -> Sequence[TimedPoint]:
         return _automatic(trace, named=calls).points
@@ -91,6 +93,7 @@ class _Automatic:
     points: Sequence[TimedPoint] = ()
     notes: Sequence[str] = ()
     problem: CaptureError | None = None
+    runs: Mapping[str, int] = field(default_factory=dict)
 
 
 def _automatic(
@@ -102,7 +105,21 @@ def _automatic(
         points, notes = _points(layers, ends)
     except CaptureError as error:
         return _Automatic(problem=error)
-    return _Automatic(points, notes, layers.problem)
+    return _Automatic(points, notes, layers.problem, _runs(layers))
+
+
+def _runs(layers: Layers) -> dict[str, int]:
+    """Return how often each layer ran; 0 for a PyG layer that did not."""
+    model, *_ = layers.trace.modules
+    runs = {
+        name: 0
+        for name, module in model.module.named_modules()
+        if isinstance(module, MessagePassing)
+    }
+    for call in layers.trace.modules:
+        if call in layers.calls or call.name in runs:
+            runs[call.name] = runs.get(call.name, 0) + 1
+    return runs
 
 
 def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint], list[str]]:
@@ -129,6 +146,7 @@ def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint]
     pooled = [end.pooled for end in ends if end.pooled is not None]
     for each in pooled:
         _refuse_other_tensors(layers, states, each, consumers)
+    refuse_hidden_steps(layers, [each.value for each in (*states, *pooled)])
     for taken in (*states, *pooled):
         if taken.value not in points:
             name = POOLED if taken in pooled else layers.names_of(taken.value)
@@ -146,10 +164,11 @@ def _when(trace: Trace, points: Mapping[int, TimedPoint], value: int) -> int:
 
 
 def _states(layers: Layers, ends: Sequence[BranchEnd]) -> list[Consumed]:
-    """Return the last state of every branch, once."""
-    newest: dict[int, Consumed] = {}
+    """Return the last state of every branch: the newest, where one layer is read twice."""
+    newest: dict[tuple[int, int], Consumed] = {}
     for state in sorted((state for end in ends for state in end.states), key=lambda s: s.value):
-        newest[layers.lines[state.value]] = state
+        mixed = len(layers.frontier(state.value)) > 1
+        newest[layers.lines[state.value], state.value if mixed else -1] = state
     return list(newest.values())
 
 

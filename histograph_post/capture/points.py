@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import CaptureError
@@ -71,6 +72,8 @@ class CapturePlan:
     points: tuple[CapturePoint, ...]
     #: What a user should know about them.
     notes: tuple[str, ...] = ()
+    #: How often each layer ran in the probe pass; another pass must not run more of them.
+    runs: Mapping[str, Count] = field(default_factory=dict)
 
     #: The columns of :meth:`table`.
     COLUMNS: ClassVar[tuple[str, ...]] = ("layer", "name", "width", "taken at", "consumed by")
@@ -101,7 +104,7 @@ class CapturePlan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
         points = [{**asdict(point), "calls": list(point.calls)} for point in self.points]
-        return {"points": points, "notes": list(self.notes)}
+        return {"points": points, "notes": list(self.notes), "runs": dict(self.runs)}
 
     @classmethod
     def from_json(cls, value: Any) -> CapturePlan:
@@ -110,6 +113,8 @@ class CapturePlan:
         Raises:
             CaptureError: if the value is anything else.
         """
+        if isinstance(value, dict):
+            value = {"runs": {}, **value}  # an earlier version did not count them
         plan = decode(cls, value, "capture plan", error=CaptureError)
         if not plan.points:
             raise CaptureError("capture plan: found no points, expected a list of them")

@@ -21,6 +21,12 @@ def probe_batches(model: nn.Module, batch: Batch) -> Iterator[Batch]:
     Raises:
         CaptureError: if no graph has two nodes.
     """
+    if batch.num_nodes is None:
+        raise CaptureError(
+            "the graphs do not say how many nodes they have: found "
+            f"{', '.join(sorted(map(str, batch.keys())))}; expected one set of nodes per graph, "
+            "with features x, positions pos or num_nodes"
+        )
     if int(batch.num_nodes) < 2:
         raise CaptureError(
             f"the probe batch has {batch.num_nodes} nodes; expected a graph with two or more"

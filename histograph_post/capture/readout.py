@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,8 +35,8 @@ _CONCATENATING = frozenset(
 )
 _SUMMING = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "lerp", "addcmul"})
 _MAXIMISING = frozenset({"max", "maximum", "fmax", "min", "minimum"})
-_JOINING = _CONCATENATING | _SUMMING | _MAXIMISING
 _MULTIPLYING = frozenset({"mul", "mul_", "__mul__", "__rmul__", "multiply"})
+_JOINING = _CONCATENATING | _SUMMING | _MAXIMISING | _MULTIPLYING
 _SQUASHING = frozenset({"softmax", "log_softmax", "sigmoid", "sigmoid_", "logsigmoid"})
 _GATING = _SQUASHING | {"exp", "exp_", "tanh"}
 _RESHAPING = frozenset({"squeeze", "squeeze_", "view", "reshape", "flatten", "__getitem__"})
@@ -92,8 +92,9 @@ class _Readout:
     def ends(self) -> list[BranchEnd]:
         """Follow every value the readout consumes back to the state it stands for."""
         if self.layers.stopped_by is not None:
-            consumed = self._reductions(self.layers.stopped_by.inputs, for_good=False)
-            return [self._graph_end(each) for each in self._last(consumed)]
+            given = self.layers.stopped_by.inputs
+            consumed = self._reductions(given, for_good=False)
+            return [self._graph_end(each) for each in self._last(consumed, given)]
         outputs = [
             value
             for value in self.trace.outputs
@@ -107,21 +108,25 @@ class _Readout:
         nodes = [value for value in outputs if self.trace.has_node_rows(value, dims=1)]
         graphs = [value for value in outputs if self._has_graph_rows(value) and value not in nodes]
         if nodes and not graphs:
-            return [self._node_end(each) for each in self._last(map(self._final, nodes))]
-        consumed = self._reductions(graphs or outputs)
-        return [self._graph_end(each) for each in self._last(consumed)]
+            return [self._node_end(each) for each in self._last(map(self._final, nodes), nodes)]
+        outputs = graphs or outputs
+        consumed = self._reductions(outputs)
+        return [self._graph_end(each) for each in self._last(consumed, outputs)]
 
     def _has_graph_rows(self, value: int) -> bool:
         """Whether the value has a row per graph; of a single graph, [1] may be a loss."""
         shape, num_graphs = self.trace.values[value].shape, self.trace.num_graphs
         return shape[:1] == (num_graphs,) and (num_graphs > 1 or len(shape) > 1)
 
-    def _last(self, consumed: Iterator[Consumed]) -> list[Consumed]:
-        """Return the values of layers whose outputs no other layer takes up, each once."""
-        taken_up = 0
+    def _last(self, consumed: Iterable[Consumed], outputs: Sequence[int]) -> list[Consumed]:
+        """Return the values of layers that no other layer takes up for the outputs, each once."""
+        live, taken_up = 0, 0
+        for output in outputs:
+            live |= self.made[output]
         for layer in self.layers.layers:
             for value in layer.candidates:
-                taken_up |= self._frontier(value)
+                if live >> layer.number & 1:
+                    taken_up |= self._frontier(value)
         last = {each.value: each for each in reversed(list(consumed))}
         kept = [each for each in last.values() if self._frontier(each.value) & ~taken_up]
         # A score per node is no activation if there is anything else of the same layers.
@@ -298,6 +303,8 @@ class _Readout:
             ]
             full = [value for value in members if self._full(value, end)]
             others = [value for value in members if self.made[value] != self.made[end]]
+            if call.name in _MULTIPLYING and len({*map(self._width, members)}) > 1:
+                continue  # a weight per node
             if full and others:
                 yield _Join(call, full[-1:], others, parallel=False)
             elif len(others) > 1 and any(self._full(value, end) for value in call.outputs):
@@ -319,7 +326,7 @@ class _Readout:
         for join in self._joins(end):
             if join.parallel and not self._loses_branches(join.call, end):
                 continue
-            if not (self._is_residual(join, fed) or self._is_habit(join, fed)):
+            if not (self._is_residual(join, fed) or self._is_habit(join, end)):
                 return join
         return None
 
@@ -334,7 +341,7 @@ class _Readout:
     def _is_residual(self, join: _Join, fed: Sequence[Layer]) -> bool:
         """Whether a layer's output is added to what the layer was given, or to the input."""
         return (
-            join.call.name in _SUMMING
+            join.call.name in _SUMMING | _MULTIPLYING
             and not join.parallel
             and all(self._is_own(other, fed) or self._is_input(other, fed) for other in join.others)
         )
@@ -360,20 +367,25 @@ class _Readout:
                 return True
         return False
 
-    def _is_habit(self, join: _Join, fed: Sequence[Layer]) -> bool:
-        """Whether what the last layers are given was joined in the same way before."""
-        kinds = [kind for kind in (_CONCATENATING, _SUMMING) if join.call.name in kind]
-        for given in (given for layer in fed for given in layer.candidates):
+    def _is_habit(self, join: _Join, end: int) -> bool:
+        """Whether layers before were given what was joined in the same way."""
+        kind = next((kind for kind in (_CONCATENATING, _SUMMING) if join.call.name in kind), ())
+        for given in self._given_before(end, alike=False):
             makers = self.layers.frontier(given)
             for earlier in self._joins(given):
-                if earlier.parallel != join.parallel or earlier.call.name not in set().union(
-                    *kinds
-                ):
+                if earlier.parallel != join.parallel or earlier.call.name not in kind:
                     continue
-                residual = join.call.name in _SUMMING and self._is_residual(earlier, makers)
-                if join.parallel or not residual:
+                own = all(self._is_own(value, makers) for value in earlier.others)
+                if join.parallel or (
+                    self._gaps(earlier, given) <= self._gaps(join, end)
+                    and not (own and join.call.name in _SUMMING)
+                ):
                     return True
         return False
+
+    def _gaps(self, join: _Join, end: int) -> set[int]:
+        """Return how many layers the joined values lie back."""
+        return {(self.made[end] & ~self.made[value]).bit_count() for value in join.others}
 
     def _aggregates(self, join: FunctionCall, end: int) -> bool:
         """Whether more than concatenation lies between the joined layers and ``end``."""
@@ -404,8 +416,7 @@ class _Readout:
             if self.trace.values[value].sources == Source.WEIGHT
         ]
         matrices = any(len(weight.shape) > 1 for weight in weights)
-        by_element = call.name in _MULTIPLYING or call.name in _JOINING
-        return bool(weights) and (call.name in LINEAR or (matrices and not by_element))
+        return bool(weights) and (call.name in LINEAR or (matrices and call.name not in _JOINING))
 
     def _extra_linear_map(self, end: int, after: int = 0) -> tuple[Consumed, FunctionCall] | None:
         """Return the input of the first linear map that no layer before has a counterpart of."""
@@ -423,8 +434,11 @@ class _Readout:
                 return Consumed(behind[-1], call.time, self._describe(call)), call
         return None
 
-    def _given_before(self, end: int) -> list[int]:
-        """Return what layers like the last ones were given by others, on the way to ``end``."""
+    def _given_before(self, end: int, alike: bool = True) -> list[int]:
+        """Return what layers were given by others on the way to ``end``.
+
+        With ``alike``, only layers of the types of the last ones, if there are such.
+        """
         kinds = {type(layer.call.module) for layer in self.layers.frontier(end)}
         given = [
             (type(layer.call.module) in kinds, value)
@@ -433,7 +447,7 @@ class _Readout:
             for value in layer.candidates
             if self.made[value]
         ]
-        alike = any(same for same, _ in given)
+        alike = alike and any(same for same, _ in given)
         return [value for same, value in given if same or not alike]
 
     # --- gates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -80,9 +80,9 @@ class Capture:
         if self._in_use:
             raise CaptureError("this capture is already in use")
         self._in_use = True
-        positions: defaultdict[str, list[int]] = defaultdict(list)
+        positions: dict[str, list[int]] = {name: [] for name in self.plan.runs}
         for position, point in enumerate(self.plan.points):
-            positions[point.module].append(position)
+            positions.setdefault(point.module, []).append(position)
         try:
             for name, at in positions.items():
                 module = self._model.get_submodule(name)
@@ -118,12 +118,23 @@ class Capture:
             # A shallow copy, because models that take the whole batch assign to its attributes.
             output = call_model(self._model, copy.copy(batch))
             history = [self._activation(position) for position in range(len(self.plan.points))]
+            self._check_runs()
         finally:
             self._running = False
             self._found.clear()
             for watch in self._watches.values():
                 watch.stop()
         return Captured(history, output)
+
+    def _check_runs(self) -> None:
+        """Refuse a pass in which other layers ran than in the probe: the history lacks them."""
+        for name, count in self.plan.runs.items():
+            if self._calls[name] != count:
+                raise CaptureError(
+                    f"layer {name!r} ran {self._calls[name]} times in this pass and {count} times "
+                    "in the probe: which layers run depends on the graphs; name the ones that "
+                    "always run with --layers"
+                )
 
     def _activation(self, position: int) -> Tensor:
         """Return one layer of the history as ``[num_nodes, width]``."""
