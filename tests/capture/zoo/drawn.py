@@ -29,13 +29,28 @@ from torch_geometric.utils import softmax
 from .branches import mlp
 from .graphs import FEATURES, WIDTH
 from .registry import add, keep
+from .states import sum_to_nodes
 
 FAMILY = "drawn at random"
 
 #: How many of them the tests look at.
 COUNT = 24
 
+
+class ByHand(nn.Module):
+    """A layer without PyG."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.neighbours = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, edge_index):
+        gathered = sum_to_nodes(self.neighbours(x)[edge_index[0]], edge_index[1], len(x))
+        return self.own(x) + gathered / 4
+
+
 CONVS = {
+    "hand": ByHand,
     "gcn": lambda: GCNConv(WIDTH, WIDTH),
     "sage": lambda: SAGEConv(WIDTH, WIDTH),
     "gin": lambda: GINConv(mlp(WIDTH, WIDTH, WIDTH)),
@@ -54,9 +69,9 @@ ACTIVATIONS = {
     "module": nn.LeakyReLU(),
 }
 LAYERS = ("plain", "residual", "before", "cat", "add", "feed", "gated", "twice", "virtual")
-JOINS = ("last", "cat", "sum", "max", "jk max", "jk lstm", "weighted", "stack mean", "cat linear")
+JOINS = ("last", "cat", "sum", "sum relu", "max", "jk max", "jk lstm", "weighted", "mean", "linear")
 LASTS = ("nothing", "linear", "mlp", "atomwise")
-POOLS = ("mean", "add", "mean max", "attention", "gate", "set2set", "every layer")
+POOLS = ("mean", "add", "mean max", "attention", "gate", "set2set", "every layer", "nodes")
 SHAPES = ("one", "towers", "views", "short and long", "trunk")
 
 
@@ -152,6 +167,12 @@ class Drawn(nn.Module):
             self.pool = "add"
         if self.pool == "gate" and self.after == "atomwise":
             self.pool = "add"  # a gate of one number per node would be a part of it
+        if self.pool == "nodes":
+            # A linear map of the nodes is the readout itself, after a join as well.
+            self.after, self.join = "nothing", "cat" if self.join == "linear" else self.join
+        self.readings = ("",)
+        if self.pool == "nodes" and self.shape != "one":
+            self.readings = ("apart", "together")
         self.count = source.randint(2, 4)
         self.recipe = f"{self.shape}, {kind}, {self.join}, {self.after}, {self.pool}"
         self.embed = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU())
@@ -182,8 +203,11 @@ class Drawn(nn.Module):
             seen = self.trunk is not None or (number > 0 and self.branches[0] is not branch)
             edges = edge_index.flip(0) if self.shape == "views" and number else edge_index
             xs = (self.branches[0] if self.shape == "views" else branch)(x, edges, batch, seen=seen)
-            keep(xs[-1])
+            # Ends of branches that meet in one tensor of the nodes: apart, or as they meet.
+            keep(xs[-1], *self.readings[:1])
             pooled.append(self.read_out(self.between(self.join_layers(xs)), xs, batch))
+        if len(self.readings) > 1:
+            return self.head(keep(torch.cat(pooled, dim=-1), "together"))
         return self.head(torch.cat(pooled, dim=-1))
 
     def join_layers(self, xs):
@@ -197,11 +221,13 @@ class Drawn(nn.Module):
             joined = JumpingKnowledge("max")(xs)
         elif self.join == "sum":
             joined = sum(xs)
+        elif self.join == "sum relu":
+            joined = F.relu(xs[0] + xs[1] + xs[-1])
         elif self.join == "max":
             joined = torch.stack(xs, dim=0).max(dim=0)[0]
         elif self.join == "weighted":
             joined = sum(weight * x for weight, x in zip(self.weights, xs, strict=True))
-        elif self.join == "stack mean":
+        elif self.join == "mean":
             joined = torch.stack(xs, dim=1).mean(dim=1)
         else:
             joined = F.relu(self.joined(torch.cat(xs, dim=-1)))
@@ -228,6 +254,8 @@ class Drawn(nn.Module):
             return global_add_pool(softmax(self.gate(x), batch) * x, batch)
         if self.pool == "set2set":
             return self.set2set(x, batch)
+        if self.pool == "nodes":
+            return x
         return {"mean": global_mean_pool, "add": global_add_pool}[self.pool](x, batch)
 
 
@@ -235,7 +263,8 @@ def add_drawn(seeds) -> None:
     """Register the models of these seeds; their recipes are their names."""
     for seed in seeds:
         make = functools.partial(Drawn, seed)
-        add(f"drawn {seed}: {Drawn(seed).recipe}", FAMILY, make)
+        model = Drawn(seed)
+        add(f"drawn {seed}: {model.recipe}", FAMILY, make, readings=model.readings)
 
 
 add_drawn(range(COUNT))
