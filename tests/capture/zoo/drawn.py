@@ -33,8 +33,8 @@ from .states import sum_to_nodes
 
 FAMILY = "drawn at random"
 
-#: How many of them the tests look at.
-COUNT = 24
+#: The ones the tests look at: the first, and some that were once taken wrongly.
+SEEDS = (*range(18), 25, 44, 92, 105, 148, 204, 214)
 
 
 class ByHand(nn.Module):
@@ -267,4 +267,4 @@ def add_drawn(seeds) -> None:
         add(f"drawn {seed}: {model.recipe}", FAMILY, make, readings=model.readings)
 
 
-add_drawn(range(COUNT))
+add_drawn(SEEDS)
