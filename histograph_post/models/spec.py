@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     from .checkpoints import Checkpoint
     from .key_map import KeyMap
 
+#: How the weights are called in a folder as HuggingFace writes it, alone or by an index of parts.
+INDEX_SUFFIX = ".index.json"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+#: What stands in folders of this tool that hold weights: those are more than a checkpoint.
+_OURS = ("config.toml", "head.json", "run.json")
+
+
+def weights_in(folder: Path) -> Path | None:
+    """Return the file of the weights, or their index, in a folder as HuggingFace writes it."""
+    if not folder.is_dir() or any((folder / name).exists() for name in _OURS):
+        return None
+    names = [*_WEIGHTS, *(name + INDEX_SUFFIX for name in _WEIGHTS)]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
 
 @dataclass(frozen=True)
 class ModelSpec(Specification):
