@@ -13,6 +13,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from ..errors import ConfigError, HistographError, ModelError
 from ..utils.specifications import home_of, imported_place, is_defined_in, without_partial
 from .builtin_models import GNN
 from .builtin_settings import CHOICES, GNNSettings, settings_of
+from .sizes import build_sized
 
 #: The names of the built-in models.
 BUILT_IN: Final = CHOICES["kind"]
@@ -43,6 +45,15 @@ OUTPUT_NAMES: Final = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class Built:
+    """A model, and the sizes that its constructor insisted on and was given."""
+
+    model: nn.Module
+    #: As arguments of the constructor; empty where the user gave all of them.
+    filled: dict[str, int] = field(default_factory=dict)
+
+
 def build_model(
     spec: str,
     args: Mapping[str, Any],
@@ -51,12 +62,24 @@ def build_model(
     in_dim: int | Sequence[int] | None = None,
     out_dim: int | None = None,
 ) -> nn.Module:
+    """Return the model that ``spec`` names, built with ``args``; see :func:`build`."""
+    return build(spec, args, state_dict=state_dict, in_dim=in_dim, out_dim=out_dim).model
+
+
+def build(
+    spec: str,
+    args: Mapping[str, Any],
+    *,
+    state_dict: Mapping[str, Tensor] | None = None,
+    in_dim: int | Sequence[int] | None = None,
+    out_dim: int | None = None,
+) -> Built:
     """Return the model that ``spec`` names, built with ``args``.
 
     Args:
         spec: a built-in name, ``file.py:Name`` or ``package.module:Name``.
         args: arguments of the constructor; they win over everything found elsewhere.
-        state_dict: the weights to be loaded later; a built-in model takes its sizes from them.
+        state_dict: the weights to be loaded later; sizes that they show win over those of the data.
         in_dim: the number of node features of the data (or, for a built-in model, the number of
             categories of each column), used where the constructor insists on it.
         out_dim: the number of classes or targets of the data, used in the same way.
@@ -66,7 +89,7 @@ def build_model(
         NotFoundError: if the file does not exist.
     """
     if spec in BUILT_IN:
-        return _build_builtin(spec, args, state_dict, in_dim, out_dim)
+        return Built(_build_builtin(spec, args, state_dict, in_dim, out_dim))
     place, colon, name = spec.rpartition(":")
     if not colon and spec.endswith(".py"):
         place, name = spec, ""
@@ -81,7 +104,7 @@ def build_model(
         target = _find(module, name, place)
         _check_target(target, module, spec)
         # Built while the folder of the file is importable: constructors import things, too.
-        return _construct(target, spec, args, in_dim, out_dim)
+        return _construct(target, spec, args, state_dict, in_dim, out_dim)
 
 
 def _build_builtin(
@@ -156,15 +179,28 @@ def _construct(
     target: Any,
     label: str,
     args: Mapping[str, Any],
+    state_dict: Mapping[str, Tensor] | None,
     in_dim: int | Sequence[int] | None,
     out_dim: int | None,
-) -> nn.Module:
+) -> Built:
     """Call a class or factory; a module is taken as it is."""
     if isinstance(target, nn.Module):
         if args:
             raise ModelError(f"{label} is a module already and takes no arguments: {list(args)}")
-        return target
-    arguments = _bind(target, label, args, in_dim if isinstance(in_dim, int) else None, out_dim)
+        return Built(target)
+    if out_dim is None and state_dict:
+        out_dim = 1  # where the data ask for none, the weights say how many there are
+    sizes = _sizes(target, args, in_dim if isinstance(in_dim, int) else None, out_dim)
+    if state_dict:
+        sized = build_sized(
+            lambda given: _call(target, label, {**args, **given}), sizes, state_dict
+        )
+        return Built(*sized)
+    return Built(_call(target, label, {**args, **sizes}), sizes)
+
+
+def _call(target: Any, label: str, arguments: Mapping[str, Any]) -> nn.Module:
+    _check_arguments(target, label, arguments)
     try:
         model = target(**arguments)
     except HistographError:
@@ -178,21 +214,33 @@ def _construct(
     return model
 
 
-def _bind(
-    target: Any, label: str, args: Mapping[str, Any], in_dim: int | None, out_dim: int | None
-) -> dict[str, Any]:
-    """Complete the arguments with the sizes of the data, and check them against the signature."""
-    try:
-        signature = inspect.signature(target)
-    except (TypeError, ValueError):  # some callables written in C have none
-        return dict(args)
-    arguments = dict(args)
-    for name, parameter in signature.parameters.items():
-        if name in arguments or parameter.default is not parameter.empty:
+def _sizes(
+    target: Any, args: Mapping[str, Any], in_dim: int | None, out_dim: int | None
+) -> dict[str, int]:
+    """Return the sizes of the data that a constructor insists on, under its names for them."""
+    signature = _signature(target)
+    sizes: dict[str, int] = {}
+    for name, parameter in signature.parameters.items() if signature else ():
+        if name in args or parameter.default is not parameter.empty:
             continue
         for names, size in ((INPUT_NAMES, in_dim), (OUTPUT_NAMES, out_dim)):
             if name in names and size is not None:
-                arguments[name] = size
+                sizes[name] = size
+    return sizes
+
+
+def _signature(target: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):  # some callables written in C have none
+        return None
+
+
+def _check_arguments(target: Any, label: str, arguments: Mapping[str, Any]) -> None:
+    """Hold arguments against the signature before anything is called."""
+    signature = _signature(target)
+    if signature is None:
+        return
     try:
         signature.bind(**arguments)
     except TypeError as error:
@@ -202,7 +250,6 @@ def _bind(
         ]
         shown = inspect.Signature(plain)
         raise ModelError(f"{label}{shown} {error}; give arguments as name=value") from error
-    return arguments
 
 
 def parse_args(pairs: Iterable[str]) -> dict[str, Any]:

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..data import GraphDataset
+    from .building import Built
     from .checkpoints import Checkpoint
     from .key_map import KeyMap
+    from .loading import LoadReport
 
 #: How the weights are called in a folder as HuggingFace writes it, alone or by an index of parts.
 INDEX_SUFFIX = ".index.json"
@@ -49,6 +51,8 @@ class ModelSpec(Specification):
     out_dim: int | None = None
     #: Of the weights in the model; empty where they are not known.
     weights_sha256: str = ""
+    #: Which state dict of the checkpoint; None for the usual one.
+    state: str | None = None
 
     def build(
         self,
@@ -59,13 +63,18 @@ class ModelSpec(Specification):
         """Build the model with initial weights of its own; code that only a file names is refused.
 
         Args:
-            state_dict: The weights to be loaded later; a built-in model takes its sizes from them.
+            state_dict: The weights to be loaded later; sizes are taken from them.
             in_dim: Node features of the data, for constructors that insist on them.
         """
-        from .building import build_model
+        return self._build(state_dict, in_dim).model
+
+    def _build(
+        self, state_dict: Mapping[str, Tensor] | None, in_dim: int | Sequence[int] | None
+    ) -> Built:
+        from .building import build
 
         followed = self.to_follow()
-        return build_model(
+        return build(
             followed.spec, followed.args, state_dict=state_dict, in_dim=in_dim, out_dim=self.out_dim
         )
 
@@ -75,27 +84,46 @@ class ModelSpec(Specification):
 
         if self.checkpoint is None:
             raise NotFoundError(f"{self.spec}: found no checkpoint, expected the weights in a file")
-        return read_checkpoint(self.checkpoint, trust=self.trust)
+        return read_checkpoint(self.checkpoint, trust=self.trust, state=self.state)
 
-    def load(self, *, checkpoint: Checkpoint | None = None, in_dim: int | None = None) -> nn.Module:
+    def load(
+        self,
+        *,
+        checkpoint: Checkpoint | None = None,
+        in_dim: int | None = None,
+        allow_missing: bool = False,
+    ) -> LoadedModel:
         """Build the model and load its weights: names and shapes agree, or it is refused.
 
         Args:
             checkpoint: The file of the weights, where it has been read before.
             in_dim: Node features of the data, for constructors that insist on them.
+            allow_missing: Take a file that lacks some weights; the caller sees to it that they do
+                not matter.
         """
         self.to_follow()  # before a file is read
         weights, key_map = checkpoint or self.read_checkpoint(), self._read_key_map()
         tensors = weights.state_dict if key_map is None else key_map.apply(weights.state_dict)
-        model = self.build(state_dict=tensors, in_dim=in_dim)
-        self.fill(model, checkpoint=weights)
-        return model.eval()
+        built = self._build(tensors, in_dim)
+        report = self.fill(built.model, checkpoint=weights, allow_missing=allow_missing)
+        return LoadedModel(built.model.eval(), weights, report, built.filled)
 
-    def fill(self, model: nn.Module, *, checkpoint: Checkpoint | None = None) -> None:
+    def fill(
+        self,
+        model: nn.Module,
+        *,
+        checkpoint: Checkpoint | None = None,
+        allow_missing: bool = False,
+    ) -> LoadReport:
         """Load the weights into a model that exists."""
         from .loading import load_into
 
-        load_into(model, checkpoint or self.read_checkpoint(), key_map=self._read_key_map())
+        return load_into(
+            model,
+            checkpoint or self.read_checkpoint(),
+            key_map=self._read_key_map(),
+            allow_missing=allow_missing,
+        )
 
     def _read_key_map(self) -> KeyMap | None:
         from .key_map import read_key_map
@@ -104,27 +132,57 @@ class ModelSpec(Specification):
 
 
 @dataclass(frozen=True)
-class Pretrained:
-    """A model with its checkpoint's weights in it, and the graphs to run it on."""
+class LoadedModel:
+    """A model with its checkpoint's weights in it, and how they got there."""
 
     model: nn.Module
     checkpoint: Checkpoint
+    report: LoadReport
+    #: Sizes that the constructor insisted on and that came from the weights or the data.
+    filled: dict[str, int]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The weights that the file does not have; they are zero."""
+        return tuple(row.name for row in self.report.missing)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the weights."""
+        sizes = ", ".join(f"{name}={size}" for name, size in self.filled.items())
+        filled = [f"the model was built with {sizes}, as weights and data ask for"] if sizes else []
+        return [*self.checkpoint.notes, *self.report.notes, *filled]
+
+
+@dataclass(frozen=True)
+class Pretrained(LoadedModel):
+    """Such a model, and the graphs to run it on."""
+
     dataset: GraphDataset
 
 
 def load_pretrained(
-    model: ModelSpec, data: DataSpec, *, dataset: GraphDataset | None = None
+    model: ModelSpec,
+    data: DataSpec,
+    *,
+    dataset: GraphDataset | None = None,
+    allow_missing: bool = False,
 ) -> Pretrained:
     """Read the checkpoint and the data, build the model, and load the weights strictly.
 
-    ``dataset`` is the data of that specification, where it has been loaded before.
+    Args:
+        model: The model and its checkpoint.
+        data: The data.
+        dataset: The data of that specification, where it has been loaded before.
+        allow_missing: See :meth:`ModelSpec.load`.
     """
     checkpoint = model.read_checkpoint()
     if dataset is None:
         dataset = data.load()
     sized = replace(model, out_dim=_output_width(dataset))
     in_dim = int(dataset.graphs[0].num_node_features)
-    return Pretrained(sized.load(checkpoint=checkpoint, in_dim=in_dim), checkpoint, dataset)
+    loaded = sized.load(checkpoint=checkpoint, in_dim=in_dim, allow_missing=allow_missing)
+    return Pretrained(**vars(loaded), dataset=dataset)
 
 
 def _output_width(dataset: GraphDataset) -> int | None:
