@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,8 @@ from .terminal import Terminal, size
 if TYPE_CHECKING:
     from histograph_post.runs.run import Run
 
+#: Values beside the weights of a checkpoint that are printed.
+_VALUES_SHOWN = 12
 #: A run has the own readout, the one to beat and its head; with more it is a comparison.
 _FEW_READOUTS = 3
 
@@ -29,7 +32,8 @@ def inspect(
         Path,
         typer.Argument(
             metavar="CHECKPOINT|CACHE|RUN",
-            help="A checkpoint file, or the folder of a cache, a run or an export.",
+            help="A checkpoint (a file, or a HuggingFace folder), or the folder of a cache, a run "
+            "or an export.",
         ),
     ],
     model: Annotated[
@@ -47,19 +51,22 @@ def inspect(
     data_args: opt.DataArgsOption = [],  # noqa: B006
     layers: opt.LayersOption = "auto",
     key_map: opt.KeyMapOption = None,
+    state: opt.StateOption = None,
     trust_checkpoint: opt.TrustOption = False,
 ) -> None:
     """Show what is in a checkpoint, a cache or a run; nothing is written.
 
     For a checkpoint, --model and --data show which layers would be captured, and where.
     """
-    if path.is_dir():
+    from histograph_post.models.spec import weights_in
+
+    if path.is_dir() and weights_in(path) is None:
         _inspect_folder(terminal, path)
         return
     if (model is None) != (data is None):
         raise typer.BadParameter("give --model and --data together, or neither")
     if model is None or data is None:
-        _inspect_checkpoint(terminal, path, trust=trust_checkpoint)
+        _inspect_checkpoint(terminal, path, state=state, trust=trust_checkpoint)
         return
     from histograph_post.caches.planning import CacheOptions, plan_cache
     from histograph_post.data import DataSpec
@@ -68,36 +75,52 @@ def inspect(
     from histograph_post.splits import resolve_splits
 
     source = load_pretrained(
-        ModelSpec(model, parse_args(model_args), path, key_map, trust_checkpoint),
+        ModelSpec(model, parse_args(model_args), path, key_map, trust_checkpoint, state=state),
         DataSpec(data, parse_args(data_args), data_root),
+        allow_missing=True,
     )
     plan = plan_cache(
         source.model,
         source.dataset,
         resolve_splits(source.dataset, None),
         options=CacheOptions(layers=layers),
+        missing=source.missing,
         device="cpu",
     )
-    for note in (*source.dataset.notes, *plan.capture.notes):
+    for note in (*source.notes, *source.dataset.notes, *plan.capture.notes):
         terminal.note(note)
     show_plan(terminal, plan)
-    given = [f"--data-root {data_root}"] if data_root else []
-    given += [f"--data-args {pair}" for pair in data_args]
-    given += [f"--model-args {pair}" for pair in model_args]
-    given += [f"--layers {layers}"] if layers != "auto" else []
-    terminal.result(
-        plan.to_json(),
-        next_command=" ".join(
-            [f"histograph cache --model {model} --checkpoint {path} --data {data}", *given]
-        )
-        + " -o CACHE",
-    )
+    if source.missing:
+        terminal.note(f"the model's own outputs would not be kept: {plan.own.problem}")
+    words = ["histograph", "cache", "--model", model, "--checkpoint", str(path), "--data", data]
+    words += ["--data-root", str(data_root)] if data_root else []
+    words += [word for pair in data_args for word in ("--data-args", pair)]
+    words += [word for pair in model_args for word in ("--model-args", pair)]
+    words += ["--layers", layers] if layers != "auto" else []
+    words += ["--key-map", str(key_map)] if key_map else []
+    words += ["--state", state] if state else []
+    words += ["--trust-checkpoint"] if trust_checkpoint else []
+    terminal.result(plan.to_json(), next_command=f"{shlex.join(words)} -o CACHE")
 
 
-def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
+def _inspect_checkpoint(terminal: Terminal, path: Path, *, state: str | None, trust: bool) -> None:
     from histograph_post.models import read_checkpoint
 
-    checkpoint = read_checkpoint(path, trust=trust)
+    checkpoint = read_checkpoint(path, trust=trust, state=state)
+    for note in checkpoint.notes:
+        terminal.note(note)
+    if checkpoint.others:
+        terminal.table(
+            "State dicts in the file",
+            ["name", "tensors", ""],
+            [
+                [checkpoint.found_at, len(checkpoint.state_dict), "shown below"],
+                *([name, n, f"--state {name}"] for name, n in checkpoint.others.items()),
+            ],
+        )
+    beside = [[name, str(value)] for name, value in checkpoint.metadata.items()]
+    if beside:
+        terminal.table("Beside the weights", ["name", "value"], beside[:_VALUES_SHOWN])
     weights = checkpoint.state_dict
     terminal.table(
         f"{path.name}: {len(weights)} tensors, "
@@ -114,9 +137,19 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
             "sha256": checkpoint.sha256,
             "found_at": checkpoint.found_at,
             "stripped": list(checkpoint.stripped),
+            "state_dicts": {checkpoint.found_at: len(weights), **checkpoint.others},
+            "read_past": list(checkpoint.past),
+            "beside": checkpoint.metadata,
             "tensors": {name: list(value.shape) for name, value in weights.items()},
         },
-        next_command=f"histograph inspect {path} --model SPEC --data SPEC",
+        next_command=" ".join(
+            [
+                f"histograph inspect {shlex.quote(str(path))}",
+                *([f"--state {shlex.quote(state)}"] if state else []),
+                *(["--trust-checkpoint"] if trust else []),
+                "--model SPEC --data SPEC",
+            ]
+        ),
     )
 
 

@@ -8,6 +8,7 @@ package.module:Name    the same in an importable package
 from __future__ import annotations
 
 import ast
+import copy
 import difflib
 import inspect
 import json
@@ -187,16 +188,15 @@ def _construct(
     if isinstance(target, nn.Module):
         if args:
             raise ModelError(f"{label} is a module already and takes no arguments: {list(args)}")
-        return Built(target)
+        return Built(copy.deepcopy(target))  # others get it as well, with weights of their own
     if out_dim is None and state_dict:
         out_dim = 1  # where the data ask for none, the weights say how many there are
     sizes = _sizes(target, args, in_dim if isinstance(in_dim, int) else None, out_dim)
-    if state_dict:
-        sized = build_sized(
-            lambda given: _call(target, label, {**args, **given}), sizes, state_dict
-        )
-        return Built(*sized)
-    return Built(_call(target, label, {**args, **sizes}), sizes)
+
+    def construct(given: Mapping[str, int]) -> nn.Module:
+        return _call(target, label, {**args, **given})
+
+    return Built(*build_sized(construct, sizes, state_dict or {}))
 
 
 def _call(target: Any, label: str, arguments: Mapping[str, Any]) -> nn.Module:

@@ -31,11 +31,11 @@ from .state_dicts import NOT_WEIGHTS, StateDict, choose_state_dict
 from .unpickling import (
     Pickled,
     first_line,
-    listed,
     load_pickled,
     printable,
     refuse,
     remember_trust,
+    telling,
     trusted_before,
     unpickle,
 )
@@ -79,7 +79,7 @@ class Checkpoint:
             )
         if self.past:
             notes.append(
-                f"{self.path.name}: read past {listed(self.past)}: only the tensors were read, "
+                f"{self.path.name}: read past {telling(self.past)}: only the tensors were read, "
                 "nothing was executed"
             )
         return notes
@@ -163,7 +163,7 @@ def _chosen(read: Pickled, path: Path, state: str | None) -> StateDict:
     except CheckpointError as error:
         if not read.past or "holds no state dict" not in str(error):
             raise
-        refuse(path, f"it holds no weights but in objects of its own: {listed(read.past)}")
+        refuse(path, f"it holds no weights but in objects of its own: {telling(read.past)}")
 
 
 def _checkpoint(
@@ -245,7 +245,8 @@ def _parts(index: Path) -> dict[str, list[str]]:
 def _metadata(content: object, prefix: str = "") -> Iterator[tuple[str, Plain]]:
     """Yield the plain values of the outermost mapping, and of the mappings in it."""
     if isinstance(content, StandIn):
-        content = content.parts  # the arguments of a training script, mostly
+        # The arguments of a training script, mostly; a module has nothing of interest.
+        content = {} if "_parameters" in content.parts else content.parts
     if not isinstance(content, Mapping):
         return
     for key, value in content.items():

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import CheckpointError
+from ..utils.text import listed
 from .checkpoints import Checkpoint
 from .key_map import KeyMap
 from .proposals import OPTIONAL, Proposal, propose_key_map
@@ -86,9 +87,8 @@ class LoadReport:
         """What a user should know of how the weights were loaded."""
         if not self.left_out:
             return []
-        shown = ", ".join(printable(name, 60) for name in self.left_out[:3])
-        more = f" and {len(self.left_out) - 3} more" if len(self.left_out) > 3 else ""
-        return [f"left out, since the model has no such weights: {shown}{more}"]
+        names = listed(printable(name, 60) for name in self.left_out)
+        return [f"left out, since the model has no such weights: {names}"]
 
     def summary(self) -> str:
         """Return the outcome in one line."""

@@ -85,7 +85,11 @@ def choose_state_dict(content: object, path: Path, state: str | None = None) -> 
     if empty is not None:
         raise CheckpointError(f"{path}: {printable(empty)} was saved without values (meta tensor)")
     bare, stripped = _strip_prefixes({name: value.detach() for name, value in tensors.items()})
-    others = {_spell(place): len(value) for place, value in found.items()}
+    others = {
+        _spell(place): len(value)
+        for place, value in found.items()
+        if any("." in name for name in value) or AVERAGED.search(_spell(place))
+    }
     others |= {name: count for name, count in _averaged_parts(tensors).items() if state is None}
     others.pop(chosen, None)
     return StateDict(chosen, bare, stripped, others)

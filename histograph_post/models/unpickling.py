@@ -26,11 +26,11 @@ from typing import Literal, NoReturn
 import torch
 
 from ..errors import CheckpointError, UnsafeCheckpointError
+from ..utils.text import listed
 from .inert import InertReader
 
 #: The number at the start of every file ``torch.save`` wrote before the zip format (torch 1.6).
 _LEGACY_MAGIC = b"l\xfc\x9cF\xf9 j\xa8P\x19"
-_NAMES_SHOWN = 4
 #: What stands in many files and says little of where one comes from.
 _COMMON = ("torch.", "numpy.", "builtins.", "_codecs.")
 _HARMFUL = re.compile(
@@ -82,7 +82,7 @@ def load_pickled(file: BufferedReader, path: Path) -> Pickled:
         raise _damaged(path, error) from error
     foreign = tuple(map(printable, reader.foreign_names()))
     if any(map(_HARMFUL.match, foreign)):
-        refuse(path, f"it asks for {listed(foreign)}")
+        refuse(path, f"it asks for {telling(foreign)}")
     return Pickled(value, foreign)
 
 
@@ -110,14 +110,13 @@ def refuse(path: Path, reason: str) -> NoReturn:
     )
 
 
-def listed(names: Sequence[str]) -> str:
+def telling(names: Sequence[str]) -> str:
     """Return the names that say most of a file: what can do harm, then where it comes from."""
     ranked = sorted(
         names,
         key=lambda name: (not _HARMFUL.match(name), name.startswith(_COMMON)),
     )
-    more = f" and {len(ranked) - _NAMES_SHOWN} more" if len(ranked) > _NAMES_SHOWN else ""
-    return ", ".join(ranked[:_NAMES_SHOWN]) + more
+    return listed(ranked)
 
 
 # --- which files the user has trusted before

@@ -20,7 +20,7 @@ from ..caches.manifest import MANIFEST_NAME
 from ..capture.points import CapturePlan
 from ..data.spec import DataSpec
 from ..errors import CacheError, CheckpointError, NotFoundError
-from ..models.spec import ModelSpec
+from ..models.spec import ModelSpec, weights_in
 
 if TYPE_CHECKING:
     from torch import nn
@@ -138,14 +138,21 @@ class SavedBackbone:
         Raises:
             CheckpointError: for other weights.
         """
+        from ..models.checkpoints import weights_sha256
+
+        expected = self.model.weights_sha256
         if model is None or isinstance(model, str):
             spec = self.model.to_follow(model)  # before a file is looked for
             file = checkpoint or self.find_checkpoint()
             renamed = key_map or (None if self.in_run else self.option_path("key_map"))
-            spec = replace(spec, checkpoint=file, key_map=renamed, trust=trust)
-            built = spec.load(in_dim=in_dim)
-            check_backbone(self, built, where=str(file))
-            return built
+            state = None if self.in_run else self._option("state")
+            spec = replace(spec, checkpoint=file, key_map=renamed, trust=trust, state=state)
+            # The hash tells whether those were missing when the cache was made.
+            loaded = spec.load(in_dim=in_dim, allow_missing=True)
+            if loaded.missing and weights_sha256(loaded.model.state_dict()) != expected:
+                spec.load(checkpoint=loaded.checkpoint, in_dim=in_dim)  # refused, with a table
+            check_backbone(self, loaded.model, where=str(file))
+            return loaded.model
         if checkpoint is None and self.in_run:
             model, checkpoint = copy.deepcopy(model), self.find_checkpoint()
         if checkpoint is not None:
@@ -161,9 +168,11 @@ class SavedBackbone:
         found = self.option_path("checkpoint", "folder")
         place = None if found is None else self.checkpoint_in(found)
         if place is None:
+            tried = self._option("checkpoint", "folder")
             raise NotFoundError(
                 f"{self.folder}: found no trace of its backbone's checkpoint {name.name!r} through "
-                f"{self.cache.name}; say where it is with --checkpoint FILE"
+                f"{self.cache.name}{f' (tried {tried})' if tried else ''}; say where it is with "
+                "--checkpoint FILE"
             )
         return place
 
@@ -173,20 +182,30 @@ class SavedBackbone:
         # The cache of a trained fold is called after the folder of that fold, beside which a run
         # has its best one.
         candidates = (place, place / self.cache.stem / name, place / name)
-        return next((path for path in candidates if path.is_file()), None)
+        there = (path for path in candidates if path.is_file() or weights_in(path) is not None)
+        return next(there, None)
 
     def option_path(self, *names: str) -> Path | None:
         """Return what an option of the cache's own command names; None if it is gone."""
+        given = self._option(*names)
+        if given is None:
+            return None
+        path = Path(given).expanduser()
+        # Where the command had it, or, if cache and file were moved together, under a folder that
+        # the cache is in: by as much of its path as is still the same.
+        ends = [Path(*path.parts[start:]) for start in range(len(path.parts))]
+        ends = [end for end in ends if not end.is_absolute()]
+        places = (path, *(folder / end for folder in self.cache.parents for end in ends))
+        return next((place for place in places if place.exists()), None)
+
+    def _option(self, *names: str) -> str | None:
+        """Return an option of the cache's own command, the first that was given."""
         try:
             options = tomllib.loads((self.cache / _OPTIONS_NAME).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
             return None
         given = next((options[name] for name in names if name in options), None)
-        if not isinstance(given, str):
-            return None
-        # Relative to where the command was given: here, or a folder that the cache is in.
-        places = (Path(given).expanduser(), *(folder / given for folder in self.cache.parents))
-        return next((place for place in places if place.exists()), None)
+        return given if isinstance(given, str) else None
 
 
 def describe_backbone(cache: Cache, run: Path) -> dict[str, Any]:
