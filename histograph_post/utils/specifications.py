@@ -174,27 +174,27 @@ def imported_place(place: str, kind: type[HistographError]) -> Iterator[ModuleTy
         place: ``file.py`` or ``package.module``.
         kind: The error for what cannot be imported, and for a module of Python itself.
     """
-    if place.endswith(".py"):
-        with _imported_file(Path(place), kind) as module:
-            yield module
-        return
-    _refuse_standard_library(place, kind)
-    with _first_on_path(Path.cwd()):
-        with _one_line_errors(place, kind):
-            module = _imported_before(place) or importlib.import_module(place)
+    if not place.endswith(".py"):
+        _refuse_standard_library(place, kind)
+        with _first_on_path(Path.cwd()):
+            with _one_line_errors(place, kind):
+                file = _imported_by_path(place)
+                module = None if file is not None else importlib.import_module(place)
+            if module is not None:
+                yield module
+                return
+        place = str(file)
+    with _imported_file(Path(place), kind) as module:
         yield module
 
 
-def _imported_before(place: str) -> ModuleType | None:
-    """Return the module of a dotted name whose file was imported by its path."""
-    if place in sys.modules:
-        return None
-    found = importlib.util.find_spec(place)
+def _imported_by_path(place: str) -> Path | None:
+    """Return the file of a dotted name, if that was imported by its path."""
+    found = None if place in sys.modules else importlib.util.find_spec(place)
     if found is None or found.origin is None:
         return None
     file = Path(found.origin).resolve()
-    folder = _folders.get(file.parent)
-    return folder.files.get(file) if folder is not None and folder.is_current else None
+    return file if file in _folders.get(file.parent, _Folder()).files else None
 
 
 def _refuse_standard_library(place: str, kind: type[HistographError]) -> None:
