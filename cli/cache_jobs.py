@@ -45,7 +45,7 @@ def find_jobs(
     A fold has recorded its model and data, unless they are code; what is given wins.
     """
     from histograph_post.data import DataSpec
-    from histograph_post.experiments.trained_folds import fold_checkpoints
+    from histograph_post.experiments.trained_backbones import fold_checkpoints
     from histograph_post.models import ModelSpec
     from histograph_post.models.spec import weights_in
 

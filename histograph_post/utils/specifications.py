@@ -231,7 +231,8 @@ def _imported_file(path: Path, kind: type[HistographError]) -> Iterator[ModuleTy
             if file not in folder.files:
                 with _one_line_errors(str(path), kind):
                     folder.files[file] = _already_imported(file) or _execute(file)
-            known.add(folder.files[file].__name__)
+            if folder.files[file].__name__.startswith(_OWN_NAME):
+                known.add(folder.files[file].__name__)
             yield folder.files[file]
         finally:
             folder.keep(_hide_siblings(file.parent, known))
