@@ -58,11 +58,11 @@ class Materials:
             self._pretrain(unit)
         self.say(f"cache {folder.relative_to(self.out)}")
         dataset = self.dataset(cell.data)
-        loaded = ModelSpec(
+        model = ModelSpec(
             model_beside(self.file, cell.checkpoint.model), dict(cell.checkpoint.args), weights
         ).load(in_dim=int(dataset.graphs[0].num_node_features))
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = hg.cache(loaded.model, dataset, folder, splits=Splits.load(self.split(unit)))
+        made = hg.cache(model, dataset, folder, splits=Splits.load(self.split(unit)))
         assert made is not None  # this is the only job
         return made
 

@@ -14,7 +14,6 @@ import inspect
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final
 
@@ -46,15 +45,6 @@ OUTPUT_NAMES: Final = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Built:
-    """A model, and the sizes that its constructor insisted on and was given."""
-
-    model: nn.Module
-    #: As arguments of the constructor; empty where the user gave all of them.
-    filled: dict[str, int] = field(default_factory=dict)
-
-
 def build_model(
     spec: str,
     args: Mapping[str, Any],
@@ -62,19 +52,8 @@ def build_model(
     state_dict: Mapping[str, Tensor] | None = None,
     in_dim: int | Sequence[int] | None = None,
     out_dim: int | None = None,
+    filled: dict[str, Any] | None = None,
 ) -> nn.Module:
-    """Return the model that ``spec`` names, built with ``args``; see :func:`build`."""
-    return build(spec, args, state_dict=state_dict, in_dim=in_dim, out_dim=out_dim).model
-
-
-def build(
-    spec: str,
-    args: Mapping[str, Any],
-    *,
-    state_dict: Mapping[str, Tensor] | None = None,
-    in_dim: int | Sequence[int] | None = None,
-    out_dim: int | None = None,
-) -> Built:
     """Return the model that ``spec`` names, built with ``args``.
 
     Args:
@@ -84,13 +63,16 @@ def build(
         in_dim: the number of node features of the data (or, for a built-in model, the number of
             categories of each column), used where the constructor insists on it.
         out_dim: the number of classes or targets of the data, used in the same way.
+        filled: arguments that were filled in when the model was built before, used in the same way
+            and first; those that are filled in now are added.
 
     Raises:
         ModelError: if there is no such model, or it cannot be built from these arguments.
         NotFoundError: if the file does not exist.
     """
+    filled = {} if filled is None else filled
     if spec in BUILT_IN:
-        return Built(_build_builtin(spec, args, state_dict, in_dim, out_dim))
+        return _build_builtin(spec, args, state_dict, in_dim, out_dim, filled)
     place, colon, name = spec.rpartition(":")
     if not colon and spec.endswith(".py"):
         place, name = spec, ""
@@ -105,7 +87,7 @@ def build(
         target = _find(module, name, place)
         _check_target(target, module, spec)
         # Built while the folder of the file is importable: constructors import things, too.
-        return _construct(target, spec, args, state_dict, in_dim, out_dim)
+        return _construct(target, spec, args, state_dict, in_dim, out_dim, filled)
 
 
 def _build_builtin(
@@ -114,6 +96,7 @@ def _build_builtin(
     state_dict: Mapping[str, Tensor] | None,
     in_dim: int | Sequence[int] | None,
     out_dim: int | None,
+    filled: dict[str, Any],
 ) -> GNN:
     found = {} if state_dict is None else settings_of(state_dict)
     if state_dict and not found and not args:
@@ -123,9 +106,10 @@ def _build_builtin(
         )
     if found.get("kind", kind) != kind:
         raise ModelError(f"the checkpoint holds a built-in {found['kind']}, not a {kind}")
-    data = {"in_dim": in_dim, "out_dim": out_dim}
+    data = {"in_dim": in_dim, "out_dim": out_dim, **filled}
     known = {name: value for name, value in data.items() if value is not None}
     settings = {**known, **found, **args, "kind": kind}
+    filled |= {name: value for name, value in known.items() if name not in {*found, *args}}
     for name, other in (("in_dim", "the features of the nodes"), ("out_dim", "the labels")):
         if name not in settings:
             raise ModelError(f"{kind} needs {name}, which {other} do not show: give {name}=NUMBER")
@@ -183,20 +167,24 @@ def _construct(
     state_dict: Mapping[str, Tensor] | None,
     in_dim: int | Sequence[int] | None,
     out_dim: int | None,
-) -> Built:
+    filled: dict[str, Any],
+) -> nn.Module:
     """Call a class or factory; a module is taken as it is."""
     if isinstance(target, nn.Module):
         if args:
             raise ModelError(f"{label} is a module already and takes no arguments: {list(args)}")
-        return Built(copy.deepcopy(target))  # others get it as well, with weights of their own
+        return copy.deepcopy(target)  # others get it as well, with weights of their own
     if out_dim is None and state_dict:
         out_dim = 1  # where the data ask for none, the weights say how many there are
-    sizes = _sizes(target, args, in_dim if isinstance(in_dim, int) else None, out_dim)
+    columns = in_dim if isinstance(in_dim, int) else None
+    sizes = _sizes(target, args, columns, out_dim, filled)
 
-    def construct(given: Mapping[str, int]) -> nn.Module:
+    def construct(given: Mapping[str, Any]) -> nn.Module:
         return _call(target, label, {**args, **given})
 
-    return Built(*build_sized(construct, sizes, state_dict or {}))
+    model, sizes = build_sized(construct, sizes, state_dict or {})
+    filled |= sizes
+    return model
 
 
 def _call(target: Any, label: str, arguments: Mapping[str, Any]) -> nn.Module:
@@ -215,17 +203,23 @@ def _call(target: Any, label: str, arguments: Mapping[str, Any]) -> nn.Module:
 
 
 def _sizes(
-    target: Any, args: Mapping[str, Any], in_dim: int | None, out_dim: int | None
-) -> dict[str, int]:
-    """Return the sizes of the data that a constructor insists on, under its names for them."""
+    target: Any,
+    args: Mapping[str, Any],
+    in_dim: int | None,
+    out_dim: int | None,
+    filled: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the sizes that a constructor insists on, under its names for them."""
     signature = _signature(target)
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     for name, parameter in signature.parameters.items() if signature else ():
         if name in args or parameter.default is not parameter.empty:
             continue
         for names, size in ((INPUT_NAMES, in_dim), (OUTPUT_NAMES, out_dim)):
             if name in names and size is not None:
                 sizes[name] = size
+        if name in filled:
+            sizes[name] = filled[name]
     return sizes
 
 

@@ -7,6 +7,7 @@ better. Which tensors a size decides shows when the model is built with two othe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -17,12 +18,12 @@ from ..errors import ModelError
 _LOW, _HIGH = 5, 7
 
 Shape = tuple[int, ...]
-Construct = Callable[[Mapping[str, int]], nn.Module]
+Construct = Callable[[Mapping[str, Any]], nn.Module]
 
 
 def build_sized(
-    construct: Construct, guessed: Mapping[str, int], weights: Mapping[str, Tensor]
-) -> tuple[nn.Module, dict[str, int]]:
+    construct: Construct, guessed: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> tuple[nn.Module, dict[str, Any]]:
     """Build a model with the sizes that its weights have; with the guessed ones if they fit.
 
     Args:
@@ -36,7 +37,8 @@ def build_sized(
     model = construct(guessed)
     if not guessed or not _misfits(model, weights):
         return model, dict(guessed)
-    found = {name: _size(construct, guessed, name, weights) for name in guessed}
+    numbers = [name for name, size in guessed.items() if isinstance(size, int)]
+    found = {name: _size(construct, guessed, name, weights) for name in numbers}
     sizes = {**guessed, **{name: size for name, size in found.items() if size is not None}}
     if sizes == dict(guessed):
         return model, sizes
@@ -49,7 +51,7 @@ def build_sized(
 
 
 def _size(
-    construct: Construct, sizes: Mapping[str, int], name: str, weights: Mapping[str, Tensor]
+    construct: Construct, sizes: Mapping[str, Any], name: str, weights: Mapping[str, Tensor]
 ) -> int | None:
     """Return the one value of a size that all tensors agree on; None if there is none."""
     try:

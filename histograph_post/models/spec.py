@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..data.spec import DataSpec
 from ..errors import NotFoundError
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..data import GraphDataset
-    from .building import Built
     from .checkpoints import Checkpoint
     from .key_map import KeyMap
     from .loading import LoadReport
@@ -51,6 +50,8 @@ class ModelSpec(Specification):
     out_dim: int | None = None
     #: Of the weights in the model; empty where they are not known.
     weights_sha256: str = ""
+    #: Arguments of the constructor that were filled in from the data or the checkpoint.
+    filled: Mapping[str, Any] = field(default_factory=dict)
     #: Which state dict of the checkpoint; None for the usual one.
     state: str | None = None
 
@@ -59,24 +60,29 @@ class ModelSpec(Specification):
         *,
         state_dict: Mapping[str, Tensor] | None = None,
         in_dim: int | Sequence[int] | None = None,
+        filled: dict[str, Any] | None = None,
     ) -> nn.Module:
         """Build the model with initial weights of its own; code that only a file names is refused.
 
         Args:
             state_dict: The weights to be loaded later; sizes are taken from them.
             in_dim: Node features of the data, for constructors that insist on them.
+            filled: Receives the arguments that were filled in.
         """
-        return self._build(state_dict, in_dim).model
+        from .building import build_model
 
-    def _build(
-        self, state_dict: Mapping[str, Tensor] | None, in_dim: int | Sequence[int] | None
-    ) -> Built:
-        from .building import build
-
-        followed = self.to_follow()
-        return build(
-            followed.spec, followed.args, state_dict=state_dict, in_dim=in_dim, out_dim=self.out_dim
+        followed, known = self.to_follow(), dict(self.filled)
+        built = build_model(
+            followed.spec,
+            followed.args,
+            state_dict=state_dict,
+            in_dim=in_dim,
+            out_dim=self.out_dim,
+            filled=known,
         )
+        if filled is not None:
+            filled |= known
+        return built
 
     def read_checkpoint(self) -> Checkpoint:
         """Read the file of the weights."""
@@ -91,9 +97,28 @@ class ModelSpec(Specification):
         *,
         checkpoint: Checkpoint | None = None,
         in_dim: int | None = None,
+        filled: dict[str, Any] | None = None,
+    ) -> nn.Module:
+        """Build the model and load its weights: names and shapes agree, or it is refused.
+
+        Args:
+            checkpoint: The file of the weights, where it has been read before.
+            in_dim: Node features of the data, for constructors that insist on them.
+            filled: Receives the arguments that were filled in.
+        """
+        loaded = self.load_reported(checkpoint=checkpoint, in_dim=in_dim)
+        if filled is not None:
+            filled |= loaded.spec.filled
+        return loaded.model
+
+    def load_reported(
+        self,
+        *,
+        checkpoint: Checkpoint | None = None,
+        in_dim: int | None = None,
         allow_missing: bool = False,
     ) -> LoadedModel:
-        """Build the model and load its weights: names and shapes agree, or it is refused.
+        """Do what :meth:`load` does, and say how it went.
 
         Args:
             checkpoint: The file of the weights, where it has been read before.
@@ -104,9 +129,10 @@ class ModelSpec(Specification):
         self.to_follow()  # before a file is read
         weights, key_map = checkpoint or self.read_checkpoint(), self._read_key_map()
         tensors = weights.state_dict if key_map is None else key_map.apply(weights.state_dict)
-        built = self._build(tensors, in_dim)
-        report = self.fill(built.model, checkpoint=weights, allow_missing=allow_missing)
-        return LoadedModel(built.model.eval(), weights, report, built.filled)
+        filled: dict[str, Any] = {}
+        model = self.build(state_dict=tensors, in_dim=in_dim, filled=filled)
+        report = self.fill(model, checkpoint=weights, allow_missing=allow_missing)
+        return LoadedModel(model.eval(), weights, report, replace(self, filled=filled))
 
     def fill(
         self,
@@ -138,8 +164,8 @@ class LoadedModel:
     model: nn.Module
     checkpoint: Checkpoint
     report: LoadReport
-    #: Sizes that the constructor insisted on and that came from the weights or the data.
-    filled: dict[str, int]
+    #: The model as it was named, with what was filled in to build it.
+    spec: ModelSpec
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -149,7 +175,7 @@ class LoadedModel:
     @property
     def notes(self) -> list[str]:
         """What a user should know of the weights."""
-        sizes = ", ".join(f"{name}={size}" for name, size in self.filled.items())
+        sizes = ", ".join(f"{name}={size}" for name, size in self.spec.filled.items())
         filled = [f"the model was built with {sizes}, as weights and data ask for"] if sizes else []
         return [*self.checkpoint.notes, *self.report.notes, *filled]
 
@@ -181,8 +207,10 @@ def load_pretrained(
         dataset = data.load()
     sized = replace(model, out_dim=_output_width(dataset))
     in_dim = int(dataset.graphs[0].num_node_features)
-    loaded = sized.load(checkpoint=checkpoint, in_dim=in_dim, allow_missing=allow_missing)
-    return Pretrained(**vars(loaded), dataset=dataset)
+    loaded = sized.load_reported(checkpoint=checkpoint, in_dim=in_dim, allow_missing=allow_missing)
+    return Pretrained(
+        loaded.model, checkpoint, loaded.report, replace(loaded.spec, out_dim=None), dataset
+    )
 
 
 def _output_width(dataset: GraphDataset) -> int | None:

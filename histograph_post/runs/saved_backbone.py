@@ -148,7 +148,7 @@ class SavedBackbone:
             state = None if self.in_run else self._option("state")
             spec = replace(spec, checkpoint=file, key_map=renamed, trust=trust, state=state)
             # The hash tells whether those were missing when the cache was made.
-            loaded = spec.load(in_dim=in_dim, allow_missing=True)
+            loaded = spec.load_reported(in_dim=in_dim, allow_missing=True)
             if loaded.missing and weights_sha256(loaded.model.state_dict()) != expected:
                 spec.load(checkpoint=loaded.checkpoint, in_dim=in_dim)  # refused, with a table
             check_backbone(self, loaded.model, where=str(file))
