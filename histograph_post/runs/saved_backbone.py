@@ -145,7 +145,7 @@ class SavedBackbone:
             spec = self.model.to_follow(model)  # before a file is looked for
             file = checkpoint or self.find_checkpoint()
             renamed = key_map or (None if self.in_run else self.option_path("key_map"))
-            state = None if self.in_run else self._option("state")
+            state = None if self.in_run else self.options().get("state")
             spec = replace(spec, checkpoint=file, key_map=renamed, trust=trust, state=state)
             # The hash tells whether those were missing when the cache was made.
             loaded = spec.load_reported(in_dim=in_dim, allow_missing=True)
@@ -168,7 +168,7 @@ class SavedBackbone:
         found = self.option_path("checkpoint", "folder")
         place = None if found is None else self.checkpoint_in(found)
         if place is None:
-            tried = self._option("checkpoint", "folder")
+            tried = self.options().get("checkpoint")
             raise NotFoundError(
                 f"{self.folder}: found no trace of its backbone's checkpoint {name.name!r} through "
                 f"{self.cache.name}{f' (tried {tried})' if tried else ''}; say where it is with "
@@ -185,27 +185,22 @@ class SavedBackbone:
         there = (path for path in candidates if path.is_file() or weights_in(path) is not None)
         return next(there, None)
 
+    def options(self) -> Mapping[str, Any]:
+        """Return the options of the command that made the cache; none if there was no command."""
+        try:
+            return tomllib.loads((self.cache / _OPTIONS_NAME).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            return {}
+
     def option_path(self, *names: str) -> Path | None:
         """Return what an option of the cache's own command names; None if it is gone."""
-        given = self._option(*names)
-        if given is None:
-            return None
-        path = Path(given).expanduser()
-        # Where the command had it, or, if cache and file were moved together, under a folder that
-        # the cache is in: by as much of its path as is still the same.
-        ends = [Path(*path.parts[start:]) for start in range(len(path.parts))]
-        ends = [end for end in ends if not end.is_absolute()]
-        places = (path, *(folder / end for folder in self.cache.parents for end in ends))
-        return next((place for place in places if place.exists()), None)
-
-    def _option(self, *names: str) -> str | None:
-        """Return an option of the cache's own command, the first that was given."""
-        try:
-            options = tomllib.loads((self.cache / _OPTIONS_NAME).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-            return None
+        options = self.options()
         given = next((options[name] for name in names if name in options), None)
-        return given if isinstance(given, str) else None
+        if not isinstance(given, str):
+            return None
+        # Relative to where the command was given: here, or a folder that the cache is in.
+        places = (Path(given).expanduser(), *(folder / given for folder in self.cache.parents))
+        return next((place for place in places if place.exists()), None)
 
 
 def describe_backbone(cache: Cache, run: Path) -> dict[str, Any]:
