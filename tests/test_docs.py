@@ -82,6 +82,13 @@ def run_page(
             exec(compile(block.text, "page", "exec"), namespace)
 
 
+class Evaluated:
+    """Runs an expression when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, ("1 + 1",)
+
+
 def save_net(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Save checkpoints of `my_model.py:Net`, in the forms that the pages speak of."""
     monkeypatch.syspath_prepend(folder)
@@ -90,7 +97,8 @@ def save_net(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = module.Net(4, 1)
     torch.save({"state_dict": net.state_dict()}, folder / "model.ckpt")
     torch.save(net.state_dict(), folder / "model.pt")
-    torch.save(net, folder / "whole.pt")
+    torch.save({"weights": net.state_dict(), "extra": Evaluated()}, folder / "code.pt")
+    torch.save({"student": net.state_dict(), "other": net.state_dict()}, folder / "two.pt")
     torch.save(module.Net(4, 1).state_dict(), folder / "other.ckpt")
     del sys.modules["my_model"]
 
