@@ -45,6 +45,7 @@ def cache(
     layers: opt.LayersOption = "auto",
     key_map: opt.KeyMapOption = None,
     output_key: opt.OutputKeyOption = None,
+    no_pass: opt.NoPassOption = [],  # noqa: B006
     dtype: Annotated[opt.Dtype, typer.Option(help="Precision of the stored activations.")] = (
         opt.Dtype.FLOAT32
     ),
@@ -103,6 +104,7 @@ def cache(
         shard_bytes=shard_mb * 2**20,
         compression="gzip" if compress else None,
         output_key=output_key,
+        no_pass=no_pass,
     )
     dataset = None
     results: list[dict[str, Any]] = []
@@ -196,7 +198,10 @@ def _part(shard: str | None) -> tuple[int, int]:
 
 
 def show_plan(terminal: Terminal, plan: CachePlan) -> None:
-    """Print the layers that would be captured."""
+    """Print what the model is given, and the layers that would be captured."""
+    from histograph_post.models.model_call import RECEIVED_COLUMNS
+
+    terminal.table("What forward receives", RECEIVED_COLUMNS, plan.received)
     terminal.table("What is captured", plan.capture.COLUMNS, plan.capture.table())
 
 

@@ -47,6 +47,7 @@ def inspect(
     data_args: opt.DataArgsOption = [],  # noqa: B006
     layers: opt.LayersOption = "auto",
     key_map: opt.KeyMapOption = None,
+    no_pass: opt.NoPassOption = [],  # noqa: B006
     trust_checkpoint: opt.TrustOption = False,
 ) -> None:
     """Show what is in a checkpoint, a cache or a run; nothing is written.
@@ -75,7 +76,7 @@ def inspect(
         source.model,
         source.dataset,
         resolve_splits(source.dataset, None),
-        options=CacheOptions(layers=layers),
+        options=CacheOptions(layers=layers, no_pass=no_pass),
         device="cpu",
     )
     for note in (*source.dataset.notes, *plan.capture.notes):

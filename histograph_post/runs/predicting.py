@@ -20,6 +20,7 @@ from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
 from ..heads.registry import head_name
+from ..models.model_call import given_to, visible
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
 from ..utils.files import config_beside, require_free, write_config, write_text
@@ -235,7 +236,7 @@ class Predictor(nn.Module):
         given = data if isinstance(data, GraphDataset) else from_graphs(data)
         dataset = _at_level(given, self.task.level)
         self.eval()
-        notes = list(given.notes)
+        notes = [*given.notes, *self._not_passed(dataset)]
         if node_budget > 1 and not self._keeps_graphs_apart(dataset):
             # The cache was made that way too: it refuses such a model in any other.
             node_budget = 1
@@ -288,6 +289,16 @@ class Predictor(nn.Module):
                 if on_progress is not None:
                     on_progress(done, total)
         return np.concatenate(found), np.concatenate(spreads) if spreads else None
+
+    def _not_passed(self, dataset: GraphDataset) -> list[str]:
+        """Say what of the data the backbone could take, and was cached without."""
+        call = self.capture.plan.call
+        batch = visible(make_batch(dataset.graphs[:1]), call.no_pass)
+        known = call.given if call.given is not None else given_to(self.backbone, batch)
+        more = [name for name in given_to(self.backbone, batch) if name not in known]
+        if not more:
+            return []
+        return [f"{', '.join(more)} of the data not passed: the backbone was cached without"]
 
     def _keeps_graphs_apart(self, dataset: GraphDataset) -> bool:
         """Whether a few graphs, spread over the data, have the same history alone and together."""
