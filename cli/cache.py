@@ -14,6 +14,7 @@ from histograph_post.utils.text import plural
 
 from . import options as opt
 from .cache_jobs import find_jobs
+from .next_commands import command
 from .terminal import Terminal, duration, metric, size
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def cache(
             source.dataset,
             resolve_splits(source.dataset, job.split, seed=split_seed),
             options=options,
-            model_spec=job.model,
+            model_spec=source.spec,
             data_args=job.data.args,
             device=device,
         )
@@ -142,7 +143,7 @@ def cache(
     elif len(caches) < len(jobs):
         next_command = "nothing here; the job that finishes last completes the cache"
     else:
-        next_command = f"histograph train-head {out} -o RUN"
+        next_command = command("train-head", out) + " -o RUN"
     terminal.result(
         results[0] if len(jobs) == 1 else {"caches": results}, next_command=next_command
     )

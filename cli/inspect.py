@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,7 @@ from histograph_post.utils.text import plural
 
 from . import options as opt
 from .cache import show_cache, show_plan, summary
-from .next_commands import cache_command, predict_command
+from .next_commands import cache_command, command, predict_command
 from .pretrain import show_folds
 from .results import show_results
 from .terminal import Terminal, size
@@ -82,17 +82,8 @@ def inspect(
     for note in (*source.dataset.notes, *plan.capture.notes):
         terminal.note(note)
     show_plan(terminal, plan)
-    given = [f"--data-root {data_root}"] if data_root else []
-    given += [f"--data-args {pair}" for pair in data_args]
-    given += [f"--model-args {pair}" for pair in model_args]
-    given += [f"--layers {layers}"] if layers != "auto" else []
-    terminal.result(
-        plan.to_json(),
-        next_command=" ".join(
-            [f"histograph cache --model {model} --checkpoint {path} --data {data}", *given]
-        )
-        + " -o CACHE",
-    )
+    given = {"model": model, "checkpoint": path, "data": data, **_flags(terminal)}
+    terminal.result(plan.to_json(), next_command=command("cache", **given) + " -o CACHE")
 
 
 def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
@@ -117,8 +108,14 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
             "stripped": list(checkpoint.stripped),
             "tensors": {name: list(value.shape) for name, value in weights.items()},
         },
-        next_command=f"histograph inspect {path} --model SPEC --data SPEC",
+        next_command=command("inspect", path, **_flags(terminal), model="SPEC", data="SPEC"),
     )
+
+
+def _flags(terminal: Terminal) -> dict[str, Any]:
+    """Return the flags that the next command takes over."""
+    own = ("path", "model", "data")
+    return {name: value for name, value in terminal.options.items() if name not in own}
 
 
 def _inspect_folder(terminal: Terminal, path: Path) -> None:
@@ -161,7 +158,7 @@ def _inspect_run(terminal: Terminal, run: Run) -> None:
             "command": texts.command(run),
             **results,
         },
-        next_command=f"histograph report {run.folder}",
+        next_command=command("report", run.folder),
     )
 
 
@@ -213,7 +210,7 @@ def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None
             "folder": str(path),
             "caches": {name: summary(manifest) for name, manifest in manifests.items()},
         },
-        next_command=f"histograph train-head {path} -o RUN",
+        next_command=command("train-head", path) + " -o RUN",
     )
 
 
@@ -242,9 +239,7 @@ def _inspect_cache(terminal: Terminal, path: Path) -> None:
     )
     terminal.table("What is captured", capture.COLUMNS, capture.table())
     show_cache(terminal, manifest)
-    terminal.result(
-        {"cache": str(path), **summary(manifest)}, next_command=f"histograph verify {path}"
-    )
+    terminal.result({"cache": str(path), **summary(manifest)}, next_command=command("verify", path))
 
 
 def _targets(names: tuple[str, ...]) -> str:

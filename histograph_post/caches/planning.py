@@ -34,6 +34,7 @@ from ..utils.machine import NODE_BUDGET, resolve_device, synchronize
 from ..utils.specifications import IN_MEMORY
 from .layout import Layout
 from .manifest import plan_hash
+from .provenance import Provenance, take_provenance
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,11 @@ class CachePlan:
                 "output_key": self.options.output_key,
             },
         )
+
+    @cached_property
+    def provenance(self) -> tuple[Provenance, bytes | None]:
+        """What is recorded of the model's code, and the contents of the canary's file."""
+        return take_provenance(self.model, self.capture, self.dataset)
 
     def batches(self, start: int, stop: int) -> Iterator[range]:
         """Cut graphs ``start`` to ``stop`` into batches within the node budget, in order."""

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch_geometric.data import Batch
 
 from ..capture import CapturePlan, plan_capture
@@ -28,7 +29,7 @@ from ..metrics import Key
 from ..runs.fits import Fit, FitSpec
 from ..runs.predictions import LabelRows
 from ..runs.run import HEAD_CONFIG_NAME, MODEL_NAME, Run
-from ..runs.saved_backbone import SavedBackbone
+from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import Trainer
 from ..training.networks import statistics_of
@@ -163,7 +164,10 @@ class EndToEnd(ReadoutStage):
     def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
         """Return how to build the backbone of a fit again; its weights are in the run."""
         assert fit.backbone is not None  # of a fit with a head
-        given = self.pretraining
+        given, filled, seed = self.pretraining, dict[str, Any](), fit.spec.seed
+        sizes = (given.dataset, given.labels_width)
+        model = untrained_model(given.model_spec, *sizes, seed=seed, filled=filled)
+        model.load_state_dict(load_file(folder / fit.spec.folder / MODEL_NAME), strict=False)
         saved = SavedBackbone(
             file=folder / HEAD_CONFIG_NAME,
             model=replace(
@@ -171,11 +175,13 @@ class EndToEnd(ReadoutStage):
                 checkpoint=Path(MODEL_NAME),
                 out_dim=None if self.task.level == "link" else given.labels_width,
                 weights_sha256=fit.backbone["weights_sha256"],
+                filled=filled,
             ),
             data=DataSpec.of(given.dataset, given.data_spec.args),
             capture=self.capture,
             cache=folder,
             in_run=True,
+            provenance=write_provenance(folder, model.eval(), self.capture, given.dataset),
         )
         return saved.to_json()
 

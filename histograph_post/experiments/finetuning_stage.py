@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from ..capture import CapturePlan
 from ..heads.registry import build_head
@@ -18,7 +19,7 @@ from ..metrics import Key
 from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit
 from ..runs.predictions import LabelRows
 from ..runs.run import MODEL_NAME, Run
-from ..runs.saved_backbone import describe_backbone
+from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..training.loop import Trainer
 from ..utils.files import sha256_file
 from .finetuning_source import CachedBackbones
@@ -162,12 +163,17 @@ class Finetuning(ReadoutStage):
     def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
         """Return what the cache says of a fit's backbone, with the weights it has now."""
         assert fit.backbone is not None  # of a tuned fit
-        cached = describe_backbone(self.frozen.folds[fit.spec.fold].loaded.cache, folder)
+        cached = SavedBackbone.of_cache(self.frozen.folds[fit.spec.fold].loaded.cache)
+        tuned = copy.deepcopy(self.backbones.models[fit.spec.fold % len(self.backbones.models)])
+        tuned.load_state_dict(load_file(folder / fit.spec.folder / MODEL_NAME), strict=False)
         return {
-            **cached,
+            **cached.to_json(folder),
             "weights_sha256": fit.backbone["weights_sha256"],
             "checkpoint": MODEL_NAME,
             "in_run": True,
+            "provenance": write_provenance(
+                folder, tuned, self.capture, self.backbones.dataset
+            ).to_json(),
         }
 
     def movement(self) -> Movement:
@@ -183,7 +189,7 @@ class Finetuning(ReadoutStage):
 
     def notes(self) -> list[str]:
         """Return what the user should know: what is trained, and what cannot be scored."""
-        return [f"training changes {self.movement()}", *super().notes()]
+        return [*self.backbones.notes, f"training changes {self.movement()}", *super().notes()]
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Write a checkpoint per fold; return what moved, and the gain over the frozen backbone."""

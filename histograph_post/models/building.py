@@ -50,6 +50,7 @@ def build_model(
     state_dict: Mapping[str, Tensor] | None = None,
     in_dim: int | Sequence[int] | None = None,
     out_dim: int | None = None,
+    filled: dict[str, Any] | None = None,
 ) -> nn.Module:
     """Return the model that ``spec`` names, built with ``args``.
 
@@ -60,13 +61,16 @@ def build_model(
         in_dim: the number of node features of the data (or, for a built-in model, the number of
             categories of each column), used where the constructor insists on it.
         out_dim: the number of classes or targets of the data, used in the same way.
+        filled: arguments that were filled in when the model was built before, used in the same way
+            and first; those that are filled in now are added.
 
     Raises:
         ModelError: if there is no such model, or it cannot be built from these arguments.
         NotFoundError: if the file does not exist.
     """
+    filled = {} if filled is None else filled
     if spec in BUILT_IN:
-        return _build_builtin(spec, args, state_dict, in_dim, out_dim)
+        return _build_builtin(spec, args, state_dict, in_dim, out_dim, filled)
     place, colon, name = spec.rpartition(":")
     if not colon and spec.endswith(".py"):
         place, name = spec, ""
@@ -81,7 +85,7 @@ def build_model(
         target = _find(module, name, place)
         _check_target(target, module, spec)
         # Built while the folder of the file is importable: constructors import things, too.
-        return _construct(target, spec, args, in_dim, out_dim)
+        return _construct(target, spec, args, in_dim, out_dim, filled)
 
 
 def _build_builtin(
@@ -90,6 +94,7 @@ def _build_builtin(
     state_dict: Mapping[str, Tensor] | None,
     in_dim: int | Sequence[int] | None,
     out_dim: int | None,
+    filled: dict[str, Any],
 ) -> GNN:
     found = {} if state_dict is None else settings_of(state_dict)
     if state_dict and not found and not args:
@@ -99,9 +104,10 @@ def _build_builtin(
         )
     if found.get("kind", kind) != kind:
         raise ModelError(f"the checkpoint holds a built-in {found['kind']}, not a {kind}")
-    data = {"in_dim": in_dim, "out_dim": out_dim}
+    data = {"in_dim": in_dim, "out_dim": out_dim, **filled}
     known = {name: value for name, value in data.items() if value is not None}
     settings = {**known, **found, **args, "kind": kind}
+    filled |= {name: value for name, value in known.items() if name not in {*found, *args}}
     for name, other in (("in_dim", "the features of the nodes"), ("out_dim", "the labels")):
         if name not in settings:
             raise ModelError(f"{kind} needs {name}, which {other} do not show: give {name}=NUMBER")
@@ -158,13 +164,15 @@ def _construct(
     args: Mapping[str, Any],
     in_dim: int | Sequence[int] | None,
     out_dim: int | None,
+    filled: dict[str, Any],
 ) -> nn.Module:
     """Call a class or factory; a module is taken as it is."""
     if isinstance(target, nn.Module):
         if args:
             raise ModelError(f"{label} is a module already and takes no arguments: {list(args)}")
         return target
-    arguments = _bind(target, label, args, in_dim if isinstance(in_dim, int) else None, out_dim)
+    columns = in_dim if isinstance(in_dim, int) else None
+    arguments = _bind(target, label, args, columns, out_dim, filled)
     try:
         model = target(**arguments)
     except HistographError:
@@ -179,7 +187,12 @@ def _construct(
 
 
 def _bind(
-    target: Any, label: str, args: Mapping[str, Any], in_dim: int | None, out_dim: int | None
+    target: Any,
+    label: str,
+    args: Mapping[str, Any],
+    in_dim: int | None,
+    out_dim: int | None,
+    filled: dict[str, Any],
 ) -> dict[str, Any]:
     """Complete the arguments with the sizes of the data, and check them against the signature."""
     try:
@@ -192,7 +205,9 @@ def _bind(
             continue
         for names, size in ((INPUT_NAMES, in_dim), (OUTPUT_NAMES, out_dim)):
             if name in names and size is not None:
-                arguments[name] = size
+                filled.setdefault(name, size)
+        if name in filled:
+            arguments[name] = filled[name]
     try:
         signature.bind(**arguments)
     except TypeError as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..data.spec import DataSpec
 from ..errors import NotFoundError
@@ -35,25 +35,37 @@ class ModelSpec(Specification):
     out_dim: int | None = None
     #: Of the weights in the model; empty where they are not known.
     weights_sha256: str = ""
+    #: Arguments of the constructor that were filled in from the data or the checkpoint.
+    filled: Mapping[str, Any] = field(default_factory=dict)
 
     def build(
         self,
         *,
         state_dict: Mapping[str, Tensor] | None = None,
         in_dim: int | Sequence[int] | None = None,
+        filled: dict[str, Any] | None = None,
     ) -> nn.Module:
         """Build the model with initial weights of its own; code that only a file names is refused.
 
         Args:
             state_dict: The weights to be loaded later; a built-in model takes its sizes from them.
             in_dim: Node features of the data, for constructors that insist on them.
+            filled: Receives the arguments that were filled in.
         """
         from .building import build_model
 
-        followed = self.to_follow()
-        return build_model(
-            followed.spec, followed.args, state_dict=state_dict, in_dim=in_dim, out_dim=self.out_dim
+        followed, known = self.to_follow(), dict(self.filled)
+        built = build_model(
+            followed.spec,
+            followed.args,
+            state_dict=state_dict,
+            in_dim=in_dim,
+            out_dim=self.out_dim,
+            filled=known,
         )
+        if filled is not None:
+            filled |= known
+        return built
 
     def read_checkpoint(self) -> Checkpoint:
         """Read the file of the weights."""
@@ -63,17 +75,24 @@ class ModelSpec(Specification):
             raise NotFoundError(f"{self.spec}: found no checkpoint, expected the weights in a file")
         return read_checkpoint(self.checkpoint, trust=self.trust)
 
-    def load(self, *, checkpoint: Checkpoint | None = None, in_dim: int | None = None) -> nn.Module:
+    def load(
+        self,
+        *,
+        checkpoint: Checkpoint | None = None,
+        in_dim: int | None = None,
+        filled: dict[str, Any] | None = None,
+    ) -> nn.Module:
         """Build the model and load its weights: names and shapes agree, or it is refused.
 
         Args:
             checkpoint: The file of the weights, where it has been read before.
             in_dim: Node features of the data, for constructors that insist on them.
+            filled: Receives the arguments that were filled in.
         """
         self.to_follow()  # before a file is read
         weights, key_map = checkpoint or self.read_checkpoint(), self._read_key_map()
         tensors = weights.state_dict if key_map is None else key_map.apply(weights.state_dict)
-        model = self.build(state_dict=tensors, in_dim=in_dim)
+        model = self.build(state_dict=tensors, in_dim=in_dim, filled=filled)
         self.fill(model, checkpoint=weights)
         return model.eval()
 
@@ -96,6 +115,8 @@ class Pretrained:
     model: nn.Module
     checkpoint: Checkpoint
     dataset: GraphDataset
+    #: The model as it was named, with what was filled in to build it.
+    spec: ModelSpec
 
 
 def load_pretrained(
@@ -110,7 +131,9 @@ def load_pretrained(
         dataset = data.load()
     sized = replace(model, out_dim=_output_width(dataset))
     in_dim = int(dataset.graphs[0].num_node_features)
-    return Pretrained(sized.load(checkpoint=checkpoint, in_dim=in_dim), checkpoint, dataset)
+    filled: dict[str, Any] = {}
+    built = sized.load(checkpoint=checkpoint, in_dim=in_dim, filled=filled)
+    return Pretrained(built, checkpoint, dataset, replace(model, filled=filled))
 
 
 def _output_width(dataset: GraphDataset) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,9 @@ def load(
     """Load a run's backbone and heads as one module that maps a batch of graphs to outputs.
 
     The backbone is rebuilt as the cache's command built it. If it is code of yours, name it: a run
-    does not decide what code runs. Other weights than those the head was trained on are refused.
+    does not decide what code runs. Other weights than those the head was trained on are refused,
+    and so is code that gives other activations on the run's canary graph; a file that changed while
+    its activations did not is among the ``notes`` of what is returned.
 
     Args:
         run: A finished run, or its folder.
@@ -67,14 +69,14 @@ def load(
         head_name(head)  # known by its name from here on
     opened, where = Run.of(run), resolve_device(device)
     saved = opened.saved_head  # before a checkpoint is looked for
-    backbone = opened.backbone.build(
+    backbone, notes = opened.backbone.build(
         model=model,
         checkpoint=None if checkpoint is None else Path(checkpoint),
         key_map=None if key_map is None else Path(key_map),
         trust=trust,
         in_dim=in_dim,
     )
-    return Predictor(backbone, saved).to(where).eval()
+    return Predictor(backbone, saved, notes).to(where).eval()
 
 
 def predict(
@@ -176,10 +178,12 @@ class Predictor(nn.Module):
     Args:
         backbone: The model whose activations the heads were trained on.
         saved: The heads.
+        notes: What there is to know about the backbone.
     """
 
-    def __init__(self, backbone: nn.Module, saved: SavedHead) -> None:
+    def __init__(self, backbone: nn.Module, saved: SavedHead, notes: Sequence[str] = ()) -> None:
         super().__init__()
+        self.notes = tuple(notes)
         self.backbone = backbone
         self.capture = Capture(backbone, saved.backbone.capture)
         self.heads = saved.build()
@@ -236,7 +240,7 @@ class Predictor(nn.Module):
         given = data if isinstance(data, GraphDataset) else from_graphs(data)
         dataset = _at_level(given, self.task.level)
         self.eval()
-        notes = [*given.notes, *self._not_passed(dataset)]
+        notes = [*self.notes, *given.notes, *self._not_passed(dataset)]
         if node_budget > 1 and not self._keeps_graphs_apart(dataset):
             # The cache was made that way too: it refuses such a model in any other.
             node_budget = 1

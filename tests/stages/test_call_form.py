@@ -131,7 +131,7 @@ def test_predict_passes_what_the_cache_was_made_with(work: Path) -> None:
     assert done.exit_code == 1
     assert "was given 'edge_weight' when it was cached" in done.stderr
     with pytest.raises(HistographError, match="edge_weight"):
-        hg.load("other", model="mine.py:Net")(demo_graphs(1)[0])
+        hg.load("other", model="mine.py:Net")(demo_graphs(2)[0])
 
 
 def test_more_than_was_passed_is_left_out_with_a_note(tmp_path: Path) -> None:
