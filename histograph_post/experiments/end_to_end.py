@@ -35,13 +35,14 @@ from ..training.loop import Trainer
 from ..training.networks import statistics_of
 from .averaging import outputs_on_test
 from .fits import train_fit
+from .gradients import check_gradients, layers_of_parameters
 from .head_training import HeadSpec
 from .options import ExperimentOptions, run_with_options, with_keywords
 from .pretraining import Pretraining, plan_pretraining, untrained_model
 from .results import OWN, named, scores_of
 from .stage import ReadoutStage
 from .trained_backbones import NetworkParts, fit_network, write_folds
-from .unfreezing import BackboneOptions, layers_of_parameters
+from .unfreezing import BackboneOptions
 
 #: What the fits of this stage are called after the name of their head.
 STAGE = "end-to-end"
@@ -237,6 +238,14 @@ def plan_end_to_end(
     counted = any(statistics_of(module) for module in given.model.modules())
     task = given.task
     build_head(head.name, capture.widths, task.out_dim, task.level, **head.options)  # refuses
+    backbone = BackboneOptions(
+        lr=given.training.lr,
+        bn="train" if counted else "frozen",
+        checkpoint_layers=checkpoint_layers,
+        autocast=amp,
+    )
+    reached = layers_of_parameters(given.model, capture, probe)
+    check_gradients(given.model, capture, probe, reached, backbone)
     return EndToEnd(
         splits=given.splits,
         task=task,
@@ -244,12 +253,7 @@ def plan_end_to_end(
         pretraining=given,
         head=head,
         capture=capture,
-        options=BackboneOptions(
-            lr=given.training.lr,
-            bn="train" if counted else "frozen",
-            checkpoint_layers=checkpoint_layers,
-            autocast=amp,
-        ),
+        options=backbone,
         baseline=baseline,
         normalize=normalize,
         folds=given.folds,

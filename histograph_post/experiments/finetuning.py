@@ -24,9 +24,10 @@ from ..heads.registry import head_name
 from ..runs.run import Run
 from .finetuning_source import load_backbones, open_source, source_experiment, source_head
 from .finetuning_stage import Finetuning
+from .gradients import check_gradients, layers_of_parameters
 from .head_training import HeadSpec, plan_experiment, with_baseline
 from .options import ExperimentOptions, run_with_options, with_keywords
-from .unfreezing import BackboneOptions, layers_of_parameters
+from .unfreezing import BackboneOptions
 
 #: What a run that is fine-tuned has decided already.
 _OF_THE_RUN = ("split", "split_seed", "task", "metric", "standardize", "warm_start")
@@ -93,6 +94,9 @@ def plan_finetuning(
         trust=trust,
     )
     probe = Batch.from_data_list(probe_graphs(backbones.dataset))
+    asked, first = backbone or BackboneOptions(), backbones.models[0]
+    layers = layers_of_parameters(first, backbones.capture, probe)
+    notes = check_gradients(first, backbones.capture, probe, layers, asked)
     planned = Finetuning(
         splits=frozen.splits,
         task=frozen.task,
@@ -100,10 +104,11 @@ def plan_finetuning(
         frozen=frozen,
         head=chosen,
         backbones=backbones,
-        options=backbone or BackboneOptions(),
+        options=asked,
         source=run,
         calibrate=options.calibrate,
-        layers=layers_of_parameters(backbones.models[0], backbones.capture, probe),
+        layers=layers,
+        layer_notes=tuple(notes),
     )
     planned.movement()  # refuses before anything is trained or written
     return planned

@@ -49,6 +49,8 @@ class Finetuning(ReadoutStage):
     source: Run | None
     #: Layer of each parameter; the folds' backbones are alike.
     layers: Mapping[str, int]
+    #: What there is to know about them.
+    layer_notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -189,7 +191,8 @@ class Finetuning(ReadoutStage):
 
     def notes(self) -> list[str]:
         """Return what the user should know: what is trained, and what cannot be scored."""
-        return [*self.backbones.notes, f"training changes {self.movement()}", *super().notes()]
+        about = (*self.backbones.notes, *self.layer_notes)
+        return [*about, f"training changes {self.movement()}", *super().notes()]
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Write a checkpoint per fold; return what moved, and the gain over the frozen backbone."""
