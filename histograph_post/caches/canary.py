@@ -17,12 +17,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.utils import k_hop_subgraph
+from torch_geometric.utils import k_hop_subgraph, subgraph
 
 from ..capture import Capture, CapturePlan
 from ..capture.tensors import eager_module, frozen
 from ..data import GraphDataset
-from ..data.batching import make_batch
+from ..data.batching import make_batch, sparse_names
 from ..data.dataset import probe_graphs
 from ..errors import CacheError, HistographError
 from ..models.model_call import LABELS
@@ -70,15 +70,10 @@ class Canary:
         tensors: dict[str, Tensor] = {}
         values: dict[str, Any] = {}
         for name, value in self.graph.to_dict().items():
-            if not isinstance(value, Tensor):
-                values[name] = value
-            elif value.layout == torch.strided:
+            if isinstance(value, Tensor):
                 tensors[f"graph.{name}"] = value.contiguous()
             else:
-                pairs = value.to_sparse_coo().coalesce()
-                tensors[f"sparse.{name}.indices"] = pairs.indices().contiguous()  # [2, nonzero]
-                tensors[f"sparse.{name}.values"] = pairs.values().contiguous()
-                values[f"layout of {name}"] = str(value.layout), list(value.shape)
+                values[name] = value
         tensors |= {f"layer.{at}": layer.contiguous() for at, layer in enumerate(self.history)}
         about = json.dumps({"values": values, "tolerances": self.tolerances})
         return safetensors.torch.save(tensors, {"canary": about})
@@ -91,12 +86,6 @@ class Canary:
             length = int.from_bytes(contents[:8], "little")
             about = json.loads(json.loads(contents[8 : 8 + length])["__metadata__"]["canary"])
             values, graph = dict(about["values"]), Data()
-            for name in [name for name in values if name.startswith("layout of ")]:
-                layout, shape = values.pop(name)
-                name = name.removeprefix("layout of ")
-                parts = [tensors[f"sparse.{name}.{part}"] for part in ("indices", "values")]
-                pairs = torch.sparse_coo_tensor(parts[0], parts[1], tuple(shape))
-                graph[name] = _in_layout(pairs.coalesce(), layout)
             for name, tensor in tensors.items():
                 if name.startswith("graph."):
                     graph[name.removeprefix("graph.")] = tensor
@@ -139,20 +128,14 @@ def _surroundings(graph: Data) -> Data:
         )
         nodes = torch.cat([nodes, reached[~torch.isin(reached, nodes)]])[:_CANARY_NODES]
     nodes = nodes.sort().values
-    rest, sparse = copy.copy(graph), {}
-    for name, value in graph.to_dict().items():
-        if isinstance(value, Tensor) and value.layout != torch.strided:
-            pairs = value.to_sparse_coo().index_select(0, nodes).index_select(1, nodes)
-            sparse[name] = _in_layout(pairs.coalesce(), str(value.layout))
-            del rest[name]
+    rest, parts = copy.copy(graph), {}
+    for _, prefix in sparse_names(graph.keys()).values():
+        pairs, values = rest.pop(f"{prefix}_index"), rest.pop(f"{prefix}_value")
+        parts[prefix] = subgraph(nodes, pairs, values, relabel_nodes=True, num_nodes=len(graph.x))
     part = rest.subgraph(nodes)
-    for name, value in sparse.items():
-        part[name] = value
+    for prefix, (pairs, values) in parts.items():
+        part[f"{prefix}_index"], part[f"{prefix}_value"] = pairs, values
     return part
-
-
-def _in_layout(pairs: Tensor, layout: str) -> Tensor:
-    return pairs.to_sparse_csr() if layout == "torch.sparse_csr" else pairs
 
 
 def _run(

@@ -53,17 +53,18 @@ def plan_capture(
         CaptureError: if the layers cannot be found, or what is named is not there.
     """
     model = eager_module(model)
+    seen = visible(batch, ())
     for name in no_pass:
-        if name not in batch:
+        if name not in seen:
             raise CaptureError(
                 f"--no-pass {name}: the data has no such attribute; it has "
-                f"{', '.join(sorted(batch.keys()))}"
+                f"{', '.join(sorted(seen.keys()))}"
             )
-    batch = visible(batch, no_pass)
     probe = _unambiguous(model, batch)
     # Not inference mode: its tensors do not count in-place changes.
     with frozen(model), torch.inference_mode(False), torch.no_grad():
-        trace = run_trace(model, probe.clone())  # models may write into what they are given
+        # Models may write into what they are given.
+        trace = run_trace(model, visible(probe.clone(), no_pass))
     parts = _split_layers(layers)
     automatic, notes, problem = _automatic(trace)
     if parts == ["auto"]:
@@ -74,7 +75,7 @@ def plan_capture(
         if not automatic and problem is not None and _uses_automatic_list(parts):
             raise problem
         chosen, notes = _select_points(trace, automatic, parts), []
-    call = CallForm(given_to(model, batch), tuple(no_pass))
+    call = CallForm(given_to(model, batch, no_pass), tuple(no_pass))
     return CapturePlan(tuple(timed.point for timed in chosen), tuple(notes), call)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import Sequential as GraphSequential
 
+from ..data.batching import with_sparse
 from ..errors import HistographError, ModelError
 from .spec import ALL_OF_IT, CallForm
 
@@ -102,9 +103,10 @@ def call_model(model: nn.Module, data: Batch, form: CallForm = ALL_OF_IT) -> Any
         raise _failed_call(model, error, [*positional, *named.values()], data) from error
 
 
-def given_to(model: nn.Module, data: Batch) -> tuple[str, ...]:
+def given_to(model: nn.Module, data: Batch, no_pass: Collection[str] = ()) -> tuple[str, ...]:
     """Return the names of the parameters of ``forward`` that this batch fills."""
-    return tuple(parameter.name for parameter, _, _ in _fill(unwrap(model), data, ALL_OF_IT))
+    filled = _fill(unwrap(model), visible(data, no_pass), ALL_OF_IT)
+    return tuple(parameter.name for parameter, _, _ in filled)
 
 
 #: The columns of :func:`received`.
@@ -139,12 +141,14 @@ def _shown(source: str, value: Any, data: Batch) -> str:
     if value is data:
         return f"the batch: {', '.join(sorted(data.keys()))}"
     if isinstance(value, Tensor):
-        return f"{source} {list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        kind = "" if value.layout == torch.strided else f" {str(value.layout)[6:]}"
+        return f"{source} {list(value.shape)} {str(value.dtype).removeprefix('torch.')}{kind}"
     return source
 
 
 def visible(data: Batch, no_pass: Collection[str]) -> Batch:
-    """Return the batch without these attributes, which may stay as it is."""
+    """Return the batch as the model sees it: with its sparse matrices, without these attributes."""
+    data = with_sparse(data)
     hidden = [name for name in no_pass if name in data]
     if hidden:
         data = copy.copy(data)

@@ -20,7 +20,7 @@ from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
 from ..heads.registry import head_name
-from ..models.model_call import given_to, visible
+from ..models.model_call import given_to
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
 from ..utils.files import config_beside, require_free, write_config, write_text
@@ -297,9 +297,8 @@ class Predictor(nn.Module):
     def _not_passed(self, dataset: GraphDataset) -> list[str]:
         """Say what of the data the backbone could take, and was cached without."""
         call = self.capture.plan.call
-        batch = visible(make_batch(dataset.graphs[:1]), call.no_pass)
-        known = call.given if call.given is not None else given_to(self.backbone, batch)
-        more = [name for name in given_to(self.backbone, batch) if name not in known]
+        could = given_to(self.backbone, make_batch(dataset.graphs[:1]), call.no_pass)
+        more = [] if call.given is None else [name for name in could if name not in call.given]
         if not more:
             return []
         return [f"{', '.join(more)} of the data not passed: the backbone was cached without"]
