@@ -151,10 +151,12 @@ def cache(
 
 def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
     """Print what a cache would hold and cost."""
+    from histograph_post.caches.inspection import Inspection
     from histograph_post.caches.planning import estimate_seconds
 
     seconds = estimate_seconds(plan)
-    show_plan(terminal, plan)
+    for table in Inspection(plan).tables():
+        terminal.table(*table)
     terminal.table(
         "Cost",
         ["graphs", "nodes", "bytes", "shards", "time, about"],
@@ -196,14 +198,6 @@ def _part(shard: str | None) -> tuple[int, int]:
     if not (slash and number.isdigit() and count.isdigit() and int(number) < int(count)):
         raise typer.BadParameter(f"--shard {shard}: expected I/N with I from 0 to N - 1, as in 0/4")
     return int(number), int(count)
-
-
-def show_plan(terminal: Terminal, plan: CachePlan) -> None:
-    """Print what the model is given, and the layers that would be captured."""
-    from histograph_post.models.model_call import RECEIVED_COLUMNS
-
-    terminal.table("What forward receives", RECEIVED_COLUMNS, plan.received)
-    terminal.table("What is captured", plan.capture.COLUMNS, plan.capture.table())
 
 
 def show_cache(terminal: Terminal, manifest: Manifest) -> None:

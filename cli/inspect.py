@@ -10,7 +10,7 @@ import typer
 from histograph_post.utils.text import plural
 
 from . import options as opt
-from .cache import show_cache, show_plan, summary
+from .cache import show_cache, summary
 from .next_commands import cache_command, command, predict_command
 from .pretrain import show_folds
 from .results import show_results
@@ -62,28 +62,22 @@ def inspect(
     if model is None or data is None:
         _inspect_checkpoint(terminal, path, trust=trust_checkpoint)
         return
-    from histograph_post.caches.planning import CacheOptions, plan_cache
+    from histograph_post.caches.inspection import inspect as inspect_model
     from histograph_post.data import DataSpec
     from histograph_post.models import ModelSpec, parse_args
     from histograph_post.models.spec import load_pretrained
-    from histograph_post.splits import resolve_splits
 
     source = load_pretrained(
         ModelSpec(model, parse_args(model_args), path, key_map, trust_checkpoint),
         DataSpec(data, parse_args(data_args), data_root),
     )
-    plan = plan_cache(
-        source.model,
-        source.dataset,
-        resolve_splits(source.dataset, None),
-        options=CacheOptions(layers=layers, no_pass=no_pass),
-        device="cpu",
-    )
-    for note in (*source.dataset.notes, *plan.capture.notes):
+    found = inspect_model(source.model, source.dataset, layers=layers, no_pass=no_pass)
+    for note in found.notes:
         terminal.note(note)
-    show_plan(terminal, plan)
+    for table in found.tables():
+        terminal.table(*table)
     given = {"model": model, "checkpoint": path, "data": data, **_flags(terminal)}
-    terminal.result(plan.to_json(), next_command=command("cache", **given) + " -o CACHE")
+    terminal.result(found.to_json(), next_command=command("cache", **given) + " -o CACHE")
 
 
 def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:

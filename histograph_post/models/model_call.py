@@ -191,6 +191,8 @@ def _unfilled(model: nn.Module, name: str, available: set[str], form: CallForm) 
     has = f"the data has {', '.join(sorted(available))}"
     if name in form.no_pass or ALIASES.get(name) in form.no_pass:
         return f"{forward} needs {name!r}, which --no-pass leaves out; {has}"
+    if name in ("adj", "adj_t"):
+        has += "; ToSparseTensor(layout=torch.sparse_csr) of PyTorch Geometric makes adj_t"
     wants = f"{forward} needs {name!r}"
     if form.given is not None:
         wants = f"{forward} was given {name!r} when it was cached"
