@@ -19,7 +19,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import degree
 
 from ..errors import DataError
-from ..utils.levels import Level
+from ..utils import Level
 from .batching import SPARSE_LAYOUTS, sparse_names
 
 #: Numeric attributes a model may be called with, and what their rows stand for.

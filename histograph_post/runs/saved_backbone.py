@@ -245,10 +245,22 @@ def describe_backbone(cache: Cache, run: Path) -> dict[str, Any]:
 
 
 def write_provenance(
-    folder: Path, model: nn.Module, plan: CapturePlan, dataset: GraphDataset
+    folder: Path, model: nn.Module, weights: Path, plan: CapturePlan, dataset: GraphDataset
 ) -> Provenance:
-    """Write the canary of a backbone that a run has trained; return what is recorded of it."""
-    provenance, canary = take_provenance(model, plan, dataset)
+    """Write the canary of a backbone that a run has trained; return what is recorded of it.
+
+    Args:
+        folder: The run.
+        model: The backbone, which stays as it is.
+        weights: The file of the weights it has now.
+        plan: What is captured of it.
+        dataset: Has the graph of the canary.
+    """
+    from safetensors.torch import load_file
+
+    trained = copy.deepcopy(model).eval()
+    trained.load_state_dict(load_file(weights), strict=False)
+    provenance, canary = take_provenance(trained, plan, dataset)
     if canary is not None:
         with atomic_path(folder / CANARY_NAME) as partial:
             partial.write_bytes(canary)
