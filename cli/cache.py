@@ -45,6 +45,7 @@ def cache(
     split_seed: opt.SplitSeedOption = 0,
     layers: opt.LayersOption = "auto",
     key_map: opt.KeyMapOption = None,
+    state: opt.StateOption = None,
     output_key: opt.OutputKeyOption = None,
     no_pass: opt.NoPassOption = [],  # noqa: B006
     dtype: Annotated[opt.Dtype, typer.Option(help="Precision of the stored activations.")] = (
@@ -96,6 +97,7 @@ def cache(
         data=data,
         data_root=data_root,
         key_map=key_map,
+        state=state,
         trust=trust_checkpoint,
     )
     options = CacheOptions(
@@ -111,7 +113,7 @@ def cache(
     results: list[dict[str, Any]] = []
     caches: list[Cache] = []
     for job in jobs:
-        source = load_pretrained(job.model, job.data, dataset=dataset)
+        source = load_pretrained(job.model, job.data, dataset=dataset, allow_missing=True)
         plan = plan_cache(
             source.model,
             source.dataset,
@@ -119,11 +121,12 @@ def cache(
             options=options,
             model_spec=source.spec,
             data_args=job.data.args,
+            missing=source.missing,
             device=device,
         )
         if dataset is None:  # folds share data and layers: their notes are printed once
             dataset = source.dataset
-            for note in (*dataset.notes, *plan.capture.notes):
+            for note in (*source.notes, *dataset.notes, *plan.capture.notes):
                 terminal.note(note)
         if job.note is not None:
             terminal.note(job.note)

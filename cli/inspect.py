@@ -19,6 +19,8 @@ from .terminal import Terminal, size
 if TYPE_CHECKING:
     from histograph_post.runs.run import Run
 
+#: Values beside the weights of a checkpoint that are printed.
+_VALUES_SHOWN = 12
 #: A run has the own readout, the one to beat and its head; with more it is a comparison.
 _FEW_READOUTS = 3
 
@@ -29,7 +31,8 @@ def inspect(
         Path,
         typer.Argument(
             metavar="CHECKPOINT|CACHE|RUN",
-            help="A checkpoint file, or the folder of a cache, a run or an export.",
+            help="A checkpoint (a file, or a HuggingFace folder), or the folder of a cache, a run "
+            "or an export.",
         ),
     ],
     model: Annotated[
@@ -47,6 +50,7 @@ def inspect(
     data_args: opt.DataArgsOption = [],  # noqa: B006
     layers: opt.LayersOption = "auto",
     key_map: opt.KeyMapOption = None,
+    state: opt.StateOption = None,
     no_pass: opt.NoPassOption = [],  # noqa: B006
     trust_checkpoint: opt.TrustOption = False,
 ) -> None:
@@ -54,13 +58,15 @@ def inspect(
 
     For a checkpoint, --model and --data show which layers would be captured, and where.
     """
-    if path.is_dir():
+    from histograph_post.models.spec import weights_in
+
+    if path.is_dir() and weights_in(path) is None:
         _inspect_folder(terminal, path)
         return
     if (model is None) != (data is None):
         raise typer.BadParameter("give --model and --data together, or neither")
     if model is None or data is None:
-        _inspect_checkpoint(terminal, path, trust=trust_checkpoint)
+        _inspect_checkpoint(terminal, path, state=state, trust=trust_checkpoint)
         return
     from histograph_post.caches.inspection import inspect as inspect_model
     from histograph_post.data import DataSpec
@@ -68,22 +74,41 @@ def inspect(
     from histograph_post.models.spec import load_pretrained
 
     source = load_pretrained(
-        ModelSpec(model, parse_args(model_args), path, key_map, trust_checkpoint),
+        ModelSpec(model, parse_args(model_args), path, key_map, trust_checkpoint, state=state),
         DataSpec(data, parse_args(data_args), data_root),
+        allow_missing=True,
     )
-    found = inspect_model(source.model, source.dataset, layers=layers, no_pass=no_pass)
-    for note in found.notes:
+    found = inspect_model(
+        source.model, source.dataset, missing=source.missing, layers=layers, no_pass=no_pass
+    )
+    for note in (*source.notes, *found.notes):
         terminal.note(note)
     for table in found.tables():
         terminal.table(*table)
+    if source.missing:
+        terminal.note(f"the model's own outputs would not be kept: {found.plan.own.problem}")
     given = {"model": model, "checkpoint": path, "data": data, **_flags(terminal)}
     terminal.result(found.to_json(), next_command=command("cache", **given) + " -o CACHE")
 
 
-def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
+def _inspect_checkpoint(terminal: Terminal, path: Path, *, state: str | None, trust: bool) -> None:
     from histograph_post.models import read_checkpoint
 
-    checkpoint = read_checkpoint(path, trust=trust)
+    checkpoint = read_checkpoint(path, trust=trust, state=state)
+    for note in checkpoint.notes:
+        terminal.note(note)
+    if checkpoint.others:
+        terminal.table(
+            "State dicts in the file",
+            ["name", "tensors", ""],
+            [
+                [checkpoint.found_at, len(checkpoint.state_dict), "shown below"],
+                *([name, n, f"--state {name}"] for name, n in checkpoint.others.items()),
+            ],
+        )
+    beside = [[name, str(value)] for name, value in checkpoint.metadata.items()]
+    if beside:
+        terminal.table("Beside the weights", ["name", "value"], beside[:_VALUES_SHOWN])
     weights = checkpoint.state_dict
     terminal.table(
         f"{path.name}: {len(weights)} tensors, "
@@ -100,6 +125,9 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
             "sha256": checkpoint.sha256,
             "found_at": checkpoint.found_at,
             "stripped": list(checkpoint.stripped),
+            "state_dicts": {checkpoint.found_at: len(weights), **checkpoint.others},
+            "read_past": list(checkpoint.past),
+            "beside": checkpoint.metadata,
             "tensors": {name: list(value.shape) for name, value in weights.items()},
         },
         next_command=command("inspect", path, **_flags(terminal), model="SPEC", data="SPEC"),

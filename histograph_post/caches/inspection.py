@@ -58,6 +58,7 @@ def inspect(
     model: nn.Module,
     dataset: GraphDataset | Iterable[Data],
     *,
+    missing: Sequence[str] = (),
     device: str = "cpu",
     **options: Any,
 ) -> Inspection:
@@ -68,6 +69,7 @@ def inspect(
     Args:
         model: Any trained module; it is put into ``eval()`` and not changed otherwise.
         dataset: A :class:`~histograph_post.data.GraphDataset`, a PyG data set or a list of graphs.
+        missing: Weights that are not the model's own, because its checkpoint has none for them.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
         options: Fields of :class:`~histograph_post.caches.planning.CacheOptions`, such as
             ``layers`` and ``no_pass``.
@@ -76,4 +78,6 @@ def inspect(
         dataset = from_graphs(dataset)
     splits = resolve_splits(dataset, None)
     asked = CacheOptions(**options)
-    return Inspection(plan_cache(model, dataset, splits, options=asked, device=device))
+    return Inspection(
+        plan_cache(model, dataset, splits, options=asked, missing=missing, device=device)
+    )

@@ -6,7 +6,7 @@ All that decides the bytes of a cache is in the plan and its hash. Nothing here 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,10 +18,11 @@ from torch_geometric.data import Batch
 
 from .. import __version__
 from ..capture import Capture, CapturePlan, Parity, check_parity, plan_capture
+from ..capture.needed import needed_parameters
 from ..data import GraphDataset
 from ..data.batching import budget_batches, make_batch
 from ..data.dataset import probe_graphs, probe_numbers
-from ..errors import CacheError, CaptureError, ConfigError
+from ..errors import CacheError, CaptureError, CheckpointError, ConfigError
 from ..models import call_model, prediction
 from ..models.checkpoints import weights_sha256
 from ..models.model_call import received
@@ -32,6 +33,7 @@ from ..tasks import Task, has_labels, infer_task
 from ..utils import Level
 from ..utils.machine import NODE_BUDGET, resolve_device, synchronize
 from ..utils.specifications import IN_MEMORY
+from ..utils.text import listed
 from .layout import Layout
 from .manifest import plan_hash
 from .provenance import Provenance, take_provenance
@@ -177,6 +179,7 @@ def plan_cache(
     options: CacheOptions | None = None,
     model_spec: ModelSpec | None = None,
     data_args: Mapping[str, Any] | None = None,
+    missing: Collection[str] = (),
     device: str = "auto",
 ) -> CachePlan:
     """Find out what would be captured and how it would be laid out; nothing is written.
@@ -191,6 +194,7 @@ def plan_cache(
         options: What a user can choose about a cache.
         model_spec: The model as the user named it; none for one that was handed over in memory.
         data_args: The arguments the data were loaded with.
+        missing: Weights that the checkpoint does not have; refused if the history needs them.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
     options = options or CacheOptions()
@@ -200,11 +204,14 @@ def plan_cache(
     batch = Batch.from_data_list(probe)
     capture = plan_capture(model, batch, layers=options.layers, no_pass=options.no_pass)
     _refuse_chance(model, capture, batch)
+    _refuse_missing(model, capture, batch, missing)
     parity = check_parity(model, capture, probe)
     _check(parity, [dataset.ids[number] for number in probe_numbers(dataset)], options)
     labels = dataset.labels()
     task = infer_task(labels, dataset.level) if has_labels(labels) else None
     own = _own_output(model, capture, batch, task, dataset.level, options)
+    if missing:
+        own = OwnOutput(problem=f"the checkpoint has no weights for {listed(missing)}")
     layout = Layout(
         layer_names=tuple(point.name for point in capture.points),
         widths=tuple(capture.widths),
@@ -265,6 +272,18 @@ def _refuse_chance(model: nn.Module, capture: CapturePlan, batch: Batch) -> None
                 f"layer {name!r}: found other activations in a second pass in eval() mode, "
                 "expected the same; does the model use dropout without `training=self.training`?"
             )
+
+
+def _refuse_missing(
+    model: nn.Module, capture: CapturePlan, batch: Batch, missing: Collection[str]
+) -> None:
+    """Refuse a checkpoint without weights that the history depends on."""
+    needed = needed_parameters(model, batch, capture, missing) if missing else set()
+    if needed:
+        raise CheckpointError(
+            f"the checkpoint has no {listed(sorted(needed))}, on which the captured layers depend; "
+            "expected all weights up to the last layer (other names: --key-map FILE)"
+        )
 
 
 def _check(parity: Parity, ids: Sequence[str], options: CacheOptions) -> None:

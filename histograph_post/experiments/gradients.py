@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from ..capture import Capture, CapturePlan
+from ..capture.needed import needed_parameters
 from ..capture.tensors import frozen
 from ..errors import ConfigError
 from .unfreezing import BackboneOptions, chosen_parameters
@@ -80,9 +82,9 @@ def check_gradients(
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and name not in layers
     }
-    cut = _first_changes(model, plan, batch, rest)
+    cut = _cut_off(model, plan, batch, rest.keys(), options)
     asked = chosen_parameters(model, {**layers, **cut}, len(plan.points), options)
-    lost = [name for name in cut if name in asked]
+    lost = [name for name in rest if name in cut and name in asked]
     if lost:
         reached = ",".join(_modules_of(name for name in layers if name in asked))
         raise ConfigError(
@@ -103,30 +105,22 @@ def _modules_of(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
 
 
-def _first_changes(
-    model: nn.Module, plan: CapturePlan, batch: Batch, parameters: Mapping[str, nn.Parameter]
+def _cut_off(
+    model: nn.Module,
+    plan: CapturePlan,
+    batch: Batch,
+    among: Collection[str],
+    options: BackboneOptions,
 ) -> dict[str, int]:
-    """Return the first layer that each of these parameters changes, of those that change one."""
-
-    def first_change(changed: Iterable[nn.Parameter]) -> int | None:
-        changed = list(changed)
-        before = [parameter.detach().clone() for parameter in changed]
-        try:
-            for parameter in changed:
-                parameter.add_(torch.rand_like(parameter) + 0.5)
-            history = recorder.run(batch).history
-        finally:
-            for parameter, value in zip(changed, before, strict=True):
-                parameter.copy_(value)
-        pairs = zip(expected, history, strict=True)
-        return next((at for at, pair in enumerate(pairs) if not torch.equal(*pair)), None)
-
-    with frozen(model), torch.no_grad(), _without_advice(), Capture(model, plan) as recorder:
-        expected = recorder.run(batch).history
-        if first_change(parameters.values()) is None:
-            return {}
-        found = {name: first_change([parameter]) for name, parameter in parameters.items()}
-    return {name: at for name, at in found.items() if at is not None}
+    """Return those of some parameters that the history depends on, and a layer that tells whether
+    they are among the last ones that are asked for.
+    """
+    first = len(plan.points) - (options.unfreeze_last or 0)
+    before = replace(plan, points=plan.points[:first])
+    with frozen(model), _without_advice():
+        needed = needed_parameters(model, batch, plan, among) if among else set()
+        early = needed_parameters(model, batch, before, needed) if needed and first > 0 else set()
+    return {name: 0 if name in early else first for name in needed}
 
 
 @contextmanager

@@ -8,6 +8,7 @@ package.module:Name    the same in an importable package
 from __future__ import annotations
 
 import ast
+import copy
 import difflib
 import inspect
 import json
@@ -22,6 +23,7 @@ from ..errors import ConfigError, HistographError, ModelError
 from ..utils.specifications import home_of, imported_place, is_defined_in, without_partial
 from .builtin_models import GNN
 from .builtin_settings import CHOICES, GNNSettings, settings_of
+from .sizes import build_sized
 
 #: The names of the built-in models.
 BUILT_IN: Final = CHOICES["kind"]
@@ -57,7 +59,7 @@ def build_model(
     Args:
         spec: a built-in name, ``file.py:Name`` or ``package.module:Name``.
         args: arguments of the constructor; they win over everything found elsewhere.
-        state_dict: the weights to be loaded later; a built-in model takes its sizes from them.
+        state_dict: the weights to be loaded later; sizes that they show win over those of the data.
         in_dim: the number of node features of the data (or, for a built-in model, the number of
             categories of each column), used where the constructor insists on it.
         out_dim: the number of classes or targets of the data, used in the same way.
@@ -85,7 +87,7 @@ def build_model(
         target = _find(module, name, place)
         _check_target(target, module, spec)
         # Built while the folder of the file is importable: constructors import things, too.
-        return _construct(target, spec, args, in_dim, out_dim, filled)
+        return _construct(target, spec, args, state_dict, in_dim, out_dim, filled)
 
 
 def _build_builtin(
@@ -162,6 +164,7 @@ def _construct(
     target: Any,
     label: str,
     args: Mapping[str, Any],
+    state_dict: Mapping[str, Tensor] | None,
     in_dim: int | Sequence[int] | None,
     out_dim: int | None,
     filled: dict[str, Any],
@@ -170,9 +173,22 @@ def _construct(
     if isinstance(target, nn.Module):
         if args:
             raise ModelError(f"{label} is a module already and takes no arguments: {list(args)}")
-        return target
+        return copy.deepcopy(target)  # others get it as well, with weights of their own
+    if out_dim is None and state_dict:
+        out_dim = 1  # where the data ask for none, the weights say how many there are
     columns = in_dim if isinstance(in_dim, int) else None
-    arguments = _bind(target, label, args, columns, out_dim, filled)
+    sizes = _sizes(target, args, columns, out_dim, filled)
+
+    def construct(given: Mapping[str, Any]) -> nn.Module:
+        return _call(target, label, {**args, **given})
+
+    model, sizes = build_sized(construct, sizes, state_dict or {})
+    filled |= sizes
+    return model
+
+
+def _call(target: Any, label: str, arguments: Mapping[str, Any]) -> nn.Module:
+    _check_arguments(target, label, arguments)
     try:
         model = target(**arguments)
     except HistographError:
@@ -186,28 +202,39 @@ def _construct(
     return model
 
 
-def _bind(
+def _sizes(
     target: Any,
-    label: str,
     args: Mapping[str, Any],
     in_dim: int | None,
     out_dim: int | None,
-    filled: dict[str, Any],
+    filled: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Complete the arguments with the sizes of the data, and check them against the signature."""
-    try:
-        signature = inspect.signature(target)
-    except (TypeError, ValueError):  # some callables written in C have none
-        return dict(args)
-    arguments = dict(args)
-    for name, parameter in signature.parameters.items():
-        if name in arguments or parameter.default is not parameter.empty:
+    """Return the sizes that a constructor insists on, under its names for them."""
+    signature = _signature(target)
+    sizes: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items() if signature else ():
+        if name in args or parameter.default is not parameter.empty:
             continue
         for names, size in ((INPUT_NAMES, in_dim), (OUTPUT_NAMES, out_dim)):
             if name in names and size is not None:
-                filled.setdefault(name, size)
+                sizes[name] = size
         if name in filled:
-            arguments[name] = filled[name]
+            sizes[name] = filled[name]
+    return sizes
+
+
+def _signature(target: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):  # some callables written in C have none
+        return None
+
+
+def _check_arguments(target: Any, label: str, arguments: Mapping[str, Any]) -> None:
+    """Hold arguments against the signature before anything is called."""
+    signature = _signature(target)
+    if signature is None:
+        return
     try:
         signature.bind(**arguments)
     except TypeError as error:
@@ -217,7 +244,6 @@ def _bind(
         ]
         shown = inspect.Signature(plain)
         raise ModelError(f"{label}{shown} {error}; give arguments as name=value") from error
-    return arguments
 
 
 def parse_args(pairs: Iterable[str]) -> dict[str, Any]:

@@ -17,6 +17,21 @@ if TYPE_CHECKING:
     from ..data import GraphDataset
     from .checkpoints import Checkpoint
     from .key_map import KeyMap
+    from .loading import LoadReport
+
+#: How the weights are called in a folder as HuggingFace writes it, alone or by an index of parts.
+INDEX_SUFFIX = ".index.json"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+#: What stands in folders of this tool that hold weights: those are more than a checkpoint.
+_OURS = ("config.toml", "head.json", "run.json")
+
+
+def weights_in(folder: Path) -> Path | None:
+    """Return the file of the weights, or their index, in a folder as HuggingFace writes it."""
+    if not folder.is_dir() or any((folder / name).exists() for name in _OURS):
+        return None
+    names = [*_WEIGHTS, *(name + INDEX_SUFFIX for name in _WEIGHTS)]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,8 @@ class ModelSpec(Specification):
     weights_sha256: str = ""
     #: Arguments of the constructor that were filled in from the data or the checkpoint.
     filled: Mapping[str, Any] = field(default_factory=dict)
+    #: Which state dict of the checkpoint; None for the usual one.
+    state: str | None = None
 
     def build(
         self,
@@ -48,7 +65,7 @@ class ModelSpec(Specification):
         """Build the model with initial weights of its own; code that only a file names is refused.
 
         Args:
-            state_dict: The weights to be loaded later; a built-in model takes its sizes from them.
+            state_dict: The weights to be loaded later; sizes are taken from them.
             in_dim: Node features of the data, for constructors that insist on them.
             filled: Receives the arguments that were filled in.
         """
@@ -73,7 +90,7 @@ class ModelSpec(Specification):
 
         if self.checkpoint is None:
             raise NotFoundError(f"{self.spec}: found no checkpoint, expected the weights in a file")
-        return read_checkpoint(self.checkpoint, trust=self.trust)
+        return read_checkpoint(self.checkpoint, trust=self.trust, state=self.state)
 
     def load(
         self,
@@ -89,18 +106,50 @@ class ModelSpec(Specification):
             in_dim: Node features of the data, for constructors that insist on them.
             filled: Receives the arguments that were filled in.
         """
+        loaded = self.load_reported(checkpoint=checkpoint, in_dim=in_dim)
+        if filled is not None:
+            filled |= loaded.spec.filled
+        return loaded.model
+
+    def load_reported(
+        self,
+        *,
+        checkpoint: Checkpoint | None = None,
+        in_dim: int | None = None,
+        allow_missing: bool = False,
+    ) -> LoadedModel:
+        """Do what :meth:`load` does, and say how it went.
+
+        Args:
+            checkpoint: The file of the weights, where it has been read before.
+            in_dim: Node features of the data, for constructors that insist on them.
+            allow_missing: Take a file that lacks some weights; the caller sees to it that they do
+                not matter.
+        """
         self.to_follow()  # before a file is read
         weights, key_map = checkpoint or self.read_checkpoint(), self._read_key_map()
         tensors = weights.state_dict if key_map is None else key_map.apply(weights.state_dict)
+        filled: dict[str, Any] = {}
         model = self.build(state_dict=tensors, in_dim=in_dim, filled=filled)
-        self.fill(model, checkpoint=weights)
-        return model.eval()
+        report = self.fill(model, checkpoint=weights, allow_missing=allow_missing)
+        return LoadedModel(model.eval(), weights, report, replace(self, filled=filled))
 
-    def fill(self, model: nn.Module, *, checkpoint: Checkpoint | None = None) -> None:
+    def fill(
+        self,
+        model: nn.Module,
+        *,
+        checkpoint: Checkpoint | None = None,
+        allow_missing: bool = False,
+    ) -> LoadReport:
         """Load the weights into a model that exists."""
         from .loading import load_into
 
-        load_into(model, checkpoint or self.read_checkpoint(), key_map=self._read_key_map())
+        return load_into(
+            model,
+            checkpoint or self.read_checkpoint(),
+            key_map=self._read_key_map(),
+            allow_missing=allow_missing,
+        )
 
     def _read_key_map(self) -> KeyMap | None:
         from .key_map import read_key_map
@@ -109,31 +158,59 @@ class ModelSpec(Specification):
 
 
 @dataclass(frozen=True)
-class Pretrained:
-    """A model with its checkpoint's weights in it, and the graphs to run it on."""
+class LoadedModel:
+    """A model with its checkpoint's weights in it, and how they got there."""
 
     model: nn.Module
     checkpoint: Checkpoint
-    dataset: GraphDataset
+    report: LoadReport
     #: The model as it was named, with what was filled in to build it.
     spec: ModelSpec
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The weights that the file does not have; they are zero."""
+        return tuple(row.name for row in self.report.missing)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the weights."""
+        sizes = ", ".join(f"{name}={size}" for name, size in self.spec.filled.items())
+        filled = [f"the model was built with {sizes}, as weights and data ask for"] if sizes else []
+        return [*self.checkpoint.notes, *self.report.notes, *filled]
+
+
+@dataclass(frozen=True)
+class Pretrained(LoadedModel):
+    """Such a model, and the graphs to run it on."""
+
+    dataset: GraphDataset
+
 
 def load_pretrained(
-    model: ModelSpec, data: DataSpec, *, dataset: GraphDataset | None = None
+    model: ModelSpec,
+    data: DataSpec,
+    *,
+    dataset: GraphDataset | None = None,
+    allow_missing: bool = False,
 ) -> Pretrained:
     """Read the checkpoint and the data, build the model, and load the weights strictly.
 
-    ``dataset`` is the data of that specification, where it has been loaded before.
+    Args:
+        model: The model and its checkpoint.
+        data: The data.
+        dataset: The data of that specification, where it has been loaded before.
+        allow_missing: See :meth:`ModelSpec.load`.
     """
     checkpoint = model.read_checkpoint()
     if dataset is None:
         dataset = data.load()
     sized = replace(model, out_dim=_output_width(dataset))
     in_dim = int(dataset.graphs[0].num_node_features)
-    filled: dict[str, Any] = {}
-    built = sized.load(checkpoint=checkpoint, in_dim=in_dim, filled=filled)
-    return Pretrained(built, checkpoint, dataset, replace(model, filled=filled))
+    loaded = sized.load_reported(checkpoint=checkpoint, in_dim=in_dim, allow_missing=allow_missing)
+    return Pretrained(
+        loaded.model, checkpoint, loaded.report, replace(loaded.spec, out_dim=None), dataset
+    )
 
 
 def _output_width(dataset: GraphDataset) -> int | None:

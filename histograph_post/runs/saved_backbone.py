@@ -22,7 +22,7 @@ from ..caches.provenance import CANARY_NAME, Provenance, check_provenance, take_
 from ..capture.points import CapturePlan
 from ..data.spec import DataSpec
 from ..errors import CacheError, CheckpointError, NotFoundError
-from ..models.spec import ModelSpec
+from ..models.spec import ModelSpec, weights_in
 from ..utils.decoding import decode
 from ..utils.files import atomic_path
 from ..utils.specifications import GRAPH_FILES
@@ -159,13 +159,20 @@ class SavedBackbone:
             CheckpointError: for other weights.
             ModelError: for other activations.
         """
+        from ..models.checkpoints import weights_sha256
+
+        expected = self.model.weights_sha256
         if model is None or isinstance(model, str):
             spec = self.model.to_follow(model)  # before a file is looked for
             file = checkpoint or self.find_checkpoint()
             renamed = key_map or (None if self.in_run else self.option_path("key_map"))
-            spec = replace(spec, checkpoint=file, key_map=renamed, trust=trust)
-            built = spec.load(in_dim=in_dim)
-            return built, check_backbone(self, built, where=str(file))
+            state = None if self.in_run else self.options().get("state")
+            spec = replace(spec, checkpoint=file, key_map=renamed, trust=trust, state=state)
+            # The hash tells whether those were missing when the cache was made.
+            loaded = spec.load_reported(in_dim=in_dim, allow_missing=True)
+            if loaded.missing and weights_sha256(loaded.model.state_dict()) != expected:
+                spec.load(checkpoint=loaded.checkpoint, in_dim=in_dim)  # refused, with a table
+            return loaded.model, check_backbone(self, loaded.model, where=str(file))
         if checkpoint is None and self.in_run:
             model, checkpoint = copy.deepcopy(model), self.find_checkpoint()
         if checkpoint is not None:
@@ -180,9 +187,11 @@ class SavedBackbone:
         found = self.option_path("checkpoint", "folder")
         place = None if found is None else self.checkpoint_in(found)
         if place is None:
+            tried = self.options().get("checkpoint")
             raise NotFoundError(
                 f"{self.folder}: found no trace of its backbone's checkpoint {name.name!r} through "
-                f"{self.cache.name}; say where it is with --checkpoint FILE"
+                f"{self.cache.name}{f' (tried {tried})' if tried else ''}; say where it is with "
+                "--checkpoint FILE"
             )
         return place
 
@@ -192,7 +201,8 @@ class SavedBackbone:
         # The cache of a trained fold is called after the folder of that fold, beside which a run
         # has its best one.
         candidates = (place, place / self.cache.stem / name, place / name)
-        return next((path for path in candidates if path.is_file()), None)
+        there = (path for path in candidates if path.is_file() or weights_in(path) is not None)
+        return next(there, None)
 
     def options(self) -> Mapping[str, Any]:
         """Return the options of the command that made the cache; none if there was no command."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +23,13 @@ _METRICS: Mapping[str, str] = MappingProxyType(
         "mrr": "MRR",
     }
 )
+
+
+def listed(names: Iterable[str], shown: int = 4) -> str:
+    """Return the first few of some names, and how many more there are."""
+    several = list(names)
+    more = f" and {len(several) - shown} more" if len(several) > shown else ""
+    return ", ".join(several[:shown]) + more
 
 
 def metric_name(name: str) -> str:
