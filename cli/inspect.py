@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from histograph_post.utils.text import plural
 
 from . import options as opt
-from .cache import show_cache, show_plan, summary
-from .next_commands import cache_command, predict_command
+from .cache import show_cache, summary
+from .next_commands import cache_command, command, predict_command
 from .pretrain import show_folds
 from .results import show_results
 from .terminal import Terminal, size
@@ -52,6 +51,7 @@ def inspect(
     layers: opt.LayersOption = "auto",
     key_map: opt.KeyMapOption = None,
     state: opt.StateOption = None,
+    no_pass: opt.NoPassOption = [],  # noqa: B006
     trust_checkpoint: opt.TrustOption = False,
 ) -> None:
     """Show what is in a checkpoint, a cache or a run; nothing is written.
@@ -68,39 +68,27 @@ def inspect(
     if model is None or data is None:
         _inspect_checkpoint(terminal, path, state=state, trust=trust_checkpoint)
         return
-    from histograph_post.caches.planning import CacheOptions, plan_cache
+    from histograph_post.caches.inspection import inspect as inspect_model
     from histograph_post.data import DataSpec
     from histograph_post.models import ModelSpec, parse_args
     from histograph_post.models.spec import load_pretrained
-    from histograph_post.splits import resolve_splits
 
     source = load_pretrained(
         ModelSpec(model, parse_args(model_args), path, key_map, trust_checkpoint, state=state),
         DataSpec(data, parse_args(data_args), data_root),
         allow_missing=True,
     )
-    plan = plan_cache(
-        source.model,
-        source.dataset,
-        resolve_splits(source.dataset, None),
-        options=CacheOptions(layers=layers),
-        missing=source.missing,
-        device="cpu",
+    found = inspect_model(
+        source.model, source.dataset, missing=source.missing, layers=layers, no_pass=no_pass
     )
-    for note in (*source.notes, *source.dataset.notes, *plan.capture.notes):
+    for note in (*source.notes, *found.notes):
         terminal.note(note)
-    show_plan(terminal, plan)
+    for table in found.tables():
+        terminal.table(*table)
     if source.missing:
-        terminal.note(f"the model's own outputs would not be kept: {plan.own.problem}")
-    words = ["histograph", "cache", "--model", model, "--checkpoint", str(path), "--data", data]
-    words += ["--data-root", str(data_root)] if data_root else []
-    words += [word for pair in data_args for word in ("--data-args", pair)]
-    words += [word for pair in model_args for word in ("--model-args", pair)]
-    words += ["--layers", layers] if layers != "auto" else []
-    words += ["--key-map", str(key_map)] if key_map else []
-    words += ["--state", state] if state else []
-    words += ["--trust-checkpoint"] if trust_checkpoint else []
-    terminal.result(plan.to_json(), next_command=f"{shlex.join(words)} -o CACHE")
+        terminal.note(f"the model's own outputs would not be kept: {found.plan.own.problem}")
+    given = {"model": model, "checkpoint": path, "data": data, **_flags(terminal)}
+    terminal.result(found.to_json(), next_command=command("cache", **given) + " -o CACHE")
 
 
 def _inspect_checkpoint(terminal: Terminal, path: Path, *, state: str | None, trust: bool) -> None:
@@ -142,15 +130,14 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, state: str | None, tr
             "beside": checkpoint.metadata,
             "tensors": {name: list(value.shape) for name, value in weights.items()},
         },
-        next_command=" ".join(
-            [
-                f"histograph inspect {shlex.quote(str(path))}",
-                *([f"--state {shlex.quote(state)}"] if state else []),
-                *(["--trust-checkpoint"] if trust else []),
-                "--model SPEC --data SPEC",
-            ]
-        ),
+        next_command=command("inspect", path, **_flags(terminal), model="SPEC", data="SPEC"),
     )
+
+
+def _flags(terminal: Terminal) -> dict[str, Any]:
+    """Return the flags that the next command takes over."""
+    own = ("path", "model", "data")
+    return {name: value for name, value in terminal.options.items() if name not in own}
 
 
 def _inspect_folder(terminal: Terminal, path: Path) -> None:
@@ -193,7 +180,7 @@ def _inspect_run(terminal: Terminal, run: Run) -> None:
             "command": texts.command(run),
             **results,
         },
-        next_command=f"histograph report {run.folder}",
+        next_command=command("report", run.folder),
     )
 
 
@@ -245,7 +232,7 @@ def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None
             "folder": str(path),
             "caches": {name: summary(manifest) for name, manifest in manifests.items()},
         },
-        next_command=f"histograph train-head {path} -o RUN",
+        next_command=command("train-head", path) + " -o RUN",
     )
 
 
@@ -274,9 +261,7 @@ def _inspect_cache(terminal: Terminal, path: Path) -> None:
     )
     terminal.table("What is captured", capture.COLUMNS, capture.table())
     show_cache(terminal, manifest)
-    terminal.result(
-        {"cache": str(path), **summary(manifest)}, next_command=f"histograph verify {path}"
-    )
+    terminal.result({"cache": str(path), **summary(manifest)}, next_command=command("verify", path))
 
 
 def _targets(names: tuple[str, ...]) -> str:

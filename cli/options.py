@@ -110,6 +110,15 @@ LayersOption = Annotated[
         help="Layers to capture: auto, or names, globs and indices, separated by commas.",
     ),
 ]
+NoPassOption = Annotated[
+    list[str],
+    typer.Option(
+        "--no-pass",
+        metavar="NAME",
+        help="An attribute of the data that the model is not given, such as edge_weight; "
+        "repeatable.",
+    ),
+]
 OutputKeyOption = Annotated[
     str | None,
     typer.Option(

@@ -18,6 +18,8 @@ from torch import nn
 from torch_geometric.data import Batch
 
 from ..errors import CaptureError
+from ..models.model_call import given_to, visible
+from ..models.spec import CallForm
 from .layers import Layer, Layers, find_layers
 from .points import CapturePlan, TimedPoint, anchor_value, module_point
 from .readout import find_last_activation
@@ -29,7 +31,11 @@ _POSITION = re.compile(r"-?\d+")
 
 
 def plan_capture(
-    model: nn.Module, batch: Batch, *, layers: str | Sequence[str] = "auto"
+    model: nn.Module,
+    batch: Batch,
+    *,
+    layers: str | Sequence[str] = "auto",
+    no_pass: Sequence[str] = (),
 ) -> CapturePlan:
     """Run the model once on ``batch`` and decide what to capture.
 
@@ -41,15 +47,24 @@ def plan_capture(
             the automatic list (``0``, ``-1``, ``1:``), names or globs of its layers, or of any
             other module, whose output is then taken on each call; ``name:input`` and
             ``name:output`` take just that.
+        no_pass: attributes of the data that the model is not given.
 
     Raises:
         CaptureError: if the layers cannot be found, or what is named is not there.
     """
     model = eager_module(model)
+    seen = visible(batch, ())
+    for name in no_pass:
+        if name not in seen:
+            raise CaptureError(
+                f"--no-pass {name}: the data has no such attribute; it has "
+                f"{', '.join(sorted(seen.keys()))}"
+            )
     probe = _unambiguous(model, batch)
     # Not inference mode: its tensors do not count in-place changes.
     with frozen(model), torch.inference_mode(False), torch.no_grad():
-        trace = run_trace(model, probe.clone())  # models may write into what they are given
+        # Models may write into what they are given.
+        trace = run_trace(model, visible(probe.clone(), no_pass))
     parts = _split_layers(layers)
     automatic, notes, problem = _automatic(trace)
     if parts == ["auto"]:
@@ -60,7 +75,8 @@ def plan_capture(
         if not automatic and problem is not None and _uses_automatic_list(parts):
             raise problem
         chosen, notes = _select_points(trace, automatic, parts), []
-    return CapturePlan(tuple(timed.point for timed in chosen), tuple(notes))
+    call = CallForm(given_to(model, batch, no_pass), tuple(no_pass))
+    return CapturePlan(tuple(timed.point for timed in chosen), tuple(notes), call)
 
 
 def _unambiguous(model: nn.Module, batch: Batch) -> Batch:

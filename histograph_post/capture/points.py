@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import CaptureError
+from ..models.spec import ALL_OF_IT, CallForm
 from ..utils.decoding import Count, Positive, decode
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class CapturePlan:
     points: tuple[CapturePoint, ...]
     #: What a user should know about them.
     notes: tuple[str, ...] = ()
+    #: What the model's ``forward`` is given; whatever the data have, in caches of version 1.0.
+    call: CallForm = ALL_OF_IT
 
     #: The columns of :meth:`table`.
     COLUMNS: ClassVar[tuple[str, ...]] = ("layer", "name", "width", "taken at", "consumed by")
@@ -87,7 +90,9 @@ class CapturePlan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
         points = [{**asdict(point), "calls": list(point.calls)} for point in self.points]
-        return {"points": points, "notes": list(self.notes)}
+        call = {"given": self.call.given, "no_pass": self.call.no_pass}
+        lists = {name: None if names is None else list(names) for name, names in call.items()}
+        return {"points": points, "notes": list(self.notes), "call": lists}
 
     @classmethod
     def from_json(cls, value: Any) -> CapturePlan:
@@ -96,6 +101,8 @@ class CapturePlan:
         Raises:
             CaptureError: if the value is anything else.
         """
+        if isinstance(value, dict) and "call" not in value:  # of an earlier version
+            value = {**value, "call": {"given": None, "no_pass": []}}
         plan = decode(cls, value, "capture plan", error=CaptureError)
         if not plan.points:
             raise CaptureError("capture plan: found no points, expected a list of them")

@@ -221,3 +221,18 @@ def _output_width(dataset: GraphDataset) -> int | None:
     if dataset.level == "link" or not has_labels(labels):
         return None
     return infer_task(labels, dataset.level).out_dim
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """What ``forward`` is given of the data: a history is only itself with the same arguments."""
+
+    #: Parameters of ``forward`` that are filled, no more and no fewer; None for all that the data
+    #: can fill.
+    given: tuple[str, ...] | None = None
+    #: Attributes of the data that the model does not see.
+    no_pass: tuple[str, ...] = ()
+
+
+#: Whatever of the data the parameters ask for.
+ALL_OF_IT = CallForm()
