@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import CaptureError
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
     from .trace import FunctionCall, ModuleCall, Trace
 
 Kind = Literal["input", "output", "function"]
+
+#: The name of what is pooled, where that is another tensor than the last layer's state.
+POOLED = "pooled"
+
+
+def is_pooled(name: str) -> bool:
+    """Whether a layer of that name is what is pooled, beside the state of the last layer."""
+    return name.partition("~")[0] == POOLED
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ class CapturePlan:
     points: tuple[CapturePoint, ...]
     #: What a user should know about them.
     notes: tuple[str, ...] = ()
+    #: How often each layer ran in the probe pass; another pass must not run more of them.
+    runs: Mapping[str, Count] = field(default_factory=dict)
     #: What the model's ``forward`` is given; whatever the data have, in caches of version 1.0.
     call: CallForm = ALL_OF_IT
 
@@ -74,6 +85,12 @@ class CapturePlan:
     def names(self) -> tuple[str, ...]:
         """The name of each layer."""
         return tuple(point.name for point in self.points)
+
+    @property
+    def state(self) -> int:
+        """The position of the last layer's state: what is pooled may come after it."""
+        states = [at for at, name in enumerate(self.names) if not is_pooled(name)]
+        return states[-1] if states else len(self.points) - 1
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -92,7 +109,8 @@ class CapturePlan:
         points = [{**asdict(point), "calls": list(point.calls)} for point in self.points]
         call = {"given": self.call.given, "no_pass": self.call.no_pass}
         lists = {name: None if names is None else list(names) for name, names in call.items()}
-        return {"points": points, "notes": list(self.notes), "call": lists}
+        notes = {"points": points, "notes": list(self.notes)}
+        return {**notes, "runs": dict(self.runs), "call": lists}
 
     @classmethod
     def from_json(cls, value: Any) -> CapturePlan:
@@ -101,8 +119,8 @@ class CapturePlan:
         Raises:
             CaptureError: if the value is anything else.
         """
-        if isinstance(value, dict) and "call" not in value:  # of an earlier version
-            value = {**value, "call": {"given": None, "no_pass": []}}
+        if isinstance(value, dict):  # an earlier version recorded neither
+            value = {"runs": {}, "call": {"given": None, "no_pass": []}, **value}
         plan = decode(cls, value, "capture plan", error=CaptureError)
         if not plan.points:
             raise CaptureError("capture plan: found no points, expected a list of them")
@@ -118,6 +136,11 @@ class TimedPoint:
 
     time: int
     point: CapturePoint
+    value: int = -1  #: the value of the probe pass
+
+    def renamed(self, name: str) -> TimedPoint:
+        """Return the same point under another name."""
+        return replace(self, point=replace(self.point, name=name))
 
 
 def module_point(
@@ -140,7 +163,7 @@ def module_point(
         width=trace.values[value].width,
         consumer=consumer,
     )
-    return TimedPoint(time, point)
+    return TimedPoint(time, point, value)
 
 
 def anchor_value(trace: Trace, value: int, *, cut: int, name: str, consumer: str) -> TimedPoint:
@@ -188,4 +211,4 @@ def _function_point(
         consumer=consumer,
         calls=tuple(calls),
     )
-    return TimedPoint(function.time, point)
+    return TimedPoint(function.time, point, value)
