@@ -30,6 +30,12 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_memory_of_trust(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Which checkpoints are trusted is remembered in the user's home: not by the tests."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(scope="session")
 def make_demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Cache a small model on 60 demo graphs: ``make_demo_cache(splits)``, once for each split."""

@@ -83,6 +83,13 @@ def run_page(
             exec(compile(block.text, "page", "exec"), namespace)
 
 
+class Evaluated:
+    """Runs an expression when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, ("1 + 1",)
+
+
 def save_net(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Save checkpoints of `my_model.py:Net`, in the forms that the pages speak of."""
     monkeypatch.syspath_prepend(folder)
@@ -91,7 +98,8 @@ def save_net(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = module.Net(4, 1)
     torch.save({"state_dict": net.state_dict()}, folder / "model.ckpt")
     torch.save(net.state_dict(), folder / "model.pt")
-    torch.save(net, folder / "whole.pt")
+    torch.save({"weights": net.state_dict(), "extra": Evaluated()}, folder / "code.pt")
+    torch.save({"student": net.state_dict(), "other": net.state_dict()}, folder / "two.pt")
     torch.save(module.Net(4, 1).state_dict(), folder / "other.ckpt")
     del sys.modules["my_model"]
 
@@ -138,6 +146,7 @@ def test_errors_say_what_the_faq_says(tmp_path: Path, monkeypatch: pytest.Monkey
         "        return super().forward(x, edge_index, batch)\n"
     )
     Path("my_model.py").write_text(model.text + bonds)
+    Path("edited_model.py").write_text(model.text.replace("relu()", "tanh()"))
     save_net(tmp_path, monkeypatch)
     torch.save(hg.load_data("demo:", args={"num_graphs": 30}).graphs, "graphs.pt")
     net = "--model my_model.py:Net --checkpoint model.ckpt --data graphs.pt"
