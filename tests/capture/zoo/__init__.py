@@ -21,6 +21,7 @@ from . import (  # noqa: F401 - each registers its models
     node_level,
     pairs,
     plain,
+    published,
     pyg_models,
     readouts,
     running,
