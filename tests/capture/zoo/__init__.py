@@ -10,6 +10,7 @@ from . import (  # noqa: F401 - each registers its models
     branches,
     chosen,
     drawn,
+    drawn_states,
     edges,
     frameworks,
     geometric,
