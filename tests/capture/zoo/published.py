@@ -10,6 +10,7 @@ from torch_geometric.nn import (
     GATConv,
     GCNConv,
     GINConv,
+    SAGPooling,
     global_add_pool,
     global_max_pool,
     global_mean_pool,
@@ -128,6 +129,44 @@ class SchNetPack(nn.Module):
 
     def forward(self, inputs):
         return self.output(self.representation(dict(inputs.to_dict())))
+
+
+# Every block is read out by a pooling of its own before its norm; the next consumes it after. The
+# last state is what the last pooling consumes: the norm behind it reaches nothing.
+@entry("SSI-DDI: SAGPooling beside each layer", MOLECULES)
+class SsiDdi(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.initial_norm = nn.LayerNorm(FEATURES)
+        self.convs = nn.ModuleList([GATConv(FEATURES, 4, heads=2), GATConv(WIDTH, 4, heads=2)])
+        self.readouts = nn.ModuleList(SAGPooling(WIDTH, min_score=-1) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.head = nn.Linear(2 * WIDTH, 1)
+
+    def forward(self, data):
+        x, pooled = self.initial_norm(data.x), []
+        for conv, readout, norm in zip(self.convs, self.readouts, self.norms, strict=True):
+            made = conv(keep(x), data.edge_index)
+            chosen, _, _, batch, _, _ = readout(made, data.edge_index, batch=data.batch)
+            pooled.append(global_add_pool(chosen, batch))
+            x = F.elu(norm(made))
+        keep(made)
+        return self.head(torch.cat(pooled, dim=-1))
+
+
+@entry("one graph at a time, a mean over all nodes", MOLECULES, data="one graph")
+class SingleGraph(nn.Module):
+    """Code that knows no batches: the output has no row for the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = GCNConv(FEATURES, WIDTH), GCNConv(WIDTH, WIDTH)
+        self.fc = nn.Linear(WIDTH, 3)
+
+    def forward(self, data):
+        x = keep(F.relu(self.conv1(keep(data.x), data.edge_index)))
+        x = keep(F.relu(self.conv2(x, data.edge_index)))
+        return self.fc(x.mean(dim=0))
 
 
 @entry("InfoGraph: layers pooled, and nodes beside them", CONTRASTIVE)
