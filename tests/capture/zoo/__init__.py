@@ -6,6 +6,7 @@
 
 from . import (  # noqa: F401 - each registers its models
     around,
+    between,
     blocks,
     branches,
     chosen,
