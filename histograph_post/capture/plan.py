@@ -13,13 +13,13 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import MessagePassing
 
 from ..errors import CaptureError
 from .consumed import choose_inputs
 from .layers import Layers, find_layers, refuse_hidden_steps, repeats
-from .points import POOLED, CapturePlan, TimedPoint, anchor_value, module_point
+from .points import POOLED, CapturePlan, CapturePoint, TimedPoint, anchor_value, module_point
 from .probing import probe_batches
 from .readout import BranchEnd, Consumed, find_ends
 from .selection import asks_for_steps, select_points, split_layers
@@ -47,19 +47,32 @@ def plan_capture(
     """
     model = eager_module(model)
     parts = split_layers(layers)
+    if isinstance(batch, HeteroData):
+        raise CaptureError(
+            "found graphs with several types of nodes (HeteroData), expected one type: "
+            "to_homogeneous() makes one of them, and the model has to be of that kind too"
+        )
     trace = _probe(model, batch)
     automatic = _automatic(trace, steps=asks_for_steps(parts))
     if parts in (["auto"], ["steps"]):
         if automatic.problem is not None:
             raise automatic.problem
-        points = tuple(timed.point for timed in automatic.points)
-        return CapturePlan(points, tuple(automatic.notes), automatic.runs)
+        return CapturePlan(_in_order(automatic.points), tuple(automatic.notes), automatic.runs)
 
     def named_layers(calls: Sequence[ModuleCall]) -> Sequence[TimedPoint]:
         return _automatic(trace, named=calls).points
 
     chosen = select_points(trace, automatic.points, automatic.problem, parts, named_layers)
-    return CapturePlan(tuple(timed.point for timed in chosen))
+    return CapturePlan(_in_order(chosen))
+
+
+def _in_order(points: Sequence[TimedPoint]) -> tuple[CapturePoint, ...]:
+    """Return the points with the last state last, where readouts look for it."""
+    ordered = [timed.point for timed in points]
+    states = [point for point in ordered if point.name.partition("~")[0] != POOLED]
+    if states:
+        ordered.remove(states[-1])
+    return (*ordered, *states[-1:])
 
 
 def _probe(model: nn.Module, batch: Batch) -> Trace:
@@ -183,7 +196,7 @@ def _refuse_other_tensors(
         value: layer
         for layer in layers.frontier(pooled.value)
         for value in layer.call.outputs
-        if trace.has_node_rows(value)
+        if trace.has_node_rows(value) and sum(map(trace.has_node_rows, layer.call.outputs)) > 1
     }
     open_values, seen = [pooled.value], set()
     while open_values:
