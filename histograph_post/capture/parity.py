@@ -92,7 +92,8 @@ def check_parity(model: nn.Module, plan: CapturePlan, graphs: Sequence[Data]) ->
     batch = Batch.from_data_list(list(graphs))
     with torch.inference_mode():
         with frozen(model):
-            plain = call_model(model, batch.clone())  # models may write into what they are given
+            # Models may write into what they are given.
+            plain = call_model(model, batch.clone(), plan.call)
         with frozen(model), Capture(model, plan) as capture:
             together = capture.run(batch.clone())
     layers = _alone_and_together(model, plan, graphs, together.history)

@@ -17,6 +17,8 @@ from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import MessagePassing
 
 from ..errors import CaptureError
+from ..models.model_call import given_to, visible
+from ..models.spec import CallForm
 from .consumed import choose_inputs
 from .layers import Layers, find_layers, refuse_hidden_steps, repeats
 from .points import POOLED, CapturePlan, CapturePoint, TimedPoint, anchor_value, module_point
@@ -28,7 +30,11 @@ from .trace import ModuleCall, Trace, run_trace
 
 
 def plan_capture(
-    model: nn.Module, batch: Batch, *, layers: str | Sequence[str] = "auto"
+    model: nn.Module,
+    batch: Batch,
+    *,
+    layers: str | Sequence[str] = "auto",
+    no_pass: Sequence[str] = (),
 ) -> CapturePlan:
     """Run the model once on ``batch`` and decide what to capture.
 
@@ -41,29 +47,39 @@ def plan_capture(
             automatic list (``0``, ``-1``, ``1:``), or names or globs of modules, whose activation
             is taken as the next layer consumes it. ``name:input`` and ``name:output`` take just
             that, ``name:input:1`` the second tensor of it.
+        no_pass: attributes of the data that the model is not given.
 
     Raises:
         CaptureError: if the layers cannot be found, or what is named is not there.
     """
     model = eager_module(model)
-    parts = split_layers(layers)
     if isinstance(batch, HeteroData):
         raise CaptureError(
             "found graphs with several types of nodes (HeteroData), expected one type: "
             "to_homogeneous() makes one of them, and the model has to be of that kind too"
         )
-    trace = _probe(model, batch)
+    seen = visible(batch, ())
+    for name in no_pass:
+        if name not in seen:
+            raise CaptureError(
+                f"--no-pass {name}: the data has no such attribute; it has "
+                f"{', '.join(sorted(seen.keys()))}"
+            )
+    call = CallForm(given_to(model, batch, no_pass), tuple(no_pass))
+    parts = split_layers(layers)
+    trace = _probe(model, batch, no_pass)
     automatic = _automatic(trace, steps=asks_for_steps(parts))
     if parts in (["auto"], ["steps"]):
         if automatic.problem is not None:
             raise automatic.problem
-        return CapturePlan(_in_order(automatic.points), tuple(automatic.notes), automatic.runs)
+        points = _in_order(automatic.points)
+        return CapturePlan(points, tuple(automatic.notes), automatic.runs, call)
 
     def named_layers(calls: Sequence[ModuleCall]) -> Sequence[TimedPoint]:
         return _automatic(trace, named=calls).points
 
     chosen = select_points(trace, automatic.points, automatic.problem, parts, named_layers)
-    return CapturePlan(_in_order(chosen))
+    return CapturePlan(_in_order(chosen), call=call)
 
 
 def _in_order(points: Sequence[TimedPoint]) -> tuple[CapturePoint, ...]:
@@ -75,14 +91,15 @@ def _in_order(points: Sequence[TimedPoint]) -> tuple[CapturePoint, ...]:
     return (*ordered, *states[-1:])
 
 
-def _probe(model: nn.Module, batch: Batch) -> Trace:
+def _probe(model: nn.Module, batch: Batch, no_pass: Sequence[str]) -> Trace:
     """Run the model on a batch in which node rows cannot be mistaken for anything else."""
     refused: Exception | None = None
     for probe in probe_batches(model, batch):
         try:
             # Not inference mode: its tensors do not count in-place changes.
             with frozen(model), torch.inference_mode(False), torch.no_grad():
-                return run_trace(model, probe.clone())  # models may write into what they are given
+                # Models may write into what they are given.
+                return run_trace(model, visible(probe.clone(), no_pass))
         except CaptureError:
             raise
         except Exception as error:

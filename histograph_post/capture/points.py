@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import CaptureError
+from ..models.spec import ALL_OF_IT, CallForm
 from ..utils.decoding import Count, Positive, decode
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class CapturePlan:
     notes: tuple[str, ...] = ()
     #: How often each layer ran in the probe pass; another pass must not run more of them.
     runs: Mapping[str, Count] = field(default_factory=dict)
+    #: What the model's ``forward`` is given; whatever the data have, in caches of version 1.0.
+    call: CallForm = ALL_OF_IT
 
     #: The columns of :meth:`table`.
     COLUMNS: ClassVar[tuple[str, ...]] = ("layer", "name", "width", "taken at", "consumed by")
@@ -97,7 +100,10 @@ class CapturePlan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
         points = [{**asdict(point), "calls": list(point.calls)} for point in self.points]
-        return {"points": points, "notes": list(self.notes), "runs": dict(self.runs)}
+        call = {"given": self.call.given, "no_pass": self.call.no_pass}
+        lists = {name: None if names is None else list(names) for name, names in call.items()}
+        notes = {"points": points, "notes": list(self.notes)}
+        return {**notes, "runs": dict(self.runs), "call": lists}
 
     @classmethod
     def from_json(cls, value: Any) -> CapturePlan:
@@ -106,8 +112,8 @@ class CapturePlan:
         Raises:
             CaptureError: if the value is anything else.
         """
-        if isinstance(value, dict):
-            value = {"runs": {}, **value}  # an earlier version did not count them
+        if isinstance(value, dict):  # an earlier version recorded neither
+            value = {"runs": {}, "call": {"given": None, "no_pass": []}, **value}
         plan = decode(cls, value, "capture plan", error=CaptureError)
         if not plan.points:
             raise CaptureError("capture plan: found no points, expected a list of them")

@@ -116,7 +116,7 @@ class Capture:
         self._running = True
         try:
             # A shallow copy, because models that take the whole batch assign to its attributes.
-            output = call_model(self._model, copy.copy(batch))
+            output = call_model(self._model, copy.copy(batch), self.plan.call)
             history = [self._activation(position) for position in range(len(self.plan.points))]
             self._check_runs()
         finally:
