@@ -48,9 +48,10 @@ def predict_command(run: Path, *, named: bool = True) -> str:
     for info in registered_heads():  # those that this command line has named
         if info.name == opened.stored_head["head"] and info.code is not None:
             flags["head"] = info.code
-    if named and not backbone.in_run:  # what the checkpoint of the cache was read with
-        options = backbone.options()
-        flags |= {name: options.get(name) for name in ("key_map", "state", "trust_checkpoint")}
+    if named and not backbone.in_run:
+        # Not --trust-checkpoint: what the user trusts is remembered, and a cache may come from
+        # anybody.
+        flags["key_map"] = backbone.option_path("key_map")
     return command("predict", run, **flags, data="SPEC") + " -o predictions.csv"
 
 

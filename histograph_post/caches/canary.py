@@ -58,6 +58,10 @@ class Canary:
 
     def differences(self, model: nn.Module, plan: CapturePlan) -> Iterator[tuple[str, float]]:
         """Yield the layers whose activations are other ones by now, and by how much."""
+        if len(self.history) != len(plan.points):
+            raise CacheError(
+                f"canary: found {len(self.history)} layers, expected {len(plan.points)}"
+            )
         history = _run(model, plan, self.graph)
         found = zip(plan.names, self.history, history, self.tolerances, strict=True)
         for name, before, now, tolerance in found:
@@ -75,8 +79,10 @@ class Canary:
             else:
                 values[name] = value
         tensors |= {f"layer.{at}": layer.contiguous() for at, layer in enumerate(self.history)}
-        about = json.dumps({"values": values, "tolerances": self.tolerances})
-        return safetensors.torch.save(tensors, {"canary": about})
+        # A capture point may name an attribute by its position, so the order is kept.
+        names = list(self.graph.to_dict())
+        about = {"names": names, "values": values, "tolerances": self.tolerances}
+        return safetensors.torch.save(tensors, {"canary": json.dumps(about)})
 
     @classmethod
     def from_bytes(cls, contents: bytes, where: str) -> Canary:
@@ -85,12 +91,9 @@ class Canary:
             tensors = safetensors.torch.load(contents)
             length = int.from_bytes(contents[:8], "little")
             about = json.loads(json.loads(contents[8 : 8 + length])["__metadata__"]["canary"])
-            values, graph = dict(about["values"]), Data()
-            for name, tensor in tensors.items():
-                if name.startswith("graph."):
-                    graph[name.removeprefix("graph.")] = tensor
-            for name, value in values.items():
-                graph[name] = value
+            values, graph = about["values"], Data()
+            for name in about["names"]:
+                graph[name] = values[name] if name in values else tensors[f"graph.{name}"]
             tolerances = [float(number) for number in about["tolerances"]]
             return cls(graph, [tensors[f"layer.{at}"] for at in range(len(tolerances))], tolerances)
         except (SafetensorError, ValueError, LookupError, TypeError, RuntimeError) as error:

@@ -57,7 +57,7 @@ def test_every_next_line_does_what_it_says(tmp_path: Path, monkeypatch: pytest.M
     quick = ("--head", "mean", "--seeds", 0, "--epochs", 1)
     words = next_words(histograph(*filled_in(words, RUN="my folder/run"), *quick))
     assert words[:2] == ["predict", "my folder/run"]
-    assert "--trust-checkpoint" in words
+    assert "--trust-checkpoint" not in words  # remembered, by whoever gave it
     assert words[words.index("--key-map") + 1] == "my names.toml"
     done = histograph(*filled_in(words, SPEC="demo:"))
     assert done.exit_code == 0, done.output
