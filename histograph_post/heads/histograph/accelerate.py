@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cache
 from types import ModuleType
@@ -29,7 +29,7 @@ from ..history import History, TableRows
 from ..ragged import Graphs
 from ..statistics import layer_statistics
 from .config import HistoGraphConfig
-from .head import HistoGraphHead
+from .head import HistoGraphHead, map_parts
 from .layer_attention import LayerAttention
 from .node_attention import NodeAttention
 
@@ -47,6 +47,9 @@ LARGEST_GRAPH = 1024
 
 #: Nodes of a part of a batch: enough for matrix products to be fast.
 PART_NODES = 128
+
+#: Columns of wide rows that a thread maps at a time.
+COLUMNS = 1024
 
 #: Options that may have any value: sizes, and what the head's own modules and functions take.
 ANY_VALUE = frozenset(
@@ -165,7 +168,7 @@ def read_out(
         rows = history.copy() if isinstance(history, TableRows) else table  # [num_nodes, L, D]
         statistics = layer_statistics(rows, graphs)  # [num_graphs, 3, L * D]
     described, last = head.summarize(statistics, graphs)
-    return head.predict(attended, described, graphs, last)
+    return head.predict(attended, described, graphs, last, map_parts=_map_parts)
 
 
 def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graphs) -> Tensor:
@@ -176,8 +179,7 @@ def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Gra
     assert attention is not None  # it is allowed
     part = graphs.ptr[:-1] // PART_NODES  # of each graph, by the sizes alone: [num_graphs]
     parts = np.concatenate([[0], np.flatnonzero(part[1:] > part[:-1]) + 1, [len(part)]])
-    most = int(np.diff(graphs.ptr[parts]).max())
-    batch = Batch(table.numpy(), starts, graphs.ptr, parts, most, 0, len(parts) - 1)
+    batch = Batch(table.numpy(), starts, graphs.ptr, parts, 0)
     embedding, projection = layers.last_embedding, attention.in_projection
     heads, node_heads, empty = layers.heads, attention.heads, torch.empty
     count, nodes, channels = graphs.num_graphs, int(graphs.ptr[-1]), embedding.in_features
@@ -232,6 +234,35 @@ class _Kernel(Function):
         return None, None, None, None, *grads[:whole], *(grad.sum(0) for grad in grads[whole:])
 
 
+class _Map(Function):
+    """A linear map of constant rows so wide that threads share the columns."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        blocks, fixed = rows.split(COLUMNS, dim=1), weight.detach().split(COLUMNS, dim=1)
+        found = rows.new_empty(len(blocks), len(rows), len(weight))  # summed in order, by anybody
+        _share(lambda k: torch.mm(blocks[k], fixed[k].t(), out=found[k]), len(blocks))
+        return found.sum(0)  # [num_rows, dim]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        (rows,) = ctx.saved_tensors
+        grad_weight = rows.new_empty(grad.size(1), rows.size(1))  # [dim, width]
+        blocks, found = rows.split(COLUMNS, dim=1), grad_weight.split(COLUMNS, dim=1)
+        _share(lambda k: torch.mm(grad.t(), blocks[k], out=found[k]), len(blocks))
+        return None, grad_weight
+
+
+def _map_parts(linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
+    """Do what the head does to map rows that come in parts: ``[rows, out]``."""
+    if _num_threads is None or len(parts) > 1 or parts[0].requires_grad:
+        return map_parts(linear, parts)
+    mapped: Tensor = _Map.apply(parts[0], linear.weight)
+    return mapped + linear.bias
+
+
 # --- threads
 
 #: Threads of the kernels inside :func:`threads`; None for as many as PyTorch has.
@@ -256,7 +287,8 @@ def threads(head: nn.Module) -> Iterator[None]:
     _num_threads = before or count
     torch.set_num_threads(1)
     try:
-        yield
+        with _blas().limit(limits=1):
+            yield
     finally:
         torch.set_num_threads(count)
         _num_threads = before
@@ -266,21 +298,23 @@ def _run(name: str, batch: Batch, *arguments: tuple[Tensor, ...]) -> None:
     """Run a kernel on all parts of a batch, in as many threads as there are."""
     kernel = getattr(kernels(), name)
     arrays = [tuple(value.numpy() for value in values) for values in arguments]
-    workers = min(batch.stop, _num_threads or torch.get_num_threads())
-    with _lock, _blas().limit(limits=1):
-        if workers == 1:
-            kernel(batch, *arrays)
-            return
-        parts = iter(range(batch.stop))  # whoever is free takes the next one
+    with _lock, nullcontext() if _num_threads else _blas().limit(limits=1):
+        _share(lambda k: kernel(batch._replace(part=k), *arrays), len(batch.parts) - 1)
 
-        def work() -> None:
-            for part in parts:
-                kernel(batch._replace(first=part, stop=part + 1), *arrays)
 
-        others = [_pool().submit(work) for _ in range(workers - 1)]
-        work()
-        for other in others:
-            other.result()
+def _share(work: Callable[[int], object], count: int) -> None:
+    """Call ``work`` with all numbers up to ``count``: whichever thread is free takes the next."""
+    numbers = iter(range(count))
+
+    def take() -> None:
+        for number in numbers:
+            work(number)
+
+    workers = min(count, _num_threads or torch.get_num_threads())
+    others = [_pool().submit(take) for _ in range(workers - 1)]
+    take()
+    for other in others:
+        other.result()
 
 
 @cache
