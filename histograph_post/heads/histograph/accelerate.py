@@ -1,10 +1,9 @@
 """The fast path of the HistoGraph head on a CPU: the only file that knows of one.
 
 :func:`read_out` gives what the head gives, or None, and then the head itself is to be called. It
-goes by an *allow* list of options, modules and inputs: a head that gains an option, a module or a
-subclass runs as it is written until somebody adds it here. The kernels do what is done for every
-node; what is done for a graph (normalising the scores, mixing, the MLP) is left to the head's own
-modules, so a new normalisation needs nothing here.
+goes by an *allow* list of options, modules and inputs: a head that gains any of them runs as it is
+written until somebody adds it here. The kernels do what is done for every node; what is done for a
+graph is left to the head's own modules, so a new normalisation needs nothing here.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from ..history import History, TableRows
 from ..ragged import Graphs
 from ..statistics import layer_statistics
 from .config import HistoGraphConfig
-from .head import HistoGraphHead, map_parts
+from .head import HistoGraphHead
 from .layer_attention import LayerAttention
 from .node_attention import NodeAttention
 
@@ -63,13 +62,8 @@ ANY_VALUE = frozenset(
 
 #: Options that the kernels are made for one value of.
 ONE_VALUE = {
-    "level": "graph",
-    "layer_attention": "learned",
-    "node_attention": True,
-    "zero_token": False,
-    "attention_dropout": 0.0,
-    "key_dropout": 0.0,
-    "layer_norm": False,
+    **{"level": "graph", "layer_attention": "learned", "node_attention": True},
+    **{"zero_token": False, "attention_dropout": 0.0, "key_dropout": 0.0, "layer_norm": False},
 }
 
 #: The modules of a head that the kernels stand for, and those that are called as they are.
@@ -123,8 +117,7 @@ def _members(module: nn.Module) -> list[str]:
 
 @cache
 def _allows_options(options: HistoGraphConfig) -> bool:
-    values = asdict(options)
-    others = {name: value for name, value in values.items() if name not in ANY_VALUE}
+    others = {name: value for name, value in asdict(options).items() if name not in ANY_VALUE}
     return others == ONE_VALUE and len(set(options.kept_dims)) == 1
 
 
@@ -137,11 +130,7 @@ def read_out(
 ) -> Tensor | None:
     """Return the outputs of a batch, ``[num_graphs, out_dim]``; None if that is left to the head.
 
-    Args:
-        history: ``[num_nodes, L, D]``, one tensor per layer, or rows of a table.
-        batch: Graph of each node, sorted, ``[num_nodes]``; None for a single graph.
-        num_graphs: Graphs in the batch, if the last ones may be empty.
-        statistics: Of all layers, if they are known already: ``[num_graphs, 3, sum(D_l)]``.
+    The arguments are those of :meth:`HistoGraphHead.forward`.
     """
     table = history.table if isinstance(history, TableRows) else history
     if (
@@ -168,7 +157,9 @@ def read_out(
         rows = history.copy() if isinstance(history, TableRows) else table  # [num_nodes, L, D]
         statistics = layer_statistics(rows, graphs)  # [num_graphs, 3, L * D]
     described, last = head.summarize(statistics, graphs)
-    return head.predict(attended, described, graphs, last, map_parts=_map_parts)
+    if _num_threads is None or statistics.requires_grad:
+        return head.predict(attended, described, graphs, last)
+    return head.predict(attended, described, graphs, last, map_parts=_Map.of)
 
 
 def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graphs) -> Tensor:
@@ -206,11 +197,7 @@ def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Gra
 
 
 class _Kernel(Function):
-    """A kernel and its backward as an operation of PyTorch.
-
-    Called with the kernel's name, the batch, and tensors as the kernel's docstring has them: those
-    that it saves, those that it returns, and its inputs.
-    """
+    """A kernel and its backward as an operation of PyTorch, on tensors as the kernel takes them."""
 
     @staticmethod
     def forward(
@@ -235,32 +222,28 @@ class _Kernel(Function):
 
 
 class _Map(Function):
-    """A linear map of constant rows so wide that threads share the columns."""
+    """What the head's ``map_parts`` does, of constant rows so wide that threads share columns."""
+
+    @classmethod
+    def of(cls, linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
+        return cls.apply(*parts, linear.weight, linear.bias)
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
         blocks, fixed = rows.split(COLUMNS, dim=1), weight.detach().split(COLUMNS, dim=1)
-        found = rows.new_empty(len(blocks), len(rows), len(weight))  # summed in order, by anybody
+        found = rows.new_empty(len(blocks), len(rows), len(weight))
         _share(lambda k: torch.mm(blocks[k], fixed[k].t(), out=found[k]), len(blocks))
-        return found.sum(0)  # [num_rows, dim]
+        return found.sum(0) + bias  # [num_rows, dim]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        (rows,) = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor]:
+        rows = ctx.saved_tensors[0]  # [num_rows, width]
         grad_weight = rows.new_empty(grad.size(1), rows.size(1))  # [dim, width]
         blocks, found = rows.split(COLUMNS, dim=1), grad_weight.split(COLUMNS, dim=1)
         _share(lambda k: torch.mm(grad.t(), blocks[k], out=found[k]), len(blocks))
-        return None, grad_weight
-
-
-def _map_parts(linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
-    """Do what the head does to map rows that come in parts: ``[rows, out]``."""
-    if _num_threads is None or len(parts) > 1 or parts[0].requires_grad:
-        return map_parts(linear, parts)
-    mapped: Tensor = _Map.apply(parts[0], linear.weight)
-    return mapped + linear.bias
+        return None, grad_weight, grad.sum(0)
 
 
 # --- threads
@@ -268,16 +251,12 @@ def _map_parts(linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
 #: Threads of the kernels inside :func:`threads`; None for as many as PyTorch has.
 _num_threads: int | None = None
 
-#: Held while kernels run: the BLAS has one number of threads for the whole process.
-_lock = threading.Lock()
-
 
 @contextmanager
 def threads(head: nn.Module) -> Iterator[None]:
     """Give the cores to the kernels, and one thread to PyTorch, while such a head is trained.
 
-    PyTorch's threads keep their cores for milliseconds after each operation, waiting for the next.
-    Of a head that is read by the kernels, PyTorch's part is too small for a second thread.
+    PyTorch's own keep their cores for milliseconds after each operation, waiting for the next.
     """
     global _num_threads
     if not (enabled and allows(head) and kernels() is not None):
@@ -298,7 +277,7 @@ def _run(name: str, batch: Batch, *arguments: tuple[Tensor, ...]) -> None:
     """Run a kernel on all parts of a batch, in as many threads as there are."""
     kernel = getattr(kernels(), name)
     arrays = [tuple(value.numpy() for value in values) for values in arguments]
-    with _lock, nullcontext() if _num_threads else _blas().limit(limits=1):
+    with _shared()[0], nullcontext() if _num_threads else _blas().limit(limits=1):
         _share(lambda k: kernel(batch._replace(part=k), *arrays), len(batch.parts) - 1)
 
 
@@ -311,26 +290,20 @@ def _share(work: Callable[[int], object], count: int) -> None:
             work(number)
 
     workers = min(count, _num_threads or torch.get_num_threads())
-    others = [_pool().submit(take) for _ in range(workers - 1)]
+    others = [_shared()[1].submit(take) for _ in range(workers - 1)]
     take()
     for other in others:
         other.result()
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="kernels")
+def _shared() -> tuple[threading.Lock, ThreadPoolExecutor]:
+    """Return what is held while kernels run, as the BLAS has one number of threads, and threads."""
+    return threading.Lock(), ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="kernels")
 
 
-def _forget_threads() -> None:
-    """Start anew in a process that was forked, which has none of the threads."""
-    global _lock
-    _lock = threading.Lock()
-    _pool.cache_clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+if hasattr(os, "register_at_fork"):  # a process that was forked has none of the threads
+    os.register_at_fork(after_in_child=_shared.cache_clear)
 
 
 @cache

@@ -1,8 +1,7 @@
 """What the HistoGraph head does with the nodes of a graph, forward and backward, in numba.
 
-Four kernels go through the graphs of a batch where their history lies in a table of many graphs; a
-graph fits a processor's cache. :mod:`.accelerate` calls them, and between :func:`score_layers` and
-:func:`read_nodes` PyTorch turns scores of layers into weights.
+Four kernels, which :mod:`.accelerate` calls, go through the graphs of a batch where their history
+lies; between :func:`score_layers` and :func:`read_nodes` PyTorch turns scores into weights.
 
 Shapes: the ``G`` graphs of a batch have ``N`` nodes, one of them ``n``; ``L`` layers of ``D``
 channels; ``dim`` channels are ``heads`` layer heads of ``width`` each, or ``node_heads`` attention
@@ -16,7 +15,7 @@ runs a part. Kernels release Python's lock, and expect the BLAS to use one threa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numba
 import numpy as np
@@ -31,13 +30,11 @@ QUERIES = 128
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-def compiled(function: _Function) -> _Function:
-    """Compile a function when it is first called, and keep the code on disk."""
-    # Sums may be made in any order and fused with products. NaN and infinity stay what they are.
-    fastmath = {"contract", "reassoc", "nsz"}
-    make = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath)
-    return cast(_Function, make(function))
+#: Compiles a function when it is first called, and keeps the code on disk. Sums may be made in any
+#: order and fused with products. NaN and infinity stay what they are.
+compiled: Callable[[_Function], _Function] = numba.njit(
+    cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
+)
 
 
 class Batch(NamedTuple):
@@ -57,7 +54,7 @@ class Batch(NamedTuple):
 
 @compiled
 def copy(target: Floats, values: Floats) -> None:
-    """Copy a vector to the beginning of another; numba's own way is slow, to compile and to run."""
+    """Copy a vector to the beginning of another; numba's own way is slow."""
     for c in range(len(values)):
         target[c] = values[c]
 
@@ -156,7 +153,6 @@ def score_layers(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
     score is the mean over nodes of ``filter . layer + query . offset of the key``, scaled.
 
     Args:
-        batch: The graphs.
         inputs: The map from a layer to queries, then to keys, ``[2 * dim, D]``, and what each layer
             adds to them, ``[L, 2 * dim]``.
         saved: For backward: the last layer, ``[N, D]``, and queries, ``[heads, N, width]``.
@@ -225,13 +221,8 @@ def exponentials(values: Floats) -> None:
         x = F(-87) if x < F(-87) else x  # NaN stays
         power = np.floor(x * F(1.4426950408889634) + F(0.5))
         z = x - power * F(0.6931471805599453)  # at most log(2) / 2 from zero
-        e = F(1 / 720)
-        e = e * z + F(1 / 120)
-        e = e * z + F(1 / 24)
-        e = e * z + F(1 / 6)
-        e = e * z + F(1 / 2)
-        e = e * z + F(1)
-        e = e * z + F(1)
+        e = ((F(1 / 720) * z + F(1 / 120)) * z + F(1 / 24)) * z + F(1 / 6)
+        e = ((e * z + F(1 / 2)) * z + F(1)) * z + F(1)
         values[i] = e * np.int32((np.int32(power) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
@@ -300,7 +291,6 @@ def read_nodes(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
     attention they receive, and only this sum is projected to values.
 
     Args:
-        batch: The graphs.
         inputs: The weights of layers, ``[G, heads, L]``; the map from a layer to a node,
             ``[dim, D]``, and what each layer adds to it, ``[L, dim]``; the projection of nodes to
             queries, keys and values, ``[3 * dim, dim]``, and its bias, ``[3 * dim]``.
