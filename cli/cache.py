@@ -28,9 +28,9 @@ def cache(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="Folder of pretrain or finetune, or of one of its folds, instead of --checkpoint, "
-            "--data and --model (your own code has to be named again). Of several folds, each gets "
-            "a fold-K.cache in the folder CACHE.",
+            help="Output folder of pretrain or finetune, or one of its folds; replaces "
+            "--checkpoint, --data and --model, but your own code has to be named again. "
+            "Several folds give one fold-K.cache each, in the folder CACHE.",
             show_default=False,
         ),
     ] = None,
@@ -61,7 +61,7 @@ def cache(
         str | None,
         typer.Option(
             metavar="I/N",
-            help="Write only part I of N, counted from 0, to spread a cache over N jobs; the last "
+            help="Write only part I of N, counted from 0, so that N jobs share the work; the last "
             "one to finish joins the parts.",
         ),
     ] = None,

@@ -44,7 +44,7 @@ def find_jobs(
     A fold has recorded its model and data, unless they are code; what is given wins.
     """
     from histograph_post.data import DataSpec
-    from histograph_post.experiments.trained_folds import fold_checkpoints
+    from histograph_post.experiments.trained_backbones import fold_checkpoints
     from histograph_post.models import ModelSpec
 
     if folder is not None and checkpoint is not None:

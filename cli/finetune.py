@@ -25,7 +25,7 @@ class FinetuneFlags(ExperimentFlags):
         str | None,
         typer.Option(
             "--seeds",
-            help="One fit per seed and fold, such as 0-4; by default those of the run, or 0.",
+            help="Seeds, such as 0-4: one fit per seed and fold; by default the run's, or 0.",
         ),
     ] = None
 
@@ -91,7 +91,7 @@ def finetune(
     warm_start: opt.WarmStartOption = False,
     cache: Annotated[
         Path | None,
-        typer.Option("--cache", metavar="CACHE", help="The run's cache, if it was moved."),
+        typer.Option("--cache", metavar="CACHE", help="Where the run's cache is, if it was moved."),
     ] = None,
     checkpoint: opt.MovedCheckpointOption = None,
     model: opt.MovedModelOption = None,
@@ -148,11 +148,11 @@ def _names(text: str) -> list[str]:
 
 def _show_changes(terminal: Terminal, results: Any) -> None:
     """Print the gain over the frozen backbone, and what training changed for it."""
-    from histograph_post.experiments.unfreezing import Movement
+    from histograph_post.experiments.unfreezing import ParameterCounts
 
     versus = results["versus_frozen"]
     if versus is not None:
         terminal.info(f"{results['head']} against {versus['baseline']}: {gain(versus)}")
     moved = [fit["backbone"]["moved"] for fit in results["fits"] if "backbone" in fit]
-    most = Movement(**{name: max(fit[name] for fit in moved) for name in moved[0]})
+    most = ParameterCounts(**{name: max(fit[name] for fit in moved) for name in moved[0]})
     terminal.info(f"training changed {most}")

@@ -96,7 +96,7 @@ class ExperimentFlags(OptionGroup):
         typer.Option(
             "--splits",
             metavar="FILE|SPEC",
-            help="Another split than the cache's: a splits file, random, stratified, kfold:K, ...",
+            help="Replace the cache's own split: a splits file, random, stratified, kfold:K, ...",
         ),
     ] = None
     split_seed: opt.SplitSeedOption = 0
@@ -120,8 +120,8 @@ class ExperimentFlags(OptionGroup):
         typer.Option(
             "--memory-limit",
             metavar="SIZE",
-            help="Memory for training, besides what libraries take, such as 4GB; a cache that "
-            "needs more is read batch by batch.",
+            help="Memory that training may use beyond the libraries themselves, such as 4GB; a "
+            "cache that needs more is read batch by batch.",
         ),
     ] = None
     device: opt.DeviceOption = "auto"

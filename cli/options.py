@@ -32,8 +32,8 @@ OptionalCheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="FILE",
-        help="The trained weights: .safetensors, .pt, .pth, .ckpt or .pth.tar, or the folder "
-        "of one fold of pretrain.",
+        help="The trained weights: .safetensors, .pt, .pth, .ckpt or .pth.tar, or a fold's "
+        "folder from pretrain.",
     ),
 ]
 #: For commands that know model and weights from a run.
@@ -42,8 +42,8 @@ MovedModelOption = Annotated[
     typer.Option(
         "--model",
         metavar="SPEC",
-        help="The backbone, if it is your own code: file.py:Name or package.module:Name. What a "
-        "run has recorded is never executed.",
+        help="The backbone, if it is your own code: file.py:Name or package.module:Name. Code "
+        "that is only recorded in a run is never executed.",
     ),
 ]
 OwnHeadOption = Annotated[
@@ -57,7 +57,7 @@ OwnHeadOption = Annotated[
 MovedCheckpointOption = Annotated[
     Path | None,
     typer.Option(
-        "--checkpoint", metavar="FILE", help="The backbone's weights, if they were moved."
+        "--checkpoint", metavar="FILE", help="Where the backbone's weights are, if they were moved."
     ),
 ]
 ModelArgsOption = Annotated[
@@ -103,7 +103,7 @@ LayersOption = Annotated[
 OutputKeyOption = Annotated[
     str | None,
     typer.Option(
-        "--output-key", help="Which output of the model is its prediction, if it has several."
+        "--output-key", help="Key of the prediction, if the model returns several outputs."
     ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
@@ -186,7 +186,8 @@ SplitOption = Annotated[
 ]
 SplitSeedOption = Annotated[int, typer.Option("--split-seed", help="Seed of a random split.")]
 SeedsOption = Annotated[
-    str | None, typer.Option("--seeds", help="One fit per seed and fold, such as 0-4 or 0,3,7.")
+    str | None,
+    typer.Option("--seeds", help="Seeds, such as 0-4 or 0,3,7: one fit per seed and fold."),
 ]
 LrOption = Annotated[
     float | None,

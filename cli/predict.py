@@ -40,7 +40,7 @@ def predict(
 ) -> None:
     """Predict new graphs with a trained head; if they have labels, score the predictions.
 
-    The mean of the heads of all seeds (and folds) is taken, and the file says how much they differ.
+    The predictions of all seeds (and folds) are averaged, and the file says how much they differ.
     The backbone is loaded again, and must have the weights that the heads were trained on.
     """
     from histograph_post.models import parse_args

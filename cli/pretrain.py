@@ -18,7 +18,7 @@ from .terminal import Terminal
 from .terminal import metric as shown
 
 if TYPE_CHECKING:
-    from histograph_post.experiments.stage import FitProgress
+    from histograph_post.experiments.options import FitProgress
     from histograph_post.runs.fits import Fit
 
 
@@ -47,7 +47,7 @@ def pretrain(
         str | None,
         typer.Option(
             "--seeds",
-            help="With --head: one fit per seed and fold, such as 0-4.",
+            help="With --head: seeds, such as 0-4, one fit per seed and fold.",
             rich_help_panel=opt.HEAD,
         ),
     ] = None,

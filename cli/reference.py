@@ -71,7 +71,7 @@ def _default(parameter: Any) -> str:
     if default is None or default is False or default == []:
         return ""
     if default is True:
-        return " On unless told otherwise."
+        return " On by default."
     return f" Default: `{default.value if isinstance(default, Enum) else default}`."
 
 

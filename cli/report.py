@@ -41,7 +41,7 @@ def report(
     ] = FigureFormat.PNG,
     cache: Annotated[
         Path | None,
-        typer.Option("--cache", metavar="CACHE", help="The run's cache, if it was moved."),
+        typer.Option("--cache", metavar="CACHE", help="Where the run's cache is, if it was moved."),
     ] = None,
     head: opt.OwnHeadOption = None,
     overwrite: opt.OverwriteOption = False,

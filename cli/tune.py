@@ -31,7 +31,8 @@ class TuneFlags(ExperimentFlags):
     """The options of an experiment that ends with a comparison, over several seeds by default."""
 
     seeds: Annotated[
-        str | None, typer.Option("--seeds", help="Seeds of the fits after the search, such as 0-4.")
+        str | None,
+        typer.Option("--seeds", help="Seeds for the training after the search, such as 0-4."),
     ] = "0-4"
 
 
@@ -45,7 +46,9 @@ def tune(
     ] = 30,
     storage: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Optuna storage, for a search by several processes."),
+        typer.Option(
+            metavar="URL", help="Optuna storage that several processes search in together."
+        ),
     ] = None,
     head: opt.HeadOption = "histograph",
     head_args: opt.HeadArgsOption = [],  # noqa: B006  # typer copies it
@@ -63,7 +66,7 @@ def tune(
     prune: Annotated[
         bool,
         typer.Option(
-            "--prune/--no-prune", help="Stop a trial early if its score is below the median."
+            "--prune/--no-prune", help="Stop a trial early if it does worse than the median trial."
         ),
     ] = True,
     training: TrainingFlags,

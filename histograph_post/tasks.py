@@ -26,8 +26,8 @@ from .metrics import (
     ranking_scores,
     regression_scores,
 )
+from .utils import Level
 from .utils.decoding import Positive, decode
-from .utils.levels import Level
 
 Kind = Literal["binary", "multiclass", "multilabel", "regression"]
 

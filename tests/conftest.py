@@ -156,7 +156,7 @@ def _python(words: list[str]) -> tuple[int, str, str]:
 _KILLED = """
 import os, signal, sys
 from histograph_post.experiments.head_training import compare, train_head
-from histograph_post.training.resuming import train_resumably
+from histograph_post.training.loop import train_resumably
 from histograph_post.training.options import TrainingOptions
 train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
 cache, out, moment, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3]), 0

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from ..errors import CacheError
+from ..utils import LEVELS, Level
 from ..utils.decoding import Count, Form, Sha256, is_count
-from ..utils.levels import LEVELS, Level
 
 #: How activations are stored. NumPy has no bfloat16, nor has HDF5: its bits are stored as uint16.
 STORED_TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}

@@ -28,7 +28,7 @@ from ..models.model_call import OutputForm
 from ..models.spec import ModelSpec
 from ..splits import Splits
 from ..tasks import Task, has_labels, infer_task
-from ..utils.levels import Level
+from ..utils import Level
 from ..utils.machine import NODE_BUDGET, resolve_device, synchronize
 from ..utils.specifications import IN_MEMORY
 from .layout import Layout

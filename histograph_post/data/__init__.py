@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..utils import lazy_names
 
 if TYPE_CHECKING:
-    from ..utils.levels import Level
+    from ..utils import Level
     from .dataset import GraphDataset, from_graphs
     from .links import LinkOptions
     from .spec import DataSpec, load_data
@@ -21,7 +21,7 @@ __all__ = ["DataSpec", "GraphDataset", "Level", "LinkOptions", "from_graphs", "l
 __getattr__ = lazy_names(
     __name__,
     {
-        "..utils.levels": ("Level",),
+        "..utils": ("Level",),
         ".dataset": ("GraphDataset", "from_graphs"),
         ".links": ("LinkOptions",),
         ".spec": ("DataSpec", "load_data"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from ..tasks import Task
-from ..utils.levels import Level
+from ..utils import Level
 from .links import NonEdges
 
 

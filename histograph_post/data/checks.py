@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
 from ..errors import DataError
-from ..utils.levels import Level
+from ..utils import Level
 
 #: Numeric attributes a model may be called with, and what their rows stand for.
 MODEL_INPUTS = {"x": "node", "pos": "node", "edge_attr": "edge", "edge_weight": "edge"}

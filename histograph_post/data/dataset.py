@@ -15,7 +15,7 @@ from torch_geometric.data import Batch, Data
 
 from ..errors import DataError
 from ..splits import Splits
-from ..utils.levels import LEVELS, Level
+from ..utils import LEVELS, Level
 from ..utils.specifications import IN_MEMORY
 from .checks import add_features, check_links, detect_level, prepare_graphs
 from .labels import align_labels, count_nodes, gather_labels, label_rows, take_masks

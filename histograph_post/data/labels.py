@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from ..errors import DataError
 from ..splits import Split, Splits
-from ..utils.levels import Level
+from ..utils import Level
 
 #: PyG's name of each part's mask.
 MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}

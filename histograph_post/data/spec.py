@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
-from ..utils.levels import LEVELS, Level
+from ..utils import LEVELS, Level
 from ..utils.specifications import GRAPH_FILES, Specification, is_built_in
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from ..metrics import Difference, Key, paired_difference, resampled_difference, resampled_rows
-from ..runs.calibration import calibration_error, fit_temperature
 from ..runs.fits import Fit
-from ..runs.predictions import LabelRows
+from ..runs.predictions import LabelRows, calibration_error, fit_temperature
 from ..tasks import Task
 
 #: The checkpoint's own readout, in tables and results.

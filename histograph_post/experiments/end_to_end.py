@@ -8,7 +8,7 @@ still. Every row of the history is normalised by itself instead (see heads/stand
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,20 +25,19 @@ from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
 from ..heads.standardize import EachLayerNorm
 from ..metrics import Key
-from ..runs.fits import Fit, FitSpec
+from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.predictions import LabelRows
 from ..runs.run import HEAD_CONFIG_NAME, MODEL_NAME, Run
 from ..runs.saved_backbone import SavedBackbone
 from ..training.graph_batches import BackboneNetwork, GraphBatches
-from ..training.loop import Trainer
+from ..training.loop import OnEpoch, Trainer
 from ..training.networks import statistics_of
 from .averaging import outputs_on_test
-from .fits import train_fit
 from .head_training import HeadSpec
-from .options import ExperimentOptions, run_with_options, with_keywords
+from .options import ExperimentOptions, with_keywords
 from .pretraining import Pretraining, plan_pretraining, untrained_model
 from .results import OWN, named, scores_of
-from .stage import ReadoutStage
+from .stage import ReadoutStage, run_experiment
 from .trained_backbones import NetworkParts, fit_network, write_folds
 from .unfreezing import BackboneOptions, layers_of_parameters
 
@@ -106,12 +105,7 @@ class EndToEnd(ReadoutStage):
         ]
 
     def fit(
-        self,
-        spec: FitSpec,
-        folder: Path,
-        *,
-        device: torch.device,
-        on_epoch: Callable[[Trainer], None] | None = None,
+        self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train the backbone with its own readout, or with the head."""
         folder = folder / spec.folder
@@ -215,17 +209,7 @@ def plan_end_to_end(
             :func:`~histograph_post.experiments.pretraining.plan_pretraining`.
     """
     seeds = tuple(options.seeds or (0,))
-    given = plan_pretraining(
-        model,
-        data,
-        split=options.split,
-        split_seed=options.split_seed,
-        metric=options.metric,
-        training=options.training_options(),
-        seed=seeds[0],
-        own_readout=baseline,
-        **pretraining,
-    )
+    given = plan_pretraining(model, data, options, own_readout=baseline, **pretraining)
     probe = Batch.from_data_list(probe_graphs(given.dataset))
     capture = plan_capture(given.model.eval(), probe, layers=layers)
     counted = any(statistics_of(module) for module in given.model.modules())
@@ -289,18 +273,9 @@ def pretrain(
             replace(options, seeds=options.seeds or (seed,)),
             **planning,
         )
-        return run_with_options(stage, out, chosen=stage.name, options=options)
+        return run_experiment(stage, out, chosen=stage.name, options=options)
     if head_options:
         raise ConfigError(f"head_options: found {dict(head_options)}, but no head")
     options.refuse("seeds", reason="only a training with a head has several; give seed")
-    planned = plan_pretraining(
-        model,
-        data,
-        split=options.split,
-        split_seed=options.split_seed,
-        metric=options.metric,
-        training=options.training_options(),
-        seed=seed,
-        **planning,
-    )
-    return run_with_options(planned, out, chosen=OWN, options=options)
+    planned = plan_pretraining(model, data, replace(options, seeds=(seed,)), **planning)
+    return run_experiment(planned, out, chosen=OWN, options=options)

@@ -22,7 +22,7 @@ from ..utils.specifications import IN_MEMORY
 from .folds import load_folds, open_caches
 from .head_training import Experiment, HeadSpec
 from .options import ExperimentOptions
-from .trained_folds import fold_checkpoints
+from .trained_backbones import fold_checkpoints
 
 
 def open_source(source: str | Path | Run | Cache) -> Run | None:

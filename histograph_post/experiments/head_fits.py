@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,14 @@ from ..heads.ragged import Graphs
 from ..heads.readouts import Probe
 from ..heads.registry import RIVALS, build_reader, head_info
 from ..heads.standardize import Standardizer
-from ..runs.fits import Fit, FitSpec
+from ..runs.fits import Fit, FitSpec, train_fit
 from ..splits import Split
 from ..tasks import TargetScale, Task
 from ..training.head_batches import HeadBatches, LentRows, LoadedCache
 from ..training.history_rows import HistoryRows
-from ..training.loop import Trainer
+from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HeadNetwork
 from ..training.solving import Solution, solve_linear
-from .fits import train_fit
 from .rivals import fit_rival
 from .solved_fits import SolvedRows, collect_features, solve_fit
 
@@ -110,7 +108,7 @@ def fit_head(
     folder: Path,
     *,
     device: torch.device,
-    on_epoch: Callable[[Trainer], None] | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Fit:
     """Train one readout on one fold, or go on with it; or solve it, or fit a rival.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,13 +32,13 @@ from ..runs.run import Run
 from ..runs.saved_backbone import describe_backbone
 from ..tasks import TargetScale, infer_task
 from ..training.head_batches import LentRows
-from ..training.loop import Trainer
+from ..training.loop import OnEpoch
 from ..training.options import TrainingOptions, suggested_lr
 from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_head, lend_rows, own_classifier
-from .options import DEFAULT_SEEDS, ExperimentOptions, run_with_options, with_keywords
+from .options import DEFAULT_SEEDS, ExperimentOptions, with_keywords
 from .results import BASELINES
-from .stage import ReadoutStage
+from .stage import ReadoutStage, run_experiment
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,7 @@ class Experiment(ReadoutStage):
         )
 
     def fit(
-        self,
-        spec: FitSpec,
-        folder: Path,
-        *,
-        device: torch.device,
-        on_epoch: Callable[[Trainer], None] | None = None,
+        self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train one readout on the cached activations of one fold."""
         fold = self._only_fold(spec.fold)
@@ -304,7 +299,7 @@ def train_head(
     spec = HeadSpec(head_name(head), {**(head_options or {}), **others})
     level = open_caches(cache)[0].manifest.layout.level
     experiment = plan_experiment(cache, with_baseline(spec, level), options)
-    return run_with_options(experiment, out, chosen=spec.name, options=options)
+    return run_experiment(experiment, out, chosen=spec.name, options=options)
 
 
 def compare(
@@ -346,4 +341,4 @@ def compare(
     specs = [HeadSpec(name, {**(head_options or {}), **others}) for name in names]
     experiment = plan_experiment(cache, specs, options, rivals=True)
     chosen = "histograph" if "histograph" in names else saved[0]
-    return run_with_options(experiment, out, chosen=chosen, options=options)
+    return run_experiment(experiment, out, chosen=chosen, options=options)

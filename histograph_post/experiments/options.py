@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..runs.fits import Fit
-from ..runs.run import Run
 from ..training.options import TrainingOptions
-from .stage import FitProgress, Stage, run_experiment
+
+if TYPE_CHECKING:
+    from .stage import Stage
 
 #: Seeds of a run on a cache, unless others are asked for.
 DEFAULT_SEEDS: tuple[int, ...] = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class FitProgress:
+    """Where an experiment stands, told after every epoch."""
+
+    #: What is fitted.
+    head: str
+    fold: int
+    seed: int
+    #: Fits that are done, those that are not by the share of their epochs; and fits in all.
+    done: float
+    total: int
+    #: The share of the epochs of this fit that are over; all of them once training has stopped.
+    share_done: float
+    #: What was measured in the epoch: its number, ``loss``, ``lr``, ``valid_loss`` and so on.
+    measured: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -98,21 +115,3 @@ def with_keywords(
     given = {name: value for name, value in keywords.items() if name in names}
     others = {name: value for name, value in keywords.items() if name not in names}
     return replace(options or _DEFAULTS, **given), others
-
-
-def run_with_options(
-    stage: Stage, out: str | Path, *, chosen: str, options: ExperimentOptions
-) -> Run:
-    """Run a stage; the best fit called ``chosen``, by validation, becomes the run's head."""
-    options.start(stage)
-    return run_experiment(
-        stage,
-        out,
-        chosen=chosen,
-        device=options.device,
-        jobs=options.jobs,
-        overwrite=options.overwrite,
-        config=options.config,
-        on_epoch=options.on_epoch,
-        on_fit=options.on_fit,
-    )

@@ -2,13 +2,13 @@
 
 config.toml, run.json, splits.json   as in every run (see run.py), over all folds
 results.json                         scores per fold, means and deviations
-fold-0/ ...                          checkpoints that need nothing else (see trained_folds.py)
+fold-0/ ...                          checkpoints that need nothing else (see trained_backbones.py)
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,12 +32,12 @@ from ..runs.run import MODEL_NAME
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import TargetScale, Task, infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
-from ..training.loop import Trainer
+from ..training.loop import STATE_NAME, OnEpoch, Trainer, train_resumably
 from ..training.options import TrainingOptions
-from ..training.resuming import STATE_NAME, train_resumably
+from .options import ExperimentOptions
 from .results import OWN
 from .stage import Stage
-from .trained_folds import (
+from .trained_backbones import (
     TrainedFold,
     fold_folders,
     fold_name,
@@ -163,12 +163,7 @@ class Pretraining(Stage):
         return self._as_fit(spec, load_fold(place), load_log(place))
 
     def fit(
-        self,
-        spec: FitSpec,
-        folder: Path,
-        *,
-        device: torch.device,
-        on_epoch: Callable[[Trainer], None] | None = None,
+        self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train the backbone on one fold."""
         folder = folder / fold_name(spec.fold)
@@ -276,15 +271,11 @@ def _undo_scale(model: GNN, scale: TargetScale) -> None:
 def plan_pretraining(
     model: str,
     data: str,
+    options: ExperimentOptions,
     *,
     model_args: Mapping[str, Any] | None = None,
     data_args: Mapping[str, Any] | None = None,
     data_root: str | Path | None = None,
-    split: str | None = None,
-    split_seed: int = 0,
-    metric: str | None = None,
-    training: TrainingOptions | None = None,
-    seed: int = 0,
     own_readout: bool = True,
     only: Collection[int] = (),
 ) -> Pretraining:
@@ -293,14 +284,11 @@ def plan_pretraining(
     Args:
         model: A built-in name, ``file.py:Name`` or ``package.module:Name``.
         data: A data specification, such as ``tu:PROTEINS``.
+        options: What all experiments share; the first seed, 0 by default, is that of initial
+            weights, batches and dropout, the same for every fold.
         model_args: Arguments of the model.
         data_args: Arguments of the data.
         data_root: An offline copy of the data.
-        split: ``kfold:10``, a file, a folder, ...; default: as the data comes, else stratified.
-        split_seed: Seed of a split that is made.
-        metric: Overrides the tracked metric.
-        training: Epochs, learning rate and so on.
-        seed: Of initial weights, batches and dropout; the same for every fold.
         own_readout: Whether the model has to predict by itself what the labels ask for.
         only: Train these folds and leave the others to other calls; all by default.
     """
@@ -312,8 +300,9 @@ def plan_pretraining(
         raise ConfigError(f"{data}: found link labels, expected graph or node labels")
     if dataset.level != "graph" and model in BUILT_IN:
         model_spec = replace(model_spec, args={"pool": "none", **model_spec.args})
+    metric, seeds = options.metric, tuple(options.seeds or (0,))[:1]
     task = infer_task(dataset.labels(), dataset.level, metric=metric)
-    built = untrained_model(model_spec, dataset, task.out_dim, seed=seed)
+    built = untrained_model(model_spec, dataset, task.out_dim, seed=seeds[0])
     width = output_width(built, dataset, task) if own_readout else task.out_dim
     if task.kind == "binary" and width == 2:
         # The other way to write a binary classifier: a column per class.
@@ -323,16 +312,16 @@ def plan_pretraining(
             f"{model}: found an output of {width} columns, expected {task.out_dim} for the "
             f"{task.kind} labels of {data}"
         )
-    splits = resolve_splits(dataset, split, seed=split_seed)
+    splits = resolve_splits(dataset, options.split, seed=options.split_seed)
     return Pretraining(
         splits=splits,
         task=task,
-        seeds=(seed,),
+        seeds=seeds,
         model_spec=model_spec,
         data_spec=data_spec,
         model=built,
         dataset=dataset,
-        training=training or TrainingOptions(),
+        training=options.training_options(),
         folds=_chosen_folds(splits, only),
     )
 

@@ -22,11 +22,10 @@ from torch import Tensor
 
 from ..heads.base import Readout
 from ..heads.standardize import Standardizer
-from ..runs.fits import Fit, FitSpec
+from ..runs.fits import Fit, FitSpec, Trained, save_fit
 from ..tasks import TargetScale, Task
 from ..training.loop import Progress
 from ..training.solving import labels_of
-from .fits import Trained, save_fit
 from .solved_fits import SolvedRows, fit_of_another_seed, rows_that_fit
 
 #: What is tried for support vectors: the cost of an error, and the inverse width of the kernel in

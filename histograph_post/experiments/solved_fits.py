@@ -19,15 +19,14 @@ from torch import Tensor
 
 from ..heads.base import Readout
 from ..heads.standardize import Standardizer
-from ..runs.fits import FIT_NAME, HEAD_NAME, OUTPUTS_NAME, Fit, FitSpec, load_fit
+from ..runs.fits import FIT_NAME, HEAD_NAME, OUTPUTS_NAME, Fit, FitSpec, Trained, load_fit, save_fit
 from ..runs.run import read_json
 from ..splits import Split
 from ..tasks import Task
 from ..training.head_batches import HeadBatches
-from ..training.loop import Progress, Step, Trainer
+from ..training.loop import OnEpoch, Progress, Step, Trainer
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
 from ..utils.files import atomic_path, write_json
-from .fits import Trained, save_fit
 
 #: Share of the memory that training may take for the features of all rows, and once more for those
 #: that are solved; more are kept in a file, and a part of the training rows is drawn.
@@ -66,7 +65,7 @@ def solve_fit(
     given: SolvedRows,
     folder: Path,
     *,
-    on_epoch: Callable[[Trainer], None] | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Fit:
     """Solve a readout on one fold, or take over what was solved for another seed.
 
@@ -208,7 +207,7 @@ class SolvedTrainer(Trainer):
         super().__init__(head.classifier, source, split, task, options, seed=spec.seed)
         self._head, self._features = head, source
 
-    def solve(self, allowed: int, on_epoch: Callable[[Trainer], None] | None) -> float:
+    def solve(self, allowed: int, on_epoch: OnEpoch | None) -> float:
         """Solve the classifier; return the strength of the penalty that was chosen.
 
         Args:

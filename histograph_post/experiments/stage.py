@@ -24,32 +24,16 @@ from ..runs.predictions import LabelRows
 from ..runs.run import METRICS_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
 from ..splits import Splits
 from ..tasks import Task, label_summary
-from ..training.loop import Trainer
+from ..training.loop import OnEpoch
 from ..utils.files import write_text
 from ..utils.machine import resolve_device
 from ..utils.text import plural
 from .averaging import Averages, members_with, temperature_of
+from .options import ExperimentOptions, FitProgress
 from .parallel import FitRunner
 from .results import choose_fit, named, results, write_chosen_head, write_predictions
-from .trained_folds import remove_folds
+from .trained_backbones import remove_folds
 from .workers import FitJob
-
-
-@dataclass(frozen=True)
-class FitProgress:
-    """Where an experiment stands, told after every epoch."""
-
-    #: What is fitted.
-    head: str
-    fold: int
-    seed: int
-    #: Fits that are done, those that are not by the share of their epochs; and fits in all.
-    done: float
-    total: int
-    #: The share of the epochs of this fit that are over; all of them once training has stopped.
-    share_done: float
-    #: What was measured in the epoch: its number, ``loss``, ``lr``, ``valid_loss`` and so on.
-    measured: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -76,12 +60,7 @@ class Stage(ABC):
 
     @abstractmethod
     def fit(
-        self,
-        spec: FitSpec,
-        folder: Path,
-        *,
-        device: torch.device,
-        on_epoch: Callable[[Trainer], None] | None = None,
+        self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Do one fit, or go on with it; the folder is the run's."""
 
@@ -201,43 +180,29 @@ class ReadoutStage(Stage):
 
 
 def run_experiment(
-    experiment: Stage,
-    out: str | Path,
-    *,
-    chosen: str,
-    device: str = "auto",
-    jobs: int | None = None,
-    overwrite: bool = False,
-    config: Mapping[str, Any] | None = None,
-    on_epoch: Callable[[FitProgress], None] | None = None,
-    on_fit: Callable[[Fit, int, int], None] | None = None,
+    stage: Stage, out: str | Path, *, chosen: str, options: ExperimentOptions
 ) -> Run:
     """Train every readout on every fold with every seed; go on with what a killed run left.
 
     Args:
-        experiment: The stage, planned.
+        stage: What there is to fit, planned.
         out: The run folder.
         chosen: The fits whose best (by validation) becomes the run's head.
-        device: Where to train.
-        jobs: Fits at once, each in a process of its own, with the same results for any number; by
-            default as many as the cores and the memory carry. 1 starts no process.
-        overwrite: Replace another run in that folder.
-        config: The options this came from, saved beside it.
-        on_epoch: Told after every epoch.
-        on_fit: Told after every fit, with the number done and the number in all.
+        options: Where and how many at once; what was planned before this says the rest.
     """
-    folder, where = Path(out), resolve_device(device)
-    experiment.check(where)
-    if overwrite and (folder / RUN_NAME).is_file():
+    options.start(stage)
+    folder, device = Path(out), resolve_device(options.device)
+    stage.check(device)
+    if options.overwrite and (folder / RUN_NAME).is_file():
         remove_folds(folder)
-    open_run_folder(folder, experiment.plan(), config=config, overwrite=overwrite)
-    experiment.splits.save(folder / SPLITS_NAME)
-    planned = experiment.fits()
-    watched = _Watched(len(planned), on_epoch, on_fit)
-    with FitRunner(experiment, planned=experiment.num_planned, jobs=jobs, device=where) as runner:
+    open_run_folder(folder, stage.plan(), config=options.config, overwrite=options.overwrite)
+    stage.splits.save(folder / SPLITS_NAME)
+    planned = stage.fits()
+    watched = _Watched(len(planned), options.on_epoch, options.on_fit)
+    with FitRunner(stage, planned=stage.num_planned, jobs=options.jobs, device=device) as runner:
         runner.run([_WatchedJob(spec, folder, watched) for spec in planned])
     fits = [watched.fits[spec.folder] for spec in planned]
-    write_results(folder, experiment.write(folder, fits, chosen))
+    write_results(folder, stage.write(folder, fits, chosen))
     return Run.open(folder)
 
 

@@ -1,33 +1,216 @@
-"""What the stages that train a backbone with its head share: a fit, and a checkpoint per fold."""
+"""Backbones that are trained: a fit of one with its head, and a checkpoint per fold.
+
+The folder of a fold is a checkpoint that needs nothing else:
+
+model.safetensors   the weights of the best epoch
+config.toml         the model and its data, as ``histograph cache`` takes them
+splits.json         that fold alone
+metrics.jsonl       a line per epoch
+results.json        the scores; written last, so it makes the folder complete
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 from torch import nn
 
 from ..capture import CapturePlan
 from ..data import DataSpec, GraphDataset
-from ..errors import ConfigError
-from ..models import ModelSpec
+from ..errors import ConfigError, NotFoundError
+from ..models import ModelSpec, parse_args
 from ..models.checkpoints import save_weights, weights_sha256
-from ..runs.fits import Fit, FitSpec
-from ..runs.run import MODEL_NAME
+from ..runs.fits import Fit, FitSpec, train_fit
+from ..runs.run import CONFIG_NAME, METRICS_NAME, MODEL_NAME, RESULTS_NAME, SPLITS_NAME, read_json
 from ..splits import Split, Splits
 from ..tasks import Task
 from ..training.graph_batches import GraphBatches
-from ..training.loop import Trainer
+from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HistoryNetwork, checkpoint_layers
-from ..utils.files import atomic_path
-from .fits import train_fit
+from ..utils.files import atomic_path, write_json, write_text
 from .results import choose_fit, named
-from .trained_folds import TrainedFold, fold_name, save_fold
-from .unfreezing import BackboneOptions, Movement, Unfreezing, parameters_of
+from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing, parameters_of
+
+_FOLD_PREFIX = "fold-"
+
+
+@dataclass(frozen=True)
+class TrainedFold:
+    """How a backbone that was trained on one fold did."""
+
+    fold: int
+    seed: int
+    best_epoch: int
+    epochs: int
+    #: Scores per part of the split: ``train``, ``valid`` and ``test``.
+    scores: Mapping[str, Mapping[str, float]]
+    num_parameters: int
+    weights_sha256: str
+    #: The readout it was trained with, if that was not the model's own.
+    head: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is the same on every run with the same seed on the same machine."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class FoldCheckpoint:
+    """What a fold's folder says about itself; its code is what the user named, or built in."""
+
+    folder: Path
+    model: ModelSpec
+    data: DataSpec
+    #: The splits file of that fold.
+    split: Path
+    #: The readout it was trained with, if that was not the model's own.
+    head: str | None = None
+
+
+def fold_name(fold: int) -> str:
+    """Return the name of a fold's folder."""
+    return f"{_FOLD_PREFIX}{fold}"
+
+
+def fold_folders(folder: Path) -> list[Path]:
+    """Return the folders of the folds that are there, finished or not, in order."""
+    numbers = [
+        path.name.removeprefix(_FOLD_PREFIX)
+        for path in folder.glob(f"{_FOLD_PREFIX}*")
+        if path.is_dir()
+    ]
+    return [folder / fold_name(n) for n in sorted(int(n) for n in numbers if n.isdecimal())]
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether training of the fold in this folder is over."""
+    return (folder / RESULTS_NAME).is_file()
+
+
+def remove_folds(folder: Path) -> None:
+    """Remove the folders of all folds of a run."""
+    for member in fold_folders(folder):
+        shutil.rmtree(member)
+
+
+def save_fold(
+    folder: Path,
+    trained: TrainedFold,
+    model: ModelSpec,
+    data: DataSpec,
+    splits: Splits,
+    log: Sequence[Mapping[str, float]],
+) -> None:
+    """Write all that is needed to use a trained backbone, and what came of it.
+
+    Args:
+        folder: The fold's folder; the weights of the best epoch are there.
+        trained: The scores.
+        model: The model as the user names it.
+        data: The data as the user names them.
+        splits: That fold alone.
+        log: What was measured after every epoch.
+    """
+    write_text(folder / CONFIG_NAME, tomli_w.dumps(_config(model, data)))
+    splits.save(folder / SPLITS_NAME)
+    write_text(folder / METRICS_NAME, "".join(json.dumps(dict(entry)) + "\n" for entry in log))
+    write_json(folder / RESULTS_NAME, trained.to_json())
+
+
+def load_fold(folder: Path) -> TrainedFold:
+    """Read the scores of a finished fold back."""
+    return TrainedFold(**read_json(folder, RESULTS_NAME))
+
+
+def load_log(folder: Path) -> list[dict[str, float]]:
+    """Read back what was measured after every epoch of a finished fold."""
+    lines = (folder / METRICS_NAME).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def _config(model: ModelSpec, data: DataSpec) -> dict[str, Any]:
+    config = {
+        "model": model.spec,
+        "model_args": _pairs(model.args),
+        "checkpoint": MODEL_NAME,
+        "data": data.spec,
+        "data_args": _pairs(data.args),
+        "split": SPLITS_NAME,
+    }
+    if data.root is not None:
+        config["data_root"] = str(data.root.resolve())
+    return config
+
+
+def _pairs(arguments: Mapping[str, Any]) -> list[str]:
+    """Write arguments as the command line takes them; TOML has no None."""
+    return [f"{name}={value!r}" for name, value in arguments.items()]
+
+
+def fold_checkpoints(
+    folder: Path, *, model: str | None = None, data: str | None = None
+) -> list[FoldCheckpoint]:
+    """Read what the checkpoints of a pretraining are: of all its folds, in order.
+
+    Args:
+        folder: What pretraining or fine-tuning wrote, or the folder of one of its folds.
+        model: Specification of the model; needed unless the recorded one is built in.
+        data: The same of the data.
+    """
+    members = fold_folders(folder)
+    if members:
+        return [_read_checkpoint(member, model, data) for member in members]
+    if not (folder / MODEL_NAME).is_file():
+        raise NotFoundError(
+            f"{folder}: found neither {MODEL_NAME} nor {fold_name(0)}, "
+            "expected a folder that histograph pretrain or finetune wrote"
+        )
+    return [_read_checkpoint(folder, model, data)]
+
+
+def _read_checkpoint(folder: Path, model: str | None, data: str | None) -> FoldCheckpoint:
+    if not is_finished(folder):
+        raise ConfigError(
+            f"{folder}: found no {RESULTS_NAME}, expected a finished fold; "
+            "give the command that trains it again"
+        )
+    path = folder / CONFIG_NAME
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        recorded_model = ModelSpec(
+            config["model"],
+            parse_args(config["model_args"]),
+            folder / config["checkpoint"],
+            recorded_in=str(path),
+        )
+        recorded_data = DataSpec(
+            config["data"],
+            parse_args(config["data_args"]),
+            Path(config["data_root"]) if "data_root" in config else None,
+            recorded_in=str(path),
+        )
+        return FoldCheckpoint(
+            folder,
+            recorded_model.to_follow(model),
+            recorded_data.to_follow(data),
+            folder / config["split"],
+            load_fold(folder).head,
+        )
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
+    except KeyError as error:
+        raise ConfigError(f"{path}: found no {error}, expected what training wrote") from None
+
+
+# --- training a backbone together with its head
 
 
 @dataclass(frozen=True)
@@ -53,20 +236,20 @@ def fit_network(
     *,
     device: torch.device,
     before: nn.Module,
-    on_epoch: Callable[[Trainer], None] | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Fit:
     """Train a backbone and its head on one fold, or go on with it.
 
     Args:
         spec: What is fitted.
         parts: Backbone and head as they start.
-        options: What moves of the backbone, and how.
+        options: What is trained of the backbone, and how.
         dataset: The graphs.
         split: Which label rows train, validate and test.
         task: The loss and the tracked metric.
         folder: Of the fit.
         device: Where to train.
-        before: The backbone as it starts, which this leaves alone, to say what moved.
+        before: The backbone before training, which this leaves alone, to count what changed.
         on_epoch: Told after every epoch.
     """
     unfreezing = Unfreezing(parts.backbone, parts.layers, len(parts.capture.points), options)
@@ -80,7 +263,9 @@ def fit_network(
         statistics=options.bn,
         autocast=options.autocast,
     ).to(device)
-    asked = Movement.asked(parts.backbone, [*unfreezing.layers, *unfreezing.statistics], parts.head)
+    trainable = ParameterCounts.trainable(
+        parts.backbone, [*unfreezing.layers, *unfreezing.statistics], parts.head
+    )
     head_before = parameters_of(parts.head)
     head_parameters = [p for p in parts.head.parameters() if p.requires_grad]
     if not head_parameters:
@@ -102,11 +287,11 @@ def fit_network(
     def save_backbone(folder: Path) -> dict[str, Any]:
         state = parts.backbone.state_dict()
         save_weights(state, folder / MODEL_NAME)
-        done = Movement.done(parts.backbone, before, parts.head, head_before)
+        changed = ParameterCounts.changed(parts.backbone, before, parts.head, head_before)
         return {
             "weights_sha256": weights_sha256(state),
-            "asked": asked.to_json(),
-            "moved": done.to_json(),
+            "asked": trainable.to_json(),
+            "moved": changed.to_json(),
         }
 
     return train_fit(

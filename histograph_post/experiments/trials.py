@@ -26,9 +26,9 @@ from ..runs.run import STUDY_NAME, TRIAL_FITS_NAME, TRIALS_NAME
 from ..utils.decoding import json_sha256
 from ..utils.files import write_text
 from ..utils.machine import resolve_device
+from .options import FitProgress
 from .parallel import FitRunner
 from .search import Search, Trial, best_trial, import_optuna
-from .stage import FitProgress
 from .workers import FitJob
 
 if TYPE_CHECKING:

@@ -28,9 +28,10 @@ from ..runs.fits import Fit, FitSpec
 from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run, open_run_folder
 from ..utils.files import write_text
 from .head_training import Experiment, HeadSpec
-from .options import ExperimentOptions, run_with_options, with_keywords
+from .options import ExperimentOptions, with_keywords
 from .results import versus
 from .search import Search, Space, Trial, best_trial, plan_search, read_space
+from .stage import run_experiment
 from .trials import TrialCallback, run_trials
 
 #: What the tuned readout is called after its name.
@@ -184,4 +185,4 @@ def tune(
     _keep_best(tuned, folder)
     # Of the same run: its trials have just been written, and its start has been told.
     rest = replace(options, overwrite=False, on_start=None)
-    return run_with_options(tuned, folder, chosen=tuned.chosen, options=rest)
+    return run_experiment(tuned, folder, chosen=tuned.chosen, options=rest)

@@ -1,4 +1,4 @@
-"""Which part of a backbone moves when it is fine-tuned: all, the last layers, or what is named.
+"""Which part of a backbone is fine-tuned: all of it, the last layers, or modules by name.
 
 A parameter belongs to the first layer of the history that depends on it, whatever the modules of
 the model are called; one that no layer depends on (the model's own classifier) cannot be trained
@@ -29,16 +29,17 @@ class BackboneOptions:
 
     #: Highest learning rate of the backbone; that of the head is the training's own.
     lr: float = 1e-4
-    #: Names and globs of modules or parameters that move; empty for none, None for all.
+    #: Names and globs of the modules or parameters that are trained; empty: none, None: all.
     unfreeze: tuple[str, ...] | None = None
-    #: Move the last so many layers only.
+    #: Train only the last so many layers.
     unfreeze_last: int | None = None
-    #: Start with the head alone, and let one more layer move after each so many epochs, the last
-    #: one first; 0 moves all of them from the beginning.
+    #: Train the head alone at first, and one more layer every so many epochs, from the last to the
+    #: first; 0 trains all of them from the start.
     unfreeze_every: int = 0
-    #: Whether running statistics of what moves do.
+    #: Running statistics of the batch norms that are trained: ``train`` updates them, ``frozen``
+    #: keeps those of the checkpoint.
     bn: StatisticsMode = "frozen"
-    #: Compute the inside of every layer again in the backward pass, instead of keeping it.
+    #: Gradient checkpointing: recompute the inside of every layer in the backward pass.
     checkpoint_layers: bool = False
     #: Run the backbone in bfloat16 where that is safe (CUDA).
     autocast: bool = False
@@ -96,10 +97,10 @@ def _new_leaves(tensor: Tensor, seen: set[Any]) -> Iterator[Tensor]:
 
 
 class Unfreezing:
-    """The parameters of a backbone that move, epoch by epoch.
+    """The trainable parameters of a backbone, epoch by epoch.
 
     Args:
-        model: The backbone; what does not move stops asking for gradients.
+        model: The backbone; parameters that are not trained stop asking for gradients.
         layers: From :func:`layers_of_parameters`.
         num_layers: Of the history.
         options: What is asked for.
@@ -118,33 +119,33 @@ class Unfreezing:
         self._model = model
         self._every = options.unfreeze_every
         chosen = _chosen(model, layers, num_layers, options)
-        #: Name of every parameter that moves at some time -> its layer.
+        #: Name of every parameter that is trained in some epoch -> its layer.
         self.layers = {name: depth for name, depth in layers.items() if name in chosen}
-        #: The layers that have any, in the order in which they start to move.
+        #: The layers that have any, in the order in which they are unfrozen.
         self._order = sorted(set(self.layers.values()), reverse=True)
         self.parameters = [
             parameter for name, parameter in model.named_parameters() if name in self.layers
         ]
         self._release(len(self._order))
-        #: Names of the running statistics that move at some time.
-        self.statistics = self._moving_statistics(options.bn)
+        #: Names of the running statistics that training updates.
+        self.statistics = self._updated_statistics(options.bn)
         if options.bn == "train" and not self.statistics:
             raise ConfigError(
-                "bn: found 'train', but no running statistics in what moves of the backbone"
+                "bn: found 'train', but no running statistics among the layers that are trained"
             )
         self.enter(0)
 
     def enter(self, epoch: int) -> None:
-        """Let move what moves in this epoch."""
+        """Unfreeze what is trained in this epoch, and freeze the rest."""
         self._release(epoch // self._every if self._every else len(self._order))
 
     def _release(self, count: int) -> None:
-        """Let the last so many layers move."""
-        moving = set(self._order[:count])
+        """Unfreeze the last so many layers."""
+        unfrozen = set(self._order[:count])
         for name, parameter in self._model.named_parameters():
-            parameter.requires_grad_(self.layers.get(name) in moving)
+            parameter.requires_grad_(self.layers.get(name) in unfrozen)
 
-    def _moving_statistics(self, mode: StatisticsMode) -> list[str]:
+    def _updated_statistics(self, mode: StatisticsMode) -> list[str]:
         set_training_modes(self._model.train(), mode)
         return [
             f"{name}.{own}" if name else own
@@ -205,12 +206,12 @@ def _around(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
-# --- what moved: how many numbers of a network training may change, and how many it changed
+# --- how many parameters and buffer values of a network are trainable, and how many changed
 
 
 @dataclass(frozen=True)
-class Movement:
-    """Numbers that move, of numbers there are, by kind."""
+class ParameterCounts:
+    """How many values of a network are trainable, or have changed, and how many there are."""
 
     head: int
     parameters: int
@@ -230,26 +231,28 @@ class Movement:
         return asdict(self)
 
     @classmethod
-    def asked(cls, backbone: nn.Module, moving: Collection[str], head: nn.Module) -> Movement:
+    def trainable(
+        cls, backbone: nn.Module, names: Collection[str], head: nn.Module
+    ) -> ParameterCounts:
         """Count what training may change: the backbone's tensors of these names, and the head."""
         parameters, buffers = dict(backbone.named_parameters()), dict(backbone.named_buffers())
         return cls(
             head=sum(p.numel() for p in head.parameters() if p.requires_grad),
-            parameters=sum(p.numel() for name, p in parameters.items() if name in moving),
+            parameters=sum(p.numel() for name, p in parameters.items() if name in names),
             all_parameters=sum(p.numel() for p in parameters.values()),
-            buffers=sum(b.numel() for name, b in buffers.items() if name in moving),
+            buffers=sum(b.numel() for name, b in buffers.items() if name in names),
             all_buffers=sum(b.numel() for b in buffers.values()),
         )
 
     @classmethod
-    def done(
+    def changed(
         cls,
         backbone: nn.Module,
         before: nn.Module,
         head: nn.Module,
         head_before: Mapping[str, Tensor],
-    ) -> Movement:
-        """Count what training did change, bit for bit."""
+    ) -> ParameterCounts:
+        """Count what training has changed, bit for bit."""
         parameters, buffers = dict(backbone.named_parameters()), dict(backbone.named_buffers())
         return cls(
             head=_changed(dict(head.named_parameters()), head_before),
@@ -268,7 +271,7 @@ def _changed(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> int:
 
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of the parameters as they stand."""
+    """Return a copy of the current parameters."""
     return {
         name: parameter.detach().clone(memory_format=torch.contiguous_format)
         for name, parameter in module.named_parameters()

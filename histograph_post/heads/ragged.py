@@ -47,11 +47,6 @@ class Graphs:
         """First node of each graph, and the number of nodes: ``[num_graphs + 1]``."""
         return np.concatenate([[0], np.cumsum(self.sizes)])
 
-    @property
-    def all_present(self) -> bool:
-        """Whether every graph is known to have nodes."""
-        return bool(self.sizes.size and self.sizes.all())
-
     @classmethod
     def from_batch(
         cls, batch: Tensor | None, num_nodes: int, num_graphs: int | None, device: torch.device

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.models import JumpingKnowledge as JumpingKnowledgeMixture
 
-from ..utils.levels import LEVELS
+from ..utils import LEVELS
 from .base import History, Readout, last_layer, pool_nodes
 from .ragged import Graphs
 from .statistics import STATISTICS, layer_statistics

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError
-from ..utils.levels import LEVELS
+from ..utils import LEVELS
 from ..utils.specifications import imported_place
 
 if TYPE_CHECKING:

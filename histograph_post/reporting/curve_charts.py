@@ -10,7 +10,7 @@ import torch
 from sklearn import metrics as sk
 
 from ..metrics import NUM_BINS, reliability
-from ..runs.calibration import calibration_error, confidences
+from ..runs.predictions import calibration_error, confidences
 from ..runs.run import Run
 from ..tasks import Task
 from ..utils.text import number, plural

@@ -13,7 +13,6 @@ from ..errors import HistographError
 from ..runs.run import PREDICTIONS_NAME, Run
 from ..tasks import Task
 from ..utils.text import number, plural
-from .examples import Sample, choose_examples, read_sample, sample_test_graphs
 from .figures import Figure
 from .graph_charts import example_figures
 from .layer_analysis import (
@@ -21,13 +20,16 @@ from .layer_analysis import (
     MAX_PAIRED_NODES,
     Attention,
     LayerProfile,
+    Sample,
     TrainedHead,
     load_fit_head,
     profile_layers,
+    read_sample,
+    sample_test_graphs,
 )
 from .layer_charts import evolution_figures, smoothness_figures, weight_sets_figure, weights_figure
 from .molecules import find_molecules
-from .outcomes import Outcome, chosen_outcomes
+from .outcomes import Outcome, choose_examples, chosen_outcomes
 
 # --- layer weights by class: which graphs to average over
 

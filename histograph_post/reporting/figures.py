@@ -134,11 +134,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with its words.
+    """A picture with its title, caption and description.
 
     Args:
         name: Name of its file, without a suffix; unique in a report.
-        title: A few words above it.
+        title: A short heading above it.
         caption: What is drawn, and how it was measured.
         alternative: What a reader would see, in words, for those who do not see it.
         picture: The picture.
@@ -163,10 +163,10 @@ class Figure:
         box = re.search(r'viewBox=["\']([^"\']*)["\']', svg)
         assert box is not None  # both libraries write one
         body = svg[svg.index(">") + 1 :]
-        words = f"<title>{escape(self.title)}</title><desc>{escape(self.alternative)}</desc>"
+        text = f"<title>{escape(self.title)}</title><desc>{escape(self.alternative)}</desc>"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-            f'viewBox="{box[1]}" role="img" aria-label="{escape(self.alternative)}">{words}{body}'
+            f'viewBox="{box[1]}" role="img" aria-label="{escape(self.alternative)}">{text}{body}'
         )
 
     def write(self, folder: Path, form: Format) -> Path:

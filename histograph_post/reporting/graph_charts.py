@@ -12,9 +12,9 @@ from scipy.sparse.csgraph import shortest_path
 
 from ..caches import Cache, CachedGraph
 from ..utils.text import plural
-from .examples import MAX_DRAWN_NODES, Example
 from .figures import INK, MUTED, PAPER, RIVAL, Chart, Figure, Picture
 from .molecules import MoleculePicture
+from .outcomes import MAX_DRAWN_NODES, Example
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,9 +131,9 @@ def _figure(
     return Figure(
         name=f"example-{example.rank}-{example.place}",
         title=f"{example.rank.capitalize()} {example.place}: {example.name}",
-        caption=f"{example.words}; {size}{said}.",
+        caption=f"{example.text}; {size}{said}.",
         alternative=f"Drawing of {'molecule' if molecule is not None else 'graph'} {example.name} "
-        f"with {size}, {example.words}{said}.",
+        f"with {size}, {example.text}{said}.",
         picture=picture,
     )
 

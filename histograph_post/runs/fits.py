@@ -1,4 +1,4 @@
-"""Fits: one readout, on one fold, with one seed each, as they are kept in a run.
+"""Fits: one readout, on one fold, with one seed each: trained, scored, saved and read back.
 
 A fit's folder holds ``state.pt`` while it is being trained and, once it is done, ``fit.json``
 (written last), ``head.safetensors``, the outputs for the validation and the test rows and, where a
@@ -7,16 +7,24 @@ backbone was trained too, ``model.safetensors``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import save_file as save_tensors
+from torch import Tensor, nn
 
+from ..heads.registry import head_config
+from ..heads.standardize import EachLayerNorm, Standardizer
+from ..splits import PARTS, Split
+from ..tasks import TargetScale, Task
+from ..training.loop import STATE_NAME, OnEpoch, Progress, Trainer, train_resumably
 from ..training.options import TrainingOptions
-from ..training.resuming import STATE_NAME
+from ..utils.files import atomic_path, write_json
 from .run import HEAD_NAME as HEAD_NAME
 from .run import fit_place, read_json
 
@@ -77,7 +85,7 @@ class Fit:
     log: Sequence[Mapping[str, float]]
     #: Of the penalty, for a readout that is solved; its epochs are the strengths that were tried.
     strength: float | None = None
-    #: What moved in the backbone and the hash of its weights; None for a frozen one.
+    #: What changed in the backbone and the hash of its weights; None for a frozen one.
     backbone: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -92,6 +100,168 @@ class Fit:
             "scores": {part: dict(scores) for part, scores in self.scores.items()},
             **({} if self.backbone is None else {"backbone": dict(self.backbone)}),
         }
+
+
+def train_fit(
+    spec: FitSpec,
+    trainer: Trainer,
+    folder: Path,
+    *,
+    head: nn.Module | None,
+    standardizer: nn.Module | None = None,
+    on_epoch: OnEpoch | None = None,
+    save_backbone: Callable[[Path], Mapping[str, Any]] | None = None,
+) -> Fit:
+    """Train to the end, going on with what is in the folder; score every part and save the fit.
+
+    Args:
+        spec: What is fitted.
+        trainer: Made just as it was when the fit was begun.
+        folder: Of the fit.
+        head: The part of the trainer's network that is the head; None for a model's own readout.
+        standardizer: What brings the layers to one scale before the head.
+        on_epoch: Told after every epoch.
+        save_backbone: Writes the backbone, with the weights of the best epoch, into the folder
+            and says what changed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
+    return save_fit(
+        spec,
+        Trained.of(trainer),
+        folder,
+        seconds=seconds,
+        head=head,
+        standardizer=standardizer,
+        save_backbone=save_backbone,
+    )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What there is to save of a training that is over.
+
+    Args:
+        task: What is predicted.
+        split: Of the fold.
+        labels: Of all rows, ``[rows, targets]``.
+        scale: Of the targets.
+        progress: Its log, and the best of it.
+        num_parameters: Numbers that were learned.
+        predict: From label rows to outputs in the units of the labels, ``[rows, out_dim]``.
+    """
+
+    task: Task
+    split: Split
+    labels: np.ndarray
+    scale: TargetScale
+    progress: Progress
+    num_parameters: int
+    predict: Callable[[np.ndarray], np.ndarray]
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Trained:
+        """Take what a trainer has come to."""
+        return cls(
+            trainer.task,
+            trainer.split,
+            trainer.source.labels,
+            trainer.scale,
+            trainer.progress,
+            trainer.num_parameters,
+            trainer.predict,
+        )
+
+
+def save_fit(
+    spec: FitSpec,
+    trained: Trained,
+    folder: Path,
+    *,
+    seconds: float,
+    head: nn.Module | None,
+    standardizer: nn.Module | None = None,
+    strength: float | None = None,
+    save_backbone: Callable[[Path], Mapping[str, Any]] | None = None,
+) -> Fit:
+    """Score every part with what a training has come to, and save it as a fit that is done.
+
+    Args:
+        spec: What is fitted.
+        trained: What there is to save.
+        folder: Of the fit.
+        seconds: Of an epoch.
+        head: As in :func:`train_fit`, like the rest.
+        standardizer: What brings the layers to one scale before the head.
+        strength: Of the penalty, where the head was solved.
+        save_backbone: Writes the backbone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    task, split, labels = trained.task, trained.split, trained.labels
+    outputs = {part: trained.predict(rows) for part, rows in _parts(split)}
+    none = np.empty((0, task.out_dim))
+    fit = Fit(
+        spec=spec,
+        scores={part: task.scores(outputs[part], labels[rows]) for part, rows in _parts(split)},
+        best_epoch=trained.progress.best_epoch,
+        num_epochs=trained.progress.epoch,
+        num_parameters=trained.num_parameters,
+        seconds_per_epoch=seconds,
+        test_rows=split.test,
+        test_outputs=outputs.get("test", none),
+        valid_rows=split.valid,
+        valid_outputs=outputs.get("valid", none),
+        log=trained.progress.log,
+        strength=strength,
+        backbone=None if save_backbone is None else save_backbone(folder),
+    )
+    _save(fit, trained, head, standardizer, folder)
+    (folder / STATE_NAME).unlink(missing_ok=True)
+    return fit
+
+
+def _parts(split: Split) -> list[tuple[str, np.ndarray]]:
+    return [(part, rows) for part, rows in zip(PARTS, split.parts, strict=True) if len(rows)]
+
+
+def _save(
+    fit: Fit,
+    trained: Trained,
+    head: nn.Module | None,
+    standardizer: nn.Module | None,
+    folder: Path,
+) -> None:
+    tensors: dict[str, Tensor] = {}
+    for name, module in (("head", head), ("standardizer", standardizer)):
+        if module is not None:
+            tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
+    if head is not None:
+        with atomic_path(folder / HEAD_NAME) as partial:
+            save_tensors({k: value.contiguous().clone() for k, value in tensors.items()}, partial)
+    with atomic_path(folder / OUTPUTS_NAME) as partial:
+        arrays = {
+            "rows": fit.test_rows,
+            "outputs": fit.test_outputs,
+            "valid_rows": fit.valid_rows,
+            "valid_outputs": fit.valid_outputs,
+        }
+        save_arrays({name: np.array(values) for name, values in arrays.items()}, partial)
+    write_json(
+        folder / FIT_NAME,
+        {
+            **fit.to_json(),
+            "config": {} if head is None else head_config(fit.spec.head, head),
+            "standardize": isinstance(standardizer, Standardizer),
+            "layer_norm": isinstance(standardizer, EachLayerNorm),
+            "target_scale": {
+                "mean": list(trained.scale.mean),
+                "deviation": list(trained.scale.deviation),
+            },
+            "num_parameters": fit.num_parameters,
+            "seconds_per_epoch": fit.seconds_per_epoch,
+            "log": list(fit.log),
+        },
+    )
 
 
 def find_fit(spec: FitSpec, folder: Path) -> Fit | None:

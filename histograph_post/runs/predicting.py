@@ -22,8 +22,8 @@ from ..heads.base import Readout
 from ..heads.registry import head_name
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
+from ..utils import Level
 from ..utils.files import config_beside, require_free, write_config, write_text
-from ..utils.levels import Level
 from ..utils.machine import NODE_BUDGET, resolve_device
 from .predictions import Predictions, member_spread, row_names
 from .run import Run

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from ..metrics import Key
     from ..splits import Splits
     from ..tasks import Task
-    from .ensemble import HeadEnsemble
     from .saved_backbone import SavedBackbone
-    from .saved_head import SavedHead
+    from .saved_head import HeadEnsemble, SavedHead
 
 CONFIG_NAME = "config.toml"
 RUN_NAME = "run.json"

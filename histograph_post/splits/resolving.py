@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import DataError, SplitError
 from ..tasks import infer_task
-from ..utils.levels import Level
+from ..utils import Level
 from .making import (
     kfold_parts,
     parse_fold_count,

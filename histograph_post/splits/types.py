@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from ..errors import NotFoundError, SplitError
+from ..utils import LEVELS, Level
 from ..utils.decoding import Count, Form, decode
 from ..utils.files import write_json
-from ..utils.levels import LEVELS, Level
 
 #: The parts of a fold, in the order every table shows them.
 PARTS = ("train", "valid", "test")

@@ -2,14 +2,16 @@
 
 It knows nothing of heads, backbones or caches: a *source* hands out batches and a *network* turns
 their inputs into outputs. The stages differ in where the batches come from and in which
-parameters move, and in nothing else.
+parameters are trainable, and in nothing else.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +21,11 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..splits import Split
 from ..tasks import TargetScale, Task
+from ..utils.files import PARTIAL_SUFFIX, atomic_path
 from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
+
+#: Told after every epoch.
+OnEpoch = Callable[["Trainer"], None]
 
 #: Of the order of the batches of every run: what is compared then differs in nothing else.
 ORDER_SEED = 0
@@ -82,8 +88,8 @@ class Trainer:
         seed: Of dropout. Initial weights are the caller's, and the order of the batches is the
             same for every seed and every network that is compared.
         parameters: Parameter groups with an ``lr`` each; all trainable parameters by default.
-        before_epoch: Called with the number of every epoch before it starts: what moves may
-            depend on it.
+        before_epoch: Called with the number of every epoch before it starts, to freeze or
+            unfreeze parameters.
         starts_solved: Whether the network is of use before it is trained, and may be the best.
     """
 
@@ -160,7 +166,7 @@ class Trainer:
         """The share of the epochs that are over; all of them once training has stopped."""
         return 1.0 if self.is_done else self.progress.epoch / self.options.epochs
 
-    def run(self, on_epoch: Callable[[Trainer], None] | None = None) -> Progress:
+    def run(self, on_epoch: OnEpoch | None = None) -> Progress:
         """Train to the end; leave the network with the weights of the best epoch."""
         if self._starts_solved and not self.progress.best_state and len(self.split.valid):
             self.progress.epoch = -1
@@ -278,3 +284,49 @@ class Trainer:
 def _mixed(seed: int, epoch: int) -> int:
     """Return one seed per run and epoch; neighbouring ones give unrelated streams."""
     return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
+
+
+#: The state of a fit that is being trained; the caller removes it once the fit is saved.
+STATE_NAME = "state.pt"
+
+#: Seconds between saved states: saving costs a few milliseconds, small fits are over in seconds.
+SAVE_EVERY = 1.0
+
+
+def train_resumably(
+    trainer: Trainer,
+    folder: Path,
+    *,
+    on_epoch: OnEpoch | None = None,
+    save_every: float = SAVE_EVERY,
+) -> float:
+    """Train to the end, going on from the state in ``folder``; return the median epoch's seconds.
+
+    A run that was killed and resumed gives the weights of one that was not.
+
+    Args:
+        trainer: Made just as it was when the state was saved.
+        folder: Where the state is kept; it exists.
+        on_epoch: Told after every epoch.
+        save_every: Seconds between saved states.
+    """
+    for leftover in folder.glob(f"*{PARTIAL_SUFFIX}"):
+        leftover.unlink()
+    path = folder / STATE_NAME
+    if path.exists():
+        trainer.restore(torch.load(path, weights_only=True, map_location="cpu"))
+    seconds: list[float] = []
+    saved = time.perf_counter()
+    while not trainer.is_done:
+        started = time.perf_counter()
+        trainer.run_epoch()
+        now = time.perf_counter()
+        seconds.append(now - started)
+        if now - saved >= save_every:
+            with atomic_path(path) as partial:
+                torch.save(trainer.state(), partial)
+            saved = time.perf_counter()
+        if on_epoch is not None:
+            on_epoch(trainer)
+    trainer.finish()
+    return float(np.median(seconds)) if seconds else 0.0

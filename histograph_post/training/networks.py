@@ -28,7 +28,7 @@ class HistoryNetwork(nn.Module):
         capture: What to record of it.
         head: Reads the recorded layers.
         standardizer: Brings the layers to one scale first.
-        statistics: Whether running statistics of the backbone move while it trains.
+        statistics: Whether training updates the backbone's running statistics.
         autocast: Run the backbone, not the head, in bfloat16 where that is safe (CUDA).
     """
 
@@ -56,7 +56,7 @@ class HistoryNetwork(nn.Module):
         return self.readout.aux_loss
 
     def train(self, mode: bool = True) -> HistoryNetwork:
-        """Put the head, and what moves of the backbone, into training mode."""
+        """Put the head, and what is trained of the backbone, into training mode."""
         super().train(mode)
         if mode:
             set_training_modes(self.backbone, self._statistics)
@@ -91,7 +91,8 @@ class HistoryNetwork(nn.Module):
 
 # --- which modules of a partly frozen model train: dropout, and running statistics
 
-#: ``frozen`` keeps running statistics bit for bit; ``train`` lets those of what moves move.
+#: ``frozen`` keeps running statistics bit for bit; ``train`` updates those of the
+#: normalisations that are trained.
 StatisticsMode = Literal["frozen", "train"]
 
 #: Buffers of normalisations that change while they are in training mode.
@@ -99,23 +100,24 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def set_training_modes(model: nn.Module, statistics: StatisticsMode) -> None:
-    """Leave in training mode what moves, and put the rest into ``eval()``: it runs as cached.
+    """Leave what is trained in training mode, and put the rest into ``eval()``: it runs as cached.
 
-    A module moves if a parameter in it does; one without parameters goes with the module it is
-    in. A normalisation with frozen statistics stays in ``eval()`` whether its scale moves or not.
+    A module is trained if a parameter in it is; one without parameters goes with the module it is
+    in. A normalisation with frozen statistics stays in ``eval()``, whether its scale is trained or
+    not.
     """
     _set_mode(model, statistics, around=False)
 
 
 def _set_mode(module: nn.Module, statistics: StatisticsMode, *, around: bool) -> None:
     parameters = list(module.parameters())
-    moves = any(parameter.requires_grad for parameter in parameters) if parameters else around
+    trains = any(parameter.requires_grad for parameter in parameters) if parameters else around
     if statistics == "frozen" and statistics_of(module):
-        moves = False
+        trains = False
     # A model whose own train() keeps a part in eval() knows why.
-    module.training = module.training and moves
+    module.training = module.training and trains
     for child in module.children():
-        _set_mode(child, statistics, around=moves)
+        _set_mode(child, statistics, around=trains)
 
 
 def statistics_of(module: nn.Module) -> list[str]:

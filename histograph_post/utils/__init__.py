@@ -2,14 +2,19 @@
 
 ``files.py`` (atomic writes, hashes), ``decoding.py`` (strict JSON), ``specifications.py`` (which
 code a name may lead to, and importing it), ``machine.py`` (devices, memory), ``text.py`` (numbers
-for readers), ``levels.py`` (what a row stands for).
+for readers); here, what a row stands for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, get_args
+
+#: What a row of labels, outputs and splits stands for: a whole graph, each node, or each pair of
+#: ``edge_label_index``.
+Level = Literal["graph", "node", "link"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:

@@ -16,7 +16,7 @@ import histograph_post as hg
 from histograph_post.data import load_data
 from histograph_post.experiments.options import DEFAULT_SEEDS
 from histograph_post.models import build_model
-from histograph_post.runs.calibration import calibration_error, fit_temperature
+from histograph_post.runs.predictions import calibration_error, fit_temperature
 from histograph_post.runs.summary import own_verdict, own_verdict_text
 from histograph_post.splits import Split
 from histograph_post.training.options import TrainingOptions

@@ -14,9 +14,8 @@ from histograph_post.caches import Cache
 from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.reporting.building import find_caches
 from histograph_post.reporting.evidence import gather_evidence, group_weights
-from histograph_post.reporting.examples import choose_examples, row_losses
 from histograph_post.reporting.graph_charts import layout, neighbourhood
-from histograph_post.reporting.outcomes import Outcome, chosen_outcomes
+from histograph_post.reporting.outcomes import Outcome, choose_examples, chosen_outcomes, row_losses
 from histograph_post.reporting.prediction_charts import confusion_counts, target_areas
 from histograph_post.runs.run import Run
 from histograph_post.tasks import Task

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from sklearn.metrics.pairwise import cosine_distances, euclidean_distances
 from torch import Tensor
 
-from histograph_post.reporting.examples import Sample, choose_graphs
 from histograph_post.reporting.layer_analysis import (
+    Sample,
+    choose_graphs,
     cosine_distance_to,
     dirichlet_energy,
     distance_to,

@@ -23,13 +23,13 @@ from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, MissingExtraError, WorkerError
 from histograph_post.experiments import parallel
+from histograph_post.experiments.options import FitProgress
 from histograph_post.experiments.search import Values
-from histograph_post.experiments.stage import FitProgress
 from histograph_post.models import build_model
 from histograph_post.models.checkpoints import save_weights
 from histograph_post.training.history_rows import KEPT_SHARE, row_bytes
+from histograph_post.training.loop import train_resumably
 from histograph_post.training.options import TrainingOptions
-from histograph_post.training.resuming import train_resumably
 
 from ..helpers import histograph
 

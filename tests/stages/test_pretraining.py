@@ -20,10 +20,11 @@ from histograph_cli.main import app
 from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, ModelError, NotFoundError, OutputExistsError
 from histograph_post.experiments.folds import open_caches
+from histograph_post.experiments.options import ExperimentOptions, FitProgress, with_keywords
 from histograph_post.experiments.pretraining import Pretraining, plan_pretraining
 from histograph_post.experiments.results import OWN
-from histograph_post.experiments.stage import FitProgress, run_experiment
-from histograph_post.experiments.trained_folds import fold_checkpoints
+from histograph_post.experiments.stage import run_experiment
+from histograph_post.experiments.trained_backbones import fold_checkpoints
 from histograph_post.models.spec import load_pretrained
 from histograph_post.runs.run import Run
 from histograph_post.splits import Splits, resolve_splits
@@ -42,11 +43,13 @@ def plan(**changes: Any) -> Any:
         "training": QUICK,
         **changes,
     }
-    return plan_pretraining(options.pop("model", "gin"), options.pop("data", "demo:"), **options)
+    model, data = options.pop("model", "gin"), options.pop("data", "demo:")
+    shared, others = with_keywords(None, options)
+    return plan_pretraining(model, data, shared, **others)
 
 
 def run_pretraining(pretraining: Pretraining, out: Path, **options: Any) -> Run:
-    return run_experiment(pretraining, out, chosen=OWN, **options)
+    return run_experiment(pretraining, out, chosen=OWN, options=ExperimentOptions(**options))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -97,7 +100,7 @@ def test_training_learns_what_the_labels_say(tmp_path: Path) -> None:
 
 def test_same_seed_same_weights_and_another_seed_others(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        run_pretraining(plan(seed=seed), tmp_path / name)
+        run_pretraining(plan(seeds=(seed,)), tmp_path / name)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     weights = [(tmp_path / name / "fold-0/model.safetensors").read_bytes() for name in "ac"]
     assert weights[0] != weights[1]
@@ -123,19 +126,21 @@ def test_the_root_of_the_data_can_be_a_text(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from histograph_post.experiments.pretraining import plan_pretraining
+from histograph_post.experiments.options import ExperimentOptions
 from histograph_post.experiments.stage import run_experiment
 from histograph_post.training.options import TrainingOptions
-from histograph_post.training.resuming import train_resumably
+from histograph_post.training.loop import train_resumably
 def epoch_done(progress):
     if (progress.fold, progress.measured["epoch"]) == (1, 2):
         os.kill(os.getpid(), signal.SIGKILL)
 plan = plan_pretraining(
-    "gin", "demo:", data_args={"num_graphs": 40}, split="kfold:3",
-    model_args={"hidden": 8, "num_layers": 2, "dropout": 0.2},
-    training=TrainingOptions(epochs=4, batch_size=8),
+    "gin", "demo:",
+    ExperimentOptions(split="kfold:3", training=TrainingOptions(epochs=4, batch_size=8)),
+    data_args={"num_graphs": 40}, model_args={"hidden": 8, "num_layers": 2, "dropout": 0.2},
 )
 train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
-run_experiment(plan, sys.argv[1], chosen="own readout", on_epoch=epoch_done)
+options = ExperimentOptions(on_epoch=epoch_done)
+run_experiment(plan, sys.argv[1], chosen="own readout", options=options)
 """
 
 
@@ -168,7 +173,7 @@ def test_other_options_are_refused_unless_to_overwrite(tmp_path: Path) -> None:
     run_pretraining(plan(), folder)
     assert contents(folder) == before
     with pytest.raises(OutputExistsError, match="found a run with seed 0, expected 1"):
-        run_pretraining(plan(seed=1), folder)
+        run_pretraining(plan(seeds=(1,)), folder)
     run_pretraining(plan(split="stratified"), folder, overwrite=True)
     assert [fold.folder.name for fold in fold_checkpoints(folder)] == ["fold-0"]
     foreign = tmp_path / "thesis" / "fold-0"

@@ -14,9 +14,8 @@ from torch import nn
 from histograph_post.errors import ConfigError
 from histograph_post.splits import Split
 from histograph_post.tasks import infer_task
-from histograph_post.training.loop import Step, Trainer
+from histograph_post.training.loop import Step, Trainer, train_resumably
 from histograph_post.training.options import TrainingOptions
-from histograph_post.training.resuming import train_resumably
 
 SPLIT = Split(np.arange(40), np.arange(40, 60), np.arange(60, 80))
 

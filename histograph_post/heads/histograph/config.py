@@ -7,8 +7,8 @@ from dataclasses import KW_ONLY, asdict, dataclass, fields
 from typing import Any
 
 from ...errors import ConfigError
+from ...utils import LEVELS
 from ...utils.decoding import decode
-from ...utils.levels import LEVELS
 from ..history import kept_dims
 from ..statistics import DERIVED, STATISTICS
 from .layer_attention import LAYER_ATTENTIONS, NORMALIZATIONS

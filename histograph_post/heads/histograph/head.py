@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import DataError
-from ...utils.levels import LEVELS
+from ...utils import LEVELS
 from ..base import Explanation, Readout, in_own_precision
 from ..history import History, TableRows, last_layer
 from ..ragged import Graphs

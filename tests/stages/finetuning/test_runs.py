@@ -20,7 +20,7 @@ from torch_geometric.nn import GCNConv
 import histograph_post as hg
 from histograph_post.errors import CacheError, CheckpointError, ConfigError, DataError, ModelError
 from histograph_post.experiments.folds import open_caches
-from histograph_post.experiments.stage import FitProgress
+from histograph_post.experiments.options import FitProgress
 from histograph_post.runs.predictions import Predictions
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
@@ -132,7 +132,7 @@ def test_a_seed_gets_what_it_gets_alone(folder: Path, tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 import histograph_post as hg
-from histograph_post.training.resuming import train_resumably
+from histograph_post.training.loop import train_resumably
 from histograph_post.training.options import TrainingOptions
 train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
 def epoch_done(progress):
@@ -146,7 +146,7 @@ hg.finetune(
 
 
 def test_killed_and_resumed_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    """Also with statistics that move, and layers that start to move in the middle."""
+    """Also with statistics that are updated, and layers that are unfrozen on the way."""
     training = TrainingOptions(epochs=5, batch_size=16, lr=1e-2)
     options = {"bn": "train", "unfreeze_every": 1, "backbone_lr": 1e-2, "training": training}
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from histograph_post.metrics import expected_calibration_error
-from histograph_post.runs.calibration import TEMPERATURES, calibration_error, fit_temperature
+from histograph_post.runs.predictions import TEMPERATURES, calibration_error, fit_temperature
 from histograph_post.tasks import Task
 
 TASKS = {

@@ -1,4 +1,4 @@
-"""What fine-tuning moves is what was asked for, bit for bit, and it says how much that is."""
+"""Fine-tuning changes what it was asked to, bit for bit, and says how much that is."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def is_statistic(name: str) -> bool:
     return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
 
 
-def test_everything_but_statistics_and_classifier_moves_by_default(
+def test_everything_but_statistics_and_classifier_is_trained_by_default(
     folder: Path, tmp_path: Path, backbone: nn.Module
 ) -> None:
-    run, moved = tune(folder, tmp_path / "ft")
+    run, changed = tune(folder, tmp_path / "ft")
     expected = {name for name, _ in backbone.named_parameters() if "classifier" not in name}
-    assert moved == expected
+    assert changed == expected
     counts = run.results["fits"][-1]["backbone"]
     sizes = {name: parameter.numel() for name, parameter in backbone.named_parameters()}
     assert counts["asked"]["parameters"] == sum(sizes[name] for name in expected)
@@ -62,22 +62,22 @@ def test_everything_but_statistics_and_classifier_moves_by_default(
 
 
 def test_learning_rate_of_zero_leaves_the_backbone_as_it_was(folder: Path, tmp_path: Path) -> None:
-    run, moved = tune(folder, tmp_path / "ft", backbone_lr=0)
-    assert moved == set()
+    run, changed = tune(folder, tmp_path / "ft", backbone_lr=0)
+    assert changed == set()
     assert run.results["fits"][-1]["backbone"]["moved"]["parameters"] == 0
     assert run.results["fits"][-1]["backbone"]["moved"]["head"] > 0
 
 
-def test_statistics_move_when_they_are_asked_to(folder: Path, tmp_path: Path) -> None:
-    run, moved = tune(folder, tmp_path / "ft", bn="train", unfreeze_last=2)
+def test_statistics_are_updated_on_request(folder: Path, tmp_path: Path) -> None:
+    run, changed = tune(folder, tmp_path / "ft", bn="train", unfreeze_last=2)
     layers = ("norms.1.", "norms.2.")
-    assert {name for name in moved if is_statistic(name)} == {
+    assert {name for name in changed if is_statistic(name)} == {
         f"{layer}{name}"
         for layer in layers
         for name in ("running_mean", "running_var", "num_batches_tracked")
     }
     assert run.results["moves"]["buffers"] == 2 * (8 + 8 + 1)
-    assert all(name.startswith((*layers, "convs.1.", "convs.2.")) for name in moved)
+    assert all(name.startswith((*layers, "convs.1.", "convs.2.")) for name in changed)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_statistics_move_when_they_are_asked_to(folder: Path, tmp_path: Path) ->
         ([], set()),
     ],
 )  # fmt: skip
-def test_names_and_globs_say_what_moves(
+def test_names_and_globs_say_what_is_trained(
     folder: Path, tmp_path: Path, names: list[str], expected: set[str]
 ) -> None:
     assert tune(folder, tmp_path / "ft", unfreeze=names)[1] == expected
 
 
-def test_layers_start_to_move_one_after_the_other(folder: Path, tmp_path: Path) -> None:
+def test_layers_are_unfrozen_one_after_the_other(folder: Path, tmp_path: Path) -> None:
     before = load_file(folder / "checkpoint.safetensors")
     seen: list[set[str]] = []
 
