@@ -14,6 +14,7 @@ from histograph_post.utils.text import plural
 
 from . import options as opt
 from .cache_jobs import find_jobs
+from .next_commands import command
 from .terminal import Terminal, duration, metric, size
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def cache(
     split_seed: opt.SplitSeedOption = 0,
     layers: opt.LayersOption = "auto",
     key_map: opt.KeyMapOption = None,
+    state: opt.StateOption = None,
     output_key: opt.OutputKeyOption = None,
+    no_pass: opt.NoPassOption = [],  # noqa: B006
     dtype: Annotated[opt.Dtype, typer.Option(help="Precision of the stored activations.")] = (
         opt.Dtype.FLOAT32
     ),
@@ -94,6 +97,7 @@ def cache(
         data=data,
         data_root=data_root,
         key_map=key_map,
+        state=state,
         trust=trust_checkpoint,
     )
     options = CacheOptions(
@@ -103,24 +107,26 @@ def cache(
         shard_bytes=shard_mb * 2**20,
         compression="gzip" if compress else None,
         output_key=output_key,
+        no_pass=no_pass,
     )
     dataset = None
     results: list[dict[str, Any]] = []
     caches: list[Cache] = []
     for job in jobs:
-        source = load_pretrained(job.model, job.data, dataset=dataset)
+        source = load_pretrained(job.model, job.data, dataset=dataset, allow_missing=True)
         plan = plan_cache(
             source.model,
             source.dataset,
             resolve_splits(source.dataset, job.split, seed=split_seed),
             options=options,
-            model_spec=job.model,
+            model_spec=source.spec,
             data_args=job.data.args,
+            missing=source.missing,
             device=device,
         )
         if dataset is None:  # folds share data and layers: their notes are printed once
             dataset = source.dataset
-            for note in (*dataset.notes, *plan.capture.notes):
+            for note in (*source.notes, *dataset.notes, *plan.capture.notes):
                 terminal.note(note)
         if job.note is not None:
             terminal.note(job.note)
@@ -140,7 +146,7 @@ def cache(
     elif len(caches) < len(jobs):
         next_command = "nothing here; the job that finishes last completes the cache"
     else:
-        next_command = f"histograph train-head {out} -o RUN"
+        next_command = command("train-head", out) + " -o RUN"
     terminal.result(
         results[0] if len(jobs) == 1 else {"caches": results}, next_command=next_command
     )
@@ -148,10 +154,12 @@ def cache(
 
 def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
     """Print what a cache would hold and cost."""
+    from histograph_post.caches.inspection import Inspection
     from histograph_post.caches.planning import estimate_seconds
 
     seconds = estimate_seconds(plan)
-    show_plan(terminal, plan)
+    for table in Inspection(plan).tables():
+        terminal.table(*table)
     terminal.table(
         "Cost",
         ["graphs", "nodes", "bytes", "shards", "time, about"],
@@ -193,11 +201,6 @@ def _part(shard: str | None) -> tuple[int, int]:
     if not (slash and number.isdigit() and count.isdigit() and int(number) < int(count)):
         raise typer.BadParameter(f"--shard {shard}: expected I/N with I from 0 to N - 1, as in 0/4")
     return int(number), int(count)
-
-
-def show_plan(terminal: Terminal, plan: CachePlan) -> None:
-    """Print the layers that would be captured."""
-    terminal.table("What is captured", plan.capture.COLUMNS, plan.capture.table())
 
 
 def show_cache(terminal: Terminal, manifest: Manifest) -> None:

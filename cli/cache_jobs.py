@@ -37,6 +37,7 @@ def find_jobs(
     data_args: dict[str, Any],
     data_root: Path | None,
     key_map: Path | None,
+    state: str | None,
     trust: bool,
 ) -> list[CacheJob]:
     """Return one job for a checkpoint that is named in full, or one per fold of a folder.
@@ -46,11 +47,13 @@ def find_jobs(
     from histograph_post.data import DataSpec
     from histograph_post.experiments.trained_backbones import fold_checkpoints
     from histograph_post.models import ModelSpec
+    from histograph_post.models.spec import weights_in
 
     if folder is not None and checkpoint is not None:
         raise typer.BadParameter("give a folder or --checkpoint, not both")
     place = folder or checkpoint
-    if place is None or (folder is None and not place.is_dir()):
+    alone = place is not None and (not place.is_dir() or weights_in(place) is not None)
+    if place is None or (folder is None and alone):
         for name, value in {"model": model, "checkpoint": checkpoint, "data": data}.items():
             if value is None:
                 raise typer.BadParameter(
@@ -58,7 +61,7 @@ def find_jobs(
                 )
         assert model is not None  # both are among those that are needed
         assert data is not None
-        model_spec = ModelSpec(model, model_args, checkpoint, key_map, trust)
+        model_spec = ModelSpec(model, model_args, checkpoint, key_map, trust, state=state)
         return [CacheJob(model_spec, DataSpec(data, data_args, data_root), split, out)]
     found = fold_checkpoints(place, model=model, data=data)
     several = found[0].folder != place

@@ -10,6 +10,7 @@ import histograph_post as hg
 
 from . import options as opt
 from .flags import ExperimentFlags, TrainingFlags
+from .next_commands import command
 from .results import show_run
 from .terminal import Terminal
 
@@ -37,4 +38,4 @@ def compare(
             options=experiment.options(terminal, watch, training.options(lr)),
         )
     found = show_run(terminal, run, watch, ranked=True)
-    terminal.result(found, next_command=f"histograph report {out}")
+    terminal.result(found, next_command=command("report", out))

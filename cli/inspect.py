@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from histograph_post.utils.text import plural
 
 from . import options as opt
-from .cache import show_cache, show_plan, summary
-from .next_commands import cache_command, predict_command
+from .cache import show_cache, summary
+from .next_commands import cache_command, command, predict_command
 from .pretrain import show_folds
 from .results import show_results
 from .terminal import Terminal, size
@@ -19,6 +19,8 @@ from .terminal import Terminal, size
 if TYPE_CHECKING:
     from histograph_post.runs.run import Run
 
+#: Values beside the weights of a checkpoint that are printed.
+_VALUES_SHOWN = 12
 #: A run has the own readout, the one to beat and its head; with more it is a comparison.
 _FEW_READOUTS = 3
 
@@ -29,7 +31,8 @@ def inspect(
         Path,
         typer.Argument(
             metavar="CHECKPOINT|CACHE|RUN",
-            help="A checkpoint file, or the folder of a cache, a run or an export.",
+            help="A checkpoint (a file, or a HuggingFace folder), or the folder of a cache, a run "
+            "or an export.",
         ),
     ],
     model: Annotated[
@@ -47,57 +50,65 @@ def inspect(
     data_args: opt.DataArgsOption = [],  # noqa: B006
     layers: opt.LayersOption = "auto",
     key_map: opt.KeyMapOption = None,
+    state: opt.StateOption = None,
+    no_pass: opt.NoPassOption = [],  # noqa: B006
     trust_checkpoint: opt.TrustOption = False,
 ) -> None:
     """Show what is in a checkpoint, a cache or a run; nothing is written.
 
     For a checkpoint, --model and --data show which layers would be captured, and where.
     """
-    if path.is_dir():
+    from histograph_post.models.spec import weights_in
+
+    if path.is_dir() and weights_in(path) is None:
         _inspect_folder(terminal, path)
         return
     if (model is None) != (data is None):
         raise typer.BadParameter("give --model and --data together, or neither")
     if model is None or data is None:
-        _inspect_checkpoint(terminal, path, trust=trust_checkpoint)
+        _inspect_checkpoint(terminal, path, state=state, trust=trust_checkpoint)
         return
-    from histograph_post.caches.planning import CacheOptions, plan_cache
+    from histograph_post.caches.inspection import inspect as inspect_model
     from histograph_post.data import DataSpec
     from histograph_post.models import ModelSpec, parse_args
     from histograph_post.models.spec import load_pretrained
-    from histograph_post.splits import resolve_splits
 
     source = load_pretrained(
-        ModelSpec(model, parse_args(model_args), path, key_map, trust_checkpoint),
+        ModelSpec(model, parse_args(model_args), path, key_map, trust_checkpoint, state=state),
         DataSpec(data, parse_args(data_args), data_root),
+        allow_missing=True,
     )
-    plan = plan_cache(
-        source.model,
-        source.dataset,
-        resolve_splits(source.dataset, None),
-        options=CacheOptions(layers=layers),
-        device="cpu",
+    found = inspect_model(
+        source.model, source.dataset, missing=source.missing, layers=layers, no_pass=no_pass
     )
-    for note in (*source.dataset.notes, *plan.capture.notes):
+    for note in (*source.notes, *found.notes):
         terminal.note(note)
-    show_plan(terminal, plan)
-    given = [f"--data-root {data_root}"] if data_root else []
-    given += [f"--data-args {pair}" for pair in data_args]
-    given += [f"--model-args {pair}" for pair in model_args]
-    given += [f"--layers {layers}"] if layers != "auto" else []
-    terminal.result(
-        plan.to_json(),
-        next_command=" ".join(
-            [f"histograph cache --model {model} --checkpoint {path} --data {data}", *given]
-        )
-        + " -o CACHE",
-    )
+    for table in found.tables():
+        terminal.table(*table)
+    if source.missing:
+        terminal.note(f"the model's own outputs would not be kept: {found.plan.own.problem}")
+    given = {"model": model, "checkpoint": path, "data": data, **_flags(terminal)}
+    terminal.result(found.to_json(), next_command=command("cache", **given) + " -o CACHE")
 
 
-def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
+def _inspect_checkpoint(terminal: Terminal, path: Path, *, state: str | None, trust: bool) -> None:
     from histograph_post.models import read_checkpoint
 
-    checkpoint = read_checkpoint(path, trust=trust)
+    checkpoint = read_checkpoint(path, trust=trust, state=state)
+    for note in checkpoint.notes:
+        terminal.note(note)
+    if checkpoint.others:
+        terminal.table(
+            "State dicts in the file",
+            ["name", "tensors", ""],
+            [
+                [checkpoint.found_at, len(checkpoint.state_dict), "shown below"],
+                *([name, n, f"--state {name}"] for name, n in checkpoint.others.items()),
+            ],
+        )
+    beside = [[name, str(value)] for name, value in checkpoint.metadata.items()]
+    if beside:
+        terminal.table("Beside the weights", ["name", "value"], beside[:_VALUES_SHOWN])
     weights = checkpoint.state_dict
     terminal.table(
         f"{path.name}: {len(weights)} tensors, "
@@ -114,10 +125,19 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, trust: bool) -> None:
             "sha256": checkpoint.sha256,
             "found_at": checkpoint.found_at,
             "stripped": list(checkpoint.stripped),
+            "state_dicts": {checkpoint.found_at: len(weights), **checkpoint.others},
+            "read_past": list(checkpoint.past),
+            "beside": checkpoint.metadata,
             "tensors": {name: list(value.shape) for name, value in weights.items()},
         },
-        next_command=f"histograph inspect {path} --model SPEC --data SPEC",
+        next_command=command("inspect", path, **_flags(terminal), model="SPEC", data="SPEC"),
     )
+
+
+def _flags(terminal: Terminal) -> dict[str, Any]:
+    """Return the flags that the next command takes over."""
+    own = ("path", "model", "data")
+    return {name: value for name, value in terminal.options.items() if name not in own}
 
 
 def _inspect_folder(terminal: Terminal, path: Path) -> None:
@@ -160,7 +180,7 @@ def _inspect_run(terminal: Terminal, run: Run) -> None:
             "command": texts.command(run),
             **results,
         },
-        next_command=f"histograph report {run.folder}",
+        next_command=command("report", run.folder),
     )
 
 
@@ -212,7 +232,7 @@ def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None
             "folder": str(path),
             "caches": {name: summary(manifest) for name, manifest in manifests.items()},
         },
-        next_command=f"histograph train-head {path} -o RUN",
+        next_command=command("train-head", path) + " -o RUN",
     )
 
 
@@ -241,9 +261,7 @@ def _inspect_cache(terminal: Terminal, path: Path) -> None:
     )
     terminal.table("What is captured", capture.COLUMNS, capture.table())
     show_cache(terminal, manifest)
-    terminal.result(
-        {"cache": str(path), **summary(manifest)}, next_command=f"histograph verify {path}"
-    )
+    terminal.result({"cache": str(path), **summary(manifest)}, next_command=command("verify", path))
 
 
 def _targets(names: tuple[str, ...]) -> str:

@@ -32,8 +32,8 @@ OptionalCheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="FILE",
-        help="The trained weights: .safetensors, .pt, .pth, .ckpt or .pth.tar, or a fold's "
-        "folder from pretrain.",
+        help="The trained weights: .safetensors, .pt, .pth, .ckpt or .pth.tar, a HuggingFace "
+        "folder, or a fold's folder from pretrain.",
     ),
 ]
 #: For commands that know model and weights from a run.
@@ -78,6 +78,15 @@ DataRootOption = Annotated[
         "--data-root", metavar="DIR", help="Folder with a local copy of the data; it is only read."
     ),
 ]
+StateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--state",
+        metavar="KEY",
+        help="Which state dict of the checkpoint, if it has several (ema, swa, ...), or what the "
+        "names of its weights begin with.",
+    ),
+]
 KeyMapOption = Annotated[
     Path | None,
     typer.Option(
@@ -90,7 +99,8 @@ TrustOption = Annotated[
     bool,
     typer.Option(
         "--trust-checkpoint",
-        help="Unpickle the checkpoint even if that can run code; only for files you trust.",
+        help="Unpickle the checkpoint if it can only be read by running its code; only for files "
+        "you trust. Remembered for this very file.",
     ),
 ]
 LayersOption = Annotated[
@@ -98,6 +108,15 @@ LayersOption = Annotated[
     typer.Option(
         "--layers",
         help="Layers to capture: auto, or names, globs and indices, separated by commas.",
+    ),
+]
+NoPassOption = Annotated[
+    list[str],
+    typer.Option(
+        "--no-pass",
+        metavar="NAME",
+        help="An attribute of the data that the model is not given, such as edge_weight; "
+        "repeatable.",
     ),
 ]
 OutputKeyOption = Annotated[

@@ -16,6 +16,7 @@ from . import options as opt
 from .flags import ExperimentFlags, TrainingFlags, parse_seeds
 from .formatting import duration
 from .formatting import metric as score_text
+from .next_commands import command
 from .results import gain, show_results
 from .terminal import ExperimentWatch, Terminal
 
@@ -102,7 +103,7 @@ def tune(
         terminal.info(f"{run.results['head']} against {head} with its defaults: {gain(versus)}")
     elif run.results["tuning"]["trial"] == 0:
         terminal.info("no trial had a better validation score than the defaults, which were used")
-    terminal.result({"run": str(out), **run.results}, next_command=f"histograph report {out}")
+    terminal.result({"run": str(out), **run.results}, next_command=command("report", out))
 
 
 class _TrialLines:

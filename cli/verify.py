@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import options as opt
+from .next_commands import command
 from .terminal import Terminal
 
 
@@ -35,4 +36,4 @@ def verify(
         if terminal.json:
             terminal.result({"ok": False, "problems": problems})
         raise CacheError(f"{cache}: {len(problems)} of {files} files are damaged")
-    terminal.result({"ok": True, "files": files}, next_command=f"histograph inspect {cache}")
+    terminal.result({"ok": True, "files": files}, next_command=command("inspect", cache))

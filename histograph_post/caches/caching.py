@@ -10,8 +10,6 @@ A killed job goes on where it stopped, and ends with the same bytes as one that 
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,16 +24,30 @@ from torch_geometric.data import Batch, Data
 from .. import __version__
 from ..capture import Capture
 from ..data import DataSpec, GraphDataset, from_graphs
-from ..errors import CacheError, CaptureError, ConfigError, OutputExistsError
+from ..errors import CacheError, CaptureError, ConfigError
 from ..models import ModelSpec
 from ..models.checkpoints import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
-from ..utils.files import PARTIAL_SUFFIX, remove_leftovers, sha256_file, to_json, write_text
+from ..utils.files import (
+    atomic_path,
+    remove_leftovers,
+    sha256_file,
+    to_json,
+    write_text,
+)
 from .blocks import ShardThread
-from .layout import ShardInfo, shard_name
-from .manifest import MANIFEST_NAME, SPLITS_NAME, Manifest
+from .folder import (
+    CONFIG_NAME,
+    found_shards,
+    open_folder,
+    refuse_foreign_files,
+    refuse_other_code,
+)
+from .layout import ShardInfo
+from .manifest import SPLITS_NAME, Manifest
 from .planning import CacheOptions, CachePlan, plan_cache
+from .provenance import CANARY_NAME, Provenance
 from .reader import Cache
 from .writer import ShardGraphs, ShardWriter, existing_shard, write_manifest
 
@@ -133,12 +145,12 @@ def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
 def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> Cache:
     """Score the model's own outputs over all shards and write the manifest, which ends the work."""
     remove_leftovers(folder)
-    checkpoint = plan.model_spec.checkpoint
+    named = plan.model_spec
     manifest = Manifest(
         tool_version=__version__,
         weights_sha256=plan.weights_sha256,
-        checkpoint=None if checkpoint is None else checkpoint.name,
-        model=ModelSpec(plan.model_spec.spec, dict(plan.model_spec.args)),
+        checkpoint=None if named.checkpoint is None else named.checkpoint.name,
+        model=ModelSpec(named.spec, dict(named.args), filled=dict(named.filled)),
         data=DataSpec.of(plan.dataset, plan.data_args),
         capture=plan.capture.to_json(),
         layout=plan.layout,
@@ -146,6 +158,7 @@ def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> C
         splits_sha256=sha256_file(folder / SPLITS_NAME),
         own_metrics=None,
         no_metrics_because=plan.own.problem or "not scored yet",
+        provenance=_recorded_provenance(plan, folder),
         shards=tuple(shards),
     )
     if plan.task is not None and plan.own.problem is None:
@@ -162,6 +175,17 @@ def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> C
         manifest = replace(manifest, own_metrics=scores, no_metrics_because=None)
     write_manifest(folder, manifest)
     return Cache.open(folder)
+
+
+def _recorded_provenance(plan: CachePlan, folder: Path) -> Provenance:
+    """Return what is recorded of the code, with the canary that is in the folder.
+
+    Another job may have written that, whose machine rounds differently.
+    """
+    provenance, _ = plan.provenance
+    if provenance.canary_sha256 is None:
+        return provenance
+    return replace(provenance, canary_sha256=sha256_file(folder / CANARY_NAME))
 
 
 def own_scores(
@@ -207,6 +231,7 @@ def write_cache(
         raise ConfigError(f"shard: found {number}/{count}, expected i/n with 0 <= i < n")
     folder = Path(out)
     complete = open_folder(plan, folder, overwrite=overwrite, shared=count > 1)
+    refuse_other_code(plan, folder)
     if complete is not None:
         return complete
     found = found_shards(plan, folder)
@@ -217,6 +242,10 @@ def write_cache(
         refuse_foreign_files(folder, written)
     for name, text in written.items():
         write_text(folder / name, text)
+    _, canary = plan.provenance
+    if canary is not None and not (folder / CANARY_NAME).exists():
+        with atomic_path(folder / CANARY_NAME) as partial:
+            partial.write_bytes(canary)
     shards = write_shards(plan, folder, found, part=part, on_progress=on_progress)
     present = [shard for shard in shards if shard is not None]
     return join_shards(plan, folder, present) if len(present) == len(shards) else None
@@ -257,82 +286,3 @@ def cache(
         splits = resolve_splits(dataset, splits)
     plan = plan_cache(model, dataset, splits, options=CacheOptions(**options), device=device)
     return write_cache(plan, out, part=part, overwrite=overwrite, on_progress=on_progress)
-
-
-# --- the folder of a cache
-
-#: The resolved configuration of the command, beside the shards.
-CONFIG_NAME = "config.toml"
-
-#: The names of what a cache writes, finished or not.
-_OURS = re.compile(
-    r"(manifest\.json|splits\.json|config\.toml|shard-\d{5,}\.h5)(\.[^/]+-\d+\.partial)?"
-)
-
-
-def open_folder(plan: CachePlan, folder: Path, *, overwrite: bool, shared: bool) -> Cache | None:
-    """Make the folder ready for writing; return the cache if it is complete already.
-
-    Of an overwritten folder that several jobs share, shards of this very plan stay: another job
-    may just have written them.
-    """
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise OutputExistsError(f"{folder}: found a file or a link, expected a folder or nothing")
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = list(folder.iterdir())
-    foreign = [path.name for path in paths if not _OURS.fullmatch(path.name)]
-    if foreign:
-        raise OutputExistsError(
-            f"{folder}: found {foreign[0]!r}, which is not a cache's; choose another -o"
-        )
-    if (folder / MANIFEST_NAME).exists() and not (overwrite and not shared):
-        found = Cache.open(folder)
-        if found.manifest.plan_hash == plan.hash and found.splits == plan.splits:
-            names = [shard_name(shard.index) for shard in found.manifest.shards]
-            if all((folder / name).exists() for name in names):
-                return found
-            (folder / MANIFEST_NAME).unlink(missing_ok=True)  # no longer complete: fill the gaps
-        elif not overwrite:
-            raise OutputExistsError(
-                f"{folder}: found a cache of {found.manifest.data.spec} by weights "
-                f"{found.manifest.weights_sha256[:12]} that this command would not write; "
-                "choose another -o, or --overwrite"
-            )
-    if overwrite:
-        _clear(plan, folder, paths, keep_own=shared)
-    remove_leftovers(folder)
-    return None
-
-
-def _clear(plan: CachePlan, folder: Path, paths: Sequence[Path], *, keep_own: bool) -> None:
-    """Remove a cache, the manifest first: without it the rest is none."""
-    own = set()
-    if keep_own:
-        for index, (start, stop) in enumerate(plan.shards):
-            with contextlib.suppress(CacheError):
-                if existing_shard(folder, index, plan.layout, plan.hash, start, stop):
-                    own.add(shard_name(index))
-    for path in sorted(paths, key=lambda path: path.name != MANIFEST_NAME):
-        if path.name not in own and not path.name.endswith(PARTIAL_SUFFIX):
-            path.unlink(missing_ok=True)
-
-
-def found_shards(plan: CachePlan, folder: Path) -> list[ShardInfo | None]:
-    """Return the shards that are there already; shards of another plan are refused."""
-    try:
-        return [
-            existing_shard(folder, index, plan.layout, plan.hash, start, stop)
-            for index, (start, stop) in enumerate(plan.shards)
-        ]
-    except CacheError as error:
-        raise OutputExistsError(f"{error}; choose another -o, or --overwrite") from None
-
-
-def refuse_foreign_files(folder: Path, written: Mapping[str, str]) -> None:
-    """Refuse to replace files that, without a shard beside them, may be anybody's."""
-    for name, text in written.items():
-        path = folder / name
-        if path.exists() and path.read_bytes() != text.encode():
-            raise OutputExistsError(
-                f"{path}: found another file of that name; choose another -o, or --overwrite"
-            )

@@ -21,9 +21,10 @@ from ..utils.decoding import Count, Form, Sha256, decode, json_sha256, parse_jso
 from ..utils.files import read_limited, to_json
 from ..utils.text import plural
 from .layout import Layout, ShardInfo
+from .provenance import Provenance
 
 #: Another major version cannot be read; a newer minor one may carry fields to pass over.
-FORMAT_VERSION = "1.0"
+FORMAT_VERSION = "1.1"
 
 MANIFEST_NAME = "manifest.json"
 SPLITS_NAME = "splits.json"
@@ -78,6 +79,7 @@ class _ModelEntry:
 
     spec: str
     args: Mapping[str, Any]
+    filled: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class Manifest:
         own_metrics: The score of the model's own outputs as JSON values; None where it has none.
         no_metrics_because: Why there is no such score; None where there is one.
         shards: Every shard, in order.
+        provenance: The code that ran; None in a cache of version 1.0.
         format_version: Version of the format, ``major.minor``.
     """
 
@@ -128,6 +131,7 @@ class Manifest:
     own_metrics: Mapping[str, Any] | None
     no_metrics_because: str | None
     shards: tuple[ShardInfo, ...]
+    provenance: Provenance | None = None
     format_version: str = FORMAT_VERSION
 
     @property
@@ -167,7 +171,11 @@ class Manifest:
             "tool_version": self.tool_version,
             "weights_sha256": self.weights_sha256,
             "checkpoint": self.checkpoint,
-            "model": {"spec": self.model.spec, "args": self.model.args},
+            "model": {
+                "spec": self.model.spec,
+                "args": self.model.args,
+                "filled": self.model.filled,
+            },
             "data": {
                 "spec": self.data.spec,
                 "args": self.data.args,
@@ -181,6 +189,7 @@ class Manifest:
             "splits_sha256": self.splits_sha256,
             "own_metrics": self.own_metrics,
             "no_metrics_because": self.no_metrics_because,
+            "provenance": None if self.provenance is None else self.provenance.to_json(),
             "shards": [asdict(shard) for shard in self.shards],
         }
         return {**value, "manifest_sha256": json_sha256(value, MANIFEST_NAME)}
@@ -214,6 +223,8 @@ class Manifest:
                 f"{where}: found manifest_sha256 {seal.manifest_sha256}, expected {expected}; "
                 "the file was changed"
             )
+        if seal.format_version == "1.0":
+            contents = _as_of_now(contents)
         specs: Any = {"model": (_ModelEntry, ModelSpec), "data": (_DataEntry, DataSpec)}
         for name, (entry, spec) in specs.items():
             if name in contents:
@@ -222,6 +233,14 @@ class Manifest:
         manifest = decode(cls, contents, where, unknown=seal.format_version != FORMAT_VERSION)
         manifest.validate(where)
         return manifest
+
+
+def _as_of_now(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what version 1.0 wrote as version 1.1 does: with nothing known of the code."""
+    model = contents.get("model")
+    if isinstance(model, dict):
+        model = {"filled": {}, **model}
+    return {"provenance": None, **contents, **({} if model is None else {"model": model})}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ All that decides the bytes of a cache is in the plan and its hash. Nothing here 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,21 +18,25 @@ from torch_geometric.data import Batch
 
 from .. import __version__
 from ..capture import Capture, CapturePlan, Parity, check_parity, plan_capture
+from ..capture.needed import needed_parameters
 from ..data import GraphDataset
 from ..data.batching import budget_batches, make_batch
 from ..data.dataset import probe_graphs, probe_numbers
-from ..errors import CacheError, CaptureError, ConfigError
+from ..errors import CacheError, CaptureError, CheckpointError, ConfigError
 from ..models import call_model, prediction
 from ..models.checkpoints import weights_sha256
-from ..models.model_call import OutputForm
+from ..models.model_call import received
+from ..models.model_output import OutputForm
 from ..models.spec import ModelSpec
 from ..splits import Splits
 from ..tasks import Task, has_labels, infer_task
 from ..utils import Level
 from ..utils.machine import NODE_BUDGET, resolve_device, synchronize
 from ..utils.specifications import IN_MEMORY
+from ..utils.text import listed
 from .layout import Layout
 from .manifest import plan_hash
+from .provenance import Provenance, take_provenance
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class CacheOptions:
     compression: str | None = None
     #: Which of a model's several outputs is its prediction (a key or a position).
     output_key: str | int | None = None
+    #: Attributes of the data that the model is not given, such as ``edge_weight``.
+    no_pass: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("node_budget", "shard_bytes"):
@@ -81,6 +87,8 @@ class CachePlan:
     #: What the labels ask for; None for unlabelled data.
     task: Task | None
     capture: CapturePlan
+    #: What each parameter of the model's ``forward`` receives.
+    received: tuple[tuple[str, str, str], ...]
     parity: Parity
     layout: Layout
     options: CacheOptions
@@ -111,6 +119,7 @@ class CachePlan:
             "num_graphs": len(self.dataset),
             "num_nodes": int(self.dataset.num_nodes.sum()),
             "capture": self.capture.to_json(),
+            "received": [list(row) for row in self.received],
             "dtype": self.layout.dtype,
             "bytes": self.num_bytes,
             "shards": len(self.shards),
@@ -135,6 +144,11 @@ class CachePlan:
                 "output_key": self.options.output_key,
             },
         )
+
+    @cached_property
+    def provenance(self) -> tuple[Provenance, bytes | None]:
+        """What is recorded of the model's code, and the contents of the canary's file."""
+        return take_provenance(self.model, self.capture, self.dataset)
 
     def batches(self, start: int, stop: int) -> Iterator[range]:
         """Cut graphs ``start`` to ``stop`` into batches within the node budget, in order."""
@@ -165,6 +179,7 @@ def plan_cache(
     options: CacheOptions | None = None,
     model_spec: ModelSpec | None = None,
     data_args: Mapping[str, Any] | None = None,
+    missing: Collection[str] = (),
     device: str = "auto",
 ) -> CachePlan:
     """Find out what would be captured and how it would be laid out; nothing is written.
@@ -179,6 +194,7 @@ def plan_cache(
         options: What a user can choose about a cache.
         model_spec: The model as the user named it; none for one that was handed over in memory.
         data_args: The arguments the data were loaded with.
+        missing: Weights that the checkpoint does not have; refused if the history needs them.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
     options = options or CacheOptions()
@@ -186,13 +202,16 @@ def plan_cache(
     model = model.to(where).eval()
     probe = [graph.to(where) for graph in probe_graphs(dataset)]
     batch = Batch.from_data_list(probe)
-    capture = plan_capture(model, batch, layers=options.layers)
+    capture = plan_capture(model, batch, layers=options.layers, no_pass=options.no_pass)
     _refuse_chance(model, capture, batch)
+    _refuse_missing(model, capture, batch, missing)
     parity = check_parity(model, capture, probe)
     _check(parity, [dataset.ids[number] for number in probe_numbers(dataset)], options)
     labels = dataset.labels()
     task = infer_task(labels, dataset.level) if has_labels(labels) else None
-    own = _own_output(model, batch, task, dataset.level, options)
+    own = _own_output(model, capture, batch, task, dataset.level, options)
+    if missing:
+        own = OwnOutput(problem=f"the checkpoint has no weights for {listed(missing)}")
     layout = Layout(
         layer_names=tuple(point.name for point in capture.points),
         widths=tuple(capture.widths),
@@ -211,6 +230,7 @@ def plan_cache(
         labels=labels,
         task=task,
         capture=capture,
+        received=tuple(received(model, batch, capture.call)),
         parity=parity,
         layout=layout,
         options=options,
@@ -254,6 +274,18 @@ def _refuse_chance(model: nn.Module, capture: CapturePlan, batch: Batch) -> None
             )
 
 
+def _refuse_missing(
+    model: nn.Module, capture: CapturePlan, batch: Batch, missing: Collection[str]
+) -> None:
+    """Refuse a checkpoint without weights that the history depends on."""
+    needed = needed_parameters(model, batch, capture, missing) if missing else set()
+    if needed:
+        raise CheckpointError(
+            f"the checkpoint has no {listed(sorted(needed))}, on which the captured layers depend; "
+            "expected all weights up to the last layer (other names: --key-map FILE)"
+        )
+
+
 def _check(parity: Parity, ids: Sequence[str], options: CacheOptions) -> None:
     """Refuse a model that capturing disturbs, or whose activations depend on batch-mates."""
     worst = parity.worst
@@ -277,14 +309,20 @@ def _check(parity: Parity, ids: Sequence[str], options: CacheOptions) -> None:
 
 @torch.inference_mode()
 def _own_output(
-    model: nn.Module, batch: Batch, task: Task | None, level: Level, options: CacheOptions
+    model: nn.Module,
+    capture: CapturePlan,
+    batch: Batch,
+    task: Task | None,
+    level: Level,
+    options: CacheOptions,
 ) -> OwnOutput:
     """Run the model on the probe batch and look at its prediction."""
     if level == "link":
         return OwnOutput(problem="a link task has no output of the model's own")
     rows = int(batch.num_nodes) if level == "node" else int(batch.num_graphs)
     with OutputForm() as form:
-        found = prediction(call_model(model, batch), rows=rows, key=options.output_key)
+        output = call_model(model, batch, capture.call)
+        found = prediction(output, rows=rows, key=options.output_key)
     if found is None:
         return OwnOutput(problem=f"the model returns no output with a row per {level}")
     width, probabilities = int(found.shape[1]), form.is_probability(found)

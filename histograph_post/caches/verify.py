@@ -12,6 +12,7 @@ from ..errors import CacheError
 from ..utils.files import open_regular, sha256_prefix
 from .layout import STORED_TYPES, Layout, ShardInfo, shard_name
 from .manifest import MANIFEST_NAME, SPLITS_NAME, Manifest, read_splits
+from .provenance import CANARY_NAME, read_canary
 from .reader import Cache
 from .shard import Shard
 
@@ -65,6 +66,10 @@ def verify_cache(
         VerifyRow(MANIFEST_NAME, "checksum, contents", None),
         VerifyRow(SPLITS_NAME, "checksum, contents", _problem(read_splits, folder, manifest)),
     ]
+    recorded = manifest.provenance
+    if recorded is not None and recorded.canary_sha256 is not None:
+        problem = _problem(read_canary, folder, recorded.canary_sha256)
+        rows.append(VerifyRow(CANARY_NAME, "checksum, contents", problem))
     total = sum(shard.num_bytes for shard in manifest.shards)
     done = 0
     for info in manifest.shards:

@@ -1,35 +1,40 @@
 """Decide which tensors of a model to capture, from one probe pass.
 
 Layers are found by themselves (what each message-passing layer consumes, then the readout), or are
-asked for by position, name or glob.
+asked for by position, name or glob (``selection.py``).
 """
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections import Counter
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, HeteroData
+from torch_geometric.nn import MessagePassing
 
 from ..errors import CaptureError
-from .layers import Layer, Layers, find_layers
-from .points import CapturePlan, TimedPoint, anchor_value, module_point
-from .readout import find_last_activation
+from ..models.model_call import given_to, visible
+from ..models.spec import CallForm
+from .consumed import choose_inputs
+from .layers import Layers, find_layers, refuse_hidden_steps, repeats
+from .points import POOLED, CapturePlan, CapturePoint, TimedPoint, anchor_value, module_point
+from .probing import probe_batches
+from .readout import BranchEnd, Consumed, find_ends
+from .selection import asks_for_steps, select_points, split_layers
 from .tensors import eager_module, frozen
 from .trace import ModuleCall, Trace, run_trace
 
-_SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(-?\d+)?)?")
-_POSITION = re.compile(r"-?\d+")
-
 
 def plan_capture(
-    model: nn.Module, batch: Batch, *, layers: str | Sequence[str] = "auto"
+    model: nn.Module,
+    batch: Batch,
+    *,
+    layers: str | Sequence[str] = "auto",
+    no_pass: Sequence[str] = (),
 ) -> CapturePlan:
     """Run the model once on ``batch`` and decide what to capture.
 
@@ -37,221 +42,242 @@ def plan_capture(
         model: any module :func:`~histograph_post.models.call_model` can call. Its parameters,
             buffers, hooks and modes are the same afterwards.
         batch: a few graphs; more than one, if there are more.
-        layers: ``auto``, or what to take instead, as a list or separated by commas: positions in
-            the automatic list (``0``, ``-1``, ``1:``), names or globs of its layers, or of any
-            other module, whose output is then taken on each call; ``name:input`` and
-            ``name:output`` take just that.
+        layers: ``auto``; ``steps``, to take layers that pass messages several times in one call
+            apart; or what to take instead, as a list or separated by commas: positions in the
+            automatic list (``0``, ``-1``, ``1:``), or names or globs of modules, whose activation
+            is taken as the next layer consumes it. ``name:input`` and ``name:output`` take just
+            that, ``name:input:1`` the second tensor of it.
+        no_pass: attributes of the data that the model is not given.
 
     Raises:
         CaptureError: if the layers cannot be found, or what is named is not there.
     """
     model = eager_module(model)
-    probe = _unambiguous(model, batch)
-    # Not inference mode: its tensors do not count in-place changes.
-    with frozen(model), torch.inference_mode(False), torch.no_grad():
-        trace = run_trace(model, probe.clone())  # models may write into what they are given
-    parts = _split_layers(layers)
-    automatic, notes, problem = _automatic(trace)
-    if parts == ["auto"]:
-        if problem is not None:
-            raise problem
-        chosen = automatic
-    else:
-        if not automatic and problem is not None and _uses_automatic_list(parts):
-            raise problem
-        chosen, notes = _select_points(trace, automatic, parts), []
-    return CapturePlan(tuple(timed.point for timed in chosen), tuple(notes))
-
-
-def _unambiguous(model: nn.Module, batch: Batch) -> Batch:
-    """Return a batch whose number of nodes is nothing else's size in the pass.
-
-    Node rows are known by their number. If that is also the number of graphs or edges, or the
-    width of a layer, one of the graphs is added once more.
-    """
-    if int(batch.num_nodes) < 2:
+    if isinstance(batch, HeteroData):
         raise CaptureError(
-            f"the probe batch has {batch.num_nodes} nodes; expected a graph with two or more"
+            "found graphs with several types of nodes (HeteroData), expected one type: "
+            "to_homogeneous() makes one of them, and the model has to be of that kind too"
         )
-    sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
-    if int(getattr(batch, "num_graphs", 1)) < 2 or _is_unambiguous(batch, sizes):
-        return batch
-    graphs = batch.to_data_list()
-    for extra in graphs:
-        if int(extra.num_nodes) < 2:
-            continue
-        longer = Batch.from_data_list([*graphs, extra])
-        if _is_unambiguous(longer, sizes):
-            return longer
-    if all(int(graph.num_nodes) < 2 for graph in graphs):
-        raise CaptureError(
-            f"the probe batch has {batch.num_nodes} nodes in {batch.num_graphs} graphs, so node "
-            "rows cannot be told from graph rows; expected a graph with two or more nodes"
-        )
-    return batch
+    seen = visible(batch, ())
+    for name in no_pass:
+        if name not in seen:
+            raise CaptureError(
+                f"--no-pass {name}: the data has no such attribute; it has "
+                f"{', '.join(sorted(seen.keys()))}"
+            )
+    call = CallForm(given_to(model, batch, no_pass), tuple(no_pass))
+    parts = split_layers(layers)
+    trace = _probe(model, batch, no_pass)
+    automatic = _automatic(trace, steps=asks_for_steps(parts))
+    if parts in (["auto"], ["steps"]):
+        if automatic.problem is not None:
+            raise automatic.problem
+        points = _in_order(automatic.points)
+        return CapturePlan(points, tuple(automatic.notes), automatic.runs, call)
+
+    def named_layers(calls: Sequence[ModuleCall]) -> Sequence[TimedPoint]:
+        return _automatic(trace, named=calls).points
+
+    chosen = select_points(trace, automatic.points, automatic.problem, parts, named_layers)
+    return CapturePlan(_in_order(chosen), call=call)
 
 
-def _is_unambiguous(batch: Batch, sizes: set[int]) -> bool:
-    graph_rows = {int(batch.num_graphs), int(batch.batch.max()) + 1}  # the last may be empty
-    return int(batch.num_nodes) not in {*sizes, *graph_rows, int(batch.num_edges)}
+def _in_order(points: Sequence[TimedPoint]) -> tuple[CapturePoint, ...]:
+    """Return the points with the last state last, where readouts look for it."""
+    ordered = [timed.point for timed in points]
+    states = [point for point in ordered if point.name.partition("~")[0] != POOLED]
+    if states:
+        ordered.remove(states[-1])
+    return (*ordered, *states[-1:])
+
+
+def _probe(model: nn.Module, batch: Batch, no_pass: Sequence[str]) -> Trace:
+    """Run the model on a batch in which node rows cannot be mistaken for anything else."""
+    refused: Exception | None = None
+    for probe in probe_batches(model, batch):
+        try:
+            # Not inference mode: its tensors do not count in-place changes.
+            with frozen(model), torch.inference_mode(False), torch.no_grad():
+                # Models may write into what they are given.
+                return run_trace(model, visible(probe.clone(), no_pass))
+        except CaptureError:
+            raise
+        except Exception as error:
+            # A model may refuse graphs that were changed; it must take those it was given.
+            if probe is batch:
+                raise
+            refused = refused or error
+    raise CaptureError(
+        f"the probe graphs have as many edges as nodes ({int(batch.num_nodes)}), and the model "
+        f"does not run on others ({refused}); name the modules to capture with --layers"
+    )
 
 
 # --- the automatic list
 
 
-def _automatic(trace: Trace) -> tuple[list[TimedPoint], list[str], CaptureError | None]:
-    """Return the automatic list as far as it goes, and why it goes no further."""
+@dataclass(frozen=True)
+class _Automatic:
+    """The automatic list as far as it goes, and why it goes no further."""
+
+    points: Sequence[TimedPoint] = ()
+    notes: Sequence[str] = ()
+    problem: CaptureError | None = None
+    runs: Mapping[str, int] = field(default_factory=dict)
+
+
+def _automatic(
+    trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool = False
+) -> _Automatic:
     try:
-        layers = find_layers(trace)
-        points, notes = _automatic_points(layers)
+        layers = find_layers(trace, named=named, steps=steps)
+        ends = find_ends(layers)
+        points, notes = _points(layers, ends)
     except CaptureError as error:
-        return [], [], error
-    return points, notes, layers.problem
+        return _Automatic(problem=error)
+    return _Automatic(points, notes, layers.problem, _runs(layers))
 
 
-def _automatic_points(layers: Layers) -> tuple[list[TimedPoint], list[str]]:
+def _runs(layers: Layers) -> dict[str, int]:
+    """Return how often each layer ran; 0 for a PyG layer that did not."""
+    model, *_ = layers.trace.modules
+    runs = {
+        name: 0
+        for name, module in model.module.named_modules()
+        if isinstance(module, MessagePassing)
+    }
+    for call in layers.trace.modules:
+        if call in layers.calls or call.name in runs:
+            runs[call.name] = runs.get(call.name, 0) + 1
+    return runs
+
+
+def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint], list[str]]:
     """Return the points of the automatic list in execution order, and notes for the user."""
-    notes: list[str] = []
-    consumers: dict[int, list[Layer]] = {}  # Layers that consume the same value are parallel.
+    trace = layers.trace
+    states = _states(layers, ends)
+    consumed = choose_inputs(layers, [state.value for state in states])
+    consumers: dict[int, list[ModuleCall]] = {}  # Layers that consume the same value are parallel.
     for layer in layers.layers:
-        if layer.input is None:
-            notes.append(f"the input of {layer.label!r} is integers: it is left out")
+        value = consumed.get(layer.number)
+        if value is not None:
+            consumers.setdefault(value, []).append(layer.call)
+    points: dict[int, TimedPoint] = {}
+    for value, calls in consumers.items():
+        name, consumer = layers.names_of(value), ", ".join(call.label for call in calls)
+        if value in calls[0].inputs and calls[0] in trace.modules:
+            points[value] = module_point(
+                trace, calls[0], "input", value, name=name, consumer=consumer
+            )
         else:
-            consumers.setdefault(layer.input, []).append(layer)
-    last = find_last_activation(layers)
-    names = _unique([layers.names_of(value) for value in (*consumers, last.value)])
-    points = [
-        module_point(
-            layers.trace,
-            fed[0].call,
-            "input",
-            value,
-            name=name,
-            consumer=", ".join(layer.label for layer in fed),
-        )
-        for name, (value, fed) in zip(names, consumers.items(), strict=False)
-    ]
-    points.append(
-        anchor_value(layers.trace, last.value, cut=last.cut, name=names[-1], consumer=last.consumer)
-    )
-    notes += [
-        f"{', '.join(repr(layer.label) for layer in fed)} run side by side: one layer"
-        for fed in consumers.values()
-        if len(fed) > 1
-    ]
-    if points[-1].point.width == 1:
-        notes.append(
-            "the readout consumes one number per node; if that is a prediction already, "
-            "leave it out with --layers 0:-1 or name what comes before it"
-        )
-    return points, notes
+            points[value] = anchor_value(
+                trace, value, cut=calls[0].start, name=name, consumer=consumer
+            )
+    pooled = [end.pooled for end in ends if end.pooled is not None]
+    for each in pooled:
+        _refuse_other_tensors(layers, states, each, consumers)
+    refuse_hidden_steps(layers, [each.value for each in (*states, *pooled)])
+    for taken in (*states, *pooled):
+        if taken.value not in points:
+            name = POOLED if taken in pooled else layers.names_of(taken.value)
+            points[taken.value] = anchor_value(
+                trace, taken.value, cut=taken.cut, name=name, consumer=taken.consumer
+            )
+    ordered = [points[value] for value in sorted(points, key=partial(_when, trace, points))]
+    return _named(ordered), _notes(layers, states, pooled, consumed, consumers)
 
 
-def _unique(names: list[str]) -> list[str]:
+def _when(trace: Trace, points: Mapping[int, TimedPoint], value: int) -> int:
+    """Return when a value was made; the data's own tensors come up when they are consumed."""
+    call = trace.producer.get(value)
+    return points[value].time if call is None else call.time
+
+
+def _states(layers: Layers, ends: Sequence[BranchEnd]) -> list[Consumed]:
+    """Return the last state of every branch: the newest, where one layer is read twice."""
+    newest: dict[tuple[int, int], Consumed] = {}
+    for state in sorted((state for end in ends for state in end.states), key=lambda s: s.value):
+        mixed = len(layers.frontier(state.value)) > 1
+        newest[layers.lines[state.value], state.value if mixed else -1] = state
+    return list(newest.values())
+
+
+def _refuse_other_tensors(
+    layers: Layers, states: Sequence[Consumed], pooled: Consumed, inputs: Collection[int]
+) -> None:
+    """Refuse a readout that consumes more of the last layers than the states, such as vectors."""
+    trace = layers.trace
+    widths = {trace.values[state.value].width for state in states}
+    known = {*inputs, *(state.value for state in states)}
+    last = {
+        value: layer
+        for layer in layers.frontier(pooled.value)
+        for value in layer.call.outputs
+        if trace.has_node_rows(value) and sum(map(trace.has_node_rows, layer.call.outputs)) > 1
+    }
+    open_values, seen = [pooled.value], set()
+    while open_values:
+        value = open_values.pop()
+        if value in seen or value in known:
+            continue
+        seen.add(value)
+        if value in last and trace.values[value].width not in widths:
+            layer = last[value]
+            taken = ", ".join(
+                f"{layer.label}:output:{place} {list(trace.values[output].shape)}"
+                for place, output in enumerate(layer.call.outputs)
+                if output in last
+            )
+            raise CaptureError(
+                f"the readout consumes several node tensors of layer {layer.label!r}: {taken}; "
+                "name the ones to capture with --layers"
+            )
+        open_values += trace.values[value].parents
+
+
+def _named(points: Sequence[TimedPoint]) -> list[TimedPoint]:
     """Tell equal names apart: the second ``conv`` that is consumed becomes ``conv~2``."""
     seen: Counter[str] = Counter()
-    unique = []
-    for name in names:
-        seen[name] += 1
-        unique.append(name if seen[name] == 1 else f"{name}~{seen[name]}")
-    return unique
+    named = []
+    for timed in points:
+        seen[timed.point.name] += 1
+        count = seen[timed.point.name]
+        named.append(timed if count == 1 else timed.renamed(f"{timed.point.name}~{count}"))
+    return named
 
 
-# --- the layers a user asks for
-
-
-def _split_layers(layers: str | Sequence[str | int]) -> list[str]:
-    """Return the parts of a ``layers`` option."""
-    parts = layers.split(",") if isinstance(layers, str) else [str(part) for part in layers]
-    parts = [part.strip() for part in parts]
-    if not parts or not all(parts):
-        raise CaptureError(f"--layers {layers!r}: empty; expected names, globs or positions")
-    return parts
-
-
-def _uses_automatic_list(parts: Sequence[str]) -> bool:
-    """Whether some part cannot be understood without the automatic list."""
-    return any(_SLICE.fullmatch(part) or _POSITION.fullmatch(part) for part in parts)
-
-
-def _select_points(
-    trace: Trace, automatic: Sequence[TimedPoint], parts: Sequence[str]
-) -> list[TimedPoint]:
-    """Return the points that are asked for, in execution order, each once."""
-    chosen = {timed for part in parts for timed in _select(trace, automatic, part)}
-    return sorted(chosen, key=lambda timed: timed.time)
-
-
-def _select(trace: Trace, automatic: Sequence[TimedPoint], part: str) -> Sequence[TimedPoint]:
-    if match := _SLICE.fullmatch(part):
-        bounds = [int(bound) if bound else None for bound in match.groups()]
-        if bounds[2] == 0:
-            raise CaptureError(f"--layers {part}: a step of 0")
-        selected = automatic[slice(*bounds)]
-        if not selected:
-            raise CaptureError(f"--layers {part}: selects none of {len(automatic)} layers")
-        return selected
-    if _POSITION.fullmatch(part):
-        position = int(part)
-        if not -len(automatic) <= position < len(automatic):
-            raise CaptureError(
-                f"--layers {part}: no such position, there are {len(automatic)} layers "
-                f"(0 to {len(automatic) - 1}, or negative from the end)"
+def _notes(
+    layers: Layers,
+    states: Sequence[Consumed],
+    pooled: Sequence[Consumed],
+    consumed: dict[int, int | None],
+    consumers: dict[int, list[ModuleCall]],
+) -> list[str]:
+    """Return what a user should know about the automatic list."""
+    notes = []
+    for layer in layers.layers:
+        if layer.number not in consumed:
+            notes.append(f"{layer.label!r} ran, but no readout consumes it: not in the history")
+        elif consumed[layer.number] is None:
+            notes.append(f"the input of {layer.label!r} is integers: it is left out")
+        if steps := repeats(layers.trace, layer.call):
+            notes.append(
+                f"{layer.label!r} passes messages {len(steps)} times in one call: "
+                "--layers steps takes each of them"
             )
-        return [automatic[position]]
-    by_name = [timed for timed in automatic if _matches(timed.point.name, part)]
-    return by_name or _module_points(trace, automatic, part)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)
-
-
-def _module_points(trace: Trace, automatic: Sequence[TimedPoint], part: str) -> list[TimedPoint]:
-    """Return the inputs or outputs of the modules a part names, on each of their calls."""
-    pattern, _, end = (
-        part.rpartition(":") if part.endswith((":input", ":output")) else (part, "", "")
-    )
-    kind: Literal["input", "output"] = "input" if end == "input" else "output"
-    calls = [
-        call
-        for call in trace.modules
-        if call.name and (_matches(call.name, pattern) or _matches(call.label, pattern))
+    notes += [
+        f"{call.label!r} passes messages to something else than the nodes: not in the history"
+        for call in layers.readouts
     ]
-    if not calls:
-        raise _unknown(trace, automatic, part, pattern)
-    points = [point for call in calls for point in _node_rows(trace, call, kind)]
-    if not points:
-        values = [value for call in calls for value in _values(call, kind)]
-        shapes = ", ".join(str(list(trace.values[value].shape)) for value in values)
-        raise CaptureError(
-            f"--layers {part}: the {kind} of {calls[0].label!r} is {shapes or 'no tensor'}; "
-            f"expected floating point with {trace.num_nodes} rows, one per node of the probe batch"
+    for calls in consumers.values():
+        if len(calls) > 1:
+            labels = ", ".join(repr(call.label) for call in calls)
+            notes.append(f"{labels} run side by side, on the same input")
+    names = ", ".join(repr(layers.names_of(state.value)) for state in states)
+    if len(states) > 1:
+        notes.append(f"the readout consumes {len(states)} branches, which end in {names}")
+    if pooled:
+        notes.append(
+            f"{POOLED!r} is what the readout consumes, kept beside the last state, {names}"
         )
-    return points
-
-
-def _values(call: ModuleCall, kind: str) -> tuple[int, ...]:
-    return call.inputs if kind == "input" else call.outputs
-
-
-def _node_rows(
-    trace: Trace, call: ModuleCall, kind: Literal["input", "output"]
-) -> list[TimedPoint]:
-    """Return the point of the first tensor with node rows, if there is one."""
-    rows = [value for value in _values(call, kind) if trace.has_node_rows(value)]
-    rows = [value for value in rows if not trace.edge_only(value)] or rows
-    name, consumer = f"{call.label}:{kind}", "chosen by name"
-    return [
-        module_point(trace, call, kind, value, name=name, consumer=consumer) for value in rows[:1]
-    ]
-
-
-def _unknown(
-    trace: Trace, automatic: Sequence[TimedPoint], part: str, pattern: str
-) -> CaptureError:
-    names = [timed.point.name for timed in automatic]
-    names += [call.label for call in trace.modules if call.name]
-    near = difflib.get_close_matches(pattern, dict.fromkeys(names), n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(names[:8])}, ..."
-    return CaptureError(f"--layers {part}: no layer and no module that ran is called that; {hint}")
+    return notes

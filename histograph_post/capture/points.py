@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import CaptureError
+from ..models.spec import ALL_OF_IT, CallForm
 from ..utils.decoding import Count, Positive, decode
 
 if TYPE_CHECKING:
     from .trace import FunctionCall, ModuleCall, Trace
 
 Kind = Literal["input", "output", "function"]
+
+#: The name of what is pooled, where that is another tensor than the last layer's state.
+POOLED = "pooled"
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,19 @@ class CapturePoint:
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """The tensors that make up a model's history, in execution order."""
+    """The tensors that make up a model's history, in execution order, the last state last.
+
+    Readouts take the last one for the state of the last layer: what is pooled, where that is
+    another tensor, stands before it.
+    """
 
     points: tuple[CapturePoint, ...]
     #: What a user should know about them.
     notes: tuple[str, ...] = ()
+    #: How often each layer ran in the probe pass; another pass must not run more of them.
+    runs: Mapping[str, Count] = field(default_factory=dict)
+    #: What the model's ``forward`` is given; whatever the data have, in caches of version 1.0.
+    call: CallForm = ALL_OF_IT
 
     #: The columns of :meth:`table`.
     COLUMNS: ClassVar[tuple[str, ...]] = ("layer", "name", "width", "taken at", "consumed by")
@@ -87,7 +100,10 @@ class CapturePlan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
         points = [{**asdict(point), "calls": list(point.calls)} for point in self.points]
-        return {"points": points, "notes": list(self.notes)}
+        call = {"given": self.call.given, "no_pass": self.call.no_pass}
+        lists = {name: None if names is None else list(names) for name, names in call.items()}
+        notes = {"points": points, "notes": list(self.notes)}
+        return {**notes, "runs": dict(self.runs), "call": lists}
 
     @classmethod
     def from_json(cls, value: Any) -> CapturePlan:
@@ -96,6 +112,8 @@ class CapturePlan:
         Raises:
             CaptureError: if the value is anything else.
         """
+        if isinstance(value, dict):  # an earlier version recorded neither
+            value = {"runs": {}, "call": {"given": None, "no_pass": []}, **value}
         plan = decode(cls, value, "capture plan", error=CaptureError)
         if not plan.points:
             raise CaptureError("capture plan: found no points, expected a list of them")
@@ -111,6 +129,11 @@ class TimedPoint:
 
     time: int
     point: CapturePoint
+    value: int = -1  #: the value of the probe pass
+
+    def renamed(self, name: str) -> TimedPoint:
+        """Return the same point under another name."""
+        return replace(self, point=replace(self.point, name=name))
 
 
 def module_point(
@@ -133,7 +156,7 @@ def module_point(
         width=trace.values[value].width,
         consumer=consumer,
     )
-    return TimedPoint(time, point)
+    return TimedPoint(time, point, value)
 
 
 def anchor_value(trace: Trace, value: int, *, cut: int, name: str, consumer: str) -> TimedPoint:
@@ -181,4 +204,4 @@ def _function_point(
         consumer=consumer,
         calls=tuple(calls),
     )
-    return TimedPoint(function.time, point)
+    return TimedPoint(function.time, point, value)

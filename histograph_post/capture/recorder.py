@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import difflib
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from ..errors import CaptureError
 from ..models import call_model
 from .points import CapturePlan, CapturePoint
 from .tensors import eager_module, function_name, is_counted, tensors_in
+from .watching import Enter, Leave, watch_calls
 
 #: Takes the number of a layer and its tensor, ``[num_nodes, width]``; returns a copy.
 CopyLayer = Callable[[int, Tensor], Tensor]
@@ -53,7 +55,8 @@ class Capture:
     def __init__(self, model: nn.Module, plan: CapturePlan) -> None:
         self.plan = plan
         self._model = eager_module(model)
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._watched = ExitStack()
+        self._in_use = False
         self._calls: Counter[str] = Counter()
         self._found: dict[int, Tensor] = {}
         self._copy_layer: CopyLayer = _clone
@@ -74,17 +77,16 @@ class Capture:
                 )
 
     def __enter__(self) -> Capture:
-        if self._handles:
+        if self._in_use:
             raise CaptureError("this capture is already in use")
-        positions: defaultdict[str, list[int]] = defaultdict(list)
+        self._in_use = True
+        positions: dict[str, list[int]] = {name: [] for name in self.plan.runs}
         for position, point in enumerate(self.plan.points):
-            positions[point.module].append(position)
+            positions.setdefault(point.module, []).append(position)
         try:
             for name, at in positions.items():
                 module = self._model.get_submodule(name)
-                enter, leave = self._hooks(name, at)
-                self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-                self._handles.append(module.register_forward_hook(leave))
+                self._watched.enter_context(watch_calls(module, *self._hooks(name, at)))
             if self._watches:
                 self._release_early()
         except BaseException:
@@ -104,7 +106,7 @@ class Capture:
         Raises:
             CaptureError: if the forward pass is not the one the plan was made for.
         """
-        if not self._handles:
+        if not self._in_use:
             with self:
                 return self.run(batch, copy_layer)
         self._calls.clear()
@@ -114,14 +116,25 @@ class Capture:
         self._running = True
         try:
             # A shallow copy, because models that take the whole batch assign to its attributes.
-            output = call_model(self._model, copy.copy(batch))
+            output = call_model(self._model, copy.copy(batch), self.plan.call)
             history = [self._activation(position) for position in range(len(self.plan.points))]
+            self._check_runs()
         finally:
             self._running = False
             self._found.clear()
             for watch in self._watches.values():
                 watch.stop()
         return Captured(history, output)
+
+    def _check_runs(self) -> None:
+        """Refuse a pass in which other layers ran than in the probe: the history lacks them."""
+        for name, count in self.plan.runs.items():
+            if self._calls[name] != count:
+                raise CaptureError(
+                    f"layer {name!r} ran {self._calls[name]} times in this pass and {count} times "
+                    "in the probe: which layers run depends on the graphs; name the ones that "
+                    "always run with --layers"
+                )
 
     def _activation(self, position: int) -> Tensor:
         """Return one layer of the history as ``[num_nodes, width]``."""
@@ -148,9 +161,7 @@ class Capture:
             rows = tensor.flatten(1)  # [num_nodes, width]
             self._found[position] = self._copy_layer(position, rows)
 
-    def _hooks(
-        self, name: str, positions: list[int]
-    ) -> tuple[Callable[..., None], Callable[..., None]]:
+    def _hooks(self, name: str, positions: list[int]) -> tuple[Enter, Leave]:
         """Return the hooks for the module called ``name``, on which these points depend."""
         of_kind: dict[str, list[tuple[int, int]]] = {"input": [], "output": [], "function": []}
         for position in positions:
@@ -165,7 +176,7 @@ class Capture:
                 if call == self._calls[name]:
                     self._store(position, tensors_in(args, kwargs))
 
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
+        def leave(module: nn.Module, output: Any) -> None:
             if not self._running:
                 return
             for position, call in of_kind["output"]:
@@ -197,12 +208,11 @@ class Capture:
         untouched = {id(part) for module in encoder_layers for part in module.modules()}
         for module in self._model.modules():
             if id(module) not in untouched:
-                self._handles.append(module.register_forward_pre_hook(enter))
+                self._watched.callback(module.register_forward_pre_hook(enter).remove)
 
     def _remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._watched.close()
+        self._in_use = False
 
 
 class _FunctionWatch(TorchFunctionMode):

@@ -12,18 +12,22 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Batch
+from torch_geometric.nn import MessagePassing
 
 from ..models import call_model
 from .tensors import function_name, is_counted, tensors_in, version_of
+from .watching import Enter, Leave, watch_calls, watch_propagation
 
 #: Functions that read the shape and type of their argument, never its numbers.
 _SHAPE_ONLY = frozenset(
@@ -120,6 +124,8 @@ class Trace:
     values: Sequence[Value]
     functions: Sequence[FunctionCall]
     modules: Sequence[ModuleCall]  #: by start
+    #: Each time a PyG layer passed messages, as a call of ``LAYER.propagate``.
+    steps: Sequence[ModuleCall]
     outputs: tuple[int, ...]  #: of the whole model
 
     @cached_property
@@ -163,24 +169,21 @@ class Trace:
 def run_trace(model: nn.Module, batch: Batch) -> Trace:
     """Run the model once, recording every call; hooks are removed whatever happens."""
     recorder = _Recorder(model, batch)
-    handles = []
-    try:
+    with ExitStack() as watched:
         for name, module in model.named_modules():
-            enter, leave = recorder.hooks(name)
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave, with_kwargs=True))
+            watched.enter_context(watch_calls(module, *recorder.hooks(name)))
+            if isinstance(module, MessagePassing):
+                watched.enter_context(watch_propagation(module, *recorder.hooks(name, "propagate")))
         with _ScriptedOperators(), recorder:
             output = call_model(model, batch)
         outputs = tuple(recorder.value_of(tensor) for tensor in tensors_in(output))
-    finally:
-        for handle in handles:
-            handle.remove()
     return Trace(
         num_nodes=int(batch.num_nodes),
         num_graphs=int(getattr(batch, "num_graphs", 1)),
         values=recorder.values,
         functions=recorder.functions,
         modules=recorder.modules,
+        steps=recorder.steps,
         outputs=outputs,
     )
 
@@ -215,6 +218,7 @@ class _Recorder(TorchFunctionMode):
         self.values: list[Value] = []
         self.functions: list[FunctionCall] = []
         self.modules: list[ModuleCall] = []
+        self.steps: list[ModuleCall] = []
         self._open: list[ModuleCall] = []
         self._counts: Counter[str] = Counter()
         self._tick = itertools.count(1).__next__
@@ -248,6 +252,9 @@ class _Recorder(TorchFunctionMode):
             name = function_name(func)
             values = tuple(map(self._value_at, arguments, versions))
             inputs = values[: 0 if name in _SHAPE_ONLY else 1 if name in _SHAPE_OF_OTHERS else None]
+            if isinstance(func, OpOverload) and name.endswith("_") and not changed:
+                # Inside a scripted function the version is counted after the operator has run.
+                self._add(arguments[0], versions[0], inputs)
             outputs = [self.value_of(tensor, inputs) for tensor in (*returned, *changed)]
             slots = [self.value_of(tensor) for tensor in (*returned, *arguments)]
             self.functions.append(
@@ -262,8 +269,11 @@ class _Recorder(TorchFunctionMode):
             )
         return result
 
-    def hooks(self, name: str) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Return the hooks that record the calls of the module called ``name``."""
+    def hooks(self, name: str, method: str = "") -> tuple[Enter, Leave]:
+        """Return what records the calls of the module called ``name``, or of a method of it."""
+        if method:
+            name = f"{name}.{method}" if name else method
+        calls = self.steps if method else self.modules
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
             self._counts[name] += 1
@@ -277,10 +287,10 @@ class _Recorder(TorchFunctionMode):
                     parent=self._open[-1] if self._open else None,
                     first_value=len(self.values),
                 )
-            self.modules.append(call)
+            calls.append(call)
             self._open.append(call)
 
-        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def leave(module: nn.Module, output: Any) -> None:
             with torch._C.DisableTorchFunction():
                 call = self._open.pop()
                 while call.name != name:  # a call that raised, and the model went on

@@ -6,7 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -227,3 +230,38 @@ def _sizes(values: Sequence[Tensor], dim: int) -> Tensor:
 def _bounds(sizes: Tensor) -> Tensor:
     """Return where parts of these sizes begin, and their sum: ``[parts + 1]``."""
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+# --- sparse matrices of graphs, which are stored as the places and values of what is not zero
+
+#: What the layout of a sparse matrix is called in the names of the tensors it is stored as.
+SPARSE_LAYOUTS = {torch.sparse_csr: "csr", torch.sparse_csc: "csc", torch.sparse_coo: "coo"}
+
+_STORED_SPARSE = re.compile(r"(.+)_(csr|csc|coo)_index")
+
+
+def sparse_names(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the sparse matrices that are stored among these attributes: name -> layout, prefix."""
+    found = (_STORED_SPARSE.fullmatch(name) for name in names)
+    return {match[1]: (match[2], f"{match[1]}_{match[2]}") for match in found if match is not None}
+
+
+def with_sparse(batch: Batch) -> Batch:
+    """Return the batch with its sparse matrices put together, block by block: as a model is given.
+
+    A batch without any is returned as it is.
+    """
+    stored = sparse_names(batch.keys())
+    if not stored:
+        return batch
+    batch, size = copy.copy(batch), int(batch.num_nodes)
+    for name, (layout, prefix) in stored.items():
+        index, values = batch[f"{prefix}_index"], batch[f"{prefix}_value"]  # [2, pairs], [pairs]
+        del batch[f"{prefix}_index"], batch[f"{prefix}_value"]
+        with warnings.catch_warnings():  # that it is new, and that it could be checked
+            warnings.filterwarnings("ignore", message="Sparse")
+            matrix = torch.sparse_coo_tensor(index, values, (size, size)).coalesce()
+            if layout != "coo":
+                matrix = matrix.to_sparse_csr() if layout == "csr" else matrix.to_sparse_csc()
+        batch[name] = matrix  # [num_nodes, num_nodes]
+    return batch

@@ -8,17 +8,19 @@ node features (IMDB, REDDIT, COLLAB) are given some.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import degree
 
 from ..errors import DataError
 from ..utils import Level
+from .batching import SPARSE_LAYOUTS, sparse_names
 
 #: Numeric attributes a model may be called with, and what their rows stand for.
 MODEL_INPUTS = {"x": "node", "pos": "node", "edge_attr": "edge", "edge_weight": "edge"}
@@ -67,12 +69,14 @@ def check_links(graphs: Sequence[Data], ids: Sequence[str], *, spec: str) -> Non
 
 
 def _prepare(given: Data, where: str, notes: Counter[str]) -> Data:
+    refuse_hetero(given, where)
     if not isinstance(given, Data):
         raise DataError(
             f"{where}: found {type(given).__name__}, expected torch_geometric.data.Data"
         )
     graph = copy.copy(given)  # shallow: attributes are replaced, never written to
-    for name, value in given.to_dict().items():
+    _take_apart(graph, where, notes)
+    for name, value in graph.to_dict().items():
         plain = _plain(value, name)
         if plain is not None:
             graph[name] = plain
@@ -85,6 +89,8 @@ def _prepare(given: Data, where: str, notes: Counter[str]) -> Data:
     _check_edges(graph, where)
     num_nodes = _num_nodes(graph, where, notes)
     _check_node_pairs(graph.edge_index, "edge_index", num_nodes, where)
+    for _, prefix in sparse_names(graph.keys()).values():
+        _check_node_pairs(graph[f"{prefix}_index"], prefix, num_nodes, where)
     rows = {"node": num_nodes, "edge": graph.edge_index.size(1)}
     for name, unit in MODEL_INPUTS.items():
         if name in graph:
@@ -92,6 +98,49 @@ def _prepare(given: Data, where: str, notes: Counter[str]) -> Data:
             _check_rows(graph[name], name, rows[unit], unit, where)
             _check_finite(graph[name], name, unit, where)
     return graph
+
+
+def refuse_hetero(given: object, where: str) -> None:
+    """Refuse a graph with several types of nodes: a layer has no single tensor of theirs."""
+    if isinstance(given, HeteroData):
+        types = ", ".join(map(str, given.node_types))
+        shown = f" (node types {types})" if types else ""
+        raise DataError(
+            f"{where}: found HeteroData{shown}, expected graphs with one type of nodes and edges; "
+            "data.to_homogeneous() makes one, if the model can take it"
+        )
+
+
+def _take_apart(graph: Data, where: str, notes: Counter[str]) -> None:
+    """Store sparse matrices as plain tensors, which can be batched, cut up and hashed.
+
+    :func:`~histograph_post.data.batching.with_sparse` puts them together again for the model. Where
+    there is no ``edge_index``, ``adj_t`` or another one of them says what the edges are.
+    """
+    sparse = {
+        name: value
+        for name, value in graph.to_dict().items()
+        if isinstance(value, Tensor) and value.layout in SPARSE_LAYOUTS
+    }
+    for name, value in sparse.items():
+        if name in (*_TENSORS, *_LABELS):
+            continue  # refused below
+        if value.dim() != 2 or value.size(0) != value.size(1):
+            raise DataError(f"{where}: {name} is sparse {list(value.shape)}, expected it square")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse")
+            pairs = value.detach().cpu().to_sparse_coo().coalesce()
+        index = pairs.indices()  # [2, number of pairs]: row, column
+        layout = SPARSE_LAYOUTS[value.layout]
+        del graph[name]
+        graph[f"{name}_{layout}_index"] = index
+        graph[f"{name}_{layout}_value"] = pairs.values()
+        if "num_nodes" not in graph and "x" not in graph and "pos" not in graph:
+            graph.num_nodes = value.size(0)
+        if "edge_index" not in graph:
+            # Row i of a transposed matrix has the edges that end in node i.
+            graph.edge_index = index.flip(0) if name.endswith("_t") else index
+            notes[f"edge_index read off {name}"] += 1
 
 
 def _plain(value: object, name: str) -> Tensor | bool | int | float | str | None:
@@ -112,7 +161,10 @@ def _plain(value: object, name: str) -> Tensor | bool | int | float | str | None
 
 def _check_edges(graph: Data, where: str) -> None:
     if "edge_index" not in graph:
-        raise DataError(f"{where}: no edge_index, expected int64 [2, num_edges]")
+        raise DataError(
+            f"{where}: no edge_index, expected int64 [2, num_edges], or a sparse adj_t, as "
+            "ToSparseTensor(layout=torch.sparse_csr) makes it"
+        )
     if graph.edge_index.shape == (2, 0):
         # torch.tensor([[], []]) is float; without an edge nothing is lost.
         graph.edge_index = graph.edge_index.to(torch.int64)

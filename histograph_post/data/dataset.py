@@ -17,7 +17,7 @@ from ..errors import DataError
 from ..splits import Splits
 from ..utils import LEVELS, Level
 from ..utils.specifications import IN_MEMORY
-from .checks import add_features, check_links, detect_level, prepare_graphs
+from .checks import add_features, check_links, detect_level, prepare_graphs, refuse_hetero
 from .labels import align_labels, count_nodes, gather_labels, label_rows, take_masks
 from .links import LinkOptions, split_links
 
@@ -198,6 +198,7 @@ def as_links(dataset: GraphDataset, links: LinkOptions | None = None) -> GraphDa
 
 
 def _collect(graphs: Iterable[Data], spec: str) -> list[Data]:
+    refuse_hetero(graphs, spec)
     if isinstance(graphs, Batch):
         collected = graphs.to_data_list()
     elif isinstance(graphs, Data):

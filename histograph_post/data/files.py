@@ -6,10 +6,12 @@ without running anything that is in it.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data, Dataset
+from torch_geometric.data import Batch, Data, Dataset, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import GlobalStorage
 
 from ..errors import DataError, HistographError, NotFoundError
 from ..utils.specifications import home_of, imported_place, is_defined_in
+from .checks import refuse_hetero
 from .dataset import GraphDataset, from_graphs
 from .spec import FEATURE_ARGS, LEVEL_ARGS, check_names, feature_options, level_options
 
@@ -46,6 +49,7 @@ def load_function(target: str, root: Path | None, args: Mapping[str, Any]) -> Gr
             function = _find(module, place, name)
             given, ours = _arguments(function, root, args, target)
             result = function(**given)
+            refuse_hetero(result, target)
             if not isinstance(result, GraphDataset | Data):
                 result = list(result)
     except HistographError:
@@ -161,6 +165,7 @@ def _read(path: Path) -> object:
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        _refuse_saved_hetero(path)
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         asks = f"asks for {found[1]}" if found else "is more than plain data"
         raise DataError(
@@ -172,6 +177,16 @@ def _read(path: Path) -> object:
         raise DataError(
             f"{path}: not a file of torch.save, or damaged ({type(error).__name__}: {reason})"
         ) from error
+
+
+def _refuse_saved_hetero(path: Path) -> None:
+    """Say of a file that was refused anyway that it holds graphs with several types of nodes."""
+    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith("/data.pkl"):
+                with archive.open(name) as file:
+                    if b"torch_geometric.data.hetero_data" in file.read(2**16):
+                        refuse_hetero(HeteroData(), str(path))
 
 
 def _not_yet_allowed() -> list[Any]:

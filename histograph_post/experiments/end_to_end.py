@@ -28,18 +28,19 @@ from ..metrics import Key
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.predictions import LabelRows
 from ..runs.run import HEAD_CONFIG_NAME, MODEL_NAME, Run
-from ..runs.saved_backbone import SavedBackbone
+from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import statistics_of
 from .averaging import outputs_on_test
+from .gradients import check_gradients, layers_of_parameters
 from .head_training import HeadSpec
 from .options import ExperimentOptions, with_keywords
 from .pretraining import Pretraining, plan_pretraining, untrained_model
 from .results import OWN, named, scores_of
 from .stage import ReadoutStage, run_experiment
 from .trained_backbones import NetworkParts, fit_network, write_folds
-from .unfreezing import BackboneOptions, layers_of_parameters
+from .unfreezing import BackboneOptions
 
 #: What the fits of this stage are called after the name of their head.
 STAGE = "end-to-end"
@@ -157,7 +158,10 @@ class EndToEnd(ReadoutStage):
     def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
         """Return how to build the backbone of a fit again; its weights are in the run."""
         assert fit.backbone is not None  # of a fit with a head
-        given = self.pretraining
+        given, filled, seed = self.pretraining, dict[str, Any](), fit.spec.seed
+        sizes = (given.dataset, given.labels_width)
+        model = untrained_model(given.model_spec, *sizes, seed=seed, filled=filled)
+        weights = folder / fit.spec.folder / MODEL_NAME
         saved = SavedBackbone(
             file=folder / HEAD_CONFIG_NAME,
             model=replace(
@@ -165,11 +169,13 @@ class EndToEnd(ReadoutStage):
                 checkpoint=Path(MODEL_NAME),
                 out_dim=None if self.task.level == "link" else given.labels_width,
                 weights_sha256=fit.backbone["weights_sha256"],
+                filled=filled,
             ),
             data=DataSpec.of(given.dataset, given.data_spec.args),
             capture=self.capture,
             cache=folder,
             in_run=True,
+            provenance=write_provenance(folder, model, weights, self.capture, given.dataset),
         )
         return saved.to_json()
 
@@ -215,6 +221,14 @@ def plan_end_to_end(
     counted = any(statistics_of(module) for module in given.model.modules())
     task = given.task
     build_head(head.name, capture.widths, task.out_dim, task.level, **head.options)  # refuses
+    backbone = BackboneOptions(
+        lr=given.training.lr,
+        bn="train" if counted else "frozen",
+        checkpoint_layers=checkpoint_layers,
+        autocast=amp,
+    )
+    reached = layers_of_parameters(given.model, capture, probe)
+    check_gradients(given.model, capture, probe, reached, backbone)
     return EndToEnd(
         splits=given.splits,
         task=task,
@@ -222,12 +236,7 @@ def plan_end_to_end(
         pretraining=given,
         head=head,
         capture=capture,
-        options=BackboneOptions(
-            lr=given.training.lr,
-            bn="train" if counted else "frozen",
-            checkpoint_layers=checkpoint_layers,
-            autocast=amp,
-        ),
+        options=backbone,
         baseline=baseline,
         normalize=normalize,
         folds=given.folds,

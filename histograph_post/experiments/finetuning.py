@@ -30,7 +30,7 @@ from ..metrics import Key
 from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit
 from ..runs.predictions import LabelRows
 from ..runs.run import MODEL_NAME, Run
-from ..runs.saved_backbone import describe_backbone
+from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..training.loop import OnEpoch
 from ..utils.files import sha256_file
 from .finetuning_source import (
@@ -40,13 +40,14 @@ from .finetuning_source import (
     source_experiment,
     source_head,
 )
+from .gradients import check_gradients, layers_of_parameters
 from .head_fits import lend_rows, make_head
 from .head_training import Experiment, HeadSpec, plan_experiment, with_baseline
 from .options import ExperimentOptions, with_keywords
 from .results import named, versus
 from .stage import ReadoutStage, run_experiment
 from .trained_backbones import NetworkParts, fit_network, write_folds
-from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing, layers_of_parameters
+from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing
 
 #: What the fits of this stage are called after the name of their head.
 STAGE = "finetuned"
@@ -67,6 +68,8 @@ class Finetuning(ReadoutStage):
     source: Run | None
     #: Layer of each parameter; the folds' backbones are alike.
     layers: Mapping[str, int]
+    #: What there is to know about them.
+    layer_notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -123,7 +126,7 @@ class Finetuning(ReadoutStage):
             return self.frozen.fit(spec, folder, device=device, on_epoch=on_epoch)
         folder = folder / spec.folder
         fold = self.frozen.folds[spec.fold]
-        before = self.backbones.models[spec.fold % len(self.backbones.models)]
+        before = self._backbone(spec)
         backbone = copy.deepcopy(before)
         if self.source is not None:
             head, standardizer = self.source.load_head(spec.fold, spec.seed)
@@ -176,13 +179,20 @@ class Finetuning(ReadoutStage):
     def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
         """Return what the cache says of a fit's backbone, with the weights it has now."""
         assert fit.backbone is not None  # of a tuned fit
-        cached = describe_backbone(self.frozen.folds[fit.spec.fold].loaded.cache, folder)
+        cached = SavedBackbone.of_cache(self.frozen.folds[fit.spec.fold].loaded.cache)
+        weights, data = folder / fit.spec.folder / MODEL_NAME, self.backbones.dataset
+        code = write_provenance(folder, self._backbone(fit.spec), weights, self.capture, data)
         return {
-            **cached,
+            **cached.to_json(folder),
             "weights_sha256": fit.backbone["weights_sha256"],
             "checkpoint": MODEL_NAME,
             "in_run": True,
+            "provenance": code.to_json(),
         }
+
+    def _backbone(self, spec: FitSpec) -> nn.Module:
+        """Return the cached backbone that a fit starts from."""
+        return self.backbones.models[spec.fold % len(self.backbones.models)]
 
     def trainable(self) -> ParameterCounts:
         """Count what training may change; what cannot be trained is refused."""
@@ -199,7 +209,8 @@ class Finetuning(ReadoutStage):
 
     def notes(self) -> list[str]:
         """Return what the user should know: what is trained, and what cannot be scored."""
-        return [f"training changes {self.trainable()}", *super().notes()]
+        about = (*self.backbones.notes, *self.layer_notes)
+        return [*about, f"training changes {self.trainable()}", *super().notes()]
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Write a checkpoint per fold; return what was trained, and the gain over a frozen one."""
@@ -277,6 +288,9 @@ def plan_finetuning(
         trust=trust,
     )
     probe = Batch.from_data_list(probe_graphs(backbones.dataset))
+    asked, first = backbone or BackboneOptions(), backbones.models[0]
+    layers = layers_of_parameters(first, backbones.capture, probe)
+    notes = check_gradients(first, backbones.capture, probe, layers, asked)
     planned = Finetuning(
         splits=frozen.splits,
         task=frozen.task,
@@ -284,10 +298,11 @@ def plan_finetuning(
         frozen=frozen,
         head=chosen,
         backbones=backbones,
-        options=backbone or BackboneOptions(),
+        options=asked,
         source=run,
         calibrate=options.calibrate,
-        layers=layers_of_parameters(backbones.models[0], backbones.capture, probe),
+        layers=layers,
+        layer_notes=tuple(notes),
     )
     planned.trainable()  # refuses before anything is trained or written
     return planned

@@ -101,6 +101,8 @@ class CachedBackbones:
     capture: CapturePlan
     #: Whether the models were handed over, not built from their specification.
     in_memory: bool
+    #: What there is to know about them.
+    notes: tuple[str, ...] = ()
 
     # Another process builds the models anew: a class from a user's file cannot be imported there.
     def __getstate__(self) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def load_backbones(
         saved.model if isinstance(model, nn.Module) else saved.model.to_follow(model)
         for saved in known
     ]
-    data_spec = known[0].data
+    data_spec = known[0].find_data()
     if data is None or isinstance(data, (str, Path)):
         data_spec = data_spec.to_follow(None if data is None else str(data))
     files = [_checkpoint_file(saved, checkpoint, model) for saved in known]
@@ -161,11 +163,18 @@ def load_backbones(
             key_map=key_map,
             trust=trust,
             in_dim=int(dataset.graphs[0].num_node_features),
-        ).eval()
+        )
         for saved, file in zip(known, files, strict=True)
     ]
-    in_memory = isinstance(model, nn.Module)
-    return CachedBackbones(tuple(built), dataset, models[0], data_spec, known[0].capture, in_memory)
+    return CachedBackbones(
+        tuple(module.eval() for module, _ in built),
+        dataset,
+        models[0],
+        data_spec,
+        known[0].capture,
+        in_memory=isinstance(model, nn.Module),
+        notes=tuple(dict.fromkeys(note for _, notes in built for note in notes)),
+    )
 
 
 def _checkpoint_file(

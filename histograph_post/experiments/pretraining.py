@@ -51,7 +51,12 @@ from .trained_backbones import (
 
 
 def untrained_model(
-    spec: ModelSpec, dataset: GraphDataset, out_dim: int, *, seed: int
+    spec: ModelSpec,
+    dataset: GraphDataset,
+    out_dim: int,
+    *,
+    seed: int,
+    filled: dict[str, Any] | None = None,
 ) -> nn.Module:
     """Build a model with initial weights of its own.
 
@@ -60,9 +65,11 @@ def untrained_model(
         dataset: Says how many features, or categories of features, the nodes have.
         out_dim: Number of outputs that the labels ask for.
         seed: Of the weights.
+        filled: Receives the arguments that were filled in.
     """
     torch.manual_seed(seed)
-    built = replace(spec, out_dim=out_dim).build(in_dim=_input_sizes(spec.spec, dataset))
+    sizes = _input_sizes(spec.spec, dataset)
+    built = replace(spec, out_dim=out_dim).build(in_dim=sizes, filled=filled)
     if any(is_lazy(parameter) for parameter in built.parameters()):
         with torch.no_grad():
             call_model(built.eval(), Batch.from_data_list(probe_graphs(dataset)))

@@ -219,7 +219,7 @@ class NetworkParts:
 
     backbone: nn.Module
     capture: CapturePlan
-    #: Layer of each parameter, from :func:`~.unfreezing.layers_of_parameters`.
+    #: Layer of each parameter, from :func:`~.gradients.layers_of_parameters`.
     layers: Mapping[str, int]
     head: nn.Module
     standardizer: nn.Module | None

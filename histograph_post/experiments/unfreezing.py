@@ -7,7 +7,7 @@ through the history.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -15,10 +15,7 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Batch
 
-from ..capture import Capture, CapturePlan
-from ..capture.tensors import frozen
 from ..errors import ConfigError
 from ..training.networks import StatisticsMode, set_training_modes, statistics_of
 
@@ -62,46 +59,12 @@ class BackboneOptions:
             raise ConfigError(f"amp: found the device {device.type!r}, expected 'cuda'")
 
 
-def layers_of_parameters(model: nn.Module, plan: CapturePlan, batch: Batch) -> dict[str, int]:
-    """Return the first layer of the history that depends on each trainable parameter.
-
-    Args:
-        model: The backbone; it is the same afterwards.
-        plan: What is captured of it.
-        batch: A few graphs.
-    """
-    with frozen(model), torch.inference_mode(False), torch.enable_grad():
-        history = Capture(model, plan).run(batch).history
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found: dict[str, int] = {}
-    seen: set[Any] = set()
-    for depth, layer in enumerate(history):
-        for leaf in _new_leaves(layer, seen):
-            if id(leaf) in names:
-                found[names[id(leaf)]] = depth
-    return found
-
-
-def _new_leaves(tensor: Tensor, seen: set[Any]) -> Iterator[Tensor]:
-    """Yield the leaves a tensor was computed from, by steps that were not seen before."""
-    steps = [tensor.grad_fn]
-    while steps:
-        step = steps.pop()
-        if step is None or step in seen:
-            continue
-        seen.add(step)
-        leaf = getattr(step, "variable", None)
-        if isinstance(leaf, Tensor):
-            yield leaf
-        steps += [before for before, _ in step.next_functions]
-
-
 class Unfreezing:
     """The trainable parameters of a backbone, epoch by epoch.
 
     Args:
         model: The backbone; parameters that are not trained stop asking for gradients.
-        layers: From :func:`layers_of_parameters`.
+        layers: From :func:`~.gradients.layers_of_parameters`.
         num_layers: Of the history.
         options: What is asked for.
 
@@ -118,7 +81,7 @@ class Unfreezing:
     ) -> None:
         self._model = model
         self._every = options.unfreeze_every
-        chosen = _chosen(model, layers, num_layers, options)
+        chosen = chosen_parameters(model, layers, num_layers, options)
         #: Name of every parameter that is trained in some epoch -> its layer.
         self.layers = {name: depth for name, depth in layers.items() if name in chosen}
         #: The layers that have any, in the order in which they are unfrozen.
@@ -155,7 +118,7 @@ class Unfreezing:
         ]
 
 
-def _chosen(
+def chosen_parameters(
     model: nn.Module, layers: Mapping[str, int], num_layers: int, options: BackboneOptions
 ) -> set[str]:
     """Return the names of the parameters that are asked for and can be trained."""

@@ -3,7 +3,7 @@
 Read ``building.py`` first (a specification becomes a module), then ``checkpoints.py`` (a file
 becomes a state dict, without running anything in it) and ``loading.py`` (the two agree on every
 tensor, or loading stops). ``spec.py`` names the model and its weights; ``model_call.py`` calls
-any model by the names in its ``forward``.
+any model by the names in its ``forward``, and ``model_output.py`` reads what it returns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .checkpoints import Checkpoint, read_checkpoint
     from .key_map import KeyMap, KeyRule, read_key_map
     from .loading import KeyRow, LoadReport, load_into
-    from .model_call import call_model, prediction
+    from .model_call import call_model
+    from .model_output import prediction
     from .spec import ModelSpec
 
 __all__ = [
@@ -44,7 +45,8 @@ __getattr__ = lazy_names(
         ".checkpoints": ("Checkpoint", "read_checkpoint"),
         ".key_map": ("KeyMap", "KeyRule", "read_key_map"),
         ".loading": ("KeyRow", "LoadReport", "load_into"),
-        ".model_call": ("call_model", "prediction"),
+        ".model_call": ("call_model",),
+        ".model_output": ("prediction",),
         ".spec": ("ModelSpec",),
     },
 )

@@ -8,6 +8,7 @@ package.module:Name    the same in an importable package
 from __future__ import annotations
 
 import ast
+import copy
 import difflib
 import inspect
 import json
@@ -22,6 +23,7 @@ from ..errors import ConfigError, HistographError, ModelError
 from ..utils.specifications import home_of, imported_place, is_defined_in, without_partial
 from .builtin_models import GNN
 from .builtin_settings import CHOICES, GNNSettings, settings_of
+from .sizes import build_sized
 
 #: The names of the built-in models.
 BUILT_IN: Final = CHOICES["kind"]
@@ -50,23 +52,27 @@ def build_model(
     state_dict: Mapping[str, Tensor] | None = None,
     in_dim: int | Sequence[int] | None = None,
     out_dim: int | None = None,
+    filled: dict[str, Any] | None = None,
 ) -> nn.Module:
     """Return the model that ``spec`` names, built with ``args``.
 
     Args:
         spec: a built-in name, ``file.py:Name`` or ``package.module:Name``.
         args: arguments of the constructor; they win over everything found elsewhere.
-        state_dict: the weights to be loaded later; a built-in model takes its sizes from them.
+        state_dict: the weights to be loaded later; sizes that they show win over those of the data.
         in_dim: the number of node features of the data (or, for a built-in model, the number of
             categories of each column), used where the constructor insists on it.
         out_dim: the number of classes or targets of the data, used in the same way.
+        filled: arguments that were filled in when the model was built before, used in the same way
+            and first; those that are filled in now are added.
 
     Raises:
         ModelError: if there is no such model, or it cannot be built from these arguments.
         NotFoundError: if the file does not exist.
     """
+    filled = {} if filled is None else filled
     if spec in BUILT_IN:
-        return _build_builtin(spec, args, state_dict, in_dim, out_dim)
+        return _build_builtin(spec, args, state_dict, in_dim, out_dim, filled)
     place, colon, name = spec.rpartition(":")
     if not colon and spec.endswith(".py"):
         place, name = spec, ""
@@ -81,7 +87,7 @@ def build_model(
         target = _find(module, name, place)
         _check_target(target, module, spec)
         # Built while the folder of the file is importable: constructors import things, too.
-        return _construct(target, spec, args, in_dim, out_dim)
+        return _construct(target, spec, args, state_dict, in_dim, out_dim, filled)
 
 
 def _build_builtin(
@@ -90,6 +96,7 @@ def _build_builtin(
     state_dict: Mapping[str, Tensor] | None,
     in_dim: int | Sequence[int] | None,
     out_dim: int | None,
+    filled: dict[str, Any],
 ) -> GNN:
     found = {} if state_dict is None else settings_of(state_dict)
     if state_dict and not found and not args:
@@ -99,9 +106,10 @@ def _build_builtin(
         )
     if found.get("kind", kind) != kind:
         raise ModelError(f"the checkpoint holds a built-in {found['kind']}, not a {kind}")
-    data = {"in_dim": in_dim, "out_dim": out_dim}
+    data = {"in_dim": in_dim, "out_dim": out_dim, **filled}
     known = {name: value for name, value in data.items() if value is not None}
     settings = {**known, **found, **args, "kind": kind}
+    filled |= {name: value for name, value in known.items() if name not in {*found, *args}}
     for name, other in (("in_dim", "the features of the nodes"), ("out_dim", "the labels")):
         if name not in settings:
             raise ModelError(f"{kind} needs {name}, which {other} do not show: give {name}=NUMBER")
@@ -156,15 +164,31 @@ def _construct(
     target: Any,
     label: str,
     args: Mapping[str, Any],
+    state_dict: Mapping[str, Tensor] | None,
     in_dim: int | Sequence[int] | None,
     out_dim: int | None,
+    filled: dict[str, Any],
 ) -> nn.Module:
     """Call a class or factory; a module is taken as it is."""
     if isinstance(target, nn.Module):
         if args:
             raise ModelError(f"{label} is a module already and takes no arguments: {list(args)}")
-        return target
-    arguments = _bind(target, label, args, in_dim if isinstance(in_dim, int) else None, out_dim)
+        return copy.deepcopy(target)  # others get it as well, with weights of their own
+    if out_dim is None and state_dict:
+        out_dim = 1  # where the data ask for none, the weights say how many there are
+    columns = in_dim if isinstance(in_dim, int) else None
+    sizes = _sizes(target, args, columns, out_dim, filled)
+
+    def construct(given: Mapping[str, Any]) -> nn.Module:
+        return _call(target, label, {**args, **given})
+
+    model, sizes = build_sized(construct, sizes, state_dict or {})
+    filled |= sizes
+    return model
+
+
+def _call(target: Any, label: str, arguments: Mapping[str, Any]) -> nn.Module:
+    _check_arguments(target, label, arguments)
     try:
         model = target(**arguments)
     except HistographError:
@@ -178,21 +202,39 @@ def _construct(
     return model
 
 
-def _bind(
-    target: Any, label: str, args: Mapping[str, Any], in_dim: int | None, out_dim: int | None
+def _sizes(
+    target: Any,
+    args: Mapping[str, Any],
+    in_dim: int | None,
+    out_dim: int | None,
+    filled: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Complete the arguments with the sizes of the data, and check them against the signature."""
-    try:
-        signature = inspect.signature(target)
-    except (TypeError, ValueError):  # some callables written in C have none
-        return dict(args)
-    arguments = dict(args)
-    for name, parameter in signature.parameters.items():
-        if name in arguments or parameter.default is not parameter.empty:
+    """Return the sizes that a constructor insists on, under its names for them."""
+    signature = _signature(target)
+    sizes: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items() if signature else ():
+        if name in args or parameter.default is not parameter.empty:
             continue
         for names, size in ((INPUT_NAMES, in_dim), (OUTPUT_NAMES, out_dim)):
             if name in names and size is not None:
-                arguments[name] = size
+                sizes[name] = size
+        if name in filled:
+            sizes[name] = filled[name]
+    return sizes
+
+
+def _signature(target: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):  # some callables written in C have none
+        return None
+
+
+def _check_arguments(target: Any, label: str, arguments: Mapping[str, Any]) -> None:
+    """Hold arguments against the signature before anything is called."""
+    signature = _signature(target)
+    if signature is None:
+        return
     try:
         signature.bind(**arguments)
     except TypeError as error:
@@ -202,7 +244,6 @@ def _bind(
         ]
         shown = inspect.Signature(plain)
         raise ModelError(f"{label}{shown} {error}; give arguments as name=value") from error
-    return arguments
 
 
 def parse_args(pairs: Iterable[str]) -> dict[str, Any]:

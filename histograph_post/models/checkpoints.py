@@ -1,6 +1,8 @@
-"""Checkpoint files: read safely, and the state dict found wherever people put it.
+"""Checkpoint files: read safely, whatever format they are in.
 
-The weights of a network have one hash, their identity, and are written as safetensors.
+The bytes decide what a file is; ``unpickling.py`` reads those of torch, ``state_dicts.py`` finds
+the weights in what they hold. The weights of a network have one hash, their identity, and are
+written as safetensors.
 """
 
 from __future__ import annotations
@@ -8,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -19,40 +20,30 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..errors import CheckpointError, NotFoundError
-from ..utils.files import atomic_path
-from .unpickling import first_line, load_pickled, printable
-
-#: What wrappers (DataParallel, Lightning, torch.compile) put in front of every name.
-WRAPPER_PREFIXES = ("module.", "model.", "_orig_mod.")
-
-#: Where a file with several state dicts has the one that is meant; the first found wins, so
-#: the weights as trained go before their moving average.
-_USUAL_PLACES = (
-    "state_dict",
-    "model_state_dict",
-    "model_state",
-    "model",
-    "net_state_dict",
-    "net",
-    "network",
-    "module",
-    "weights",
-    "params",
-    "ema_state_dict",
-    "model_ema",
-    "ema_model",
-    "ema",
+from ..errors import CheckpointError, HistographError, NotFoundError, UnsafeCheckpointError
+from ..utils.decoding import parse_json
+from ..utils.files import atomic_path, read_limited
+from .inert import StandIn
+from .spec import INDEX_SUFFIX, weights_in
+from .state_dicts import NOT_WEIGHTS, StateDict, choose_state_dict
+from .unpickling import (
+    Pickled,
+    first_line,
+    load_pickled,
+    printable,
+    refuse,
+    remember_trust,
+    telling,
+    trusted_before,
+    unpickle,
 )
-_NOT_WEIGHTS = re.compile(r"optim|(^|_)opt(_|$)|sched|scaler|callback|loops", re.IGNORECASE)
-_OPTIMIZER_STATE = frozenset({"param_groups", "exp_avg", "momentum_buffer", "square_avg"})
-_MAX_DEPTH = 6
+
 _MAX_SAFETENSORS_HEADER = 100_000_000  # the format's own limit
+_MAX_INDEX = 100 * 2**20
 _MAX_METADATA_TEXT = 200
 
-Place = tuple[str, ...]
 Plain = bool | int | float | str
 
 
@@ -63,7 +54,7 @@ class Checkpoint:
     path: Path
     #: Names without the wrapper prefixes in ``stripped``.
     state_dict: dict[str, Tensor]
-    #: Of the file's bytes.
+    #: Of the file's bytes; of several files, of their hashes.
     sha256: str
     #: Where in the file the state dict was: ``bare``, or its keys joined by dots.
     found_at: str
@@ -71,39 +62,128 @@ class Checkpoint:
     stripped: tuple[str, ...] = ()
     #: Plain values beside the weights: epoch, scores, hyper-parameters.
     metadata: dict[str, Plain] = field(default_factory=dict)
+    #: The other state dicts of the file, as ``--state`` takes them, and their number of tensors.
+    others: dict[str, int] = field(default_factory=dict)
+    #: Classes and functions that the file asks for; they were read past, not looked up.
+    past: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of how the file was read."""
+        notes = []
+        if self.others:
+            several = ", ".join(f"{name} ({count} tensors)" for name, count in self.others.items())
+            notes.append(
+                f"{self.path.name}: took {self.found_at!r}; it also holds {several}: choose with "
+                "--state NAME"
+            )
+        if self.past:
+            notes.append(
+                f"{self.path.name}: read past {telling(self.past)}: only the tensors were read, "
+                "nothing was executed"
+            )
+        return notes
 
 
-def read_checkpoint(path: Path | str, *, trust: bool = False) -> Checkpoint:
-    """Read a checkpoint (safetensors, or ``torch.save`` in zip or legacy format) onto the CPU.
+def read_checkpoint(
+    path: Path | str, *, trust: bool = False, state: str | None = None
+) -> Checkpoint:
+    """Read a checkpoint onto the CPU: safetensors, ``torch.save`` of any age, or a plain pickle.
 
-    Nothing in the file is executed, unless ``trust`` is set and the file cannot be read otherwise.
+    A folder as HuggingFace writes it (``config.json`` and the weights, in one file or in several)
+    is read as one. Nothing in a file is executed, unless it is trusted and cannot be read
+    otherwise.
+
+    Args:
+        path: The file or the folder.
+        trust: Unpickle a file that can only be read by running it. That is remembered by the hash
+            of the file: it is trusted from then on.
+        state: Which state dict of the file, or what the names of its weights begin with; by
+            default the weights as they were trained, where a file has them in a usual place.
     """
     path = Path(path)
-    with _open(path) as file:
+    if not path.is_dir():
+        return _read_file(path, path, trust=trust, state=state)
+    weights = weights_in(path)
+    if weights is None:
+        raise CheckpointError(
+            f"{path}: a folder without weights; expected a checkpoint file, or a folder with "
+            "config.json and model.safetensors"
+        )
+    metadata = dict(_metadata(_read_json(path / "config.json")))
+    if not weights.name.endswith(INDEX_SUFFIX):
+        read = _read_file(weights, path, trust=trust, state=state)
+        return replace(read, metadata={**read.metadata, **metadata})
+    parts = _parts(weights)
+    tensors: dict[str, Tensor] = {}
+    hashes: list[str] = []
+    past: list[str] = []
+    for name, expected in parts.items():
+        part = _read_file(path / name, path / name, trust=trust, state=None)
+        prefix = "".join(part.stripped)
+        found = {prefix + key: tensor for key, tensor in part.state_dict.items()}
+        lacking = [key for key in expected if key not in found]
+        if lacking:
+            raise CheckpointError(
+                f"{path / name}: found no {printable(lacking[0])}, expected it as {weights.name} "
+                "says"
+            )
+        tensors |= {key: found[key] for key in expected}
+        hashes.append(part.sha256)
+        past += part.past
+    sha256 = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return _checkpoint(path, choose_state_dict(tensors, path, state), sha256, metadata, tuple(past))
+
+
+def _read_file(file: Path, path: Path, *, trust: bool, state: str | None) -> Checkpoint:
+    """Read one file; ``path`` is what the user named."""
+    with _open(file) as opened:
         # The hash and the weights come from the same open file: a training job may be replacing it.
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        content: object
-        if _is_safetensors(file):
-            content, beside = _read_safetensors(file, path)
-        else:
-            content = beside = load_pickled(file, path, trust=trust)
-    place, tensors = _find_state_dict(content, path)
-    state_dict, stripped = _strip_prefixes(tensors)
+        sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+        if _is_safetensors(opened):
+            tensors, beside = _read_safetensors(opened, file)
+            chosen = choose_state_dict(tensors, path, state)
+            return _checkpoint(path, chosen, sha256, dict(_metadata(beside)), ())
+        try:
+            read = load_pickled(opened, file)
+            chosen = _chosen(read, file, state)
+        except UnsafeCheckpointError:
+            if not (trust or trusted_before(sha256)):
+                raise
+            read = Pickled(unpickle(opened, file))
+            remember_trust(sha256)
+            chosen = choose_state_dict(read.value, file, state)
+    return _checkpoint(path, chosen, sha256, dict(_metadata(read.value)), read.past)
+
+
+def _chosen(read: Pickled, path: Path, state: str | None) -> StateDict:
+    """Return the weights of a file that was read past its classes, if there are any."""
+    try:
+        return choose_state_dict(read.value, path, state)
+    except CheckpointError as error:
+        if not read.past or "holds no state dict" not in str(error):
+            raise
+        refuse(path, f"it holds no weights but in objects of its own: {telling(read.past)}")
+
+
+def _checkpoint(
+    path: Path, chosen: StateDict, sha256: str, metadata: dict[str, Plain], past: tuple[str, ...]
+) -> Checkpoint:
     return Checkpoint(
         path=path,
-        state_dict=state_dict,
+        state_dict=chosen.tensors,
         sha256=sha256,
-        found_at=_spell(place),
-        stripped=stripped,
-        metadata=dict(_metadata(beside)),
+        found_at=chosen.found_at,
+        stripped=chosen.stripped,
+        metadata=metadata,
+        others=chosen.others,
+        past=past,
     )
 
 
 def _open(path: Path) -> BufferedReader:
     try:
         status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise CheckpointError(f"{path}: a folder; expected a checkpoint file")
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{path}: not a regular file; expected a checkpoint file")
         if status.st_size == 0:
@@ -136,109 +216,42 @@ def _read_safetensors(file: BufferedReader, path: Path) -> tuple[dict[str, Tenso
     return tensors, header.get("__metadata__", {})
 
 
-def _find_state_dict(content: object, path: Path) -> tuple[Place, dict[str, Tensor]]:
-    """Return the state dict in a file and where it was; refuse when there is none, or no one."""
-    nodes = dict(_mappings(content))
-    found = {place: tensors for place, node in nodes.items() if (tensors := _tensors(node))}
-    usual = [place for place in found if place and all(key in _USUAL_PLACES for key in place)]
-    dotted = [place for place, tensors in found.items() if any("." in key for key in tensors)]
-    if usual:
-        best = [min(usual, key=lambda place: [_USUAL_PLACES.index(key) for key in place])]
-    elif dotted or any(map(_is_graph, nodes.values())):
-        best = dotted
-    else:
-        best = list(found)
-    if not best:
-        raise CheckpointError(f"{path}: {_describe(content)}; expected the weights of a model")
-    if len(best) > 1:
-        several = ", ".join(f"{_spell(place)} ({len(found[place])} tensors)" for place in best)
-        raise CheckpointError(
-            f"{path}: holds several state dicts: {several}; "
-            "expected one, or one of them under the name state_dict"
-        )
-    place, tensors = best[0], found[best[0]]
-    empty = next((name for name, tensor in tensors.items() if tensor.is_meta), None)
-    if empty is not None:
-        raise CheckpointError(f"{path}: {printable(empty)} was saved without values (meta tensor)")
-    return place, {name: tensor.detach() for name, tensor in tensors.items()}
-
-
-def _mappings(
-    node: object, place: Place = (), seen: set[int] | None = None
-) -> Iterator[tuple[Place, Mapping[str, object]]]:
-    """Walk the nested mappings of a file that have names for keys, optimizer state left out."""
-    seen = set() if seen is None else seen
-    if id(node) in seen or len(place) > _MAX_DEPTH:
-        return
-    seen.add(id(node))
-    if isinstance(node, nn.Module):  # only in a file that was trusted
-        node = node.state_dict()
-    if isinstance(node, list | tuple):
-        node = {str(position): value for position, value in enumerate(node)}
-    elif isinstance(node, Mapping) and _OPTIMIZER_STATE.isdisjoint(node):
-        if all(isinstance(key, str) for key in node):
-            yield place, node
-    else:
-        return
-    for key, value in node.items():
-        if not _NOT_WEIGHTS.search(str(key)):
-            yield from _mappings(value, (*place, str(key)), seen)
-
-
-def _tensors(node: Mapping[str, object]) -> dict[str, Tensor]:
-    """Return the tensors of a mapping if it looks like a state dict, else nothing."""
-    tensors = {name: value for name, value in node.items() if isinstance(value, Tensor)}
-    if 2 * len(tensors) < len(node) or _is_graph(node):
+def _read_json(path: Path) -> object:
+    """Read a file beside the weights; an empty mapping where there is none."""
+    if not path.is_file():
         return {}
-    return tensors
+    try:
+        return parse_json(read_limited(path.resolve(), _MAX_INDEX), str(path))
+    except HistographError as error:
+        raise CheckpointError(str(error)) from error
 
 
-def _is_graph(node: object) -> bool:
-    """Whether this is the content of a graph (a model may well own a buffer of that name)."""
-    if isinstance(node, Mapping):
-        return "edge_index" in node and not any("." in str(key) for key in node)
-    return type(node).__module__.startswith("torch_geometric.data")
-
-
-def _describe(content: object) -> str:
-    """Return what a file without a state dict holds."""
-    parts = [content, *(content if isinstance(content, list | tuple) else ())]
-    if any(_is_graph(part) for part in parts):
-        return "holds graphs, a data set"
-    if isinstance(content, Mapping):
-        if not _OPTIMIZER_STATE.isdisjoint(content):
-            return "holds the state of an optimizer"
-        keys = ", ".join(printable(str(key), 40) for key in list(content)[:5])
-        return f"holds no state dict (a mapping with {keys or 'nothing in it'})"
-    return f"holds no state dict (a {type(content).__name__})"
-
-
-def _spell(place: Place) -> str:
-    return ".".join(printable(key) for key in place) or "bare"
-
-
-def _strip_prefixes(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    stripped: list[str] = []
-    while prefix := _shared_prefix(tensors):
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-        stripped.append(prefix)
-    return tensors, tuple(stripped)
-
-
-def _shared_prefix(names: Mapping[str, object]) -> str | None:
-    for prefix in WRAPPER_PREFIXES:
-        if all(name.startswith(prefix) and name != prefix for name in names):
-            return prefix
-    return None
+def _parts(index: Path) -> dict[str, list[str]]:
+    """Return the files that an index names, beside it, and the tensors that each is to have."""
+    value = _read_json(index)
+    names = value.get("weight_map") if isinstance(value, Mapping) else None
+    if not isinstance(names, Mapping) or not names:
+        raise CheckpointError(f"{index}: found no weight_map, expected which file has which tensor")
+    parts: dict[str, list[str]] = {}
+    for tensor, file in names.items():
+        if not isinstance(file, str) or Path(file).name != file or file in (".", ".."):
+            raise CheckpointError(
+                f"{index}: found the file {printable(str(file))!r}, expected a name without path"
+            )
+        parts.setdefault(file, []).append(tensor)
+    return parts
 
 
 def _metadata(content: object, prefix: str = "") -> Iterator[tuple[str, Plain]]:
     """Yield the plain values of the outermost mapping, and of the mappings in it."""
+    if isinstance(content, StandIn):
+        # The arguments of a training script, mostly; a module has nothing of interest.
+        content = {} if "_parameters" in content.parts else content.parts
     if not isinstance(content, Mapping):
         return
     for key, value in content.items():
         name = prefix + printable(str(key))
-        if isinstance(value, Mapping) and not prefix and not _NOT_WEIGHTS.search(name):
+        if isinstance(value, Mapping | StandIn) and not prefix and not NOT_WEIGHTS.search(name):
             yield from _metadata(value, prefix=f"{name}.")
         elif isinstance(value, float) and not math.isfinite(value):
             yield name, str(value)  # JSON has no word for it

@@ -1,33 +1,34 @@
 """Strict loading: a checkpoint and a model agree on every tensor, or loading stops.
 
 A :class:`LoadReport` lists what does not fit and how to fix it: the most similar name beside every
-misfit, and the key map that would rename them.
+misfit, and the key map that would rename them (``proposals.py``). Weights that are all under one
+name in the file (``net.``) are taken from there. What a model needs no weights for, its caller
+knows: it may allow some to be missing.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Literal, TypeGuard
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import CheckpointError
+from ..utils.text import listed
 from .checkpoints import Checkpoint
-from .key_map import KeyMap, KeyRule
+from .key_map import KeyMap
+from .proposals import OPTIONAL, Proposal, propose_key_map
+from .state_dicts import AVERAGED, WRAPPER_PREFIXES
 from .unpickling import printable
 
 Shape = tuple[int, ...]
 
 #: Rows per kind of problem that get a nearest name and a line in the table.
 ROWS_SHOWN = 50
-
-#: What an honest checkpoint may lack: counters that old versions of torch did not save, and a
-#: module's own notes, which are no weights.
-_OPTIONAL = ("num_batches_tracked", "_extra_state")
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,23 @@ class LoadReport:
     defaulted: tuple[str, ...] = ()
     #: How many of the tensors that fit have another precision than the model's.
     converted: int = 0
-    #: A key map to try, and whether everything fits with it.
-    suggestion: KeyMap | None = None
-    suggestion_fits: bool = False
+    #: Tensors of the file that are not under the name that the model's weights have in common.
+    left_out: tuple[str, ...] = ()
+    #: The key map with which everything fits.
+    proposal: Proposal | None = None
 
     @property
     def ok(self) -> bool:
         """Whether every tensor of the model is in the file, and nothing else is."""
         return not (self.missing or self.unexpected or self.wrong_shape)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of how the weights were loaded."""
+        if not self.left_out:
+            return []
+        names = listed(printable(name, 60) for name in self.left_out)
+        return [f"left out, since the model has no such weights: {names}"]
 
     def summary(self) -> str:
         """Return the outcome in one line."""
@@ -107,21 +117,34 @@ class LoadReport:
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in table
         ]
-        if self.suggestion is not None:
-            heading = "that fits" if self.suggestion_fits else "to start from"
-            below += ["", f"A key map (--key-map FILE.toml) {heading}:", str(self.suggestion)]
-            if any(rule.transpose for rule in self.suggestion.rules):
+        if self.proposal is not None:
+            rules, without = self.proposal.key_map, self.proposal.without
+            heading = f"that fits, but for {len(without)} missing" if without else "that fits"
+            below += ["", f"A key map (--key-map FILE.toml) {heading}:", str(rules)]
+            if any(rule.transpose for rule in rules.rules):
                 below.append("(A square matrix fits transposed or not: check the model's score.)")
         return "\n".join(lines + below)
 
 
 def load_into(
-    model: nn.Module, checkpoint: Checkpoint, *, key_map: KeyMap | None = None
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    *,
+    key_map: KeyMap | None = None,
+    allow_missing: bool = False,
 ) -> LoadReport:
     """Copy a checkpoint's tensors into a model; a mismatch raises, with a table as its details.
 
     The names are tried without the prefixes of wrappers first, then with them: a model may have a
     ``model.`` of its own. Floating-point values take the precision of the model's parameters.
+
+    Args:
+        model: Gets the weights.
+        checkpoint: Has them.
+        key_map: Renames them.
+        allow_missing: Take a file that lacks some of the model's tensors, if it has nothing else
+            and some fit. They become zero, so that a file always gives the same model, and are
+            named in the report.
     """
     expected = {
         name: value
@@ -130,20 +153,15 @@ def load_into(
     }
     attempts = [(_compare(expected, tensors), tensors) for tensors in _namings(checkpoint, key_map)]
     report, tensors = max(attempts, key=lambda attempt: (attempt[0].ok, attempt[0].loaded))
-    if not report.ok:
-        report = _with_nearest_names(report)
-        if key_map is None:
-            report = _with_suggestion(report, expected, tensors)
-        details = report.table()
-        if key_map is not None and (idle := _idle_rules(checkpoint, key_map)):
-            details += "\n\nLines of the key map that match nothing: " + ", ".join(idle)
-        raise CheckpointError(
-            f"{checkpoint.path}: does not fit the model: {report.summary()}", details=details
-        )
+    if not report.ok and key_map is None:
+        report, tensors = _under_one_name(expected, checkpoint) or (report, tensors)
+    if not report.ok and not (allow_missing and _lacks_some(report, expected)):
+        raise _misfit_error(report, expected, tensors, checkpoint, key_map)
     fitted = {
         name: tensor if is_lazy(expected[name]) else tensor.reshape(expected[name].shape)
         for name, tensor in tensors.items()
     }
+    fitted |= {row.name: torch.zeros_like(expected[row.name]) for row in report.missing}
     try:
         model.load_state_dict(fitted, strict=False)
     except RuntimeError as error:
@@ -153,6 +171,70 @@ def load_into(
             f"{checkpoint.path}: does not fit the model: {printable(reason)}"
         ) from error
     return report
+
+
+def _lacks_some(report: LoadReport, expected: Mapping[str, Tensor]) -> bool:
+    """Whether a file has some of the model's weights and nothing else."""
+    whole = not any(is_lazy(expected[row.name]) for row in report.missing)
+    return whole and report.loaded > 0 and not (report.unexpected or report.wrong_shape)
+
+
+def _misfit_error(
+    report: LoadReport,
+    expected: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    checkpoint: Checkpoint,
+    key_map: KeyMap | None,
+) -> CheckpointError:
+    report = _with_nearest_names(report)
+
+    def fits(rules: KeyMap) -> tuple[str, ...] | None:
+        try:
+            outcome = _compare(expected, rules.apply(tensors))
+        except CheckpointError:  # two tensors would get the same name
+            return None
+        if outcome.unexpected or outcome.wrong_shape:
+            return None
+        return tuple(row.name for row in outcome.missing)
+
+    if key_map is None:
+        report = replace(report, proposal=propose_key_map(expected, tensors, fits))
+    details = report.table()
+    if key_map is not None and (idle := _idle_rules(checkpoint, key_map)):
+        details += "\n\nLines of the key map that match nothing: " + ", ".join(idle)
+    return CheckpointError(
+        f"{checkpoint.path}: does not fit the model: {report.summary()}", details=details
+    )
+
+
+def _under_one_name(
+    expected: Mapping[str, Tensor], checkpoint: Checkpoint
+) -> tuple[LoadReport, dict[str, Tensor]] | None:
+    """Return the weights that fit under one name of the file, such as ``net.``; None if none do.
+
+    Lightning saves a model beside losses, metrics and averages of it.
+    """
+    whole = {"".join(checkpoint.stripped) + name: t for name, t in checkpoint.state_dict.items()}
+    sample = next((name for name in expected if not name.endswith(OPTIONAL)), "")
+    fitting: dict[str, tuple[LoadReport, dict[str, Tensor]]] = {}
+    for name in whole:
+        prefix = name.removesuffix(sample)
+        if not sample or not name.endswith(f".{sample}"):
+            continue
+        inner = {key.removeprefix(prefix): t for key, t in whole.items() if key.startswith(prefix)}
+        report = _compare(expected, inner)
+        if report.ok:
+            left = tuple(key for key in whole if not key.startswith(prefix))
+            fitting[prefix] = replace(report, left_out=left), inner
+    trained = [prefix for prefix in fitting if not AVERAGED.search(prefix)] or list(fitting)
+    best = [prefix for prefix in trained if prefix in WRAPPER_PREFIXES] or trained
+    if len(best) > 1:
+        names = [printable(prefix.removesuffix(".")) for prefix in best]
+        raise CheckpointError(
+            f"{checkpoint.path}: several parts fit the model: {', '.join(names)}; "
+            f"choose one, as in --state {names[0]}"
+        )
+    return fitting[best[0]] if best else None
 
 
 def _namings(checkpoint: Checkpoint, key_map: KeyMap | None) -> Iterator[dict[str, Tensor]]:
@@ -182,7 +264,7 @@ def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Loa
     defaulted = tuple(
         name
         for name, value in expected.items()
-        if name not in found and (name.endswith(_OPTIONAL) or id(value) in filled)
+        if name not in found and (name.endswith(OPTIONAL) or id(value) in filled)
     )
     return LoadReport(
         loaded=len(fitting),
@@ -216,24 +298,7 @@ def _misfit(found: Tensor, expected: Tensor) -> str | None:
     return "its transpose" if _is_transpose(*shapes) else ""
 
 
-def _with_suggestion(
-    report: LoadReport, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]
-) -> LoadReport:
-    """Add the key map to try, and whether everything would fit with it."""
-    suggestion = _suggest_key_map(report)
-    if suggestion is None:
-        return report
-    try:
-        fits = _compare(expected, suggestion.apply(found)).ok
-    except CheckpointError:  # two tensors would get the same name
-        fits = False
-    return replace(report, suggestion=suggestion, suggestion_fits=fits)
-
-
-# --- similar names, and the key map they suggest
-
-#: PyG 2.0 replaced the weight of a convolution by a linear layer, whose weight is its transpose.
-_PYG_2 = ("weight", "lin.weight")
+# --- similar names
 
 #: Names less alike than this have nothing to do with each other.
 _ALIKE = 0.6
@@ -281,62 +346,3 @@ def _is_transpose(shape: Shape | None, other: Shape | None) -> bool:
 
 def _is_matrix(shape: Shape | None) -> TypeGuard[Shape]:
     return shape is not None and len(shape) == 2
-
-
-def _suggest_key_map(report: LoadReport) -> KeyMap | None:
-    """Return the key map that pairs the tensors which are each other's nearest."""
-    missing = {row.name: row for row in report.missing}
-    pairs = [
-        (old, missing[old.nearest])
-        for old in report.unexpected
-        if old.nearest and missing[old.nearest].nearest == old.name
-    ]
-    rules = [
-        KeyRule(row.name, row.name, transpose=True)
-        for row in report.wrong_shape
-        if _is_transpose(row.in_file, row.in_model)
-    ]
-    transposed = _transposed_renamings(pairs)
-    for old, new in pairs:
-        fits = old.in_file == new.in_model or new.in_model is None
-        transposed_too = fits and _is_matrix(old.in_file) and _renaming(old, new) in transposed
-        if transposed_too or _is_transpose(old.in_file, new.in_model):
-            rules.append(KeyRule(old.name, new.name, transpose=True))
-        elif fits:
-            rules.append(_rename(old.name, new.name, nothing_fits=report.loaded == 0))
-    # The first rule that fits a name decides, so single names go before wildcards.
-    rules.sort(key=lambda rule: "*" in rule.old)
-    return KeyMap(tuple(dict.fromkeys(rules))) if rules else None
-
-
-def _transposed_renamings(pairs: Sequence[tuple[KeyRow, KeyRow]]) -> set[tuple[str, str]]:
-    """Return the renamings that come with a transpose.
-
-    A square matrix does not show it, but the other ones renamed alike do; failing those, it is
-    what PyG did in version 2.0.
-    """
-    transposed, straight = {_PYG_2}, set()
-    for old, new in pairs:
-        if _is_transpose(old.in_file, new.in_model):
-            transposed.add(_renaming(old, new))
-        elif _is_matrix(old.in_file) and old.in_file == new.in_model != old.in_file[::-1]:
-            straight.add(_renaming(old, new))
-    return transposed - straight
-
-
-def _renaming(old: KeyRow, new: KeyRow) -> tuple[str, str]:
-    """Return how one name becomes another: ``weight`` and ``lin.weight``, whatever the layer."""
-    old_parts = re.sub(r"\d+", "#", old.name).split(".")
-    new_parts = re.sub(r"\d+", "#", new.name).split(".")
-    while old_parts and old_parts[:1] == new_parts[:1]:
-        del old_parts[0], new_parts[0]
-    return ".".join(old_parts), ".".join(new_parts)
-
-
-def _rename(old: str, new: str, *, nothing_fits: bool) -> KeyRule:
-    """Return the rule from one name to another, for all names alike if only a prefix differs."""
-    if old.endswith(f".{new}"):
-        return KeyRule(old.removesuffix(new) + "*", "*")
-    if nothing_fits and new.endswith(f".{old}"):
-        return KeyRule("*", new.removesuffix(old) + "*")
-    return KeyRule(old, new)

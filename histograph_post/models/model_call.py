@@ -1,4 +1,4 @@
-"""Calling any model with a batch of graphs, and finding its prediction among what it returns.
+"""Calling any model with a batch of graphs; ``model_output.py`` reads what it returns.
 
 A model is called the way its ``forward`` signature asks: by the names of the parameters. Nothing
 about the model has to be declared or changed.
@@ -6,20 +6,22 @@ about the model has to be declared or changed.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch
 from torch_geometric.nn import Sequential as GraphSequential
 
+from ..data.batching import with_sparse
 from ..errors import HistographError, ModelError
+from .spec import ALL_OF_IT, CallForm
 
 #: What people call the attributes of a batch in their ``forward`` signatures.
 ALIASES: Final = {
@@ -51,12 +53,6 @@ WHOLE_BATCH: Final = frozenset(
 #: representation that has seen its label is worthless.
 LABELS: Final = frozenset({"y", "label", "labels", "target", "targets"})
 
-#: Keys that name the prediction in a dictionary of outputs, best first.
-PREDICTION_KEYS: Final = (
-    *("logits", "logit", "out", "output", "outputs", "pred", "preds", "prediction"),
-    *("predictions", "y_hat", "y_pred", "scores"),
-)
-
 #: Errors a model raises when its input is not what it expects. Running out of memory is no such
 #: error although it is a RuntimeError: the caller may want to try a smaller batch.
 _INPUT_ERRORS: Final = (
@@ -79,21 +75,22 @@ class _Parameter:
     by_position: bool
 
 
-def call_model(model: nn.Module, data: Batch) -> Any:
+def call_model(model: nn.Module, data: Batch, form: CallForm = ALL_OF_IT) -> Any:
     """Call ``model`` with what the parameters of its ``forward`` name, taken from ``data``.
 
     ``x``, ``edge_index``, ``edge_attr``, ``edge_weight``, ``pos``, ``batch`` and every other
     attribute of the batch are passed by name (or by one of :data:`ALIASES`), ``num_graphs`` and
     ``batch_size`` as a number. A parameter such as ``data``, or a single required one the batch
     knows nothing of, receives the batch itself. Optional parameters are filled when the batch has
-    them, labels excepted.
+    them, labels excepted; ``form`` says where it is to be otherwise.
 
     Raises:
         ModelError: if a required parameter cannot be filled, or the model fails on its input.
     """
     positional: list[Any] = []
     named: dict[str, Any] = {}
-    for parameter, value in _fill(_unwrap(model), data):
+    data = visible(data, form.no_pass)
+    for parameter, _, value in _fill(unwrap(model), data, form):
         if parameter.by_position:
             positional.append(value)
         else:
@@ -106,26 +103,100 @@ def call_model(model: nn.Module, data: Batch) -> Any:
         raise _failed_call(model, error, [*positional, *named.values()], data) from error
 
 
-def _fill(model: nn.Module, data: Batch) -> Iterator[tuple[_Parameter, Any]]:
-    """Pair the parameters of the model's ``forward`` with values of the batch."""
+def given_to(model: nn.Module, data: Batch, no_pass: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the names of the parameters of ``forward`` that this batch fills."""
+    filled = _fill(unwrap(model), visible(data, no_pass), ALL_OF_IT)
+    return tuple(parameter.name for parameter, _, _ in filled)
+
+
+#: The columns of :func:`received`.
+RECEIVED_COLUMNS: Final = ("parameter", "receives", "")
+
+
+def received(model: nn.Module, data: Batch, form: CallForm) -> list[tuple[str, str, str]]:
+    """Return a row per parameter of ``forward``: its name, what it receives, and whether it must.
+
+    For people to see that an optional ``edge_weight`` is filled because the data have one.
+    """
+    model, shown = unwrap(model), visible(data, form.no_pass)
+    filled = {
+        parameter.name: (source, value) for parameter, source, value in _fill(model, shown, form)
+    }
+    rows = []
+    for parameter in _parameters_of(model):
+        source, value = filled.get(parameter.name, ("", None))
+        remark = ""
+        if parameter.name not in filled:
+            hidden = {parameter.name, ALIASES.get(parameter.name)} & set(form.no_pass)
+            remark = "left out by --no-pass" if hidden else "its default: the data have none"
+            if parameter.name in LABELS:
+                remark = "its default: labels are not shown to a model"
+        elif not parameter.required and source in shown:
+            remark = f"optional; --no-pass {source} leaves it out"
+        rows.append((parameter.name, _shown(source, value, shown), remark))
+    return rows
+
+
+def _shown(source: str, value: Any, data: Batch) -> str:
+    if value is data:
+        return f"the batch: {', '.join(sorted(data.keys()))}"
+    if isinstance(value, Tensor):
+        kind = "" if value.layout == torch.strided else f" {str(value.layout)[6:]}"
+        return f"{source} {list(value.shape)} {str(value.dtype).removeprefix('torch.')}{kind}"
+    return source
+
+
+def visible(data: Batch, no_pass: Collection[str]) -> Batch:
+    """Return the batch as the model sees it: with its sparse matrices, without these attributes."""
+    data = with_sparse(data)
+    hidden = [name for name in no_pass if name in data]
+    if hidden:
+        data = copy.copy(data)
+        for name in hidden:
+            del data[name]
+    return data
+
+
+def _fill(model: nn.Module, data: Batch, form: CallForm) -> Iterator[tuple[_Parameter, str, Any]]:
+    """Pair the parameters of the model's ``forward`` with attributes of the batch."""
     parameters = _parameters_of(model)
     available = set(data.keys())
     required = [parameter.name for parameter in parameters if parameter.required]
+    missing = set(form.given or ())
     for parameter in parameters:
         name = parameter.name
         source = name if name in available else ALIASES.get(name, name)
+        if not parameter.required and form.given is not None and name not in form.given:
+            continue
+        missing.discard(name)
         if parameter.required and _means_whole_batch(name, required, available):
-            yield parameter, data
+            yield parameter, "data", data
         elif source in available:
             if parameter.required or name not in LABELS:
-                yield parameter, data[source]
+                yield parameter, source, data[source]
         elif source in ("num_graphs", "num_nodes"):
-            yield parameter, getattr(data, source)
-        elif parameter.required:
-            raise ModelError(
-                f"{type(model).__name__}.forward needs {name!r}, which the data does not have; "
-                f"the data has {', '.join(sorted(available))}"
-            )
+            yield parameter, source, getattr(data, source)
+        elif parameter.required or form.given is not None:
+            raise ModelError(_unfilled(model, name, available, form))
+    if missing:
+        raise ModelError(
+            f"{type(model).__name__}.forward was given {min(missing)!r} when it was cached, and "
+            f"has no such parameter now; it has {', '.join(p.name for p in parameters)}"
+        )
+
+
+def _unfilled(model: nn.Module, name: str, available: set[str], form: CallForm) -> str:
+    """Say that there is nothing for a parameter, and why there has to be something."""
+    forward = f"{type(model).__name__}.forward"
+    has = f"the data has {', '.join(sorted(available))}"
+    if name in form.no_pass or ALIASES.get(name) in form.no_pass:
+        return f"{forward} needs {name!r}, which --no-pass leaves out; {has}"
+    if name in ("adj", "adj_t"):
+        has += "; ToSparseTensor(layout=torch.sparse_csr) of PyTorch Geometric makes adj_t"
+    wants = f"{forward} needs {name!r}"
+    if form.given is not None:
+        wants = f"{forward} was given {name!r} when it was cached"
+    return f"{wants}, which the data does not have; {has}"
 
 
 def _means_whole_batch(name: str, required: Sequence[str], available: Collection[str]) -> bool:
@@ -135,7 +206,7 @@ def _means_whole_batch(name: str, required: Sequence[str], available: Collection
     return name == "batch" or not (name in available or name in ALIASES)
 
 
-def _unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """Return the user's own module inside DataParallel and torch.compile wrappers."""
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -187,7 +258,7 @@ def _failed_call(model: nn.Module, error: Exception, values: list[Any], data: Ba
         if isinstance(value, Tensor) and any(value is other for other in values):
             given.append(f"{name} {list(value.shape)} {str(value.dtype).removeprefix('torch.')}")
     reason = " ".join(str(error).split())
-    message = f"{type(_unwrap(model)).__name__}.forward failed: {type(error).__name__}: {reason}"
+    message = f"{type(unwrap(model)).__name__}.forward failed: {type(error).__name__}: {reason}"
     if given:
         message += f" (given {', '.join(given)})"
     x = data.x if "x" in data else None
@@ -195,135 +266,3 @@ def _failed_call(model: nn.Module, error: Exception, values: list[Any], data: Ba
     if about_types and isinstance(x, Tensor) and not x.is_floating_point():
         message += "; x holds integers, this model seems to expect float features"
     return ModelError(message)
-
-
-def prediction(
-    output: Any, *, rows: int | Collection[int], key: str | int | None = None
-) -> Tensor | None:
-    """Return the prediction among a model's outputs as ``[rows, targets]``, or None.
-
-    ``rows`` is the number of rows a prediction may have (of several, the first listed is tried
-    first). Outputs may be nested tuples, dictionaries and dataclasses. Those called ``logits``,
-    ``out``, ``pred``, ... come first, then the order of the outputs decides. ``key`` names the
-    output to take instead.
-
-    Raises:
-        ModelError: if there is no output ``key``, or it is not a tensor with that many rows.
-    """
-    wanted = [rows] if isinstance(rows, int) else list(rows)
-    tensors = dict(_tensors(output))
-    if key is not None:
-        return _named_prediction(tensors, wanted, str(key))
-    preferred = sorted(tensors.items(), key=lambda item: _preference(item[0]))
-    for count in wanted:
-        fitting = [tensor for _, tensor in preferred if _fits(tensor, count)]
-        if fitting:
-            # A scalar fits a single row, but may as well be a loss: the last resort.
-            best = max(fitting, key=lambda tensor: tensor.dim() > 0)
-            return _as_rows(best)
-    return None
-
-
-def _named_prediction(tensors: Mapping[str, Tensor], wanted: list[int], key: str) -> Tensor:
-    if key not in tensors:
-        names = ", ".join(name or "a single tensor" for name in tensors) or "no tensors"
-        raise ModelError(f"the model returns no output {key!r}; it returns {names}")
-    for count in wanted:
-        if _fits(tensors[key], count):
-            return _as_rows(tensors[key])
-    raise ModelError(
-        f"output {key!r} of the model is {list(tensors[key].shape)} {tensors[key].dtype}; "
-        f"expected floating point with {' or '.join(map(str, wanted))} rows"
-    )
-
-
-def _fits(tensor: Tensor, rows: int) -> bool:
-    if not tensor.is_floating_point() or tensor.dim() > 2:
-        return False
-    return rows == 1 if tensor.dim() == 0 else tensor.shape[0] == rows
-
-
-def _as_rows(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, 1)  # [rows, targets]
-
-
-def _preference(path: str) -> int:
-    name = path.rpartition(".")[2].lower()
-    return PREDICTION_KEYS.index(name) if name in PREDICTION_KEYS else len(PREDICTION_KEYS)
-
-
-def _tensors(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Walk through nested outputs; yield every tensor with its dotted path."""
-    if isinstance(output, Tensor):
-        yield path, output
-        return
-    if isinstance(output, Data):
-        return  # A graph handed back holds its inputs and labels: none of them is a prediction.
-    if isinstance(output, Mapping):
-        items = [(str(name), value) for name, value in output.items()]
-    elif isinstance(output, tuple) and hasattr(output, "_asdict"):
-        items = list(output._asdict().items())
-    elif isinstance(output, (tuple, list)):
-        items = [(str(index), value) for index, value in enumerate(output)]
-    elif is_dataclass(output) and not isinstance(output, type):
-        items = [(field.name, getattr(output, field.name)) for field in fields(output)]
-    else:
-        return
-    for name, value in items:
-        yield from _tensors(value, f"{path}.{name}" if path else name)
-
-
-# --- whether a model returns probabilities or logits: seen from how its output is made
-
-#: Functions whose result is a probability, by name. A log-softmax returns logits: they are what a
-#: softmax turns into the same probabilities.
-_SQUASHING = frozenset({"sigmoid", "sigmoid_", "softmax", "expit"})
-
-#: Functions that return the same numbers in another shape or place.
-_RESHAPING = frozenset(
-    [
-        "__getitem__",
-        "clone",
-        "contiguous",
-        "detach",
-        "flatten",
-        "float",
-        "reshape",
-        "squeeze",
-        "to",
-        "unsqueeze",
-        "view",
-    ]
-)
-
-
-class OutputForm(TorchFunctionMode):
-    """Watches a forward pass for tensors of probabilities::
-
-    with OutputForm() as form:
-        output = model(...)
-    form.is_probability(output)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        # The tensors are held, so that no other tensor can take over an id.
-        self._probabilities: dict[int, Tensor] = {}
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        reshaped = name in _RESHAPING and args and id(args[0]) in self._probabilities
-        if isinstance(result, Tensor) and (name in _SQUASHING or reshaped):
-            self._probabilities[id(result)] = result
-        return result
-
-    def is_probability(self, tensor: Tensor) -> bool:
-        """Whether this tensor was seen to come from a sigmoid or a softmax."""
-        return id(tensor) in self._probabilities

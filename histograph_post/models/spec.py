@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..data.spec import DataSpec
 from ..errors import NotFoundError
@@ -17,6 +17,21 @@ if TYPE_CHECKING:
     from ..data import GraphDataset
     from .checkpoints import Checkpoint
     from .key_map import KeyMap
+    from .loading import LoadReport
+
+#: How the weights are called in a folder as HuggingFace writes it, alone or by an index of parts.
+INDEX_SUFFIX = ".index.json"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+#: What stands in folders of this tool that hold weights: those are more than a checkpoint.
+_OURS = ("config.toml", "head.json", "run.json")
+
+
+def weights_in(folder: Path) -> Path | None:
+    """Return the file of the weights, or their index, in a folder as HuggingFace writes it."""
+    if not folder.is_dir() or any((folder / name).exists() for name in _OURS):
+        return None
+    names = [*_WEIGHTS, *(name + INDEX_SUFFIX for name in _WEIGHTS)]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 @dataclass(frozen=True)
@@ -35,25 +50,39 @@ class ModelSpec(Specification):
     out_dim: int | None = None
     #: Of the weights in the model; empty where they are not known.
     weights_sha256: str = ""
+    #: Arguments of the constructor that were filled in from the data or the checkpoint.
+    filled: Mapping[str, Any] = field(default_factory=dict)
+    #: Which state dict of the checkpoint; None for the usual one.
+    state: str | None = None
 
     def build(
         self,
         *,
         state_dict: Mapping[str, Tensor] | None = None,
         in_dim: int | Sequence[int] | None = None,
+        filled: dict[str, Any] | None = None,
     ) -> nn.Module:
         """Build the model with initial weights of its own; code that only a file names is refused.
 
         Args:
-            state_dict: The weights to be loaded later; a built-in model takes its sizes from them.
+            state_dict: The weights to be loaded later; sizes are taken from them.
             in_dim: Node features of the data, for constructors that insist on them.
+            filled: Receives the arguments that were filled in.
         """
         from .building import build_model
 
-        followed = self.to_follow()
-        return build_model(
-            followed.spec, followed.args, state_dict=state_dict, in_dim=in_dim, out_dim=self.out_dim
+        followed, known = self.to_follow(), dict(self.filled)
+        built = build_model(
+            followed.spec,
+            followed.args,
+            state_dict=state_dict,
+            in_dim=in_dim,
+            out_dim=self.out_dim,
+            filled=known,
         )
+        if filled is not None:
+            filled |= known
+        return built
 
     def read_checkpoint(self) -> Checkpoint:
         """Read the file of the weights."""
@@ -61,27 +90,66 @@ class ModelSpec(Specification):
 
         if self.checkpoint is None:
             raise NotFoundError(f"{self.spec}: found no checkpoint, expected the weights in a file")
-        return read_checkpoint(self.checkpoint, trust=self.trust)
+        return read_checkpoint(self.checkpoint, trust=self.trust, state=self.state)
 
-    def load(self, *, checkpoint: Checkpoint | None = None, in_dim: int | None = None) -> nn.Module:
+    def load(
+        self,
+        *,
+        checkpoint: Checkpoint | None = None,
+        in_dim: int | None = None,
+        filled: dict[str, Any] | None = None,
+    ) -> nn.Module:
         """Build the model and load its weights: names and shapes agree, or it is refused.
 
         Args:
             checkpoint: The file of the weights, where it has been read before.
             in_dim: Node features of the data, for constructors that insist on them.
+            filled: Receives the arguments that were filled in.
+        """
+        loaded = self.load_reported(checkpoint=checkpoint, in_dim=in_dim)
+        if filled is not None:
+            filled |= loaded.spec.filled
+        return loaded.model
+
+    def load_reported(
+        self,
+        *,
+        checkpoint: Checkpoint | None = None,
+        in_dim: int | None = None,
+        allow_missing: bool = False,
+    ) -> LoadedModel:
+        """Do what :meth:`load` does, and say how it went.
+
+        Args:
+            checkpoint: The file of the weights, where it has been read before.
+            in_dim: Node features of the data, for constructors that insist on them.
+            allow_missing: Take a file that lacks some weights; the caller sees to it that they do
+                not matter.
         """
         self.to_follow()  # before a file is read
         weights, key_map = checkpoint or self.read_checkpoint(), self._read_key_map()
         tensors = weights.state_dict if key_map is None else key_map.apply(weights.state_dict)
-        model = self.build(state_dict=tensors, in_dim=in_dim)
-        self.fill(model, checkpoint=weights)
-        return model.eval()
+        filled: dict[str, Any] = {}
+        model = self.build(state_dict=tensors, in_dim=in_dim, filled=filled)
+        report = self.fill(model, checkpoint=weights, allow_missing=allow_missing)
+        return LoadedModel(model.eval(), weights, report, replace(self, filled=filled))
 
-    def fill(self, model: nn.Module, *, checkpoint: Checkpoint | None = None) -> None:
+    def fill(
+        self,
+        model: nn.Module,
+        *,
+        checkpoint: Checkpoint | None = None,
+        allow_missing: bool = False,
+    ) -> LoadReport:
         """Load the weights into a model that exists."""
         from .loading import load_into
 
-        load_into(model, checkpoint or self.read_checkpoint(), key_map=self._read_key_map())
+        return load_into(
+            model,
+            checkpoint or self.read_checkpoint(),
+            key_map=self._read_key_map(),
+            allow_missing=allow_missing,
+        )
 
     def _read_key_map(self) -> KeyMap | None:
         from .key_map import read_key_map
@@ -90,27 +158,59 @@ class ModelSpec(Specification):
 
 
 @dataclass(frozen=True)
-class Pretrained:
-    """A model with its checkpoint's weights in it, and the graphs to run it on."""
+class LoadedModel:
+    """A model with its checkpoint's weights in it, and how they got there."""
 
     model: nn.Module
     checkpoint: Checkpoint
+    report: LoadReport
+    #: The model as it was named, with what was filled in to build it.
+    spec: ModelSpec
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The weights that the file does not have; they are zero."""
+        return tuple(row.name for row in self.report.missing)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the weights."""
+        sizes = ", ".join(f"{name}={size}" for name, size in self.spec.filled.items())
+        filled = [f"the model was built with {sizes}, as weights and data ask for"] if sizes else []
+        return [*self.checkpoint.notes, *self.report.notes, *filled]
+
+
+@dataclass(frozen=True)
+class Pretrained(LoadedModel):
+    """Such a model, and the graphs to run it on."""
+
     dataset: GraphDataset
 
 
 def load_pretrained(
-    model: ModelSpec, data: DataSpec, *, dataset: GraphDataset | None = None
+    model: ModelSpec,
+    data: DataSpec,
+    *,
+    dataset: GraphDataset | None = None,
+    allow_missing: bool = False,
 ) -> Pretrained:
     """Read the checkpoint and the data, build the model, and load the weights strictly.
 
-    ``dataset`` is the data of that specification, where it has been loaded before.
+    Args:
+        model: The model and its checkpoint.
+        data: The data.
+        dataset: The data of that specification, where it has been loaded before.
+        allow_missing: See :meth:`ModelSpec.load`.
     """
     checkpoint = model.read_checkpoint()
     if dataset is None:
         dataset = data.load()
     sized = replace(model, out_dim=_output_width(dataset))
     in_dim = int(dataset.graphs[0].num_node_features)
-    return Pretrained(sized.load(checkpoint=checkpoint, in_dim=in_dim), checkpoint, dataset)
+    loaded = sized.load_reported(checkpoint=checkpoint, in_dim=in_dim, allow_missing=allow_missing)
+    return Pretrained(
+        loaded.model, checkpoint, loaded.report, replace(loaded.spec, out_dim=None), dataset
+    )
 
 
 def _output_width(dataset: GraphDataset) -> int | None:
@@ -121,3 +221,18 @@ def _output_width(dataset: GraphDataset) -> int | None:
     if dataset.level == "link" or not has_labels(labels):
         return None
     return infer_task(labels, dataset.level).out_dim
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """What ``forward`` is given of the data: a history is only itself with the same arguments."""
+
+    #: Parameters of ``forward`` that are filled, no more and no fewer; None for all that the data
+    #: can fill.
+    given: tuple[str, ...] | None = None
+    #: Attributes of the data that the model does not see.
+    no_pass: tuple[str, ...] = ()
+
+
+#: Whatever of the data the parameters ask for.
+ALL_OF_IT = CallForm()

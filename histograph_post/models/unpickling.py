@@ -1,21 +1,24 @@
-"""Files that ``torch.save`` wrote, read without running anything that is in them.
+"""Files that ``torch.save`` or ``pickle`` wrote, read without running anything that is in them.
 
-The bytes decide what a file is, never its name. torch's ``weights_only`` reader is the guard; when
-it refuses, the pickle is disassembled (not executed) to tell the user which classes it asks for.
+The bytes decide what a file is, never its name. ``inert.py`` follows the pickle; a file that asks
+for what can do harm is refused, and so is one that cannot be read but by running it. A user may
+trust such a file: that is remembered by its hash, in a file of the user's own, since whoever wrote
+a cache or a run must not decide what runs on this machine.
 """
 
 from __future__ import annotations
 
 import io
 import mmap
+import os
 import pickle
-import pickletools
 import re
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -23,33 +26,127 @@ from typing import Literal, NoReturn
 import torch
 
 from ..errors import CheckpointError, UnsafeCheckpointError
+from ..utils.text import listed
+from .inert import InertReader
 
 #: The number at the start of every file ``torch.save`` wrote before the zip format (torch 1.6).
 _LEGACY_MAGIC = b"l\xfc\x9cF\xf9 j\xa8P\x19"
-#: A legacy file begins with this many pickles: magic number, version, system, the object itself.
-_LEGACY_PICKLES = 4
-_NAMES_SHOWN = 4
+#: What stands in many files and says little of where one comes from.
+_COMMON = ("torch.", "numpy.", "builtins.", "_codecs.")
 _HARMFUL = re.compile(
     r"(os|posix|nt|sys|subprocess|shutil|socket|importlib|runpy|webbrowser)\."
-    r"|builtins\.(eval|exec|compile|open|getattr|__import__)$"
+    r"|builtins\.(eval|exec|compile|open|__import__)$"
 )
 
 _Kind = Literal["zip", "torchscript", "legacy", "tar", "pickle"]
 
 
-def load_pickled(file: BufferedReader, path: Path, *, trust: bool = False) -> object:
-    """Return the object in a ``torch.save`` file, zip or legacy, with its tensors on the CPU.
+@dataclass(frozen=True)
+class Pickled:
+    """The content of a file, classes of others replaced by stand-ins."""
 
-    ``path`` is for messages only. With ``trust``, a file that the safe reader refuses is
-    unpickled for real, which runs whatever code its author put there.
+    value: object
+    #: The names of the classes and functions that were read past.
+    past: tuple[str, ...] = ()
+
+
+def load_pickled(file: BufferedReader, path: Path) -> Pickled:
+    """Return the content of a file, with its tensors on the CPU; nothing in it is executed.
+
+    ``path`` is for messages only.
+
+    Raises:
+        UnsafeCheckpointError: for a program, and for a file that asks for what can do harm.
     """
     kind = _kind_of(file, path)
+    if kind == "torchscript":
+        refuse(
+            path,
+            "a TorchScript archive is a program; save its weights by themselves: "
+            "torch.save(torch.jit.load(FILE).state_dict(), NEW_FILE)",
+        )
+    if kind == "tar":
+        refuse(path, "torch's tar format of 2016 cannot be read safely")
     try:
-        return _load_safely(file, path, kind)
-    except UnsafeCheckpointError:
-        if not trust:
-            raise
-    return _unpickle(file, path, kind)
+        # Reading through a map never allocates more than the file holds, whatever it claims.
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            if kind == "zip":
+                pickled, places = _zip_places(file, mapped)
+                reader = InertReader(mapped, places)
+                value = reader.read(io.BytesIO(pickled))
+            else:
+                reader = InertReader(mapped)
+                value = reader.read_legacy(mapped) if kind == "legacy" else reader.read(mapped)
+    except Exception as error:
+        # A damaged pickle can make the reader fail in any way at all.
+        raise _damaged(path, error) from error
+    foreign = tuple(map(printable, reader.foreign_names()))
+    if any(map(_HARMFUL.match, foreign)):
+        refuse(path, f"it asks for {telling(foreign)}")
+    return Pickled(value, foreign)
+
+
+def unpickle(file: BufferedReader, path: Path) -> object:
+    """Unpickle a file for real, which runs whatever code its author put there."""
+    kind = _kind_of(file, path)
+    file.seek(0)
+    try:
+        if kind == "pickle":
+            return pickle.load(file)
+        with _torch_notices_ignored():
+            return torch.load(file, map_location="cpu", weights_only=False)
+    except Exception as error:
+        # The file's own code runs here: it may raise whatever it likes.
+        raise CheckpointError(
+            f"{path}: trusted, but cannot be unpickled: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def refuse(path: Path, reason: str) -> NoReturn:
+    """Raise the error for a file that is not read, and say how to trust it."""
+    raise UnsafeCheckpointError(
+        f"{path}: refused, reading it would run code: {reason}; nothing in it was executed "
+        "(if you trust its author: --trust-checkpoint, trust=True in Python)"
+    )
+
+
+def telling(names: Sequence[str]) -> str:
+    """Return the names that say most of a file: what can do harm, then where it comes from."""
+    ranked = sorted(
+        names,
+        key=lambda name: (not _HARMFUL.match(name), name.startswith(_COMMON)),
+    )
+    return listed(ranked)
+
+
+# --- which files the user has trusted before
+
+
+def trusted_before(sha256: str) -> bool:
+    """Whether the user has trusted a file with these bytes."""
+    try:
+        return sha256 in _trusted_file().read_text(encoding="ascii").split()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def remember_trust(sha256: str) -> None:
+    """Note that the user trusts a file, so that later commands do not ask again."""
+    if trusted_before(sha256):
+        return
+    with suppress(OSError):  # a home that cannot be written to: asked again
+        file = _trusted_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="ascii") as lines:
+            lines.write(f"{sha256}\n")
+
+
+def _trusted_file() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "histograph-post" / "trusted-checkpoints"
+
+
+# --- text out of a file
 
 
 def printable(text: str, limit: int = 200) -> str:
@@ -64,38 +161,7 @@ def first_line(error: BaseException) -> str:
     return printable(lines[0]) if lines else type(error).__name__
 
 
-def _load_safely(file: BufferedReader, path: Path, kind: _Kind) -> object:
-    if kind == "torchscript":
-        _refuse(path, "a TorchScript archive carries code")
-    if kind == "tar":
-        _refuse(path, "torch's tar format of 2016 cannot be read safely")
-    if kind == "pickle":
-        _refuse_pickle(file, path, kind, reason="a plain pickle, not written by torch.save")
-    file.seek(0)
-    try:
-        with _torch_notices_ignored():
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        # torch's advice (call torch.load differently) is not for our user.
-        reason = f"its pickle is beyond the safe reader ({_torch_reason(error)})"
-        _refuse_pickle(file, path, kind, reason=reason)
-    except Exception as error:
-        # A damaged pickle can make the reader fail in any way at all.
-        raise _damaged(path, error) from error
-
-
-def _unpickle(file: BufferedReader, path: Path, kind: _Kind) -> object:
-    file.seek(0)
-    try:
-        if kind == "pickle":
-            return pickle.load(file)
-        with _torch_notices_ignored():
-            return torch.load(file, map_location="cpu", weights_only=False)
-    except Exception as error:
-        # The file's own code runs here: it may raise whatever it likes.
-        raise CheckpointError(
-            f"{path}: trusted, but cannot be unpickled: {type(error).__name__}: {first_line(error)}"
-        ) from error
+# --- what a file is
 
 
 def _kind_of(file: BufferedReader, path: Path) -> _Kind:
@@ -175,92 +241,28 @@ def _damaged(path: Path, error: BaseException) -> CheckpointError:
     )
 
 
-def _refuse_pickle(file: BufferedReader, path: Path, kind: _Kind, *, reason: str) -> NoReturn:
-    """Raise the error that names what the pickle would import."""
-    try:
-        names = _unsafe(dict.fromkeys(_globals(file, kind)))
-    except Exception as error:
-        # Not a pickle from end to end: whatever it is, nobody can read it.
-        raise _damaged(path, error) from error
-    if names and all(name.startswith("torch_geometric.data") for name in names):
-        raise CheckpointError(
-            f"{path}: holds graphs ({names[0]}), a data set; expected the weights of a model"
-        )
-    if not names:
-        _refuse(path, reason)
-    # Only the first few are shown: what can do harm, then what shows where the file comes from.
-    names.sort(key=lambda name: (not _HARMFUL.match(name), name.startswith(("torch.", "numpy."))))
-    shown = ", ".join(names[:_NAMES_SHOWN])
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    _refuse(path, f"it asks for {shown}{more}")
-
-
-def _refuse(path: Path, reason: str) -> NoReturn:
-    raise UnsafeCheckpointError(
-        f"{path}: refused, reading it would run code: {reason}; nothing in it was executed "
-        "(if you trust its author: --trust-checkpoint, trust=True in Python)"
-    )
-
-
-def _torch_reason(error: pickle.UnpicklingError) -> str:
-    """Return the one line of torch's message that is about the file."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    about = [line for line in lines if not line.startswith(("Weights only", "Please", "Check"))]
-    return printable(about[0]) if about else "refused by torch"
-
-
-def _globals(file: BufferedReader, kind: _Kind) -> Iterator[str]:
-    """Yield ``module.name`` of everything the pickles of a file would import, in order."""
-    if kind == "zip":
-        with zipfile.ZipFile(file) as archive:
-            for name in archive.namelist():
-                if name.partition("/")[2] == "data.pkl":
-                    yield from _globals_of(io.BytesIO(archive.read(name)))
-        return
-    # Reading through a map never allocates more than the file holds, whatever its length fields.
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        for _ in range(_LEGACY_PICKLES if kind == "legacy" else 1):
-            yield from _globals_of(mapped)
-
-
-def _globals_of(stream: io.BytesIO | mmap.mmap) -> Iterator[str]:
-    pushed: list[str | None] = []  # what the instructions put on the stack, None = no string
-    memo: dict[int, str | None] = {}
-    for opcode, argument, _ in pickletools.genops(stream):  # type: ignore[arg-type]
-        if opcode.name in ("GLOBAL", "INST"):
-            yield str(argument).replace(" ", ".", 1)
-            pushed.append(None)
-        elif opcode.name == "STACK_GLOBAL":
-            # A name put together at run time cannot be known without running it.
-            yield ".".join(part or "(computed)" for part in pushed[-2:])
-            pushed.append(None)
-        elif opcode.name == "MEMOIZE":
-            memo[len(memo)] = pushed[-1] if pushed else None
-        elif opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"):
-            memo[int(str(argument))] = pushed[-1] if pushed else None
-        elif opcode.name in ("GET", "BINGET", "LONG_BINGET"):
-            pushed.append(memo.get(int(str(argument))))
-        else:
-            pushed.append(argument if isinstance(argument, str) else None)
-
-
-def _unsafe(names: dict[str, None]) -> list[str]:
-    """Return those of the names that torch does not allow, made printable.
-
-    torch's list of what it allows is not public, but it judges any zip checkpoint: hand it one
-    that consists of the names alone.
-    """
-    askable = {name: name.rpartition(".") for name in names if name.isprintable() and "." in name}
-    imports = "".join(f"c{module}\n{name}\n" for module, _, name in askable.values())
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("names/data.pkl", imports.encode() + pickle.STOP)
-        archive.writestr("names/version", "3\n")
-    buffer.seek(0)
-    refused = set(torch.serialization.get_unsafe_globals_in_checkpoint(buffer))
-    # torch converts names of Python 2 to their present form, which is then not among ours.
-    found = [name for name in names if name not in askable or name in refused]
-    return [printable(name) for name in [*found, *sorted(refused.difference(names))]]
+def _zip_places(
+    file: BufferedReader, mapped: mmap.mmap
+) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """Return the pickle of a zip archive, and where the bytes of each storage are."""
+    pickled, places = b"", {}
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            name, header = member.filename.partition("/")[2], member.header_offset
+            # A member is behind its header: 30 bytes, its name, and more of a length given there.
+            lengths = mapped[header + 26 : header + 30]
+            start = (
+                header + 30 + sum(int.from_bytes(lengths[at : at + 2], "little") for at in (0, 2))
+            )
+            if member.compress_type != zipfile.ZIP_STORED or start + member.file_size > len(mapped):
+                raise ValueError("a member that torch.save did not write")
+            if name == "data.pkl":
+                pickled = mapped[start : start + member.file_size]
+            elif name == "byteorder" and mapped[start : start + member.file_size] != b"little":
+                raise ValueError("written on a big-endian machine")
+            elif name.startswith("data/"):
+                places[name.removeprefix("data/")] = (start, member.file_size)
+    return pickled, places
 
 
 @contextmanager

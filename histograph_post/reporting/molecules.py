@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..caches import Cache, CachedGraph
-from ..caches.caching import CONFIG_NAME
+from ..caches.folder import CONFIG_NAME
 from ..data.molecule_features import import_rdkit
 from ..data.molecules import CsvTable, read_table
 from ..errors import HistographError

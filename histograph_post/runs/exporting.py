@@ -24,6 +24,7 @@ from torch.export import export as trace
 from torch.export import load as load_program
 from torch.export import save as save_program
 
+from ..caches.provenance import CANARY_NAME
 from ..errors import ModelError, OutputExistsError
 from ..heads.base import Readout
 from ..heads.registry import head_name
@@ -63,6 +64,8 @@ class Exported:
     usage: str
     #: Largest difference to the head on the batches it was checked on; None for a whole model.
     difference: float | None = None
+    #: What there is to know about the backbone.
+    notes: tuple[str, ...] = ()
 
 
 class HeadProgram(nn.Module):
@@ -150,13 +153,14 @@ def export(
         cache=target,
         in_run=True,
     )
+    opened.backbone.carry_canary(target)
     write_json(backbone.file, {**opened.stored_head, "backbone": backbone.to_json()})
     if config is not None:
         write_config(target / CONFIG_NAME, config)
     load(target, model=model, in_dim=in_dim, device="cpu")  # refuses other weights
     code = "..." if isinstance(model, nn.Module) else repr(named.spec)
     argument = "" if named.is_built_in else f", model={code}"
-    return Exported(target, f"hg.load({str(target)!r}{argument})(batch)")
+    return Exported(target, f"hg.load({str(target)!r}{argument})(batch)", notes=predictor.notes)
 
 
 def _export_head(
@@ -288,7 +292,7 @@ def _refusal(saved: SavedHead, reason: str) -> str:
 def _require_free_folder(folder: Path, *, overwrite: bool) -> None:
     require_folder(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    foreign = names - {CONFIG_NAME, MODEL_NAME, HEAD_NAME, HEAD_CONFIG_NAME}
+    foreign = names - {CONFIG_NAME, MODEL_NAME, HEAD_NAME, HEAD_CONFIG_NAME, CANARY_NAME}
     if foreign:
         raise OutputExistsError(
             f"{folder}: found {min(foreign)!r}, which is not an export's; choose another -o"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
 from ..heads.registry import head_name
+from ..models.model_call import given_to
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
 from ..utils import Level
@@ -48,7 +49,9 @@ def load(
     """Load a run's backbone and heads as one module that maps a batch of graphs to outputs.
 
     The backbone is rebuilt as the cache's command built it. If it is code of yours, name it: a run
-    does not decide what code runs. Other weights than those the head was trained on are refused.
+    does not decide what code runs. Other weights than those the head was trained on are refused,
+    and so is code that gives other activations on the run's canary graph; a file that changed while
+    its activations did not is among the ``notes`` of what is returned.
 
     Args:
         run: A finished run, or its folder.
@@ -66,14 +69,14 @@ def load(
         head_name(head)  # known by its name from here on
     opened, where = Run.of(run), resolve_device(device)
     saved = opened.saved_head  # before a checkpoint is looked for
-    backbone = opened.backbone.build(
+    backbone, notes = opened.backbone.build(
         model=model,
         checkpoint=None if checkpoint is None else Path(checkpoint),
         key_map=None if key_map is None else Path(key_map),
         trust=trust,
         in_dim=in_dim,
     )
-    return Predictor(backbone, saved).to(where).eval()
+    return Predictor(backbone, saved, notes).to(where).eval()
 
 
 def predict(
@@ -175,10 +178,12 @@ class Predictor(nn.Module):
     Args:
         backbone: The model whose activations the heads were trained on.
         saved: The heads.
+        notes: What there is to know about the backbone.
     """
 
-    def __init__(self, backbone: nn.Module, saved: SavedHead) -> None:
+    def __init__(self, backbone: nn.Module, saved: SavedHead, notes: Sequence[str] = ()) -> None:
         super().__init__()
+        self.notes = tuple(notes)
         self.backbone = backbone
         self.capture = Capture(backbone, saved.backbone.capture)
         self.heads = saved.build()
@@ -235,7 +240,7 @@ class Predictor(nn.Module):
         given = data if isinstance(data, GraphDataset) else from_graphs(data)
         dataset = _at_level(given, self.task.level)
         self.eval()
-        notes = list(given.notes)
+        notes = [*self.notes, *given.notes, *self._not_passed(dataset)]
         if node_budget > 1 and not self._keeps_graphs_apart(dataset):
             # The cache was made that way too: it refuses such a model in any other.
             node_budget = 1
@@ -288,6 +293,15 @@ class Predictor(nn.Module):
                 if on_progress is not None:
                     on_progress(done, total)
         return np.concatenate(found), np.concatenate(spreads) if spreads else None
+
+    def _not_passed(self, dataset: GraphDataset) -> list[str]:
+        """Say what of the data the backbone could take, and was cached without."""
+        call = self.capture.plan.call
+        could = given_to(self.backbone, make_batch(dataset.graphs[:1]), call.no_pass)
+        more = [] if call.given is None else [name for name in could if name not in call.given]
+        if not more:
+            return []
+        return [f"{', '.join(more)} of the data not passed: the backbone was cached without"]
 
     def _keeps_graphs_apart(self, dataset: GraphDataset) -> bool:
         """Whether a few graphs, spread over the data, have the same history alone and together."""

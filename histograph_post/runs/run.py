@@ -27,6 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..caches.provenance import CANARY_NAME
 from ..errors import ConfigError, NotFoundError, OutputExistsError
 from ..utils.files import require_folder, to_json, write_config, write_json, write_text
 
@@ -59,7 +60,7 @@ TRIAL_FITS_NAME = "trials"
 
 _FILES = (
     *(CONFIG_NAME, RUN_NAME, SPLITS_NAME, METRICS_NAME, RESULTS_NAME, PREDICTIONS_NAME),
-    *(HEAD_NAME, HEAD_CONFIG_NAME, MODEL_NAME, REPORT_NAME),
+    *(HEAD_NAME, HEAD_CONFIG_NAME, MODEL_NAME, REPORT_NAME, CANARY_NAME),
     *(STUDY_NAME, f"{STUDY_NAME}.lock", TRIALS_NAME, BEST_NAME),
 )
 

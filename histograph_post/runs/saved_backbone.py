@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,15 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..caches.manifest import MANIFEST_NAME
+from ..caches.provenance import CANARY_NAME, Provenance, check_provenance, take_provenance
 from ..capture.points import CapturePlan
 from ..data.spec import DataSpec
 from ..errors import CacheError, CheckpointError, NotFoundError
-from ..models.spec import ModelSpec
+from ..models.spec import ModelSpec, weights_in
+from ..utils.decoding import decode
+from ..utils.files import atomic_path
+from ..utils.specifications import GRAPH_FILES
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ..caches import Cache
+    from ..data import GraphDataset
 
 #: The options of the command that made a cache.
 _OPTIONS_NAME = "config.toml"
@@ -47,6 +53,8 @@ class SavedBackbone:
     cache: Path
     #: Whether the run trained the backbone, and keeps its weights.
     in_run: bool = False
+    #: Its code, and the canary it is tried on; None where an earlier version recorded neither.
+    provenance: Provenance | None = None
 
     @property
     def folder(self) -> Path:
@@ -57,6 +65,7 @@ class SavedBackbone:
     def from_json(cls, value: Mapping[str, Any], file: Path) -> SavedBackbone:
         """Read the entry ``backbone`` of a run's ``head.json``."""
         model, data, checkpoint = value["model"], value["data"], value["checkpoint"]
+        code = value.get("provenance")
         return cls(
             file=file,
             model=ModelSpec(
@@ -65,6 +74,7 @@ class SavedBackbone:
                 None if checkpoint is None else Path(checkpoint),
                 out_dim=model["out_dim"],
                 weights_sha256=value["weights_sha256"],
+                filled=model.get("filled", {}),
                 recorded_in=str(file),
             ),
             data=DataSpec(
@@ -76,6 +86,7 @@ class SavedBackbone:
             capture=CapturePlan.from_json(value["capture"]),
             cache=(file.parent / value["cache"]).resolve(),
             in_run=value.get("in_run", False),
+            provenance=None if code is None else decode(Provenance, code, str(file)),
         )
 
     @classmethod
@@ -96,6 +107,7 @@ class SavedBackbone:
             data=manifest.data,
             capture=CapturePlan.from_json(manifest.capture),
             cache=cache.path,
+            provenance=manifest.provenance,
         )
 
     def to_json(self, folder: Path | None = None) -> dict[str, Any]:
@@ -104,7 +116,12 @@ class SavedBackbone:
         return {
             "weights_sha256": model.weights_sha256,
             "checkpoint": None if model.checkpoint is None else model.checkpoint.name,
-            "model": {"spec": model.spec, "args": dict(model.args), "out_dim": model.out_dim},
+            "model": {
+                "spec": model.spec,
+                "args": dict(model.args),
+                "filled": dict(model.filled),
+                "out_dim": model.out_dim,
+            },
             "data": {
                 "spec": data.spec,
                 "args": dict(data.args),
@@ -113,6 +130,7 @@ class SavedBackbone:
             "capture": self.capture.to_json(),
             "cache": _relative(self.cache, folder or self.folder),
             **({"in_run": True} if self.in_run else {}),
+            "provenance": None if self.provenance is None else self.provenance.to_json(),
         }
 
     def build(
@@ -123,8 +141,10 @@ class SavedBackbone:
         key_map: Path | None = None,
         trust: bool = False,
         in_dim: int | None = None,
-    ) -> nn.Module:
-        """Return the model with the weights that the head was trained on.
+    ) -> tuple[nn.Module, list[str]]:
+        """Return the model that the head was trained on, and what there is to note about it.
+
+        Other weights are refused, and so is code that gives other activations.
 
         Args:
             model: The model itself, into which weights from a file are loaded (a run that trained
@@ -137,21 +157,27 @@ class SavedBackbone:
 
         Raises:
             CheckpointError: for other weights.
+            ModelError: for other activations.
         """
+        from ..models.checkpoints import weights_sha256
+
+        expected = self.model.weights_sha256
         if model is None or isinstance(model, str):
             spec = self.model.to_follow(model)  # before a file is looked for
             file = checkpoint or self.find_checkpoint()
             renamed = key_map or (None if self.in_run else self.option_path("key_map"))
-            spec = replace(spec, checkpoint=file, key_map=renamed, trust=trust)
-            built = spec.load(in_dim=in_dim)
-            check_backbone(self, built, where=str(file))
-            return built
+            state = None if self.in_run else self.options().get("state")
+            spec = replace(spec, checkpoint=file, key_map=renamed, trust=trust, state=state)
+            # The hash tells whether those were missing when the cache was made.
+            loaded = spec.load_reported(in_dim=in_dim, allow_missing=True)
+            if loaded.missing and weights_sha256(loaded.model.state_dict()) != expected:
+                spec.load(checkpoint=loaded.checkpoint, in_dim=in_dim)  # refused, with a table
+            return loaded.model, check_backbone(self, loaded.model, where=str(file))
         if checkpoint is None and self.in_run:
             model, checkpoint = copy.deepcopy(model), self.find_checkpoint()
         if checkpoint is not None:
             replace(self.model, checkpoint=checkpoint, key_map=key_map, trust=trust).fill(model)
-        check_backbone(self, model, where=str(checkpoint or type(model).__name__))
-        return model
+        return model, check_backbone(self, model, where=str(checkpoint or type(model).__name__))
 
     def find_checkpoint(self) -> Path:
         """Return the checkpoint: the run's own, or the cache's if it is still where it was."""
@@ -161,9 +187,11 @@ class SavedBackbone:
         found = self.option_path("checkpoint", "folder")
         place = None if found is None else self.checkpoint_in(found)
         if place is None:
+            tried = self.options().get("checkpoint")
             raise NotFoundError(
                 f"{self.folder}: found no trace of its backbone's checkpoint {name.name!r} through "
-                f"{self.cache.name}; say where it is with --checkpoint FILE"
+                f"{self.cache.name}{f' (tried {tried})' if tried else ''}; say where it is with "
+                "--checkpoint FILE"
             )
         return place
 
@@ -173,25 +201,80 @@ class SavedBackbone:
         # The cache of a trained fold is called after the folder of that fold, beside which a run
         # has its best one.
         candidates = (place, place / self.cache.stem / name, place / name)
-        return next((path for path in candidates if path.is_file()), None)
+        there = (path for path in candidates if path.is_file() or weights_in(path) is not None)
+        return next(there, None)
+
+    def options(self) -> Mapping[str, Any]:
+        """Return the options of the command that made the cache; none if there was no command."""
+        try:
+            return tomllib.loads((self.cache / _OPTIONS_NAME).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            return {}
 
     def option_path(self, *names: str) -> Path | None:
         """Return what an option of the cache's own command names; None if it is gone."""
-        try:
-            options = tomllib.loads((self.cache / _OPTIONS_NAME).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-            return None
+        options = self.options()
         given = next((options[name] for name in names if name in options), None)
-        if not isinstance(given, str):
-            return None
-        # Relative to where the command was given: here, or a folder that the cache is in.
-        places = (Path(given).expanduser(), *(folder / given for folder in self.cache.parents))
+        return self.find(given) if isinstance(given, str) else None
+
+    def find(self, name: str) -> Path | None:
+        """Return a file or folder by the name that the cache's command was given.
+
+        A relative one is looked for from here, from the folder of that command, and from those that
+        the cache is in: files may move together.
+        """
+        path = Path(name).expanduser()
+        told = [] if self.provenance is None else [Path(self.provenance.folder)]
+        places = (path, *(folder / path for folder in (*told, *self.cache.parents)))
         return next((place for place in places if place.exists()), None)
+
+    def find_data(self) -> DataSpec:
+        """Return the recorded data, with the file where it is found from another folder."""
+        kind, colon, name = self.data.spec.partition(":")
+        if self.data.spec.endswith(GRAPH_FILES):
+            kind, colon, name = "", "", self.data.spec
+        elif kind != "smiles":
+            return self.data
+        found = self.find(name)
+        if found is None or Path(name).exists():
+            return self.data
+        return replace(self.data, spec=f"{kind}{colon}{found}")
+
+    def carry_canary(self, folder: Path) -> None:
+        """Copy the canary into the folder of a run or an export, which then needs no cache."""
+        if self.provenance is not None and self.provenance.canary_sha256 is not None:
+            with atomic_path(folder / CANARY_NAME) as partial:
+                shutil.copyfile(self.folder / CANARY_NAME, partial)
 
 
 def describe_backbone(cache: Cache, run: Path) -> dict[str, Any]:
-    """Return the entry ``backbone`` of ``head.json`` for a run on this cache."""
-    return SavedBackbone.of_cache(cache).to_json(run)
+    """Return the entry ``backbone`` of ``head.json`` for a run on this cache, with its canary."""
+    saved = SavedBackbone.of_cache(cache)
+    saved.carry_canary(run)
+    return saved.to_json(run)
+
+
+def write_provenance(
+    folder: Path, model: nn.Module, weights: Path, plan: CapturePlan, dataset: GraphDataset
+) -> Provenance:
+    """Write the canary of a backbone that a run has trained; return what is recorded of it.
+
+    Args:
+        folder: The run.
+        model: The backbone, which stays as it is.
+        weights: The file of the weights it has now.
+        plan: What is captured of it.
+        dataset: Has the graph of the canary.
+    """
+    from safetensors.torch import load_file
+
+    trained = copy.deepcopy(model).eval()
+    trained.load_state_dict(load_file(weights), strict=False)
+    provenance, canary = take_provenance(trained, plan, dataset)
+    if canary is not None:
+        with atomic_path(folder / CANARY_NAME) as partial:
+            partial.write_bytes(canary)
+    return provenance
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -202,16 +285,24 @@ def _relative(path: Path, folder: Path) -> str:
         return path.resolve().as_posix()
 
 
-def check_backbone(saved: SavedBackbone, offered: nn.Module | Cache, *, where: str = "") -> None:
+def check_backbone(
+    saved: SavedBackbone, offered: nn.Module | Cache, *, where: str = ""
+) -> list[str]:
     """Refuse a model, or a cache of a model, that is not the one the head was trained on.
+
+    Weights are compared by their hash; the code of a model by what it makes of the canary.
 
     Args:
         saved: The backbone of the head.
         offered: What the head would be used with.
         where: The file it came from, for the message.
 
+    Returns:
+        What there is to note.
+
     Raises:
         CheckpointError: for a model with other weights.
+        ModelError: for a model whose code gives other activations.
         CacheError: for a cache of another model.
     """
     from ..caches import Cache
@@ -229,3 +320,6 @@ def check_backbone(saved: SavedBackbone, offered: nn.Module | Cache, *, where: s
             f"{where}: found a backbone with weights {found}, expected {expected}, "
             f"on which the head of {saved.folder} was trained"
         )
+    if saved.provenance is None or isinstance(offered, Cache):
+        return []
+    return check_provenance(saved.provenance, saved.folder, offered, saved.capture)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +23,13 @@ _METRICS: Mapping[str, str] = MappingProxyType(
         "mrr": "MRR",
     }
 )
+
+
+def listed(names: Iterable[str], shown: int = 4) -> str:
+    """Return the first few of some names, and how many more there are."""
+    several = list(names)
+    more = f" and {len(several) - shown} more" if len(several) > shown else ""
+    return ", ".join(several[:shown]) + more
 
 
 def metric_name(name: str) -> str:
@@ -69,3 +76,14 @@ def setting(value: Any) -> str:
 def plural(count: int, what: str) -> str:
     """Return a count with its noun."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as plain text, its columns aligned."""
+    lines = [columns, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+    return "\n".join(line.rstrip() for line in padded)

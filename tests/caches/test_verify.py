@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
+from torch_geometric.data import Data
 
+import histograph_post as hg
 from histograph_post.caches import Cache, verify_cache
+from histograph_post.caches.canary import Canary
+from histograph_post.caches.writer import write_manifest
 from histograph_post.errors import CacheError, NotFoundError
+
+from ..helpers import NodeModel, demo_graphs, make_model
 
 FILES = ("manifest.json", "splits.json", "shard-00000.h5", "shard-00001.h5")
 KINDS = [{}, {"widths": (4, 2)}, {"compression": "gzip"}, {"dtype": "bfloat16"}]
@@ -59,6 +68,39 @@ def test_a_broken_manifest_is_listed(example, tmp_path):
     report = verify_cache(tmp_path)
     assert [row.file for row in report.rows] == ["manifest.json"]
     assert "broken JSON" in report.problems[0]
+
+
+def test_a_changed_canary_is_listed(tmp_path):
+    cache = hg.cache(make_model(), demo_graphs(6), tmp_path)
+    assert verify_cache(tmp_path).ok
+    path = tmp_path / "canary.safetensors"
+    flip(path, -1, 0)
+    (problem,) = verify_cache(tmp_path).problems
+    assert "canary.safetensors: found checksum" in problem
+    for contents in (b"", b"nothing", save({"layer.0": torch.ones(2)}), save({}, {"canary": "{}"})):
+        path.write_bytes(contents)
+        sha256 = hashlib.sha256(contents).hexdigest()
+        provenance = replace(cache.manifest.provenance, canary_sha256=sha256)
+        write_manifest(tmp_path, replace(cache.manifest, provenance=provenance))
+        (problem,) = verify_cache(tmp_path).problems
+        assert "expected a canary" in problem
+    path.unlink()
+    (problem,) = verify_cache(tmp_path).problems
+    assert "found nothing, expected a regular file" in problem
+
+
+def test_a_large_graph_has_a_small_canary(tmp_path):
+    nodes = torch.arange(900)
+    ring = torch.stack([nodes, nodes.roll(1)])
+    x = torch.randn(900, 4)
+    graph = Data(x=x, edge_index=torch.cat([ring, ring.flip(0)], 1), y=nodes % 2, name="secret")
+    model = NodeModel().eval()
+    hg.cache(model, [graph], tmp_path)
+    canary = Canary.from_bytes((tmp_path / "canary.safetensors").read_bytes(), "canary")
+    assert 1 < canary.graph.num_nodes <= 256
+    assert canary.graph.num_edges > 0
+    assert sorted(canary.graph.keys()) == ["edge_index", "x"]  # no labels, masks or names
+    assert canary.history[-1].shape == (canary.graph.num_nodes, 3)
 
 
 def test_no_cache_at_all(tmp_path):

@@ -175,11 +175,30 @@ def scripted_add_pool(x, batch):
     return pooled.scatter_add_(0, batch.unsqueeze(1).expand_as(x), x)
 
 
+#: What is pooled, where it is another tensor than the last layer's state.
+POOLED = {
+    "JK max": lambda self, xs: self.jk(xs),
+    "JK lstm": lambda self, xs: F.relu(self.jk(xs)),
+    "cat by hand, with a linear map": lambda self, xs: F.relu(self.lin(torch.cat(xs, dim=1))),
+    "max by hand": lambda self, xs: torch.stack(xs).max(dim=0).values,
+}
+
+
 @pytest.mark.parametrize("name", READOUTS)
 def test_the_last_activation_is_what_the_readout_consumes(name, expect):
     readout, modules = READOUTS[name]
     model = Stack(readout, **modules)
-    expect(model, model.by_hand, names=["input", "convs.0", "convs.1", "convs.2"])
+    names = ["input", "convs.0", "convs.1", "convs.2"]
+    if name not in POOLED:
+        expect(model, model.by_hand, names=names)
+        return
+
+    def by_hand(data):
+        xs = model.by_hand(data)
+        return [*xs[:-1], POOLED[name](model, xs), xs[-1]]
+
+    # The last state stands last, where readouts look for it.
+    expect(model, by_hand, names=[*names[:-1], "pooled", "convs.2"])
 
 
 def test_gates_between_the_layers_belong_to_the_layers(expect):

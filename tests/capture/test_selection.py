@@ -47,12 +47,19 @@ def model() -> Net:
         ("convs.*", ["convs.0", "convs.1"]),
         ("*", ["input", "convs.0", "convs.1"]),
         (["convs.1", "input", "0"], ["input", "convs.1"]),
-        ("input,norms.*", ["input", "norms.0:output", "norms.1:output"]),
+        # A name means what the next layer consumes of the module, whatever the module is.
+        ("input,norms.*", ["input", "convs.0", "convs.1"]),
+        ("norms.*:output", ["norms.0:output", "norms.1:output"]),
+        ("embed", ["input"]),
+        ("convs.*,norms.*,shared", ["convs.0", "convs.1"]),
+        ("*.lin", ["convs.0", "convs.1"]),
+        ("convs.0:input:0,0,convs.0", ["convs.0:input:0", "convs.0"]),
         ("convs.0:output,embed:input", ["embed:input", "convs.0:output"]),
         ("convs.?:input", ["convs.0:input", "convs.1:input"]),
-        ("shared", ["shared:output", "shared#2:output"]),
-        ("shared#2", ["shared#2:output"]),
-        ("convs.1,-1,norms.1", ["norms.1:output", "convs.1"]),
+        ("shared", ["convs.0", "convs.1"]),
+        ("shared#2", ["convs.1"]),
+        ("shared#2:output", ["shared#2:output"]),
+        ("convs.1,-1,norms.1", ["convs.1"]),
     ],
 )
 def test_selected(layers, names, model, batch):
@@ -60,7 +67,7 @@ def test_selected(layers, names, model, batch):
 
 
 def test_selected_tensors(model, batch):
-    plan = plan_capture(model, batch, layers="convs.0:output,norms.0,1,embed:input,shared#2")
+    plan = plan_capture(model, batch, layers="convs.0:output,norms.0:output,1,embed:input,shared#2")
     with torch.inference_mode():
         history = Capture(model, plan).run(batch).history
         raw = model.convs[0](model.embed(batch.x), batch.edge_index)

@@ -12,6 +12,13 @@ from histograph_post.errors import CheckpointError
 from histograph_post.models import Checkpoint, KeyMap, load_into
 
 
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where trust is remembered: nothing is in there when a test begins."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
+    return tmp_path / ".state"
+
+
 def checkpoint_of(state_dict: dict[str, Tensor], *stripped: str) -> Checkpoint:
     return Checkpoint(Path("model.pt"), state_dict, "", "bare", stripped)
 

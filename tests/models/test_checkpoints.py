@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from histograph_post.errors import CheckpointError, NotFoundError, UnsafeCheckpointError
+from histograph_post.errors import CheckpointError, NotFoundError
 from histograph_post.models import Checkpoint, read_checkpoint
 
 STATE = {"conv.weight": torch.arange(6.0).reshape(2, 3), "conv.bias": torch.ones(2)}
@@ -255,21 +255,16 @@ def test_real_files_have_what_they_stand_for(shared_data: Path) -> None:
     assert lightning.metadata["hyper_parameters.c_hidden"] == 256
 
 
-@pytest.mark.parametrize(
-    ("file", "named"),
-    [
-        (
-            "chemprop/example_model_v2_regression_mol.ckpt",
-            "chemprop.nn.message_passing.base.BondMessagePassing",
-        ),
-        ("ReFine/mutag_net.pt", "__main__.MutagNet"),
-    ],
-)
-def test_real_files_that_need_unpickling(shared_data: Path, file: str, named: str) -> None:
-    with pytest.raises(UnsafeCheckpointError) as caught:
-        read_checkpoint(shared_data / "checkpoints" / file)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert named in message
-    assert "--trust-checkpoint" in message
-    assert caught.value.details == ""
+def test_a_real_file_is_read_past_its_classes(shared_data: Path) -> None:
+    folder = shared_data / "checkpoints"
+    chemprop = read_checkpoint(folder / "chemprop/example_model_v2_regression_mol.ckpt")
+    assert chemprop.found_at == "state_dict"
+    assert chemprop.state_dict["message_passing.W_h.weight"].shape == (300, 300)
+    assert "chemprop.nn.message_passing.base.BondMessagePassing" in chemprop.past
+
+
+def test_a_real_module_is_read_without_its_class(shared_data: Path) -> None:
+    refine = read_checkpoint(shared_data / "checkpoints/ReFine/mutag_net.pt")
+    assert refine.past[0] == "__main__.MutagNet"
+    assert {name.split(".")[0] for name in refine.state_dict} >= {"node_emb", "convs"}
+    assert all(bool(torch.isfinite(value).all()) for value in refine.state_dict.values())

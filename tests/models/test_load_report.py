@@ -147,8 +147,8 @@ def test_a_transposed_tensor_is_recognised(tmp_path: Path) -> None:
     assert_holds(model, state_dict)
 
 
-@pytest.mark.parametrize(("in_file", "in_model"), [("net.", ""), ("", "gnn."), ("net.", "gnn.")])
-def test_a_prefix_of_either_side_is_one_line_or_a_list(
+@pytest.mark.parametrize(("in_file", "in_model"), [("", "gnn."), ("net.", "gnn.")])
+def test_a_prefix_of_the_model_is_one_line_or_a_list(
     tmp_path: Path, in_file: str, in_model: str
 ) -> None:
     inner = small_model()
@@ -156,13 +156,71 @@ def test_a_prefix_of_either_side_is_one_line_or_a_list(
     state_dict = randomized(inner)
     renamed = {in_file + name: value for name, value in state_dict.items()}
     error = mismatch(model, renamed)
-    if not (in_file and in_model):
-        key_map = suggested(error, tmp_path / "map.toml", "that fits")
-        assert key_map.rules == (KeyRule(f"{in_file}*", f"{in_model}*"),)
-    else:
-        key_map = KeyMap((KeyRule("net.*", "gnn.*"),))
+    key_map = suggested(error, tmp_path / "map.toml", "that fits")
+    if not in_file:
+        assert key_map.rules == (KeyRule("*", "gnn.*"),)
     load_into(model, checkpoint_of(renamed), key_map=key_map)
     assert_holds(inner, state_dict)
+
+
+def deep_model(count: int, names: tuple[str, str, str]) -> nn.ModuleDict:
+    """Convolutions, batch norms and a classifier under some names."""
+    convs, norms, head = names
+    return nn.ModuleDict(
+        {
+            convs: nn.ModuleList([nn.Linear(4, 4) for _ in range(count)]),
+            norms: nn.ModuleList([nn.BatchNorm1d(4) for _ in range(count)]),
+            head: nn.Linear(4, 4),
+        }
+    )
+
+
+def test_a_proposal_for_a_deep_model_is_complete_and_short(tmp_path: Path) -> None:
+    """All tensors have one of two shapes, and more of them than the table shows are renamed."""
+    file = deep_model(30, ("gnns", "batch_norms", "linear"))
+    model = deep_model(30, ("convs", "bns", "head"))
+    state_dict = randomized(file)
+    key_map = suggested(mismatch(model, state_dict), tmp_path / "map.toml", "that fits")
+    assert KeyRule("gnns.*.weight", "convs.*.weight") in key_map.rules
+    assert len(key_map.rules) == 9
+    load_into(model, checkpoint_of(state_dict), key_map=key_map)
+    assert list(model.state_dict()) == [
+        name.replace("gnns", "convs").replace("batch_norms", "bns").replace("linear", "head")
+        for name in state_dict
+    ]
+    for old, new in zip(state_dict.values(), model.state_dict().values(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_a_batch_norm_is_never_proposed_for_a_linear_layer() -> None:
+    """Their biases have the same shape, and the names are as alike as can be."""
+    model = nn.ModuleDict({"norm1": nn.Linear(4, 4), "other": nn.Linear(4, 4)})
+    file = nn.ModuleDict({"norm2": nn.BatchNorm1d(4), "out": nn.BatchNorm1d(4)})
+    assert "A key map" not in mismatch(model, randomized(file)).details
+    layer_norm = nn.ModuleDict({"norm1": nn.LayerNorm(4), "other": nn.LayerNorm(4)})
+    assert "A key map" not in mismatch(layer_norm, randomized(file)).details
+
+
+def test_what_does_not_cover_the_model_is_not_proposed() -> None:
+    model = nn.ModuleDict({"conv": nn.Linear(3, 4), "head": nn.Linear(4, 2)})
+    state_dict = randomized(nn.ModuleDict({"gnn": nn.Linear(3, 4), "loss": nn.Linear(7, 7)}))
+    assert "A key map" not in mismatch(model, state_dict).details
+
+
+def test_a_proposal_names_what_it_leaves_out(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"conv": nn.Linear(3, 4)})
+    state_dict = randomized(nn.ModuleDict({"gnn": nn.Linear(3, 4), "loss": nn.Linear(7, 7)}))
+    key_map = suggested(mismatch(model, state_dict), tmp_path / "map.toml", "that fits")
+    assert {rule.old for rule in key_map.rules if rule.new is None} == {"loss.weight", "loss.bias"}
+    load_into(model, checkpoint_of(state_dict), key_map=key_map)
+    assert torch.equal(model["conv"].weight, state_dict["gnn.weight"])
+
+
+def test_a_proposal_for_an_encoder_says_what_stays_without_weights() -> None:
+    model = nn.ModuleDict({"encoder": small_model(), "head": nn.Linear(2, 1)})
+    error = mismatch(model, randomized(small_model()))
+    assert "that fits, but for 2 missing" in error.details
+    assert '"*" = "encoder.*"' in error.details
 
 
 def test_lines_of_the_key_map_that_match_nothing_are_listed() -> None:

@@ -190,3 +190,45 @@ def test_real_checkpoints_load(shared_data: Path) -> None:
     )
     assert load_into(model, checkpoint).loaded == 47
     assert torch.equal(model["x_embedding1"].weight, checkpoint.state_dict["x_embedding1.weight"])
+
+
+def test_weights_under_one_name_are_taken_from_there(tmp_path: Path) -> None:
+    """As Lightning saves them: beside a loss, a metric and a moving average."""
+    state_dict = randomized(small_model())
+    beside = {"loss.pos_weight": torch.ones(1), "metric.total": torch.tensor(3)}
+    average = {f"ema.{name}": value + 1 for name, value in state_dict.items()}
+    for prefix in ("model.", "net.gnn."):
+        whole = {f"{prefix}{name}": value for name, value in state_dict.items()}
+        model, path = small_model(), tmp_path / "model.ckpt"
+        report = load_into(model, checkpoint_of({**whole, **beside, **average}))
+        assert_holds(model, state_dict)
+        assert set(report.left_out) == beside.keys() | average.keys()
+        assert "loss.pos_weight" in report.notes[0]
+        torch.save({"state_dict": {**whole, **beside, **average}}, path)
+        checkpoint = read_checkpoint(path, state="ema")
+        load_into(model, checkpoint)
+        assert_holds(model, {name: value + 1 for name, value in state_dict.items()})
+        assert "ema (9 tensors)" in read_checkpoint(path).notes[0]
+
+
+def test_two_parts_that_fit_are_not_guessed_between() -> None:
+    state_dict = randomized(small_model())
+    both = {f"{part}.{name}": t for part in ("student", "other") for name, t in state_dict.items()}
+    with pytest.raises(CheckpointError, match="student, other; choose one, as in --state student"):
+        load_into(small_model(), checkpoint_of(both))
+
+
+def test_what_may_be_missing_is_zero_and_named() -> None:
+    encoder, head = small_model(), nn.Linear(2, 1)
+    model = nn.ModuleDict({"encoder": encoder, "head": head})
+    state_dict = {f"encoder.{name}": value for name, value in randomized(encoder).items()}
+    with pytest.raises(CheckpointError, match="2 missing"):
+        load_into(model, checkpoint_of(state_dict))
+    report = load_into(model, checkpoint_of(state_dict), allow_missing=True)
+    assert [row.name for row in report.missing] == ["head.weight", "head.bias"]
+    assert not head.weight.any()
+    assert torch.equal(encoder[0].weight, state_dict["encoder.0.weight"])
+    # A file with anything else in it, or with nothing of the model, is another model's.
+    for other in ({**state_dict, "more": torch.ones(1)}, {"encoder.9.weight": torch.ones(1)}):
+        with pytest.raises(CheckpointError, match="does not fit"):
+            load_into(model, checkpoint_of(other), allow_missing=True)

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import argparse
+import collections
+import dataclasses
+import datetime
+import enum
 import io
 import os
+import pathlib
 import pickle
 import struct
 import tarfile
@@ -10,6 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -83,19 +89,77 @@ def test_code_in_a_file_is_named_and_does_not_run(tmp_path: Path, form: str) -> 
     assert torch.equal(checkpoint.state_dict["conv.weight"], WEIGHTS["conv.weight"])
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_whole_module_is_refused_and_read_when_trusted(tmp_path: Path, zipped: bool) -> None:
-    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    path = tmp_path / "model.pt"
-    error = refusal(path, save({"net": module, "epoch": 3}, zipped=zipped))
-    assert "torch.nn.modules.container.Sequential" in str(error)
+class Net(nn.Module):
+    """A module of one's own, with what state dicts leave out."""
 
-    checkpoint = read_checkpoint(path, trust=True)
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 2, bias=False), nn.BatchNorm1d(2)])
+        self.scale = nn.Parameter(torch.ones(2))
+        self.register_buffer("passing", torch.ones(1), persistent=False)
+        self.tied = self.layers[0]
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_a_whole_module_gives_its_weights_without_its_code(
+    tmp_path: Path, zipped: bool, protocol: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, path = Net(), tmp_path / "model.pt"
+    path.write_bytes(save({"net": module, "epoch": 3}, zipped=zipped, protocol=protocol))
+    monkeypatch.delattr(f"{__name__}.Net")  # it cannot be looked up any more
+
+    checkpoint = read_checkpoint(path)
 
     assert checkpoint.found_at == "net"
-    assert checkpoint.metadata == {"epoch": 3}
-    assert checkpoint.state_dict.keys() == module.state_dict().keys()
-    assert torch.equal(checkpoint.state_dict["0.weight"], module[0].weight)
+    assert checkpoint.metadata["epoch"] == 3
+    assert f"{__name__}.Net" in checkpoint.past
+    assert list(checkpoint.state_dict) == list(module.state_dict())
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(checkpoint.state_dict[name], tensor)
+
+
+class Sealed(nn.Linear):
+    """A module that only its own code can rebuild."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unseal, (self.weight.tolist(),)
+
+
+def _unseal(rows: list[list[float]]) -> nn.Linear:
+    made = nn.Linear(len(rows[0]), len(rows))
+    with torch.no_grad():
+        made.weight.copy_(torch.tensor(rows))
+    return made
+
+
+def test_trust_is_remembered_by_the_bytes_of_the_file(tmp_path: Path, state_home: Path) -> None:
+    module, path = Sealed(3, 2), tmp_path / "model.pt"
+    error = refusal(path, save(module))
+    assert isinstance(error, UnsafeCheckpointError)
+    assert f"{__name__}._unseal" in str(error)
+    assert not state_home.exists()
+
+    first = read_checkpoint(path, trust=True)
+    moved = path.rename(tmp_path / "moved.pt")
+    again = read_checkpoint(moved)
+
+    assert torch.equal(first.state_dict["weight"], module.weight)
+    assert torch.equal(again.state_dict["weight"], module.weight)
+    # Other bytes are another file, whatever its name.
+    assert isinstance(refusal(moved, save(Sealed(3, 2))), UnsafeCheckpointError)
+
+
+def test_a_home_that_cannot_be_written_to_only_forgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("in the way")
+    monkeypatch.setenv("XDG_STATE_HOME", str(path))
+    data = save(Sealed(3, 2))
+    (tmp_path / "model.pt").write_bytes(data)
+    assert "weight" in read_checkpoint(tmp_path / "model.pt", trust=True).state_dict
+    refusal(tmp_path / "model.pt", data)
 
 
 def test_what_can_do_harm_is_named_before_the_rest(tmp_path: Path) -> None:
@@ -103,6 +167,51 @@ def test_what_can_do_harm_is_named_before_the_rest(tmp_path: Path) -> None:
     error = refusal(tmp_path / "a.pt", save([*plain, Payload(tmp_path / "made"), WEIGHTS]))
     assert f"asks for {os.mkdir.__module__}.mkdir, argparse.Namespace, " in str(error)
     assert "more;" in str(error)
+
+
+@dataclasses.dataclass
+class Config:
+    hidden: int = 64
+    name: str = "gin"
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "protocol 4", "plain pickle"])
+def test_weights_are_read_past_what_stands_beside_them(tmp_path: Path, form: str) -> None:
+    beside = {
+        "args": argparse.Namespace(lr=0.1, hidden=32),
+        "score": np.float64(0.93),
+        "curve": np.arange(3.0),
+        "folder": pathlib.PurePosixPath("runs/1"),
+        "when": datetime.datetime(2024, 5, 1),
+        "config": Config(),
+        "color": Color.RED,
+        "names": {"a", "b"},
+        "device": torch.device("cpu"),
+        "counts": collections.Counter("aab"),
+        "function": os.path.join,
+    }
+    content = {"state_dict": collections.OrderedDict(WEIGHTS), **beside, "epoch": 3}
+    path = tmp_path / "model.pt"
+    path.write_bytes(
+        {
+            "zip": lambda: save(content),
+            "legacy": lambda: save(content, zipped=False),
+            "protocol 4": lambda: save(content, protocol=4),
+            "plain pickle": lambda: pickle.dumps(content),
+        }[form]()
+    )
+    checkpoint = read_checkpoint(path)
+    assert checkpoint.found_at == "state_dict"
+    for name, tensor in WEIGHTS.items():
+        assert torch.equal(checkpoint.state_dict[name], tensor)
+    assert checkpoint.metadata["epoch"] == 3
+    assert checkpoint.metadata["args.hidden"] == 32
+    assert "argparse.Namespace" in checkpoint.past
+    assert any("read past" in note for note in checkpoint.notes)
 
 
 class Evaluated:
@@ -130,6 +239,8 @@ def test_trust_does_not_unpickle_what_can_be_read_safely(
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
     assert read_checkpoint(path, trust=True).state_dict.keys() == WEIGHTS.keys()
     path.write_bytes(save({**WEIGHTS, "arguments": argparse.Namespace(lr=0.1)}))
+    assert read_checkpoint(path, trust=True).state_dict.keys() == WEIGHTS.keys()
+    path.write_bytes(save(Sealed(3, 2)))
     with pytest.raises(CheckpointError, match="cannot be unpickled"):
         read_checkpoint(path, trust=True)
 
@@ -154,18 +265,11 @@ def test_printable_leaves_ordinary_names_alone() -> None:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_protocol_3_is_read_without_a_warning(tmp_path: Path, zipped: bool) -> None:
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_protocol_is_read(tmp_path: Path, zipped: bool, protocol: int) -> None:
     path = tmp_path / "model.pt"
-    path.write_bytes(save(WEIGHTS, zipped=zipped, protocol=3))
+    path.write_bytes(save(WEIGHTS, zipped=zipped, protocol=protocol))
     assert torch.equal(read_checkpoint(path).state_dict["conv.bias"], WEIGHTS["conv.bias"])
-
-
-def test_protocol_4_without_foreign_classes(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    error = refusal(path, save(WEIGHTS, protocol=4))
-    assert isinstance(error, UnsafeCheckpointError)
-    assert "Unsupported operand" in str(error)
-    assert read_checkpoint(path, trust=True).state_dict.keys() == WEIGHTS.keys()
 
 
 def test_tensors_of_a_cuda_machine_land_on_the_cpu(tmp_path: Path) -> None:
@@ -194,7 +298,7 @@ def test_tensors_of_a_cuda_machine_land_on_the_cpu(tmp_path: Path) -> None:
         (b"", "empty"),
         (b"\x80\x02", "damaged"),
         (b"PK\x03\x04", "damaged"),
-        (pickle.dumps([1, 2, 3]), "plain pickle"),
+        (pickle.dumps([1, 2, 3]), "holds no state dict (a list)"),
     ],
 )
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
@@ -235,7 +339,8 @@ def test_torchscript_is_refused_and_read_when_trusted(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.script(module), path)
     error = refusal(path, path.read_bytes())
     assert isinstance(error, UnsafeCheckpointError)
-    assert "TorchScript" in str(error)
+    assert "TorchScript archive is a program" in str(error)
+    assert "torch.jit.load(FILE).state_dict()" in str(error)
     assert torch.equal(read_checkpoint(path, trust=True).state_dict["weight"], module.weight)
 
 

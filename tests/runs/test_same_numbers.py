@@ -131,18 +131,16 @@ def test_model_of_a_users_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert histograph("cache", *model, *demo, "-o", "a.cache").exit_code == 0
     run = hg.train_head("a.cache", "run", dim=8, training=SHORT)
     assert_stored(run, hg.predict("run", demo_graphs(), model="my_model.py:MixedWidths"), "p_1")
-    predictor = hg.load("run", model="my_model.py:MixedWidths", in_dim=4)
+    predictor = hg.load("run", model="my_model.py:MixedWidths")  # sizes are those of the cache
     graph = demo_graphs()[0]
     assert predictor(graph).shape == (1, 1)
-    with pytest.raises(ModelError, match="in_channels"):
-        hg.load("run", model="my_model.py:MixedWidths")
     with pytest.raises(ModelError, match=r"'my_model\.py:MixedWidths', which is code.*--model"):
-        hg.load("run", in_dim=4)
+        hg.load("run")
     # Somewhere else the checkpoint is found through the cache; code is not looked for.
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(NotFoundError, match="my_model"):
-        hg.load("../run", model="my_model.py:MixedWidths", in_dim=4)
+        hg.load("../run", model="my_model.py:MixedWidths")
     moved = hg.load("../run", model="../my_model.py:MixedWidths", in_dim=4)
     torch.testing.assert_close(moved(graph), predictor(graph))
 

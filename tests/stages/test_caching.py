@@ -224,7 +224,7 @@ def test_shard_that_cannot_be_written_is_told_and_leaves_nothing(
             cache(make_model(hidden=64), dataset, tmp_path / "a")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(contents(tmp_path / "a")) == ["splits.json"]
+    assert list(contents(tmp_path / "a")) == ["canary.safetensors", "splits.json"]
 
 
 def test_same_command_twice_does_nothing_and_another_is_refused(

@@ -1,0 +1,179 @@
+"""The canary of a cache: one small graph of its data, and what the model made of it.
+
+It is a file of tensors: reading it runs nothing. Labels and texts are left out of the graph where
+the model can do without.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.utils import k_hop_subgraph, subgraph
+
+from ..capture import Capture, CapturePlan
+from ..capture.tensors import eager_module, frozen
+from ..data import GraphDataset
+from ..data.batching import make_batch, sparse_names
+from ..data.dataset import probe_graphs
+from ..errors import CacheError, HistographError
+from ..models.model_call import LABELS
+
+#: A larger graph is cut down to the surroundings of one node.
+_CANARY_NODES = 256
+
+#: The largest difference, relative to the largest number of a layer, that other machines, devices
+#: and numbers of threads explain; that which the model itself shows to have is ten times what
+#: single precision is off on the canary, up to the last of these.
+_TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+_MOST = 5e-2
+
+
+@dataclass(frozen=True)
+class Canary:
+    """One graph, the activations of each layer on it, and how far off rounding may take them."""
+
+    graph: Data
+    history: list[Tensor]
+    tolerances: list[float]
+
+    @classmethod
+    def take(cls, model: nn.Module, plan: CapturePlan, dataset: GraphDataset) -> Canary | None:
+        """Run the model on a small graph of the data; None if it cannot be run on one."""
+        for graph in _small_graphs(dataset):
+            try:
+                history = _run(model, plan, graph)
+            except (HistographError, ArithmeticError, LookupError, RuntimeError, TypeError):
+                continue
+            return cls(graph, history, _tolerances(model, plan, graph, history))
+        return None
+
+    def differences(self, model: nn.Module, plan: CapturePlan) -> Iterator[tuple[str, float]]:
+        """Yield the layers whose activations are other ones by now, and by how much."""
+        if len(self.history) != len(plan.points):
+            raise CacheError(
+                f"canary: found {len(self.history)} layers, expected {len(plan.points)}"
+            )
+        history = _run(model, plan, self.graph)
+        found = zip(plan.names, self.history, history, self.tolerances, strict=True)
+        for name, before, now, tolerance in found:
+            difference = _difference(before, now)
+            if not difference <= tolerance:
+                yield name, difference
+
+    def to_bytes(self) -> bytes:
+        """Return the contents of the file: tensors, and plain values beside them."""
+        tensors: dict[str, Tensor] = {}
+        values: dict[str, Any] = {}
+        for name, value in self.graph.to_dict().items():
+            if isinstance(value, Tensor):
+                tensors[f"graph.{name}"] = value.contiguous()
+            else:
+                values[name] = value
+        tensors |= {f"layer.{at}": layer.contiguous() for at, layer in enumerate(self.history)}
+        # A capture point may name an attribute by its position, so the order is kept.
+        names = list(self.graph.to_dict())
+        about = {"names": names, "values": values, "tolerances": self.tolerances}
+        return safetensors.torch.save(tensors, {"canary": json.dumps(about)})
+
+    @classmethod
+    def from_bytes(cls, contents: bytes, where: str) -> Canary:
+        """Read what :meth:`to_bytes` returned."""
+        try:
+            tensors = safetensors.torch.load(contents)
+            length = int.from_bytes(contents[:8], "little")
+            about = json.loads(json.loads(contents[8 : 8 + length])["__metadata__"]["canary"])
+            values, graph = about["values"], Data()
+            for name in about["names"]:
+                graph[name] = values[name] if name in values else tensors[f"graph.{name}"]
+            tolerances = [float(number) for number in about["tolerances"]]
+            return cls(graph, [tensors[f"layer.{at}"] for at in range(len(tolerances))], tolerances)
+        except (SafetensorError, ValueError, LookupError, TypeError, RuntimeError) as error:
+            raise CacheError(f"{where}: found {error!r}, expected a canary") from error
+
+
+def _small_graphs(dataset: GraphDataset) -> Iterator[Data]:
+    """Yield a small graph without labels and texts, and the same with all it has."""
+    graphs = sorted(probe_graphs(dataset), key=lambda graph: int(graph.num_nodes))
+    fitting = (graph for graph in graphs if graph.num_nodes > 1 and graph.num_edges)
+    graph = next(fitting, graphs[-1])
+    if graph.num_nodes > _CANARY_NODES:
+        graph = _surroundings(graph)
+    yield _inputs_only(graph)
+    yield graph
+
+
+def _inputs_only(graph: Data) -> Data:
+    """Return the tensors of a graph that a model may be given, labels and masks aside."""
+    bare = copy.copy(graph)
+    for name, value in graph.to_dict().items():
+        is_label = name in LABELS or "label" in name or name.endswith("_mask")
+        if is_label or not isinstance(value, Tensor):
+            del bare[name]
+    return bare
+
+
+def _surroundings(graph: Data) -> Data:
+    """Return the part of a large graph that is around the first node with an edge."""
+    start = int(graph.edge_index[0, 0]) if graph.edge_index.numel() else 0
+    nodes = torch.tensor([start])
+    for hops in range(1, 5):
+        reached, *_ = k_hop_subgraph(
+            start, hops, graph.edge_index, num_nodes=graph.num_nodes, flow="target_to_source"
+        )
+        nodes = torch.cat([nodes, reached[~torch.isin(reached, nodes)]])[:_CANARY_NODES]
+    nodes = nodes.sort().values
+    rest, parts = copy.copy(graph), {}
+    for _, prefix in sparse_names(graph.keys()).values():
+        pairs, values = rest.pop(f"{prefix}_index"), rest.pop(f"{prefix}_value")
+        parts[prefix] = subgraph(nodes, pairs, values, relabel_nodes=True, num_nodes=len(graph.x))
+    part = rest.subgraph(nodes)
+    for prefix, (pairs, values) in parts.items():
+        part[f"{prefix}_index"], part[f"{prefix}_value"] = pairs, values
+    return part
+
+
+def _run(
+    model: nn.Module, plan: CapturePlan, graph: Data, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """Return what the model makes of one graph: ``[num_nodes, D_l]`` per layer."""
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    batch = make_batch([graph.clone()]).to(device)
+    if dtype is not None:
+        batch = batch.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
+    with torch.inference_mode(), frozen(eager_module(model)), Capture(model, plan) as recorder:
+        return [layer.cpu() for layer in recorder.run(batch).history]
+
+
+def _tolerances(
+    model: nn.Module, plan: CapturePlan, graph: Data, history: Sequence[Tensor]
+) -> list[float]:
+    """Return how far off each layer may be: rounding, which some models amplify."""
+    try:
+        exact = _run(copy.deepcopy(model).cpu().double(), plan, graph, torch.float64)
+        rounding = [_difference(*pair) for pair in zip(history, exact, strict=True)]
+    except Exception:  # of whatever kind: code that insists on a precision
+        rounding = [0.0] * len(history)
+    least = [_TOLERANCES.get(str(layer.dtype).removeprefix("torch."), 1e-4) for layer in history]
+    return [
+        max(low, min(10 * off, _MOST)) if off == off else low
+        for low, off in zip(least, rounding, strict=True)
+    ]
+
+
+def _difference(before: Tensor, now: Tensor) -> float:
+    """Return the largest difference, relative to the largest number; infinite of other shapes."""
+    if before.shape != now.shape:
+        return float("inf")
+    if not before.numel():
+        return 0.0
+    scale = float(before.double().abs().max())
+    return float((before.double() - now.double()).abs().max()) / (scale or 1.0)

@@ -1,0 +1,328 @@
+"""A pickle read as data: no name in it is looked up, nothing in it is called.
+
+``pickletools`` takes the instructions apart; the few that build values are followed here. Whatever
+the file calls a class or a function is a :class:`Global`, and what that would have made is a
+:class:`StandIn` that holds its parts. Only tensors are rebuilt, from their bytes in the file. (The
+safe reader of torch refuses a file for any class beside the weights, and a key of a million nested
+tuples ends its process.)
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickletools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .storages import Places, Storage, Storages, meta_tensor, named_dtype, storage_dtype
+
+#: Instructions of one file, at most: each makes a small object or none. The weights are not in
+#: them, so a file that needs more is no checkpoint; nor does one need more than two per byte.
+_MAX_STEPS = 10_000_000
+#: How deep a pickled storage may hold a file of its own: one level is what pickled tensors have.
+_MAX_NESTED = 2
+_MAX_NAME = 1000
+
+_RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg", "__torch__": "torch"}
+
+#: What is a part of every honest file of weights, besides what is rebuilt here.
+_ORDINARY = {"torch.device", "torch.Size", "torch.nn.parameter.Parameter", "torch.Tensor"}
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """A name that the pickle would import: a class, a function or a constant."""
+
+    name: str
+
+
+@dataclass(eq=False, slots=True)
+class StandIn:
+    """What an object of a foreign class would be made of; nothing of its class is known or run."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    #: Its attributes, and what it holds if it is a kind of dict.
+    parts: dict[Any, Any] = field(default_factory=dict)
+    #: What it holds if it is a kind of list or set.
+    members: list[Any] = field(default_factory=list)
+
+
+class _Mark:
+    """Where the arguments of a later instruction begin."""
+
+
+_MARK = _Mark()
+
+
+class InertReader:
+    """Reads the pickles of one file.
+
+    Args:
+        buffer: The bytes of the file; no more than their number is ever allocated for tensors.
+        places: The storages of a zip archive; None where they follow the pickle.
+    """
+
+    def __init__(self, buffer: mmap.mmap | bytes, places: Places | None = None, *, nested: int = 0):
+        self._storages, self._nested = Storages(buffer, places), nested
+        self._steps = min(_MAX_STEPS, 2 * len(buffer))
+        #: Every name that the pickles would import, in order.
+        self.names: dict[str, None] = {}
+
+    def foreign_names(self) -> list[str]:
+        """Return the names that are no part of tensors and plain containers."""
+        known = {*_REBUILD, *_ORDINARY}
+        return [
+            name
+            for name in self.names
+            if name not in known and named_dtype(name) is None and storage_dtype(name) is None
+        ]
+
+    def read(self, stream: io.BytesIO | mmap.mmap) -> object:
+        """Return the value of the pickle that begins here."""
+        stack: list[Any] = []
+        memo: dict[int, Any] = {}
+        for opcode, argument, _ in pickletools.genops(stream):  # type: ignore[arg-type]
+            self._spend(1)
+            name = opcode.name
+            if name in _PUT:
+                memo[int(argument or 0)] = stack[-1]
+            elif name in _GET:
+                stack.append(memo[int(argument or 0)])
+            elif name == "MEMOIZE":
+                memo[len(memo)] = stack[-1]
+            elif name in _VALUES:
+                stack.append(argument)
+            elif name not in _IGNORED:
+                self._step(name, argument, stack)
+        (value,) = stack
+        return value
+
+    def read_legacy(self, stream: io.BytesIO | mmap.mmap) -> object:
+        """Return the value of a file from before torch 1.6: pickles, then storages one by one."""
+        for _ in range(2):  # the magic number and the version
+            self.read(stream)
+        system = self.read(stream)
+        if isinstance(system, dict) and system.get("little_endian") is False:
+            raise ValueError("written on a big-endian machine")
+        value, keys = self.read(stream), self.read(stream)
+        for key in keys if isinstance(keys, list) else ():
+            self._storages.fill(str(key), stream)
+        return value
+
+    def _spend(self, steps: int) -> None:
+        self._steps -= steps
+        if self._steps < 0:
+            raise ValueError("a pickle of more steps than a checkpoint has")
+
+    def _step(self, name: str, argument: Any, stack: list[Any]) -> None:
+        """Follow one instruction that is about more than a plain value."""
+        match name:
+            case "MARK":
+                stack.append(_MARK)
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_LIST":
+                stack.append([])
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "EMPTY_SET":
+                stack.append(StandIn("builtins.set"))
+            case "TUPLE":
+                stack.append(tuple(_to_mark(stack)))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(tuple(_take(stack, int(name[-1]))))
+            case "LIST":
+                stack.append(_to_mark(stack))
+            case "FROZENSET":
+                stack.append(StandIn("builtins.frozenset", members=_to_mark(stack)))
+            case "DICT":
+                made: dict[Any, Any] = {}
+                _set_items(made, _to_mark(stack))
+                stack.append(made)
+            case "SETITEM":
+                pair = _take(stack, 2)
+                _set_items(stack[-1], pair)
+            case "SETITEMS":
+                pairs = _to_mark(stack)
+                _set_items(stack[-1], pairs)
+            case "APPEND":
+                one = _take(stack, 1)
+                _extend(stack[-1], one)
+            case "APPENDS" | "ADDITEMS":
+                several = _to_mark(stack)
+                _extend(stack[-1], several)
+            case "GLOBAL":
+                stack.append(self._global(*str(argument).split(" ", 1)))
+            case "STACK_GLOBAL":
+                stack.append(self._global(*_take(stack, 2)))
+            case "INST":
+                args = _to_mark(stack)
+                stack.append(self._call(self._global(*str(argument).split(" ", 1)), tuple(args)))
+            case "OBJ":
+                kind, *args = _to_mark(stack)
+                stack.append(self._call(kind, tuple(args)))
+            case "REDUCE" | "NEWOBJ":
+                function, args = _take(stack, 2)
+                stack.append(self._call(function, args))
+            case "NEWOBJ_EX":
+                function, args, _ = _take(stack, 3)
+                stack.append(self._call(function, args))
+            case "BUILD":
+                (state,) = _take(stack, 1)
+                self._build(stack[-1], state)
+            case "BINPERSID" | "PERSID":
+                given = _take(stack, 1)[0] if name == "BINPERSID" else argument
+                stack.append(self._persistent(given))
+            case "POP":
+                stack.pop()
+            case "POP_MARK":
+                _to_mark(stack)
+            case "DUP":
+                stack.append(stack[-1])
+            case _:  # out-of-band buffers and registered extensions: not in a file by itself
+                raise ValueError(f"the instruction {name}")
+
+    def _global(self, module: object, name: object) -> Global:
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise ValueError("a name that is no text")
+        if len(module) + len(name) > _MAX_NAME:
+            raise ValueError("a name without end")
+        module = _RENAMED.get(module, module)
+        self.names[f"{module}.{name}"] = None
+        return Global(f"{module}.{name}")
+
+    def _call(self, function: object, args: object) -> object:
+        """Return what a call stands for: a tensor or a container if it is known to make one."""
+        if not isinstance(args, tuple):
+            raise ValueError("arguments that are no tuple")
+        name = function.name if isinstance(function, Global) else "(computed)"
+        rebuild = _REBUILD.get(name)
+        if rebuild is not None:
+            return rebuild(self, *args)
+        if name == "copyreg._reconstructor" and args and isinstance(args[0], Global):
+            return StandIn(args[0].name)
+        return StandIn(name, args)
+
+    def _persistent(self, given: object) -> object:
+        """Return what a file refers to by name: a storage, or in old files a class."""
+        match given:
+            case ("storage", Global(name), str(key), _, int(count), *rest):
+                return self._storages.get(name, key, count, rest[0] if rest else None)
+            case ("module", kind, *_):
+                return kind
+        raise ValueError("a reference to something that is no storage")
+
+    # --- what is rebuilt
+
+    def _tensor(
+        self, storage: object, offset: object, size: object, stride: object, *_: object
+    ) -> object:
+        if not isinstance(storage, Storage):
+            return StandIn("torch.Tensor")
+        return self._storages.tensor(storage, offset, size, stride)
+
+    def _tensor_v3(self, *args: object) -> object:
+        storage, offset, size, stride, _, _, dtype = args[:7]
+        if not isinstance(storage, Storage) or not isinstance(dtype, Global):
+            return StandIn("torch.Tensor")
+        return self._storages.tensor(storage, offset, size, stride, dtype.name)
+
+    def _meta_tensor(self, dtype: object, size: object, *_: object) -> object:
+        return meta_tensor(dtype.name if isinstance(dtype, Global) else "", size)
+
+    def _from_type(self, function: object, _kind: object, args: object, *_: object) -> object:
+        return self._call(function, args)
+
+    def _load_bytes(self, data: object) -> object:
+        """Read the file within the file that a tensor in a plain pickle is."""
+        if not isinstance(data, bytes) or self._nested >= _MAX_NESTED:
+            raise ValueError("a nested file")
+        self._storages.spend(len(data))  # the same bytes may be read any number of times
+        inner = InertReader(data, nested=self._nested + 1)
+        value = inner.read_legacy(io.BytesIO(data))
+        self.names.update(inner.names)
+        return value
+
+    def _mapping(self, *args: object) -> object:
+        pairs = args[-1] if args else ()
+        if isinstance(pairs, dict):
+            return pairs
+        made: dict[Any, Any] = {}
+        if isinstance(pairs, list | tuple):
+            self._spend(len(pairs))
+            for pair in pairs:
+                if isinstance(pair, list | tuple) and len(pair) == 2:
+                    _set_items(made, list(pair))
+        return made
+
+    def _build(self, target: object, state: object) -> None:
+        """Give a stand-in its attributes; those of a tensor or a dict are of no interest."""
+        if not isinstance(target, StandIn):
+            return
+        for part in state[:2] if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict):
+                self._spend(len(part))
+                target.parts.update(part)
+
+
+_REBUILD: dict[str, Callable[..., object]] = {
+    "torch._utils._rebuild_tensor": InertReader._tensor,
+    "torch._utils._rebuild_tensor_v2": InertReader._tensor,
+    "torch._utils._rebuild_tensor_v3": InertReader._tensor_v3,
+    "torch._utils._rebuild_meta_tensor_no_storage": InertReader._meta_tensor,
+    "torch._utils._rebuild_parameter": lambda _reader, data, *_: data,
+    "torch._utils._rebuild_parameter_with_state": lambda _reader, data, *_: data,
+    "torch._tensor._rebuild_from_type_v2": InertReader._from_type,
+    "torch.storage._load_from_bytes": InertReader._load_bytes,
+    "collections.OrderedDict": InertReader._mapping,
+    "collections.defaultdict": InertReader._mapping,
+    "collections.Counter": InertReader._mapping,
+}
+
+_PUT = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+_GET = frozenset({"GET", "BINGET", "LONG_BINGET"})
+_IGNORED = frozenset({"PROTO", "FRAME", "STOP"})
+#: Instructions whose argument is the value that they push.
+_VALUES = frozenset(
+    {
+        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+        *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "BINUNICODE8"),
+        *("SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+    }
+)
+
+
+def _take(stack: list[Any], count: int) -> list[Any]:
+    taken = stack[len(stack) - count :]
+    if len(taken) != count or any(value is _MARK for value in taken):
+        raise ValueError("an instruction without its arguments")
+    del stack[len(stack) - count :]
+    return taken
+
+
+def _to_mark(stack: list[Any]) -> list[Any]:
+    taken: list[Any] = []
+    while (value := stack.pop()) is not _MARK:
+        taken.append(value)
+    return taken[::-1]
+
+
+def _set_items(target: object, pairs: list[Any]) -> None:
+    if len(pairs) % 2 or not isinstance(target, dict | StandIn):
+        raise ValueError("entries of something that has none")
+    entries = target.parts if isinstance(target, StandIn) else target
+    for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+        # Hashing a tuple of tuples of tuples ... would end the process; nobody asks for such keys.
+        plain = key is None or isinstance(key, str | int | float | bytes)
+        entries[key if plain else StandIn("(key)")] = value
+
+
+def _extend(target: object, values: list[Any]) -> None:
+    if not isinstance(target, list | StandIn):
+        raise ValueError("members of something that has none")
+    (target.members if isinstance(target, StandIn) else target).extend(values)

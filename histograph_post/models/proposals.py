@@ -1,0 +1,282 @@
+"""The key map that would make a checkpoint fit a model, where there is one.
+
+Layers are paired whole: all tensors of one with all of another, of the same shapes, each once. So
+a batch norm, which has running statistics, or a weight that is no matrix, is never taken for a
+linear layer. What is proposed covers every tensor, or nothing is proposed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from functools import cache
+
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from .key_map import KeyMap, KeyRule
+
+Shape = tuple[int, ...]
+
+#: What an honest checkpoint may lack: counters that old versions of torch did not save, and a
+#: module's own notes, which are no weights.
+OPTIONAL = ("num_batches_tracked", "_extra_state")
+
+#: PyG 2.0 replaced the weight of a convolution by a linear layer, whose weight is its transpose.
+_PYG_2 = ("weight", "lin.weight")
+#: Names of tensors less alike than this have nothing to do with each other.
+_ALIKE = 0.6
+#: What the same numbers in two names add to their likeness, and the same place in the model.
+_SAME_NUMBERS, _SAME_PLACE = 0.5, 0.2
+_MAX_PAIRS = 250_000
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A key map, and what the model has that the file does not."""
+
+    key_map: KeyMap
+    #: Weights of the model that the file does not have; empty where everything fits.
+    without: tuple[str, ...] = ()
+
+
+@dataclass
+class _Layer:
+    """The tensors of one module that are to be renamed, by the last part of their names."""
+
+    name: str
+    #: Where it stands among its likes, from 0 to 1.
+    place: float = 0.0
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    #: The whole name of each.
+    names: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    old: str
+    new: str
+    in_file: Shape
+    in_model: Shape | None
+
+
+def propose_key_map(
+    expected: Mapping[str, Tensor],
+    found: Mapping[str, Tensor],
+    fits: Callable[[KeyMap], tuple[str, ...] | None],
+) -> Proposal | None:
+    """Return the key map that makes a file fit; None if there is none to be seen.
+
+    Args:
+        expected: The tensors of the model.
+        found: The tensors of the file.
+        fits: Tries a key map: the names that the model would still lack, None if it does not fit.
+    """
+    wrong = [
+        name for name in found.keys() & expected.keys() if not _fit(found[name], expected[name])
+    ]
+    turned = [name for name in wrong if _is_transpose(found[name], expected[name])]
+    if len(turned) < len(wrong):
+        return None
+    olds = _layers({name: value for name, value in found.items() if name not in expected}, found)
+    news = _layers({name: value for name, value in expected.items() if name not in found}, expected)
+    if len(olds) * len(news) > _MAX_PAIRS:
+        return None
+    pairs = [pair for old, new, leaves in _assign(olds, news) for pair in _pairs(old, new, leaves)]
+    paired = {pair.old for pair in pairs}
+    left = [name for layer in olds for name in layer.names.values() if name not in paired]
+    lines = [KeyRule(name, name, transpose=True) for name in sorted(turned)]
+    dropped = [KeyRule(name, None) for name in left]
+    if not pairs and not lines:
+        return None
+    for renamed in _spellings(pairs):
+        # The first rule that fits a name decides, so single names go before wildcards.
+        rules = sorted([*lines, *dropped, *renamed], key=lambda rule: "*" in rule.old)
+        key_map = KeyMap(tuple(dict.fromkeys(rules)))
+        without = fits(key_map)
+        if without is not None and not (without and dropped):
+            return Proposal(key_map, without)
+    return None
+
+
+def _layers(tensors: Mapping[str, Tensor], side: Mapping[str, Tensor]) -> list[_Layer]:
+    """Group tensors by the module that they are of; ``side`` has all of this side."""
+    layers: dict[str, _Layer] = {}
+    for name, value in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        alone = f"{module}.bias" not in side
+        if leaf == "weight" and alone and (module == "lin" or module.endswith(".lin")):
+            module, leaf = module[:-3].removesuffix("."), "lin.weight"  # of PyG's convolutions
+        layer = layers.setdefault(module, _Layer(module))
+        layer.tensors[leaf], layer.names[leaf] = value, name
+    for position, layer in enumerate(layers.values()):
+        layer.place = position / len(layers)
+    return list(layers.values())
+
+
+def _assign(
+    olds: Sequence[_Layer], news: Sequence[_Layer]
+) -> Iterator[tuple[_Layer, _Layer, dict[str, str]]]:
+    """Pair layers, the most alike first, each with one other at most."""
+    candidates = []
+    for old in olds:
+        for new in news:
+            leaves = _leaves(old, new)
+            if leaves is not None:
+                candidates.append((_likeness(old, new), old, new, leaves))
+    candidates.sort(key=lambda candidate: -candidate[0])
+    taken: set[int] = set()
+    for _, old, new, leaves in candidates:
+        if id(old) not in taken and id(new) not in taken:
+            taken |= {id(old), id(new)}
+            yield old, new, leaves
+
+
+def _leaves(old: _Layer, new: _Layer) -> dict[str, str] | None:
+    """Return which tensor of one layer is which of another; None if they are not the same kind."""
+    waiting = {leaf for leaf in old.tensors if leaf not in OPTIONAL}
+    leaves = {leaf: leaf for leaf in OPTIONAL if leaf in old.tensors and leaf in new.tensors}
+    for leaf, tensor in new.tensors.items():
+        if leaf in OPTIONAL:
+            continue
+        same = [leaf] if leaf in waiting else []
+        same += [_PYG_2[0]] if leaf == _PYG_2[1] and _PYG_2[0] in waiting else []
+        alike = sorted(waiting, key=lambda name: -_alike(name, leaf))
+        same += [name for name in alike if _alike(name, leaf) >= _ALIKE]
+        match = next((name for name in same if _could_fit(old.tensors[name], tensor)), None)
+        if match is None:
+            return None
+        waiting.discard(match)
+        leaves[match] = leaf
+    return leaves if leaves and not waiting else None
+
+
+def _pairs(old: _Layer, new: _Layer, leaves: Mapping[str, str]) -> Iterator[_Pair]:
+    for old_leaf, new_leaf in leaves.items():
+        value = new.tensors[new_leaf]
+        shape = None if is_lazy(value) else tuple(value.shape)
+        in_file = tuple(old.tensors[old_leaf].shape)
+        yield _Pair(old.names[old_leaf], new.names[new_leaf], in_file, shape)
+
+
+def _likeness(old: _Layer, new: _Layer) -> float:
+    same = _numbers(old.name) == _numbers(new.name)
+    near = 1 - abs(old.place - new.place)
+    return (
+        _alike(_template(old.name), _template(new.name))
+        + (_SAME_NUMBERS if same else 0.0)
+        + _SAME_PLACE * near
+    )
+
+
+@cache
+def _alike(one: str, other: str) -> float:
+    return SequenceMatcher(a=one, b=other, autojunk=False).ratio()
+
+
+@cache
+def _template(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+@cache
+def _numbers(name: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\d+", name))
+
+
+def _could_fit(found: Tensor, expected: Tensor) -> bool:
+    return _fit(found, expected) or _is_transpose(found, expected)
+
+
+def _fit(found: Tensor, expected: Tensor) -> bool:
+    if found.is_floating_point() != expected.is_floating_point():
+        return False
+    if is_lazy(expected):
+        return True
+    return found.shape == expected.shape or {tuple(found.shape), tuple(expected.shape)} == {
+        (),
+        (1,),
+    }
+
+
+def _is_transpose(found: Tensor, expected: Tensor) -> bool:
+    if is_lazy(expected) or found.dim() != 2 or expected.dim() != 2:
+        return False
+    return found.shape != expected.shape and found.shape[::-1] == expected.shape
+
+
+# --- how a key map is written
+
+
+def _spellings(pairs: Sequence[_Pair]) -> Iterator[list[KeyRule]]:
+    """Yield the rules for some renamings, the shortest spelling first."""
+    transposed = _transposed_renamings(pairs)
+    turned = [pair for pair in pairs if _is_turned(pair, transposed)]
+    straight = [pair for pair in pairs if pair not in turned]
+    if straight:
+        first = straight[0]
+        if first.old.endswith(f".{first.new}"):
+            prefix = first.old.removesuffix(first.new)
+            if all(pair.old == prefix + pair.new for pair in straight):
+                yield [*_numbered(turned, turn=True), KeyRule(f"{prefix}*", "*")]
+        if first.new.endswith(f".{first.old}"):
+            prefix = first.new.removesuffix(first.old)
+            if all(pair.new == prefix + pair.old for pair in straight):
+                yield [*_numbered(turned, turn=True), KeyRule("*", f"{prefix}*")]
+    yield [*_numbered(turned, turn=True), *_numbered(straight, turn=False)]
+    yield [
+        *(KeyRule(pair.old, pair.new, transpose=True) for pair in turned),
+        *(KeyRule(pair.old, pair.new) for pair in straight),
+    ]
+
+
+def _numbered(pairs: Sequence[_Pair], *, turn: bool) -> list[KeyRule]:
+    """Write one rule for all layers of a list that are renamed alike."""
+    groups: dict[tuple[str, str], list[_Pair]] = {}
+    for pair in pairs:
+        same = _numbers(pair.old) == _numbers(pair.new)
+        key = (_template(pair.old), _template(pair.new)) if same else (pair.old, pair.new)
+        groups.setdefault(key, []).append(pair)
+    rules = []
+    for (old, new), members in groups.items():
+        if len(members) == 1:
+            old, new = members[0].old, members[0].new
+        rules.append(KeyRule(old.replace("#", "*"), new.replace("#", "*"), transpose=turn))
+    return rules
+
+
+def _transposed_renamings(pairs: Sequence[_Pair]) -> set[tuple[str, str]]:
+    """Return the renamings that come with a transpose.
+
+    A square matrix does not show it, but the other ones renamed alike do; failing those, it is
+    what PyG did in version 2.0.
+    """
+    transposed, straight = {_PYG_2}, set()
+    for pair in pairs:
+        if len(pair.in_file) != 2 or pair.in_model is None:
+            continue
+        if pair.in_file != pair.in_model:
+            transposed.add(_renaming(pair))
+        elif pair.in_file != pair.in_file[::-1]:
+            straight.add(_renaming(pair))
+    return transposed - straight
+
+
+def _is_turned(pair: _Pair, transposed: set[tuple[str, str]]) -> bool:
+    if len(pair.in_file) != 2:
+        return False
+    if pair.in_model not in (None, pair.in_file):
+        return True
+    square = pair.in_model is None or pair.in_file == pair.in_file[::-1]
+    return square and _renaming(pair) in transposed
+
+
+def _renaming(pair: _Pair) -> tuple[str, str]:
+    """Return how one name becomes another: ``weight`` and ``lin.weight``, whatever the layer."""
+    old_parts = _template(pair.old).split(".")
+    new_parts = _template(pair.new).split(".")
+    while old_parts and old_parts[:1] == new_parts[:1]:
+        del old_parts[0], new_parts[0]
+    return ".".join(old_parts), ".".join(new_parts)

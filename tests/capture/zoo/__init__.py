@@ -1,0 +1,35 @@
+"""Architectures in the style of public code, each with its history by hand.
+
+``registry.py`` says how an entry is made and examined; the other files are the models, by style.
+``python -m tests.capture.zoo`` prints the table of docs/capture.md.
+"""
+
+from . import (  # noqa: F401 - each registers its models
+    around,
+    blocks,
+    branches,
+    chosen,
+    drawn,
+    edges,
+    frameworks,
+    geometric,
+    hierarchical,
+    joins,
+    lasts,
+    mixtures,
+    molecules,
+    node_level,
+    pairs,
+    plain,
+    pyg_models,
+    readouts,
+    running,
+    shapes,
+    signatures,
+    states,
+    transformers,
+    unusual,
+)
+from .registry import ENTRIES, Entry, Outcome, examine
+
+__all__ = ["ENTRIES", "Entry", "Outcome", "examine"]
