@@ -176,8 +176,8 @@ class Predictions:
 #: for certainty (0), and those that are all wrong for none at all (infinity).
 TEMPERATURES = (0.25, 20.0)
 
-#: How far the logarithm of a temperature is expected to be from 0, before any row is seen. Fitted
-#: without it, temperatures of fewer than a hundred validation rows do harm; see docs/results.md.
+#: How far the logarithm of a temperature is expected to be from 0, before any row is seen. Without
+#: it, temperatures of fewer than a hundred validation rows mostly do harm; see docs/results.md.
 EXPECTED_SPREAD = 0.3
 
 
