@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .layers import Layer, Layers
+from .layers import SLICING, Layer, Layers
 from .trace import FunctionCall
 from .weights import LinearMaps
 
@@ -55,6 +55,10 @@ class Joins:
             ):
                 return join
         return None
+
+    def meet(self, end: int) -> bool:
+        """Whether it can be seen where the branches that lead to a value meet."""
+        return any(join.parallel for join in self._joins(end))
 
     def _joins(self, end: int) -> Iterator[Join]:
         """Yield the calls on the way to ``end`` that join values of other layers each."""
@@ -174,6 +178,9 @@ class Joins:
         if join.name not in _CONCATENATING:
             return True
         joined = [output for output in join.outputs if self.trace.derives(end, output)]
+        last = self.trace.producer.get(end)
+        if last is not None and last.name in SLICING and set(joined) & set(last.inputs):
+            return False  # one of the layers is taken out again
         if any(self.layers.width(end) < self.layers.width(output) for output in joined):
             return True
         return any(call.time > join.time for call in self.maps.to(end))

@@ -221,7 +221,7 @@ class _Readout:
         if extra is not None and (join is None or extra[1].time < join.call.time):
             return BranchEnd(self._graph_end(self._consumed(*extra)).states, end)
         if join is None:
-            return BranchEnd((end,), None)
+            return self._one_branch(end)
         aggregates = extra is not None or self.joins.aggregates(join.call, end.value)
         return BranchEnd(self._joined(join), end if aggregates else None)
 
@@ -231,9 +231,20 @@ class _Readout:
         extra = self.maps.first_extra(end.value, after=0 if join is None else join.call.time)
         consumed = end if extra is None else self._consumed(*extra)
         if join is None:
-            return BranchEnd((consumed,), None)
+            return self._one_branch(consumed)
         aggregates = self.joins.aggregates(join.call, consumed.value)
         return BranchEnd(self._joined(join), consumed if aggregates else None)
+
+    def _one_branch(self, end: Consumed) -> BranchEnd:
+        """Return an end without another tensor behind it."""
+        makers = self.layers.frontier(end.value)
+        if len(makers) > 1 and not self.joins.meet(end.value):
+            labels = ", ".join(repr(layer.label) for layer in makers)
+            raise CaptureError(
+                f"it cannot be seen where the branches {labels} meet before the readout; "
+                "name the modules to capture with --layers"
+            )
+        return BranchEnd((end,), None)
 
     def _consumed(self, value: int, call: FunctionCall) -> Consumed:
         return Consumed(value, call.time, self._describe(call))
