@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import MessagePassing
 
 from ..errors import CaptureError
@@ -21,7 +21,7 @@ from ..models.model_call import given_to, visible
 from ..models.spec import CallForm
 from .consumed import choose_inputs
 from .layers import Layers, find_layers, refuse_hidden_steps, repeats
-from .points import POOLED, CapturePlan, TimedPoint, anchor_value, module_point
+from .points import POOLED, CapturePlan, CapturePoint, TimedPoint, anchor_value, module_point
 from .probing import probe_batches
 from .readout import BranchEnd, Consumed, find_ends
 from .selection import asks_for_steps, select_points, split_layers
@@ -53,6 +53,11 @@ def plan_capture(
         CaptureError: if the layers cannot be found, or what is named is not there.
     """
     model = eager_module(model)
+    if isinstance(batch, HeteroData):
+        raise CaptureError(
+            "found graphs with several types of nodes (HeteroData), expected one type: "
+            "to_homogeneous() makes one of them, and the model has to be of that kind too"
+        )
     seen = visible(batch, ())
     for name in no_pass:
         if name not in seen:
@@ -67,14 +72,23 @@ def plan_capture(
     if parts in (["auto"], ["steps"]):
         if automatic.problem is not None:
             raise automatic.problem
-        points = tuple(timed.point for timed in automatic.points)
+        points = _in_order(automatic.points)
         return CapturePlan(points, tuple(automatic.notes), automatic.runs, call)
 
     def named_layers(calls: Sequence[ModuleCall]) -> Sequence[TimedPoint]:
         return _automatic(trace, named=calls).points
 
     chosen = select_points(trace, automatic.points, automatic.problem, parts, named_layers)
-    return CapturePlan(tuple(timed.point for timed in chosen), call=call)
+    return CapturePlan(_in_order(chosen), call=call)
+
+
+def _in_order(points: Sequence[TimedPoint]) -> tuple[CapturePoint, ...]:
+    """Return the points with the last state last, where readouts look for it."""
+    ordered = [timed.point for timed in points]
+    states = [point for point in ordered if point.name.partition("~")[0] != POOLED]
+    if states:
+        ordered.remove(states[-1])
+    return (*ordered, *states[-1:])
 
 
 def _probe(model: nn.Module, batch: Batch, no_pass: Sequence[str]) -> Trace:
@@ -199,7 +213,7 @@ def _refuse_other_tensors(
         value: layer
         for layer in layers.frontier(pooled.value)
         for value in layer.call.outputs
-        if trace.has_node_rows(value)
+        if trace.has_node_rows(value) and sum(map(trace.has_node_rows, layer.call.outputs)) > 1
     }
     open_values, seen = [pooled.value], set()
     while open_values:

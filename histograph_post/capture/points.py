@@ -19,11 +19,6 @@ Kind = Literal["input", "output", "function"]
 POOLED = "pooled"
 
 
-def is_pooled(name: str) -> bool:
-    """Whether a layer of that name is what is pooled, beside the state of the last layer."""
-    return name.partition("~")[0] == POOLED
-
-
 @dataclass(frozen=True)
 class CapturePoint:
     """One tensor of a forward pass, named by where it appears."""
@@ -68,7 +63,11 @@ class CapturePoint:
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """The tensors that make up a model's history, in execution order."""
+    """The tensors that make up a model's history, in execution order, the last state last.
+
+    Readouts take the last one for the state of the last layer: what is pooled, where that is
+    another tensor, stands before it.
+    """
 
     points: tuple[CapturePoint, ...]
     #: What a user should know about them.
@@ -85,12 +84,6 @@ class CapturePlan:
     def names(self) -> tuple[str, ...]:
         """The name of each layer."""
         return tuple(point.name for point in self.points)
-
-    @property
-    def state(self) -> int:
-        """The position of the last layer's state: what is pooled may come after it."""
-        states = [at for at, name in enumerate(self.names) if not is_pooled(name)]
-        return states[-1] if states else len(self.points) - 1
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from .layers import LINEAR, Layer, Layers, is_pooling
 from .trace import FunctionCall, ModuleCall, Source, Trace
 
 _CONCATENATING = frozenset(
-    {"cat", "concat", "concatenate", "hstack", "column_stack", "dstack", "stack"}
+    {"cat", "concat", "concatenate", "hstack", "column_stack", "dstack", "stack", "__setitem__"}
 )
 _SUMMING = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "lerp", "addcmul"})
 _MAXIMISING = frozenset({"max", "maximum", "fmax", "min", "minimum"})
@@ -120,15 +120,17 @@ class _Readout:
 
     def _last(self, consumed: Iterable[Consumed], outputs: Sequence[int]) -> list[Consumed]:
         """Return the values of layers that no other layer takes up for the outputs, each once."""
-        live, taken_up = 0, 0
+        live = 0
         for output in outputs:
             live |= self.made[output]
-        for layer in self.layers.layers:
-            for value in layer.candidates:
-                if live >> layer.number & 1:
-                    taken_up |= self._frontier(value)
+        taken_up = {
+            self._frontier(value)
+            for layer in self.layers.layers
+            if live >> layer.number & 1
+            for value in layer.candidates
+        }
         last = {each.value: each for each in reversed(list(consumed))}
-        kept = [each for each in last.values() if self._frontier(each.value) & ~taken_up]
+        kept = [each for each in last.values() if self._frontier(each.value) not in taken_up]
         # A score per node is no activation if there is anything else of the same layers.
         wide = {self._frontier(each.value) for each in kept if self._width(each.value) > 1}
         kept = [
@@ -299,7 +301,7 @@ class _Readout:
                 value
                 for value in dict.fromkeys(map(self._by_node, call.inputs))
                 if self.layers.has_node_rows(value)
-                and Source.NODE in self.trace.values[value].sources
+                and (self.made[value] or not self.trace.edge_only(value))
             ]
             full = [value for value in members if self._full(value, end)]
             others = [value for value in members if self.made[value] != self.made[end]]
@@ -326,7 +328,11 @@ class _Readout:
         for join in self._joins(end):
             if join.parallel and not self._loses_branches(join.call, end):
                 continue
-            if not (self._is_residual(join, fed) or self._is_habit(join, end)):
+            if not (
+                self._is_residual(join, fed)
+                or self._is_skip(join, end)
+                or self._is_habit(join, end)
+            ):
                 return join
         return None
 
@@ -345,6 +351,12 @@ class _Readout:
             and not join.parallel
             and all(self._is_own(other, fed) or self._is_input(other, fed) for other in join.others)
         )
+
+    def _is_skip(self, join: _Join, end: int) -> bool:
+        """Whether one earlier state is added, and nothing else is joined."""
+        if join.call.name not in _SUMMING or join.parallel or len(join.others) > 1:
+            return False
+        return len(list(self._joins(end))) == 1 and not list(self._joins(join.others[0]))
 
     def _is_input(self, value: int, fed: Sequence[Layer]) -> bool:
         """Whether the value is what the network started from, added to every layer."""
@@ -375,13 +387,22 @@ class _Readout:
             for earlier in self._joins(given):
                 if earlier.parallel != join.parallel or earlier.call.name not in kind:
                     continue
-                own = all(self._is_own(value, makers) for value in earlier.others)
-                if join.parallel or (
-                    self._gaps(earlier, given) <= self._gaps(join, end)
-                    and not (own and join.call.name in _SUMMING)
-                ):
+                if join.parallel or self._is_alike(earlier, given, join, end, makers):
                     return True
         return False
+
+    def _is_alike(
+        self, earlier: _Join, given: int, join: _Join, end: int, makers: Sequence[Layer]
+    ) -> bool:
+        """Whether an earlier layer was given what was joined as far back, and in the same way."""
+        before, now = self._gaps(earlier, given), self._gaps(join, end)
+        if join.call.name in _SUMMING:
+            own = all(self._is_own(value, makers) for value in earlier.others)
+            return before <= now and not own
+        aggregates = self._aggregates(join.call, end)
+        if aggregates != self._aggregates(earlier.call, given):
+            return False
+        return before == now if aggregates else before <= now
 
     def _gaps(self, join: _Join, end: int) -> set[int]:
         """Return how many layers the joined values lie back."""
@@ -408,6 +429,12 @@ class _Readout:
             and not any(module.contains(call.time) for module in jumping)
         ]
 
+    def _weight_shape(self, call: FunctionCall) -> tuple[int, ...]:
+        values = (self.trace.values[value] for value in call.inputs)
+        return max(
+            (value.shape for value in values if value.sources == Source.WEIGHT), key=math.prod
+        )
+
     def _has_weights(self, call: FunctionCall) -> bool:
         """Whether a call multiplies by a matrix of weights: attention and recurrent cells too."""
         weights = [
@@ -420,9 +447,16 @@ class _Readout:
 
     def _extra_linear_map(self, end: int, after: int = 0) -> tuple[Consumed, FunctionCall] | None:
         """Return the input of the first linear map that no layer before has a counterpart of."""
-        per_layer = min(map(len, map(self._linear_maps, self._given_before(end))), default=0)
         maps = self._linear_maps(end)
-        maps = [call for call in maps if call.time > after] if after else maps[per_layer:]
+        if after:
+            maps = [call for call in maps if call.time > after]
+        else:
+            shapes = [self._weight_shape(call) for call in maps]
+            earlier = [
+                [self._weight_shape(call) for call in self._linear_maps(given)]
+                for given in self._given_before(end)
+            ]
+            maps = maps[max((_same_start(shapes, other) for other in earlier), default=0) :]
         for call in maps[:1]:
             behind = [
                 value.index
@@ -488,6 +522,12 @@ class _Readout:
             and not self.layers.leads_to(call, beside)
             for call in self.layers.steps
         )
+
+
+def _same_start(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return how many entries two sequences have in common at their start."""
+    differ = (at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
+    return next(differ, min(len(first), len(second)))
 
 
 def _describe_module(call: ModuleCall) -> str:

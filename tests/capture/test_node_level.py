@@ -175,10 +175,11 @@ def test_models_of_pyg(kind, jk, norm, expect):
             if at < 2 or jk is not None:
                 x = model.act(norm(x, data.batch) if model.supports_norm_batch else norm(x))
             history.append(x)
-        return [*history, model.jk(history[1:])] if jk in ("max", "lstm") else history
+        aggregate = [model.jk(history[1:])] if jk in ("max", "lstm") else []
+        return [*history[:-1], *aggregate, history[-1]]
 
     aggregate = ["pooled"] if jk in ("max", "lstm") else []
-    expect(model, by_hand, names=["input", "convs.0", "convs.1", "convs.2", *aggregate])
+    expect(model, by_hand, names=["input", "convs.0", "convs.1", *aggregate, "convs.2"])
 
 
 def test_sequential_of_pyg(expect):

@@ -81,3 +81,29 @@ def test_no_graphs(batch):
     model = Net(nn.Identity())
     with pytest.raises(CaptureError, match="no graphs"):
         check_parity(model, plan_capture(model, batch), [])
+
+
+class Rounded(nn.Module):
+    """What is added and taken off again leaves rounding, which depends on the place."""
+
+    def __init__(self, mixes):
+        super().__init__()
+        self.conv1, self.conv2 = GCNConv(7, 8), GCNConv(8, 8)
+        self.mixes = mixes
+
+    def forward(self, x, edge_index, batch):
+        x = self.conv1(x, edge_index)
+        place = 1e4 * torch.arange(len(x), dtype=x.dtype).unsqueeze(1)
+        x = (x + place) - place
+        if self.mixes:
+            x = x + 1e-3 * x.mean(dim=0)
+        return global_mean_pool(self.conv2(x, edge_index), batch)
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_double_precision_tells_rounding_from_mixing(mixes, graphs, batch):
+    model = Rounded(mixes).eval()
+    parity = check_parity(model, plan_capture(model, batch), graphs)
+    assert parity.worst.max_rel > parity.tolerance
+    assert parity.batch_independent == (not mixes)
+    assert parity.summary().endswith("not rounding" if mixes else "precision: rounding")

@@ -122,15 +122,20 @@ hg.tune(cache, out, trials=3, space=space, seeds=[0, 1], on_epoch=count,
 """
 
 
+@pytest.fixture(scope="module")
+def whole(demo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search that nothing has killed."""
+    return tune(demo_cache, tmp_path_factory.mktemp("search") / "whole").folder
+
+
 @pytest.mark.parametrize("epochs", [1, 6, 14])  # in the first trial, a later one, the last fits
 def test_a_killed_search_ends_as_if_it_had_not_been(
-    demo_cache: Path, tmp_path: Path, epochs: int
+    demo_cache: Path, whole: Path, tmp_path: Path, epochs: int
 ) -> None:
-    tune(demo_cache, tmp_path / "whole")
     words = [sys.executable, "-c", _KILLED, demo_cache, tmp_path / "killed", str(epochs)]
     assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
     tune(demo_cache, tmp_path / "killed")
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "killed") == contents(whole)
 
 
 def test_searches_share_a_storage(demo_cache: Path, tmp_path: Path) -> None:

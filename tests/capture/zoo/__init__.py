@@ -6,8 +6,10 @@
 
 from . import (  # noqa: F401 - each registers its models
     around,
+    blocks,
     branches,
     chosen,
+    drawn,
     edges,
     frameworks,
     geometric,
@@ -22,6 +24,7 @@ from . import (  # noqa: F401 - each registers its models
     pyg_models,
     readouts,
     running,
+    shapes,
     signatures,
     states,
     transformers,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.transforms import ToSparseTensor
 
 WIDTH = 8
@@ -101,6 +101,18 @@ def views(num_nodes: int, seed: int) -> Data:
     return data
 
 
+def hetero(num_nodes: int, seed: int) -> HeteroData:
+    """Atoms and rings, and which atom is in which ring."""
+    generator = _generator(seed)
+    data = HeteroData()
+    data["atom"].x = torch.randn(num_nodes, FEATURES, generator=generator)
+    data["ring"].x = torch.randn(2, FEATURES, generator=generator)
+    members = torch.stack([torch.arange(num_nodes), torch.arange(num_nodes) % 2])
+    data["atom", "in", "ring"].edge_index = members
+    data["ring", "of", "atom"].edge_index = members.flip(0)
+    return data
+
+
 def with_matrix(num_nodes: int, seed: int) -> Data:
     """The edges as a sparse matrix, as ``ToSparseTensor`` leaves them."""
     data = molecule(num_nodes, seed)
@@ -118,7 +130,7 @@ def merged_pair(num_nodes: int, seed: int) -> Data:
 
 
 def _batches(
-    make: Callable[[int, int], Data],
+    make: Callable[[int, int], Data | HeteroData],
     follow_batch: Sequence[str] = (),
     sizes: tuple[Sequence[int], Sequence[int]] = SIZES,
 ) -> Callable[[], tuple[Batch, Batch]]:
@@ -144,6 +156,7 @@ BATCHES: dict[str, Callable[[], tuple[Batch, Batch]]] = {
     "bare pairs": _batches(bare_pair, follow_batch=["x_s", "x_t"]),
     "merged pairs": _batches(merged_pair),
     "views": _batches(views),
+    "hetero": _batches(hetero),
     "adj_t": _batches(with_matrix),
     "one graph": _batches(molecule, sizes=((12,), (11,))),
     "one size": _batches(molecule, sizes=((12,), (12,))),

@@ -248,6 +248,19 @@ class FeedForward(nn.Module):
         return self.head(global_add_pool(x, batch))
 
 
+@entry("feed-forward blocks after all layers but the first", NORMS)
+class FeedForwardAfterStem(FeedForward):
+    """A plain stem: the block after the last layer has its like after the one before."""
+
+    def forward(self, x, edge_index, batch):
+        x = keep(self.embed(x))
+        x = keep(F.relu(self.convs[0](x, edge_index)))
+        for conv, block in zip(self.convs[1:], self.blocks[1:], strict=True):
+            x = x + F.relu(conv(x, edge_index))
+            x = keep(x + block(x))
+        return self.head(global_add_pool(x, batch))
+
+
 @entry("one convolution, three times", LOOPS)
 class Shared(nn.Module):
     def __init__(self):
