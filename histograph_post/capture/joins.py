@@ -73,8 +73,11 @@ class Joins:
             ]
             full = [value for value in members if self.layers.is_full(value, end)]
             others = [value for value in members if self.made[value] != self.made[end]]
-            if call.name in MULTIPLYING and len({*map(self.layers.width, members)}) > 1:
-                continue  # a weight per node
+            widths = {*map(self.layers.width, members)}
+            if call.name in MULTIPLYING and (
+                len(widths) > 1 or not all(self.made[value] for value in others)
+            ):
+                continue  # a weight, not a layer
             if full and others:
                 yield Join(call, full[-1:], others, parallel=False)
             elif len(others) > 1 and any(self.layers.is_full(value, end) for value in call.outputs):
