@@ -107,7 +107,7 @@ LayersOption = Annotated[
     str,
     typer.Option(
         "--layers",
-        help="Layers to capture: auto, or names, globs and indices, separated by commas.",
+        help="Layers to capture: auto, steps, or names, globs and positions, separated by commas.",
     ),
 ]
 NoPassOption = Annotated[

@@ -18,11 +18,11 @@ from torch_geometric.data import Batch
 
 from .. import __version__
 from ..capture import Capture, CapturePlan, Parity, check_parity, plan_capture
-from ..capture.needed import needed_parameters
+from ..capture.needed import require_unneeded
 from ..data import GraphDataset
 from ..data.batching import budget_batches, make_batch
 from ..data.dataset import probe_graphs, probe_numbers
-from ..errors import CacheError, CaptureError, CheckpointError, ConfigError
+from ..errors import CacheError, CaptureError, ConfigError
 from ..models import call_model, prediction
 from ..models.checkpoints import weights_sha256
 from ..models.model_call import received
@@ -204,7 +204,7 @@ def plan_cache(
     batch = Batch.from_data_list(probe)
     capture = plan_capture(model, batch, layers=options.layers, no_pass=options.no_pass)
     _refuse_chance(model, capture, batch)
-    _refuse_missing(model, capture, batch, missing)
+    require_unneeded(model, batch, capture, missing)
     parity = check_parity(model, capture, probe)
     _check(parity, [dataset.ids[number] for number in probe_numbers(dataset)], options)
     labels = dataset.labels()
@@ -272,18 +272,6 @@ def _refuse_chance(model: nn.Module, capture: CapturePlan, batch: Batch) -> None
                 f"layer {name!r}: found other activations in a second pass in eval() mode, "
                 "expected the same; does the model use dropout without `training=self.training`?"
             )
-
-
-def _refuse_missing(
-    model: nn.Module, capture: CapturePlan, batch: Batch, missing: Collection[str]
-) -> None:
-    """Refuse a checkpoint without weights that the history depends on."""
-    needed = needed_parameters(model, batch, capture, missing) if missing else set()
-    if needed:
-        raise CheckpointError(
-            f"the checkpoint has no {listed(sorted(needed))}, on which the captured layers depend; "
-            "expected all weights up to the last layer (other names: --key-map FILE)"
-        )
 
 
 def _check(parity: Parity, ids: Sequence[str], options: CacheOptions) -> None:

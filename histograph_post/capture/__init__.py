@@ -2,8 +2,9 @@
 
 Layer i's activation is what the next layer consumes, the last one's what the readout consumes, and
 layer 0's the embedded input. Read ``plan.py`` first: it runs the model once (``trace.py``), finds
-the layers in what it did (``layers.py``, ``readout.py``) and decides where to take each
-(``points.py``). ``recorder.py`` takes them at run time; ``parity.py`` shows that nothing changed.
+the layers in what it did (``finding.py``), what the readout consumes of them (``readout.py``) and
+which tensor each is given (``consumed.py``), and decides where to take it (``points.py``).
+``recorder.py`` takes them at run time; ``parity.py`` shows that nothing changed.
 """
 
 from __future__ import annotations

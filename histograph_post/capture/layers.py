@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from torch import nn
-from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
 
 from ..errors import CaptureError
-from .trace import FunctionCall, ModuleCall, Source, Trace
+from .trace import FunctionCall, ModuleCall, Trace
 
 _POOLING_PACKAGE = "torch_geometric.nn.pool"
 
@@ -20,14 +18,6 @@ _POOLING_PACKAGE = "torch_geometric.nn.pool"
 LINEAR = frozenset(
     {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "addmm", "bmm", "baddbmm", "spmm"}
     | {"einsum", "bilinear", "tensordot", "sparse_mm"}
-)
-
-#: Functions that read or write rows by an index.
-_INDEXING = frozenset(
-    {"index_select", "gather", "take_along_dim", "__getitem__", "__setitem__", "embedding"}
-    | {"index_add", "index_add_", "index_copy", "index_copy_", "index_put", "index_put_"}
-    | {"scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"}
-    | {"scatter_mean", "scatter_max", "segment_reduce", "index_reduce", "index_reduce_", "index"}
 )
 
 #: Functions that cut a tensor into parts.
@@ -114,7 +104,7 @@ class Layers:
     @cached_property
     def lines(self) -> list[int]:
         """For every value the outputs of layers it was computed from with no layer between."""
-        ends = {value for layer in self.layers for value in _made_by(layer.call)}
+        ends = {value for layer in self.layers for value in made_by(layer.call)}
         lines: list[int] = []
         for value in self.trace.values:
             bits = 0
@@ -123,282 +113,39 @@ class Layers:
             lines.append(1 << value.index if value.index in ends else bits)
         return lines
 
+    def is_full(self, value: int, end: int) -> bool:
+        """Whether the value has node rows, leads to ``end`` and is made of all its layers."""
+        return (
+            self.made[value] == self.made[end]
+            and self.has_node_rows(value)
+            and self.trace.derives(end, value)
+        )
+
+    def given_before(self, end: int, alike: bool = True) -> list[int]:
+        """Return what layers were given by others on the way to ``end``.
+
+        With ``alike``, only layers of the types of the last ones, if there are such.
+        """
+        kinds = {type(layer.call.module) for layer in self.frontier(end)}
+        given = [
+            (type(layer.call.module) in kinds, value)
+            for layer in self.layers
+            if self.made[end] >> layer.number & 1
+            for value in layer.candidates
+            if self.made[value]
+        ]
+        alike = alike and any(same for same, _ in given)
+        return [value for same, value in given if same or not alike]
+
+    def width(self, value: int) -> int:
+        """Numbers per row of a value."""
+        return self.trace.values[value].width
+
     def leads_to(self, call: FunctionCall, value: int) -> bool:
         """Whether the value was computed from what a function returned."""
         return any(self.trace.derives(value, output) for output in call.outputs)
 
 
-def _made_by(call: ModuleCall) -> list[int]:
+def made_by(call: ModuleCall) -> list[int]:
     """The outputs of a call that it made itself; what it handed through is not among them."""
     return [output for output in call.outputs if output >= call.first_value]
-
-
-def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool = False) -> Layers:
-    """Find the message-passing layers that ran, and what every value is made of.
-
-    Layers are the outermost calls of PyG's ``MessagePassing``, and the innermost other modules
-    that look rows of nodes up by the graphs' edges, or multiply them with an adjacency matrix.
-
-    Args:
-        trace: The probe pass.
-        named: The calls that are the layers, where the user says which.
-        steps: Take a layer that passes messages several times in one call apart.
-
-    Raises:
-        CaptureError: if nothing looks like a layer, or no layer works on the nodes.
-    """
-    calls = list(named) or _with_whole_states(trace, _message_passing(trace))
-    if steps:
-        calls = _taken_apart(trace, calls)
-    layers: list[Layer] = []
-    readouts = [call for call in calls if _leaves_nodes(trace, call)]
-    problem, stopped_by = None, None
-    for call in calls:
-        if call in readouts:
-            continue
-        try:
-            layer = _layer(trace, call, len(layers))
-        except CaptureError as error:
-            problem, stopped_by = error, call
-            break
-        layers.append(layer)
-    if not layers:
-        raise problem or CaptureError(
-            "no message-passing layers found: no module is a PyG MessagePassing, none looks node "
-            "rows up by edges; name the modules to capture with --layers",
-            details=_module_table(trace),
-        )
-    _refuse_edge_caches(trace, layers)
-    return Layers(
-        trace,
-        tuple(layers),
-        _made_of(trace, layers),
-        tuple(calls),
-        tuple(readouts),
-        problem,
-        stopped_by,
-    )
-
-
-def _message_passing(trace: Trace) -> list[ModuleCall]:
-    """Return the calls of layers, in execution order."""
-
-    def is_layer(call: ModuleCall) -> bool:
-        return isinstance(call.module, MessagePassing)
-
-    found = [
-        call
-        for call in trace.modules
-        if is_layer(call)
-        and not any(is_layer(outer) or is_pooling(outer.module) for outer in call.enclosing())
-    ]
-    taken = {id(outer) for call in found for outer in (call, *call.enclosing())}
-    by_hand = [
-        call
-        for call in trace.modules
-        if call.parent is not None
-        and id(call) not in taken
-        and not any(is_layer(outer) or is_pooling(outer.module) for outer in call.enclosing())
-        and not is_pooling(call.module)
-        and _mixes_nodes_by_edges(trace, call)
-    ]
-    around = {id(outer) for call in by_hand for outer in call.enclosing()}
-    found += [call for call in by_hand if id(call) not in around]
-    return sorted(found, key=lambda call: call.start)
-
-
-def _mixes_nodes_by_edges(trace: Trace, call: ModuleCall) -> bool:
-    """Whether the call is given nodes, and inside it they are read by edges."""
-    nodes = [value for value in call.inputs if trace.has_node_rows(value)]
-    return any(not trace.edge_only(node) for node in nodes) and any(
-        call.contains(function.time) and _reads_nodes_by_edges(trace, function)
-        for function in trace.functions
-    )
-
-
-def _reads_nodes_by_edges(trace: Trace, function: FunctionCall) -> bool:
-    """Whether a function looks rows of nodes up by edges, or multiplies by an adjacency matrix."""
-    return (
-        (function.name in LINEAR or function.name in _INDEXING)
-        and any(trace.edge_only(value) for value in function.inputs)
-        and any(
-            trace.values[value].floating and Source.NODE in trace.values[value].sources
-            for value in function.inputs
-        )
-    )
-
-
-def refuse_hidden_steps(layers: Layers, ends: Sequence[int]) -> None:
-    """Refuse messages that are passed outside of the layers, and rows that are put in other places.
-
-    Raises:
-        CaptureError: if the history would lack a layer, or its rows would be other nodes'.
-    """
-    trace = layers.trace
-    for end in ends:
-        steps = [call for call in layers.steps if layers.leads_to(call, end)]
-        hidden = [
-            call.name
-            for call in steps
-            if _reads_nodes_by_edges(trace, call)
-            and any(layers.made[value] for value in call.inputs)
-            and any(map(layers.has_node_rows, call.outputs))
-        ]
-        if hidden:
-            raise CaptureError(
-                f"messages are passed outside of the layers that were found, by {hidden[0]}() on "
-                f"{layers.names_of(end)!r}; name the modules to capture with --layers"
-            )
-        moves = [call for call in steps if _moves_rows(layers, call)]
-        if len(moves) % 2:  # there and back is no move
-            raise CaptureError(
-                f"the rows of nodes are put in another order, by {moves[0].name}(): the history "
-                "would be that of other nodes; give the model graphs in the order it wants"
-            )
-
-
-def _moves_rows(layers: Layers, call: FunctionCall) -> bool:
-    """Whether a call looks rows of nodes up by an index of as many nodes."""
-    trace = layers.trace
-    return (
-        call.name in ("__getitem__", "index_select", "index", "gather")
-        and any(map(layers.has_node_rows, call.outputs))
-        and any(map(layers.has_node_rows, call.inputs))
-        and any(
-            not trace.values[value].floating and trace.values[value].shape == (trace.num_nodes,)
-            for value in call.inputs
-        )
-    )
-
-
-# --- layers inside a module that splits the channels
-
-
-def _with_whole_states(trace: Trace, calls: Sequence[ModuleCall]) -> list[ModuleCall]:
-    """Replace layers that work on part of the channels by the module that splits them.
-
-    A reversible block hands half of its input to each of two layers: the state is the whole.
-    """
-    found: dict[int, ModuleCall] = {}
-    for call in calls:
-        if any(outer.contains(call.start) for outer in found.values()):
-            continue
-        whole = next((outer for outer in call.enclosing() if _splits(trace, outer, call)), call)
-        found[id(whole)] = whole
-    return list(found.values())
-
-
-def _splits(trace: Trace, outer: ModuleCall, call: ModuleCall) -> bool:
-    """Whether ``outer`` cuts the channels of its input apart and gives a part to ``call``."""
-    if outer.parent is None or not any(map(trace.has_node_rows, outer.outputs)):
-        return False
-    wholes = [value for value in outer.inputs if trace.has_node_rows(value)]
-    parts = [
-        output
-        for function in trace.functions
-        if outer.contains(function.time) and function.name in SLICING
-        for output in function.outputs
-        if trace.has_node_rows(output)
-        and any(
-            trace.values[output].width < trace.values[whole].width
-            and trace.derives(output, whole)
-            and trace.values[whole].width in {trace.values[end].width for end in outer.outputs}
-            for whole in wholes
-        )
-    ]
-    given = [value for value in call.inputs if trace.has_node_rows(value)]
-    return any(trace.derives(value, part) for value in given for part in parts)
-
-
-# --- layers that pass messages several times
-
-
-def repeats(trace: Trace, call: ModuleCall) -> list[ModuleCall]:
-    """Return the steps inside a layer that passes messages several times, one after another."""
-    steps = [step for step in trace.steps if call.contains(step.start)]
-    chained = len(steps) > 1 and all(
-        any(trace.derives(value, end) for value in after.inputs for end in before.outputs)
-        for before, after in itertools.pairwise(steps)
-    )
-    return steps if chained else []
-
-
-def _taken_apart(trace: Trace, calls: Sequence[ModuleCall]) -> list[ModuleCall]:
-    """Return the steps of the layers that have several, and the other layers as they are."""
-    found = [step for call in calls for step in repeats(trace, call) or [call]]
-    if found == list(calls):
-        raise CaptureError(
-            "--layers steps: no layer passes messages several times in one call; "
-            "leave it out, every layer is taken by itself"
-        )
-    return found
-
-
-# --- what values are made of
-
-
-def _made_of(trace: Trace, layers: Sequence[Layer]) -> list[int]:
-    """Return for every value the layers it derives from, as bits."""
-    own: dict[int, int] = {}
-    for layer in layers:
-        for output in _made_by(layer.call):
-            own[output] = own.get(output, 0) | 1 << layer.number
-    made: list[int] = []
-    for value in trace.values:
-        bits = own.get(value.index, 0)
-        for parent in value.parents:
-            bits |= made[parent]
-        made.append(bits)
-    return made
-
-
-def _layer(trace: Trace, call: ModuleCall, number: int) -> Layer:
-    """Find the node tensors a layer is given."""
-    rows = list(dict.fromkeys(value for value in call.inputs if trace.has_node_rows(value)))
-    rows = [value for value in rows if not trace.edge_only(value)] or rows
-    if rows or any(_tells_of_nodes(trace, value) for value in call.inputs):
-        return Layer(call, number, tuple(rows))
-    given = [trace.values[value] for value in call.inputs if not trace.edge_only(value)]
-    found = [value.shape[0] for value in given if value.floating and len(value.shape) > 1]
-    raise CaptureError(
-        f"layer {call.label!r} works on {found[0] if found else 'no'} rows where the batch has "
-        f"{trace.num_nodes} nodes (pooled or edge-level input); "
-        "name the layers that work on the nodes with --layers"
-    )
-
-
-def _refuse_edge_caches(trace: Trace, layers: Sequence[Layer]) -> None:
-    """Refuse layers that cache the first batch's edges and use them for all others."""
-    for layer in layers:
-        if trace.num_graphs > 1 and getattr(layer.call.module, "cached", False) is True:
-            raise CaptureError(
-                f"layer {layer.label!r} has cached=True: it would use the edges of the first batch "
-                "for every other; build the model with cached=False"
-            )
-
-
-def _leaves_nodes(trace: Trace, call: ModuleCall) -> bool:
-    """Whether the call is given node rows, of any type, and returns none."""
-    given = any(_tells_of_nodes(trace, value) for value in call.inputs)
-    return given and not any(map(trace.has_node_rows, call.outputs))
-
-
-def _tells_of_nodes(trace: Trace, value: int) -> bool:
-    shape, sources = trace.values[value].shape, trace.values[value].sources
-    return trace.has_node_rows(value) or (
-        shape[:1] == (trace.num_nodes,) and Source.NODE in sources
-    )
-
-
-def _module_table(trace: Trace) -> str:
-    """Return the modules that ran, in order, with the shapes of their outputs."""
-    rows = [
-        (
-            call.label,
-            type(call.module).__name__,
-            " ".join(str(list(trace.values[value].shape)) for value in call.outputs) or "-",
-        )
-        for call in trace.modules
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"{name:{widths[0]}}  {kind:{widths[1]}}  {out}" for name, kind, out in rows)

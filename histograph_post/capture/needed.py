@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
+from ..errors import CheckpointError
+from ..utils.text import listed
 from .points import CapturePlan
 from .recorder import Capture
 
@@ -45,6 +47,22 @@ def needed_parameters(
         if _changes(model, batch, plan, {name: value}, before)
     }
     return needed or set(tensors)  # they matter together only
+
+
+def require_unneeded(
+    model: nn.Module, batch: Batch, plan: CapturePlan, missing: Collection[str]
+) -> None:
+    """Refuse a checkpoint that lacks weights on which the history depends.
+
+    Raises:
+        CheckpointError: naming them.
+    """
+    needed = needed_parameters(model, batch, plan, missing) if missing else set()
+    if needed:
+        raise CheckpointError(
+            f"the checkpoint has no {listed(sorted(needed))}, on which the captured layers depend; "
+            "expected all weights up to the last layer (other names: --key-map FILE)"
+        )
 
 
 def _changes(

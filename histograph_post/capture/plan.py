@@ -20,7 +20,8 @@ from ..errors import CaptureError
 from ..models.model_call import given_to, visible
 from ..models.spec import CallForm
 from .consumed import choose_inputs
-from .layers import Layers, find_layers, refuse_hidden_steps, repeats
+from .finding import find_layers, refuse_hidden_steps, repeats
+from .layers import Layers
 from .points import POOLED, CapturePlan, CapturePoint, TimedPoint, anchor_value, module_point
 from .probing import probe_batches
 from .readout import BranchEnd, Consumed, find_ends

@@ -213,7 +213,7 @@ def _describe(head: HistoGraphHead, loaded: LoadedCache, rows: np.ndarray | None
         history = loaded.history(rows).select(np.arange(len(loaded.cache)))
         layers, graphs = head.read(history, None, None)
         return torch.cat(head.describe(layers, graphs), dim=1)  # [num_nodes, described_dim]
-    statistics = _all_statistics(loaded, rows)  # [num_graphs, 3, sum(D_l)]
+    statistics = loaded.all_statistics(rows)  # [num_graphs, 3, sum(D_l)]
     if statistics is None:
         return None
     sizes = np.diff(loaded.ptr)
@@ -226,18 +226,8 @@ def _known_features(head: Readout, loaded: LoadedCache, rows: np.ndarray | None)
     """Return what the classifier of a probe reads, from statistics that a fold has once for all."""
     if not (isinstance(head, Probe) and head.level == "graph"):
         return None
-    statistics = _all_statistics(loaded, rows)  # [num_graphs, 3, sum(D_l)]
+    statistics = loaded.all_statistics(rows)  # [num_graphs, 3, sum(D_l)]
     return None if statistics is None else head.of_statistics(statistics)  # [num_graphs, width]
-
-
-def _all_statistics(loaded: LoadedCache, rows: np.ndarray | None) -> Tensor | None:
-    """Return the statistics of all graphs, ``[num_graphs, 3, sum(D_l)]``; None if they are many."""
-    kept = loaded.statistics(rows)
-    if kept is None:
-        return None
-    found = kept.select(np.arange(len(loaded.cache)))
-    assert isinstance(found, Tensor)  # one tensor, and not one per layer
-    return found
 
 
 def _reads_statistics(head: nn.Module) -> bool:
@@ -269,7 +259,7 @@ def lend_rows(
     rows = split.train if spec.standardize else None
     # A probe reads nothing else where its statistics fit into memory.
     if isinstance(head, Probe) and _reads_statistics(head):
-        history = history and loaded.statistics(rows) is None
+        history = history and loaded.all_statistics(rows) is None
     lent = loaded.lend(
         rows,
         history=history,

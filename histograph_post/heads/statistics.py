@@ -92,14 +92,16 @@ class GraphStatistics(nn.Module):
             statistics: As :func:`layer_statistics` gives them, ``[num_graphs, 3, sum(D_l)]``.
             counts: Nodes of each graph, ``[num_graphs]``.
         """
-        rows = self.rows(statistics, counts)  # [num_graphs, width]
-        return (rows - self.scaling.mean) / self.scaling.scale
+        rows = self.rows(statistics, counts)  # [num_graphs, width], of its own
+        return rows.sub_(self.scaling.mean).div_(self.scaling.scale)
 
     def rows(self, statistics: Tensor, counts: Tensor) -> Tensor:
         """Return the row of every graph as it is, before it is scaled: ``[num_graphs, width]``."""
         sizes = counts.to(statistics.dtype).unsqueeze(-1)  # [num_graphs, 1]
-        columns = []
-        for name in self.names:
+        columns, names = [], self.names
+        if names[: len(STATISTICS)] == STATISTICS:  # they lie side by side: copied at once
+            columns, names = [statistics.flatten(1)], names[len(STATISTICS) :]
+        for name in names:
             if name == "size":
                 columns += [sizes, sizes.clamp(min=1).log()]  # [num_graphs, 1] each
             elif name == "sum":
@@ -130,3 +132,21 @@ class GraphStatistics(nn.Module):
     def extra_repr(self) -> str:
         """Describe the module in one line."""
         return "+".join(self.names)
+
+
+class WideDropout(nn.Dropout):
+    """Dropout of rows so wide that drawing the mask would cost more than using it.
+
+    On a CPU, PyTorch draws 64 random bits for every value. Sixteen are enough: values are dropped
+    with a probability that is at most 2^-17 off, and scaled by just that.
+    """
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return rows ``[num_rows, width]``, of which values are dropped while training."""
+        if not self.training or not self.p or rows.device.type != "cpu":
+            return super().forward(rows)
+        words = torch.empty(rows.numel() // 4 + 1, dtype=torch.int64)
+        bits = words.random_(-(1 << 63), None).view(torch.int16)[: rows.numel()]  # of each value
+        dropped = min(round(self.p * (1 << 16)), (1 << 16) - 1)  # of the 2^16 that may be drawn
+        kept = bits.to(rows.dtype).ge_(dropped - (1 << 15)).view_as(rows)  # 1 or 0, as they lie
+        return rows * kept.mul_((1 << 16) / ((1 << 16) - dropped))  # [num_rows, width]

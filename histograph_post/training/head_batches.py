@@ -32,6 +32,7 @@ from .history_rows import (
     history_pieces,
     history_rows,
     mean_rows,
+    statistics_fit,
     statistics_pieces,
     statistics_rows,
     working_ahead,
@@ -184,6 +185,18 @@ class LoadedCache:
             rows: As :meth:`history` takes them.
         """
         return self._statistics.of(rows, lambda: self._read(statistics_rows, rows))
+
+    def all_statistics(self, rows: np.ndarray | None) -> Tensor | None:
+        """Return statistics of all graphs, to be solved by, ``[num_graphs, 3, sum(D_l)]``.
+
+        None if there is no memory for that, even where :meth:`statistics` may be kept.
+        """
+        if not statistics_fit(self.cache, self._memory_limit):
+            return None
+        kept = self.statistics(rows)
+        found = None if kept is None else kept.select(np.arange(len(self.cache)))
+        assert not isinstance(found, TableRows | Sequence)  # one tensor, and not one per layer
+        return found
 
     def statistics_pieces(
         self, rows: np.ndarray | None, graphs: np.ndarray

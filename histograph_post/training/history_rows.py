@@ -38,6 +38,10 @@ KEPT_SHARE = 3 / 4
 #: kept beside a history.
 MEANS_SHARE = 1 / 16
 
+#: The same for statistics where the history is too large to be kept: taking them again with every
+#: batch costs more than all that is done with them.
+STATISTICS_SHARE = 1 / 4
+
 #: Statistics of so many bytes are kept whatever the limit: what is trained does not depend on it.
 SMALL_BYTES = 1 << 20
 
@@ -206,15 +210,28 @@ def statistics_rows(
         memory_limit: Bytes that training may take.
         memory: Where they are put, if other processes are to use them as well.
     """
-    shape = (len(cache), len(STATISTICS), sum(cache.widths))
-    allowed = max(SMALL_BYTES, MEANS_SHARE * allowed_memory(memory_limit))
-    if math.prod(shape) * torch.float32.itemsize > allowed:
+    kept = histories_that_fit(cache, memory_limit) > 0
+    if not statistics_fit(cache, memory_limit, MEANS_SHARE if kept else STATISTICS_SHARE):
         return None
+    shape = _statistics_shape(cache)
     found = torch.empty(shape) if memory is None else memory.empty(shape, torch.float32)
     graphs = np.arange(len(cache))
     for piece, statistics in statistics_pieces(cache, standardizer, graphs):
         found[torch.from_numpy(piece)] = statistics
     return RowsInMemory(found, np.arange(len(cache) + 1), memory)
+
+
+def statistics_fit(cache: Cache, memory_limit: int | None, share: float = MEANS_SHARE) -> bool:
+    """Say whether statistics of all graphs fit into a share of the memory that training may take.
+
+    By default one that leaves room for what is made of all of them at once, to solve a probe.
+    """
+    num_bytes = math.prod(_statistics_shape(cache)) * torch.float32.itemsize
+    return num_bytes <= max(SMALL_BYTES, share * allowed_memory(memory_limit))
+
+
+def _statistics_shape(cache: Cache) -> tuple[int, int, int]:
+    return len(cache), len(STATISTICS), sum(cache.widths)
 
 
 def statistics_pieces(

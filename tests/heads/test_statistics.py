@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from histograph_post.heads.ragged import Graphs
-from histograph_post.heads.statistics import STATISTICS, GraphStatistics, layer_statistics
+from histograph_post.heads.statistics import (
+    STATISTICS,
+    GraphStatistics,
+    WideDropout,
+    layer_statistics,
+)
 
 SIZES = (3, 1, 0, 40, 2, 0)
 
@@ -111,3 +116,26 @@ def test_a_row_has_what_is_asked_for_and_size_weighs_ten_columns() -> None:
     torch.testing.assert_close(found.mean(0), torch.zeros(12), rtol=0, atol=1e-5)
     deviations = found.std(0, correction=0)
     torch.testing.assert_close(deviations, torch.tensor([1.0] * 10 + [10.0] * 2))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_dropout_keeps_the_mean_and_drops_its_share_at_random(share: float) -> None:
+    torch.manual_seed(0)
+    dropout, rows = WideDropout(share), torch.ones(501, 1003)  # no multiple of four values
+    found = dropout(rows)
+    dropped = found.eq(0).double()
+    assert found.unique().tolist() == pytest.approx([0.0, 1 / (1 - share)], rel=1e-4)
+    for counted in (dropped.mean(), dropped[:, ::2].mean(), dropped[:, 1::4].mean()):
+        assert float(counted) == pytest.approx(share, abs=0.01)
+    # Neighbours are dropped independently of each other.
+    both = (dropped[:, 1:] * dropped[:, :-1]).mean()
+    assert float(both) == pytest.approx(share**2, abs=0.01)
+    torch.manual_seed(0)
+    assert torch.equal(dropout(rows), found)
+    assert not torch.equal(dropout(rows), found)
+
+
+def test_nothing_is_dropped_from_what_is_predicted() -> None:
+    rows = torch.randn(3, 5)
+    assert torch.equal(WideDropout(0.5).eval()(rows), rows)
+    assert torch.equal(WideDropout(0.0)(rows), rows)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +270,95 @@ def test_a_real_module_is_read_without_its_class(shared_data: Path) -> None:
     assert refine.past[0] == "__main__.MutagNet"
     assert {name.split(".")[0] for name in refine.state_dict} >= {"node_emb", "convs"}
     assert all(bool(torch.isfinite(value).all()) for value in refine.state_dict.values())
+
+
+@pytest.mark.parametrize("state", ["ema", "ema.state_dict", "teacher.model", "callbacks.SWA.avg"])
+def test_a_state_dict_is_chosen_by_its_name(tmp_path: Path, state: str) -> None:
+    content: dict[str, Any] = {"state_dict": STATE, "epoch": 3}
+    *places, last = state.split(".")
+    node = content
+    for place in places:
+        node = node.setdefault(place, {})
+    node[last] = AVERAGED
+    torch.save(content, tmp_path / "model.pt")
+    usual = read_checkpoint(tmp_path / "model.pt")
+    assert torch.equal(usual.state_dict["conv.bias"], STATE["conv.bias"])
+    assert usual.others == {state: 2}
+    assert f"{state} (2 tensors)" in usual.notes[0]
+    chosen = read_checkpoint(tmp_path / "model.pt", state=state)
+    assert chosen.found_at == state
+    assert torch.equal(chosen.state_dict["conv.bias"], AVERAGED["conv.bias"])
+
+
+def test_a_name_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    torch.save({"state_dict": STATE, "ema": AVERAGED}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(tmp_path / "model.pt", state="swa")
+    assert "--state swa" in str(caught.value)
+    assert "state_dict (2 tensors), ema (2 tensors)" in str(caught.value)
+
+
+def test_the_counter_of_averaged_weights_is_no_weight(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    checkpoint = read(tmp_path / "model.pt", averaged.state_dict())
+    assert checkpoint.state_dict.keys() == model.state_dict().keys()
+
+
+def test_a_pickled_state_dict(tmp_path: Path) -> None:
+    """As ``pickle.dump`` writes it, which holds a file of torch for every tensor."""
+    path = tmp_path / "model.pkl"
+    path.write_bytes(pickle.dumps(STATE))
+    checkpoint = read_checkpoint(path)
+    for name, tensor in STATE.items():
+        assert torch.equal(checkpoint.state_dict[name], tensor)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.bool, torch.uint16]
+)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_views_of_any_type_are_as_torch_reads_them(
+    tmp_path: Path, dtype: torch.dtype, zipped: bool
+) -> None:
+    base = torch.arange(12).reshape(3, 4).to(dtype)
+    content = {"a.base": base, "a.turned": base.T, "a.part": base[1:, ::2], "a.none": base[:0]}
+    torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
+    found = read_checkpoint(tmp_path / "model.pt").state_dict
+    for name, tensor in content.items():
+        assert found[name].dtype == dtype
+        assert found[name].stride() == tensor.stride()
+        assert found[name].tolist() == tensor.tolist()
+
+
+def sharded(folder: Path, weight_map: dict[str, str]) -> Path:
+    folder.mkdir()
+    safetensors.torch.save_file(STATE, folder / "part.safetensors")
+    (folder / "config.json").write_text('{"hidden": 64}')
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_a_folder_of_huggingface(tmp_path: Path) -> None:
+    folder = sharded(tmp_path / "whole", dict.fromkeys(STATE, "part.safetensors"))
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.path == folder
+    assert checkpoint.state_dict.keys() == STATE.keys()
+    assert checkpoint.metadata == {"hidden": 64}
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "found"),
+    [
+        ({"conv.weight": "../part.safetensors"}, "expected a name without path"),
+        ({"conv.weight": "/etc/passwd"}, "expected a name without path"),
+        ({"conv.weight": "absent.safetensors"}, "no such file"),
+        ({"conv.absent": "part.safetensors"}, "found no conv.absent"),
+        ({}, "found no weight_map"),
+        ([1], "found no weight_map"),
+    ],
+)
+def test_an_index_is_not_believed(tmp_path: Path, weight_map: Any, found: str) -> None:
+    with pytest.raises((CheckpointError, NotFoundError), match=found):
+        read_checkpoint(sharded(tmp_path / "folder", weight_map))

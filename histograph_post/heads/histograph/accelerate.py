@@ -1,19 +1,18 @@
 """The fast path of the HistoGraph head on a CPU: the only file that knows of one.
 
 :func:`read_out` gives what the head gives, or None, and then the head itself is to be called. It
-goes by an *allow* list of options, modules and inputs: a head that gains an option, a module or a
-subclass runs as it is written until somebody adds it here. The kernels do what is done for every
-node; what is done for a graph (normalising the scores, mixing, the MLP) is left to the head's own
-modules, so a new normalisation needs nothing here.
+goes by an *allow* list of options, modules and inputs: a head that gains any of them runs as it is
+written until somebody adds it here. The kernels do what is done for every node; what is done for a
+graph is left to the head's own modules, so a new normalisation needs nothing here.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cache
 from types import ModuleType
@@ -48,6 +47,9 @@ LARGEST_GRAPH = 1024
 #: Nodes of a part of a batch: enough for matrix products to be fast.
 PART_NODES = 128
 
+#: Columns of wide rows that a thread maps at a time.
+COLUMNS = 1024
+
 #: Options that may have any value: sizes, and what the head's own modules and functions take.
 ANY_VALUE = frozenset(
     (
@@ -60,13 +62,8 @@ ANY_VALUE = frozenset(
 
 #: Options that the kernels are made for one value of.
 ONE_VALUE = {
-    "level": "graph",
-    "layer_attention": "learned",
-    "node_attention": True,
-    "zero_token": False,
-    "attention_dropout": 0.0,
-    "key_dropout": 0.0,
-    "layer_norm": False,
+    **{"level": "graph", "layer_attention": "learned", "node_attention": True},
+    **{"zero_token": False, "attention_dropout": 0.0, "key_dropout": 0.0, "layer_norm": False},
 }
 
 #: The modules of a head that the kernels stand for, and those that are called as they are.
@@ -120,8 +117,7 @@ def _members(module: nn.Module) -> list[str]:
 
 @cache
 def _allows_options(options: HistoGraphConfig) -> bool:
-    values = asdict(options)
-    others = {name: value for name, value in values.items() if name not in ANY_VALUE}
+    others = {name: value for name, value in asdict(options).items() if name not in ANY_VALUE}
     return others == ONE_VALUE and len(set(options.kept_dims)) == 1
 
 
@@ -134,11 +130,7 @@ def read_out(
 ) -> Tensor | None:
     """Return the outputs of a batch, ``[num_graphs, out_dim]``; None if that is left to the head.
 
-    Args:
-        history: ``[num_nodes, L, D]``, one tensor per layer, or rows of a table.
-        batch: Graph of each node, sorted, ``[num_nodes]``; None for a single graph.
-        num_graphs: Graphs in the batch, if the last ones may be empty.
-        statistics: Of all layers, if they are known already: ``[num_graphs, 3, sum(D_l)]``.
+    The arguments are those of :meth:`HistoGraphHead.forward`.
     """
     table = history.table if isinstance(history, TableRows) else history
     if (
@@ -165,7 +157,9 @@ def read_out(
         rows = history.copy() if isinstance(history, TableRows) else table  # [num_nodes, L, D]
         statistics = layer_statistics(rows, graphs)  # [num_graphs, 3, L * D]
     described, last = head.summarize(statistics, graphs)
-    return head.predict(attended, described, graphs, last)
+    if _num_threads is None or statistics.requires_grad:
+        return head.predict(attended, described, graphs, last)
+    return head.predict(attended, described, graphs, last, map_parts=_Map.of)
 
 
 def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graphs) -> Tensor:
@@ -176,8 +170,7 @@ def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Gra
     assert attention is not None  # it is allowed
     part = graphs.ptr[:-1] // PART_NODES  # of each graph, by the sizes alone: [num_graphs]
     parts = np.concatenate([[0], np.flatnonzero(part[1:] > part[:-1]) + 1, [len(part)]])
-    most = int(np.diff(graphs.ptr[parts]).max())
-    batch = Batch(table.numpy(), starts, graphs.ptr, parts, most, 0, len(parts) - 1)
+    batch = Batch(table.numpy(), starts, graphs.ptr, parts, 0)
     embedding, projection = layers.last_embedding, attention.in_projection
     heads, node_heads, empty = layers.heads, attention.heads, torch.empty
     count, nodes, channels = graphs.num_graphs, int(graphs.ptr[-1]), embedding.in_features
@@ -204,11 +197,7 @@ def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Gra
 
 
 class _Kernel(Function):
-    """A kernel and its backward as an operation of PyTorch.
-
-    Called with the kernel's name, the batch, and tensors as the kernel's docstring has them: those
-    that it saves, those that it returns, and its inputs.
-    """
+    """A kernel and its backward as an operation of PyTorch, on tensors as the kernel takes them."""
 
     @staticmethod
     def forward(
@@ -232,21 +221,42 @@ class _Kernel(Function):
         return None, None, None, None, *grads[:whole], *(grad.sum(0) for grad in grads[whole:])
 
 
+class _Map(Function):
+    """What the head's ``map_parts`` does, of constant rows so wide that threads share columns."""
+
+    @classmethod
+    def of(cls, linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
+        return cls.apply(*parts, linear.weight, linear.bias)
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        blocks, fixed = rows.split(COLUMNS, dim=1), weight.detach().split(COLUMNS, dim=1)
+        found = rows.new_empty(len(blocks), len(rows), len(weight))
+        _share(lambda k: torch.mm(blocks[k], fixed[k].t(), out=found[k]), len(blocks))
+        return found.sum(0) + bias  # [num_rows, dim]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor]:
+        rows = ctx.saved_tensors[0]  # [num_rows, width]
+        grad_weight = rows.new_empty(grad.size(1), rows.size(1))  # [dim, width]
+        blocks, found = rows.split(COLUMNS, dim=1), grad_weight.split(COLUMNS, dim=1)
+        _share(lambda k: torch.mm(grad.t(), blocks[k], out=found[k]), len(blocks))
+        return None, grad_weight, grad.sum(0)
+
+
 # --- threads
 
 #: Threads of the kernels inside :func:`threads`; None for as many as PyTorch has.
 _num_threads: int | None = None
-
-#: Held while kernels run: the BLAS has one number of threads for the whole process.
-_lock = threading.Lock()
 
 
 @contextmanager
 def threads(head: nn.Module) -> Iterator[None]:
     """Give the cores to the kernels, and one thread to PyTorch, while such a head is trained.
 
-    PyTorch's threads keep their cores for milliseconds after each operation, waiting for the next.
-    Of a head that is read by the kernels, PyTorch's part is too small for a second thread.
+    PyTorch's own keep their cores for milliseconds after each operation, waiting for the next.
     """
     global _num_threads
     if not (enabled and allows(head) and kernels() is not None):
@@ -256,7 +266,8 @@ def threads(head: nn.Module) -> Iterator[None]:
     _num_threads = before or count
     torch.set_num_threads(1)
     try:
-        yield
+        with _blas().limit(limits=1):
+            yield
     finally:
         torch.set_num_threads(count)
         _num_threads = before
@@ -266,37 +277,33 @@ def _run(name: str, batch: Batch, *arguments: tuple[Tensor, ...]) -> None:
     """Run a kernel on all parts of a batch, in as many threads as there are."""
     kernel = getattr(kernels(), name)
     arrays = [tuple(value.numpy() for value in values) for values in arguments]
-    workers = min(batch.stop, _num_threads or torch.get_num_threads())
-    with _lock, _blas().limit(limits=1):
-        if workers == 1:
-            kernel(batch, *arrays)
-            return
-        parts = iter(range(batch.stop))  # whoever is free takes the next one
+    with _shared()[0], nullcontext() if _num_threads else _blas().limit(limits=1):
+        _share(lambda k: kernel(batch._replace(part=k), *arrays), len(batch.parts) - 1)
 
-        def work() -> None:
-            for part in parts:
-                kernel(batch._replace(first=part, stop=part + 1), *arrays)
 
-        others = [_pool().submit(work) for _ in range(workers - 1)]
-        work()
-        for other in others:
-            other.result()
+def _share(work: Callable[[int], object], count: int) -> None:
+    """Call ``work`` with all numbers up to ``count``: whichever thread is free takes the next."""
+    numbers = iter(range(count))
+
+    def take() -> None:
+        for number in numbers:
+            work(number)
+
+    workers = min(count, _num_threads or torch.get_num_threads())
+    others = [_shared()[1].submit(take) for _ in range(workers - 1)]
+    take()
+    for other in others:
+        other.result()
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="kernels")
+def _shared() -> tuple[threading.Lock, ThreadPoolExecutor]:
+    """Return what is held while kernels run, as the BLAS has one number of threads, and threads."""
+    return threading.Lock(), ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="kernels")
 
 
-def _forget_threads() -> None:
-    """Start anew in a process that was forked, which has none of the threads."""
-    global _lock
-    _lock = threading.Lock()
-    _pool.cache_clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+if hasattr(os, "register_at_fork"):  # a process that was forked has none of the threads
+    os.register_at_fork(after_in_child=_shared.cache_clear)
 
 
 @cache

@@ -25,7 +25,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,10 +37,19 @@ from ...utils import LEVELS
 from ..base import Explanation, Readout, in_own_precision
 from ..history import History, TableRows, last_layer
 from ..ragged import Graphs
-from ..statistics import GraphStatistics, layer_statistics
+from ..statistics import GraphStatistics, WideDropout, layer_statistics
 from .config import HistoGraphConfig
 from .layer_attention import LayerAttention
 from .node_attention import NodeAttention
+
+
+def map_parts(linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
+    """Apply a linear map to rows that come in parts, without joining them: ``[rows, out]``."""
+    widths = [part.size(1) for part in parts]
+    mapped: Tensor = linear.bias  # [out]
+    for part, weight in zip(parts, linear.weight.split(widths, dim=1), strict=True):
+        mapped = torch.addmm(mapped, part, weight.t())  # [rows, out]
+    return mapped
 
 
 class HistoGraphHead(Readout):
@@ -97,7 +106,7 @@ class HistoGraphHead(Readout):
         if self.statistics is not None:
             self.described_dim = self.statistics.width
         dropped = 0.0 if self.statistics is None else config.statistics_dropout
-        self.statistics_dropout = nn.Dropout(dropped)
+        self.statistics_dropout = WideDropout(dropped)
         self.all_layers = None if config.mix == "last" else nn.Linear(self.described_dim, dim)
         self.mixing = Mixing(config.mixing, config.mixing_init, config.mixing_delay)
         self.output_norm = nn.LayerNorm(dim) if config.output_norm else None
@@ -213,6 +222,7 @@ class HistoGraphHead(Readout):
         described: Sequence[Tensor],
         graphs: Graphs,
         last: Tensor | None = None,
+        map_parts: Callable[[nn.Linear, Sequence[Tensor]], Tensor] = map_parts,
     ) -> Tensor:
         """Mix, normalise and classify: steps 8 and 9, for graphs or nodes alike.
 
@@ -221,9 +231,10 @@ class HistoGraphHead(Readout):
             described: What is known without it, ``[rows, described_dim]`` in parts.
             graphs: Which graph each node belongs to.
             last: The (mean) last layer for the shortcut, ``[rows, D_last]``; None without one.
+            map_parts: Maps what is described.
         """
         project = self.layer_weights.last_embedding if self.all_layers is None else self.all_layers
-        base = _map_parts(project, [self.statistics_dropout(part) for part in described])
+        base = map_parts(project, [self.statistics_dropout(part) for part in described])
         if self.level == "graph":
             base = base * graphs.nonempty(base.dtype)  # an empty graph has no bias either
         mixed = self.mixing(attended, base)  # [rows, dim]
@@ -241,7 +252,7 @@ class HistoGraphHead(Readout):
             # would learn that rest; without it, it learns a second opinion.
             self.probe_share.fill_(self.options.probe)
             return outputs
-        return torch.lerp(outputs, _map_parts(self.probe, described), self.probe_share)
+        return torch.lerp(outputs, map_parts(self.probe, described), self.probe_share)
 
     def classify(self, rows: Tensor) -> Tensor:
         """Return the outputs of rows ``[rows, dim]``: ``[rows, out_dim]``."""
@@ -356,15 +367,6 @@ class HistoGraphHead(Readout):
         layers = " + ".join(f"{count} x {width}" for width, count in counts.items())
         options = "".join(f", {name}={value!r}" for name, value in self.options.changed().items())
         return f"{type(self).__name__}({layers} -> {self.options.out_dim}{options})"
-
-
-def _map_parts(linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
-    """Apply a linear map to rows that come in parts, without joining them: ``[rows, out]``."""
-    widths = [part.size(1) for part in parts]
-    mapped: Tensor = linear.bias  # [out]
-    for part, weight in zip(parts, linear.weight.split(widths, dim=1), strict=True):
-        mapped = torch.addmm(mapped, part, weight.t())  # [rows, out]
-    return mapped
 
 
 # Tools and help texts see every option by name, from the one place that defines them.

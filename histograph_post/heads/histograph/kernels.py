@@ -1,8 +1,7 @@
 """What the HistoGraph head does with the nodes of a graph, forward and backward, in numba.
 
-Four kernels go through the graphs of a batch where their history lies in a table of many graphs; a
-graph fits a processor's cache. :mod:`.accelerate` calls them, and between :func:`score_layers` and
-:func:`read_nodes` PyTorch turns scores of layers into weights.
+Four kernels, which :mod:`.accelerate` calls, go through the graphs of a batch where their history
+lies; between :func:`score_layers` and :func:`read_nodes` PyTorch turns scores into weights.
 
 Shapes: the ``G`` graphs of a batch have ``N`` nodes, one of them ``n``; ``L`` layers of ``D``
 channels; ``dim`` channels are ``heads`` layer heads of ``width`` each, or ``node_heads`` attention
@@ -16,7 +15,7 @@ runs a part. Kernels release Python's lock, and expect the BLAS to use one threa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numba
 import numpy as np
@@ -31,17 +30,15 @@ QUERIES = 128
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-def compiled(function: _Function) -> _Function:
-    """Compile a function when it is first called, and keep the code on disk."""
-    # Sums may be made in any order and fused with products. NaN and infinity stay what they are.
-    fastmath = {"contract", "reassoc", "nsz"}
-    make = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath)
-    return cast(_Function, make(function))
+#: Compiles a function when it is first called, and keeps the code on disk. Sums may be made in any
+#: order and fused with products. NaN and infinity stay what they are.
+compiled: Callable[[_Function], _Function] = numba.njit(
+    cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
+)
 
 
 class Batch(NamedTuple):
-    """The graphs of a batch in a table of many graphs, and which parts of it to run."""
+    """The graphs of a batch in a table of many graphs, and the part of it to run."""
 
     #: ``[rows, L or more, D]``, of which the last ``L`` layers are used.
     table: Floats
@@ -51,16 +48,13 @@ class Batch(NamedTuple):
     ptr: Integers
     #: First graph of each part, and the number of graphs, ``[parts + 1]``.
     parts: Integers
-    #: Nodes of the largest part.
-    most: int
-    #: The first part to run, and the one to stop at.
-    first: int
-    stop: int
+    #: The part to run.
+    part: int
 
 
 @compiled
 def copy(target: Floats, values: Floats) -> None:
-    """Copy a vector to the beginning of another; numba's own way is slow, to compile and to run."""
+    """Copy a vector to the beginning of another; numba's own way is slow."""
     for c in range(len(values)):
         target[c] = values[c]
 
@@ -122,11 +116,23 @@ def add_dots(scores: Floats, filters: Floats, first: int, rows: Floats) -> None:
     Filters are ``[heads, nodes, D]``, from node ``first`` on; rows ``[n, L or more, D]``.
     """
     (heads, layers), (n, stored, channels) = scores.shape, rows.shape
-    of_node, product = np.empty((heads, channels), F), np.empty((heads, layers), F)
-    for i in range(n):
-        for h in range(heads):
-            copy(of_node[h], filters[h, first + i])
-        scores += np.dot(of_node, rows[i, stored - layers :].T, product)
+    for i in range(first, first + n):
+        for k in range(layers):
+            layer = rows[i - first, stored - layers + k]
+            for h in range(0, heads - 3, 4):  # four at a time: the layer is loaded once for them
+                a, b, c, d = filters[h, i], filters[h + 1, i], filters[h + 2, i], filters[h + 3, i]
+                in_a, in_b, in_c, in_d = F(0), F(0), F(0), F(0)
+                for j in range(channels):
+                    in_a += a[j] * layer[j]
+                    in_b += b[j] * layer[j]
+                    in_c += c[j] * layer[j]
+                    in_d += d[j] * layer[j]
+                scores[h, k] += in_a
+                scores[h + 1, k] += in_b
+                scores[h + 2, k] += in_c
+                scores[h + 3, k] += in_d
+            for h in range(heads - heads % 4, heads):
+                scores[h, k] += np.dot(filters[h, i], layer)
 
 
 @compiled
@@ -147,33 +153,31 @@ def score_layers(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
     score is the mean over nodes of ``filter . layer + query . offset of the key``, scaled.
 
     Args:
-        batch: The graphs.
         inputs: The map from a layer to queries, then to keys, ``[2 * dim, D]``, and what each layer
             adds to them, ``[L, 2 * dim]``.
         saved: For backward: the last layer, ``[N, D]``, and queries, ``[heads, N, width]``.
         results: Scores, ``[G, heads, L]``.
     """
-    (table, starts, ptr, parts, most, _, _), (maps, offsets) = batch, inputs
+    (table, starts, ptr, parts, p), (maps, offsets) = batch, inputs
     (last, queries), (all_scores,) = saved, results
     (heads, _, width), channels = queries.shape, table.shape[2]
     dim = heads * width
     query_maps, key_maps = transpose_heads(maps[:dim], heads), maps[dim:]
-    filters = np.empty((heads, most, channels), F)
-    for p in range(batch.first, batch.stop):
-        begin, end = ptr[parts[p]], ptr[parts[p + 1]]
-        for g in range(parts[p], parts[p + 1]):
-            for i in range(ptr[g + 1] - ptr[g]):
-                copy(last[ptr[g] + i], table[starts[g] + i, -1])
-        for h in range(heads):
-            own, of_head = queries[h, begin:end], slice(h * width, (h + 1) * width)
-            np.dot(last[begin:end], query_maps[h], own)
-            own += offsets[-1, of_head]
-            np.dot(own, key_maps[of_head], filters[h, : end - begin])
-        for g in range(parts[p], parts[p + 1]):
-            n, scores = ptr[g + 1] - ptr[g], all_scores[g]
-            np.dot(sum_queries(queries, ptr[g], ptr[g + 1]), offsets.T, scores)
-            add_dots(scores, filters, ptr[g] - begin, table[starts[g] : starts[g] + n])
-            scores *= F(1 / (n * np.sqrt(width)))
+    begin, end = ptr[parts[p]], ptr[parts[p + 1]]
+    filters = np.empty((heads, end - begin, channels), F)
+    for g in range(parts[p], parts[p + 1]):
+        for i in range(ptr[g + 1] - ptr[g]):
+            copy(last[ptr[g] + i], table[starts[g] + i, -1])
+    for h in range(heads):
+        own, of_head = queries[h, begin:end], slice(h * width, (h + 1) * width)
+        np.dot(last[begin:end], query_maps[h], own)
+        own += offsets[-1, of_head]
+        np.dot(own, key_maps[of_head], filters[h])
+    for g in range(parts[p], parts[p + 1]):
+        n, scores = ptr[g + 1] - ptr[g], all_scores[g]
+        np.dot(sum_queries(queries, ptr[g], ptr[g + 1]), offsets.T, scores)
+        add_dots(scores, filters, ptr[g] - begin, table[starts[g] : starts[g] + n])
+        scores *= F(1 / (n * np.sqrt(width)))
 
 
 @compiled
@@ -181,34 +185,32 @@ def score_layers_backward(
     batch: Batch, inputs: Any, saved: Any, grad_results: Any, grads: Any
 ) -> None:
     """Set the gradients of :func:`score_layers`, ``[parts, ...]`` of each input."""
-    (table, starts, ptr, parts, most, _, _), (maps, offsets) = batch, inputs
+    (table, starts, ptr, parts, p), (maps, offsets) = batch, inputs
     (last, queries), (all_grad_scores,), (grad_maps, grad_offsets) = saved, grad_results, grads
     (heads, _, width), channels = queries.shape, table.shape[2]
-    dim, grad_filters = heads * width, np.empty((heads, most, channels), F)
+    dim, begin, end = heads * width, ptr[parts[p]], ptr[parts[p + 1]]
     key_maps = transpose_heads(maps[dim:], heads)  # [heads, D, width]
-    for p in range(batch.first, batch.stop):
-        begin, end = ptr[parts[p]], ptr[parts[p + 1]]
-        grad_queries = np.empty((heads, end - begin, width), F)
-        through = np.empty((parts[p + 1] - parts[p], heads, 2 * dim), F)  # through key offsets
-        of_part = grad_offsets[p]
-        of_part[:] = 0
+    grad_filters = np.empty((heads, end - begin, channels), F)
+    grad_queries = np.empty((heads, end - begin, width), F)
+    through = np.empty((parts[p + 1] - parts[p], heads, 2 * dim), F)  # through key offsets
+    of_part = grad_offsets[p]
+    of_part[:] = 0
+    for g in range(parts[p], parts[p + 1]):
+        n = ptr[g + 1] - ptr[g]
+        grad_scores = all_grad_scores[g] * F(1 / (n * np.sqrt(width)))
+        rows = table[starts[g] : starts[g] + n]  # [n, L or more, D]
+        weigh_layers(grad_scores, rows, grad_filters, ptr[g] - begin)
+        of_part += np.dot(grad_scores.T, sum_queries(queries, ptr[g], ptr[g + 1]))
+        np.dot(grad_scores, offsets, through[g - parts[p]])
+    for h in range(heads):
+        of_head, of_keys = slice(h * width, (h + 1) * width), dim + h * width
+        np.dot(queries[h, begin:end].T, grad_filters[h], grad_maps[p, of_keys : of_keys + width])
+        np.dot(grad_filters[h], key_maps[h], grad_queries[h])
         for g in range(parts[p], parts[p + 1]):
-            n = ptr[g + 1] - ptr[g]
-            grad_scores = all_grad_scores[g] * F(1 / (n * np.sqrt(width)))
-            rows = table[starts[g] : starts[g] + n]  # [n, L or more, D]
-            weigh_layers(grad_scores, rows, grad_filters, ptr[g] - begin)
-            of_part += np.dot(grad_scores.T, sum_queries(queries, ptr[g], ptr[g + 1]))
-            np.dot(grad_scores, offsets, through[g - parts[p]])
-        for h in range(heads):
-            of_head, of_keys = slice(h * width, (h + 1) * width), dim + h * width
-            filters = grad_filters[h, : end - begin]
-            np.dot(queries[h, begin:end].T, filters, grad_maps[p, of_keys : of_keys + width])
-            np.dot(filters, key_maps[h], grad_queries[h])
-            for g in range(parts[p], parts[p + 1]):
-                own = grad_queries[h, ptr[g] - begin : ptr[g + 1] - begin]
-                own += through[g - parts[p], h, of_keys : of_keys + width]
-            np.dot(grad_queries[h].T, last[begin:end], grad_maps[p, of_head])
-            copy(of_part[-1, of_head], sum_rows(grad_queries[h]))
+            own = grad_queries[h, ptr[g] - begin : ptr[g + 1] - begin]
+            own += through[g - parts[p], h, of_keys : of_keys + width]
+        np.dot(grad_queries[h].T, last[begin:end], grad_maps[p, of_head])
+        copy(of_part[-1, of_head], sum_rows(grad_queries[h]))
 
 
 @compiled
@@ -219,13 +221,8 @@ def exponentials(values: Floats) -> None:
         x = F(-87) if x < F(-87) else x  # NaN stays
         power = np.floor(x * F(1.4426950408889634) + F(0.5))
         z = x - power * F(0.6931471805599453)  # at most log(2) / 2 from zero
-        e = F(1 / 720)
-        e = e * z + F(1 / 120)
-        e = e * z + F(1 / 24)
-        e = e * z + F(1 / 6)
-        e = e * z + F(1 / 2)
-        e = e * z + F(1)
-        e = e * z + F(1)
+        e = ((F(1 / 720) * z + F(1 / 120)) * z + F(1 / 24)) * z + F(1 / 6)
+        e = ((e * z + F(1 / 2)) * z + F(1)) * z + F(1)
         values[i] = e * np.int32((np.int32(power) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
@@ -294,7 +291,6 @@ def read_nodes(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
     attention they receive, and only this sum is projected to values.
 
     Args:
-        batch: The graphs.
         inputs: The weights of layers, ``[G, heads, L]``; the map from a layer to a node,
             ``[dim, D]``, and what each layer adds to it, ``[L, dim]``; the projection of nodes to
             queries, keys and values, ``[3 * dim, dim]``, and its bias, ``[3 * dim]``.
@@ -303,37 +299,36 @@ def read_nodes(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
             it, ``[G, node_heads, dim]``.
         results: Means of nodes, and of what they find in each other, ``[G, dim]`` each.
     """
-    table, starts, ptr, parts, most, _, _ = batch
+    table, starts, ptr, parts, p = batch
     (weights, maps, offsets, projection, bias), (means, contexts) = inputs, results
     (nodes, projected, received, summaries), (dim, channels) = saved, maps.shape
     heads, node_heads, values = weights.shape[1], len(received), projection[2 * dim :]
     width, size = dim // heads, dim // node_heads
     node_maps = transpose_heads(maps, heads)  # [heads, D, width]
     query_key_maps = transpose_heads(projection[: 2 * dim], 2 * node_heads)
-    sums = np.empty((heads, most, channels), F)
-    for p in range(batch.first, batch.stop):
-        begin, end = ptr[parts[p]], ptr[parts[p + 1]]
-        for g in range(parts[p], parts[p + 1]):
-            rows = table[starts[g] : starts[g] + ptr[g + 1] - ptr[g]]  # [n, L or more, D]
-            weigh_layers(weights[g], rows, sums, ptr[g] - begin)
-        for h in range(heads):
-            embedded = np.dot(sums[h, : end - begin], node_maps[h])  # [nodes of the part, width]
-            for i in range(end - begin):
-                copy(nodes[begin + i, h * width :], embedded[i])
-        for g in range(parts[p], parts[p + 1]):
-            own = nodes[ptr[g] : ptr[g + 1]]
-            own += join_heads(np.dot(weights[g], offsets))
-        for k in range(2 * node_heads):
-            of_head = projected[k, begin:end]
-            np.dot(nodes[begin:end], query_key_maps[k], of_head)
-            of_head += bias[k * size : (k + 1) * size]
-        for g in range(parts[p], parts[p + 1]):
-            a, b = ptr[g], ptr[g + 1]
-            for h in range(node_heads):
-                attend(projected[h, a:b], projected[node_heads + h, a:b], received[h, a:b])
-            np.dot(np.ascontiguousarray(received[:, a:b]), nodes[a:b], summaries[g])
-            copy(means[g], sum_rows(nodes[a:b]) * F(1 / (b - a)))
-            copy(contexts[g], join_heads(np.dot(summaries[g], values.T)) + bias[2 * dim :])
+    begin, end = ptr[parts[p]], ptr[parts[p + 1]]
+    sums = np.empty((heads, end - begin, channels), F)
+    for g in range(parts[p], parts[p + 1]):
+        rows = table[starts[g] : starts[g] + ptr[g + 1] - ptr[g]]  # [n, L or more, D]
+        weigh_layers(weights[g], rows, sums, ptr[g] - begin)
+    for h in range(heads):
+        embedded = np.dot(sums[h], node_maps[h])  # [nodes of the part, width]
+        for i in range(end - begin):
+            copy(nodes[begin + i, h * width :], embedded[i])
+    for g in range(parts[p], parts[p + 1]):
+        own = nodes[ptr[g] : ptr[g + 1]]
+        own += join_heads(np.dot(weights[g], offsets))
+    for k in range(2 * node_heads):
+        of_head = projected[k, begin:end]
+        np.dot(nodes[begin:end], query_key_maps[k], of_head)
+        of_head += bias[k * size : (k + 1) * size]
+    for g in range(parts[p], parts[p + 1]):
+        a, b = ptr[g], ptr[g + 1]
+        for h in range(node_heads):
+            attend(projected[h, a:b], projected[node_heads + h, a:b], received[h, a:b])
+        np.dot(np.ascontiguousarray(received[:, a:b]), nodes[a:b], summaries[g])
+        copy(means[g], sum_rows(nodes[a:b]) * F(1 / (b - a)))
+        copy(contexts[g], join_heads(np.dot(summaries[g], values.T)) + bias[2 * dim :])
 
 
 @compiled
@@ -341,51 +336,50 @@ def read_nodes_backward(
     batch: Batch, inputs: Any, saved: Any, grad_results: Any, grads: Any
 ) -> None:
     """Set the gradients of :func:`read_nodes`, ``[parts, ...]`` of each input but the weights."""
-    table, starts, ptr, parts, most, _, _ = batch
+    table, starts, ptr, parts, p = batch
     (weights, maps, offsets, projection, _), (grad_means, grad_contexts) = inputs, grad_results
     grad_weights, grad_maps, grad_offsets, grad_projection, grad_bias = grads
     (nodes, projected, received, summaries), (dim, channels) = saved, maps.shape
     heads, node_heads, values = weights.shape[1], len(received), projection[2 * dim :]
     width, size = dim // heads, dim // node_heads
-    sums, grad_sums = np.empty((heads, most, channels), F), np.empty((heads, most, channels), F)
-    for p in range(batch.first, batch.stop):
-        begin, end = ptr[parts[p]], ptr[parts[p + 1]]
-        grad_projected = np.empty((2 * node_heads, end - begin, size), F)
-        grad_nodes, grad_values = np.empty((end - begin, dim), F), grad_projection[p, 2 * dim :]
-        grad_values[:] = 0
-        for g in range(parts[p], parts[p + 1]):
-            a, b, own = ptr[g], ptr[g + 1], slice(ptr[g] - begin, ptr[g + 1] - begin)
-            grad_context = split_heads(grad_contexts[g], node_heads)  # [node_heads, dim]
-            grad_values += np.dot(grad_context.T, summaries[g])
-            grad_summary = np.dot(grad_context, values)  # [node_heads, dim]
-            grad_received = np.dot(grad_summary, nodes[a:b].T)  # [node_heads, n]
-            for h in range(node_heads):
-                query, key = projected[h, a:b], projected[node_heads + h, a:b]
-                grad_query, grad_key = grad_projected[h, own], grad_projected[node_heads + h, own]
-                attend_backward(query, key, grad_received[h], grad_query, grad_key)
-            of_graph = grad_nodes[own]
-            np.dot(np.ascontiguousarray(received[:, a:b]).T, grad_summary, of_graph)
-            of_graph += grad_means[g] * F(1 / (b - a))
-        copy(grad_bias[p, 2 * dim :], sum_rows(grad_contexts[parts[p] : parts[p + 1]]))
-        for k in range(2 * node_heads):
-            of_head = slice(k * size, (k + 1) * size)
-            np.dot(grad_projected[k].T, nodes[begin:end], grad_projection[p, of_head])
-            copy(grad_bias[p, of_head], sum_rows(grad_projected[k]))
-            grad_nodes += np.dot(grad_projected[k], projection[of_head])
-        for h in range(heads):
-            of_head = slice(h * width, (h + 1) * width)
-            own_nodes = np.ascontiguousarray(grad_nodes[:, of_head])
-            np.dot(own_nodes, maps[of_head], grad_sums[h, : end - begin])
-        grad_offsets[p] = 0
-        for g in range(parts[p], parts[p + 1]):
-            first, of_part = ptr[g] - begin, grad_offsets[p]
-            rows = table[starts[g] : starts[g] + ptr[g + 1] - ptr[g]]  # [n, L or more, D]
-            constant = split_heads(sum_rows(grad_nodes[first : first + len(rows)]), heads)
-            of_part += np.dot(weights[g].T, constant)
-            np.dot(constant, offsets.T, grad_weights[g])
-            add_dots(grad_weights[g], grad_sums, first, rows)
-            weigh_layers(weights[g], rows, sums, first)
-        for h in range(heads):
-            of_head = slice(h * width, (h + 1) * width)
-            own_nodes = np.ascontiguousarray(grad_nodes[:, of_head])
-            np.dot(own_nodes.T, sums[h, : end - begin], grad_maps[p, of_head])
+    begin, end = ptr[parts[p]], ptr[parts[p + 1]]
+    sums = np.empty((heads, end - begin, channels), F)  # gradients of sums, then the sums
+    grad_projected = np.empty((2 * node_heads, end - begin, size), F)
+    grad_nodes, grad_values = np.empty((end - begin, dim), F), grad_projection[p, 2 * dim :]
+    grad_values[:] = 0
+    for g in range(parts[p], parts[p + 1]):
+        a, b, own = ptr[g], ptr[g + 1], slice(ptr[g] - begin, ptr[g + 1] - begin)
+        grad_context = split_heads(grad_contexts[g], node_heads)  # [node_heads, dim]
+        grad_values += np.dot(grad_context.T, summaries[g])
+        grad_summary = np.dot(grad_context, values)  # [node_heads, dim]
+        grad_received = np.dot(grad_summary, nodes[a:b].T)  # [node_heads, n]
+        for h in range(node_heads):
+            query, key = projected[h, a:b], projected[node_heads + h, a:b]
+            grad_query, grad_key = grad_projected[h, own], grad_projected[node_heads + h, own]
+            attend_backward(query, key, grad_received[h], grad_query, grad_key)
+        of_graph = grad_nodes[own]
+        np.dot(np.ascontiguousarray(received[:, a:b]).T, grad_summary, of_graph)
+        of_graph += grad_means[g] * F(1 / (b - a))
+    copy(grad_bias[p, 2 * dim :], sum_rows(grad_contexts[parts[p] : parts[p + 1]]))
+    for k in range(2 * node_heads):
+        of_head = slice(k * size, (k + 1) * size)
+        np.dot(grad_projected[k].T, nodes[begin:end], grad_projection[p, of_head])
+        copy(grad_bias[p, of_head], sum_rows(grad_projected[k]))
+        grad_nodes += np.dot(grad_projected[k], projection[of_head])
+    for h in range(heads):
+        of_head = slice(h * width, (h + 1) * width)
+        own_nodes = np.ascontiguousarray(grad_nodes[:, of_head])
+        np.dot(own_nodes, maps[of_head], sums[h])
+    grad_offsets[p] = 0
+    for g in range(parts[p], parts[p + 1]):
+        first, of_part = ptr[g] - begin, grad_offsets[p]
+        rows = table[starts[g] : starts[g] + ptr[g + 1] - ptr[g]]  # [n, L or more, D]
+        constant = split_heads(sum_rows(grad_nodes[first : first + len(rows)]), heads)
+        of_part += np.dot(weights[g].T, constant)
+        np.dot(constant, offsets.T, grad_weights[g])
+        add_dots(grad_weights[g], sums, first, rows)
+        weigh_layers(weights[g], rows, sums, first)
+    for h in range(heads):
+        of_head = slice(h * width, (h + 1) * width)
+        own_nodes = np.ascontiguousarray(grad_nodes[:, of_head])
+        np.dot(own_nodes.T, sums[h], grad_maps[p, of_head])

@@ -6,10 +6,12 @@
 
 from . import (  # noqa: F401 - each registers its models
     around,
+    between,
     blocks,
     branches,
     chosen,
     drawn,
+    drawn_states,
     edges,
     frameworks,
     geometric,
@@ -21,6 +23,7 @@ from . import (  # noqa: F401 - each registers its models
     node_level,
     pairs,
     plain,
+    published,
     pyg_models,
     readouts,
     running,

@@ -101,6 +101,30 @@ def views(num_nodes: int, seed: int) -> Data:
     return data
 
 
+def with_target(num_nodes: int, seed: int) -> Data:
+    """A protein's sequence beside the molecule."""
+    data = molecule(num_nodes, seed)
+    data.target = torch.randint(0, 26, (1, 20), generator=_generator(seed))
+    return data
+
+
+def with_neighbours(num_nodes: int, seed: int) -> Data:
+    """Three neighbours of each node in a table, with features, and no edges."""
+    generator = _generator(seed)
+    return Table(
+        x=torch.randn(num_nodes, FEATURES, generator=generator),
+        nbr_fea_index=torch.randint(0, num_nodes, (num_nodes, 3), generator=generator),
+        nbr_fea=torch.randn(num_nodes, 3, 2, generator=generator),
+    )
+
+
+class Table(Data):
+    """Rows of the table of neighbours are those of the nodes."""
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return 0 if key.startswith("nbr_") else super().__cat_dim__(key, value, *args, **kwargs)
+
+
 def hetero(num_nodes: int, seed: int) -> HeteroData:
     """Atoms and rings, and which atom is in which ring."""
     generator = _generator(seed)
@@ -157,6 +181,8 @@ BATCHES: dict[str, Callable[[], tuple[Batch, Batch]]] = {
     "merged pairs": _batches(merged_pair),
     "views": _batches(views),
     "hetero": _batches(hetero),
+    "targets": _batches(with_target),
+    "neighbours": _batches(with_neighbours),
     "adj_t": _batches(with_matrix),
     "one graph": _batches(molecule, sizes=((12,), (11,))),
     "one size": _batches(molecule, sizes=((12,), (12,))),
