@@ -146,7 +146,9 @@ def test_errors_say_what_the_faq_says(tmp_path: Path, monkeypatch: pytest.Monkey
         "        return super().forward(x, edge_index, batch)\n"
     )
     Path("my_model.py").write_text(model.text + bonds)
-    Path("edited_model.py").write_text(model.text.replace("relu()", "tanh()"))
+    Path("edited_model.py").write_text(
+        model.text.replace("= self.embedding(x)", "= -self.embedding(x)")
+    )
     save_net(tmp_path, monkeypatch)
     torch.save(hg.load_data("demo:", args={"num_graphs": 30}).graphs, "graphs.pt")
     net = "--model my_model.py:Net --checkpoint model.ckpt --data graphs.pt"

@@ -122,8 +122,12 @@ def refuse_hidden_steps(layers: Layers, ends: Sequence[int]) -> None:
         CaptureError: if the history would lack a layer, or its rows would be other nodes'.
     """
     trace = layers.trace
+    pooling = [call for call in trace.modules if is_pooling(call.module)]
+    outside = [
+        call for call in layers.steps if not any(module.contains(call.time) for module in pooling)
+    ]
     for end in ends:
-        steps = [call for call in layers.steps if layers.leads_to(call, end)]
+        steps = [call for call in outside if layers.leads_to(call, end)]
         hidden = [
             call.name
             for call in steps

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .layers import Layer, Layers
+from .layers import SLICING, Layer, Layers
 from .trace import FunctionCall
 from .weights import LinearMaps
 
@@ -56,6 +56,10 @@ class Joins:
                 return join
         return None
 
+    def meet(self, end: int) -> bool:
+        """Whether it can be seen where the branches that lead to a value meet."""
+        return any(join.parallel for join in self._joins(end))
+
     def _joins(self, end: int) -> Iterator[Join]:
         """Yield the calls on the way to ``end`` that join values of other layers each."""
         for call in self.layers.steps:
@@ -69,8 +73,11 @@ class Joins:
             ]
             full = [value for value in members if self.layers.is_full(value, end)]
             others = [value for value in members if self.made[value] != self.made[end]]
-            if call.name in MULTIPLYING and len({*map(self.layers.width, members)}) > 1:
-                continue  # a weight per node
+            widths = {*map(self.layers.width, members)}
+            if call.name in MULTIPLYING and (
+                len(widths) > 1 or not all(self.made[value] for value in others)
+            ):
+                continue  # a weight, not a layer
             if full and others:
                 yield Join(call, full[-1:], others, parallel=False)
             elif len(others) > 1 and any(self.layers.is_full(value, end) for value in call.outputs):
@@ -174,6 +181,9 @@ class Joins:
         if join.name not in _CONCATENATING:
             return True
         joined = [output for output in join.outputs if self.trace.derives(end, output)]
+        last = self.trace.producer.get(end)
+        if last is not None and last.name in SLICING and set(joined) & set(last.inputs):
+            return False  # one of the layers is taken out again
         if any(self.layers.width(end) < self.layers.width(output) for output in joined):
             return True
         return any(call.time > join.time for call in self.maps.to(end))

@@ -27,11 +27,14 @@ SLICING = frozenset(
 )
 
 
+def is_coarsening(module: nn.Module) -> bool:
+    """Whether the module makes smaller graphs of graphs."""
+    return any(kind.__module__.startswith(_POOLING_PACKAGE) for kind in type(module).__mro__)
+
+
 def is_pooling(module: nn.Module) -> bool:
     """Whether the module turns the nodes of a graph into fewer rows: a readout or a pooling."""
-    return isinstance(module, Aggregation) or any(
-        kind.__module__.startswith(_POOLING_PACKAGE) for kind in type(module).__mro__
-    )
+    return isinstance(module, Aggregation) or is_coarsening(module)
 
 
 @dataclass(frozen=True)

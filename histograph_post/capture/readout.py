@@ -25,7 +25,7 @@ from functools import cached_property
 
 from ..errors import CaptureError
 from .joins import MULTIPLYING, Join, Joins
-from .layers import LINEAR, Layers, is_pooling
+from .layers import LINEAR, Layers, is_coarsening, is_pooling, made_by
 from .trace import FunctionCall, ModuleCall, Trace
 from .weights import LinearMaps
 
@@ -176,7 +176,7 @@ class _Readout:
         for module in self.trace.modules:
             if module not in self._pooling or not reaches_output(module.outputs):
                 continue
-            if reduces(module.outputs):
+            if reduces(module.outputs) or is_coarsening(module.module):
                 for value in filter(self._is_activation, module.inputs):
                     yield Consumed(value, module.start, _describe_module(module))
         for call in self.layers.steps:
@@ -197,7 +197,14 @@ class _Readout:
         ]
 
     def _is_activation(self, value: int) -> bool:
-        return bool(self.made[value]) and self.layers.has_node_rows(value)
+        coarsened = self.trace.ancestors[value] & self._coarsened
+        return bool(self.made[value]) and self.layers.has_node_rows(value) and not coarsened
+
+    @cached_property
+    def _coarsened(self) -> int:
+        """What poolings return: rows of other nodes, even where none was dropped."""
+        calls = [call for call in self._pooling if is_coarsening(call.module)]
+        return sum({1 << value for call in calls for value in made_by(call)})
 
     def _stays_by_node(self, value: int) -> bool:
         return self.layers.has_node_rows(value) or self._comes_back[value]
@@ -221,7 +228,7 @@ class _Readout:
         if extra is not None and (join is None or extra[1].time < join.call.time):
             return BranchEnd(self._graph_end(self._consumed(*extra)).states, end)
         if join is None:
-            return BranchEnd((end,), None)
+            return self._one_branch(end)
         aggregates = extra is not None or self.joins.aggregates(join.call, end.value)
         return BranchEnd(self._joined(join), end if aggregates else None)
 
@@ -231,9 +238,20 @@ class _Readout:
         extra = self.maps.first_extra(end.value, after=0 if join is None else join.call.time)
         consumed = end if extra is None else self._consumed(*extra)
         if join is None:
-            return BranchEnd((consumed,), None)
+            return self._one_branch(consumed)
         aggregates = self.joins.aggregates(join.call, consumed.value)
         return BranchEnd(self._joined(join), consumed if aggregates else None)
+
+    def _one_branch(self, end: Consumed) -> BranchEnd:
+        """Return an end without another tensor behind it."""
+        makers = self.layers.frontier(end.value)
+        if len(makers) > 1 and not self.joins.meet(end.value):
+            labels = ", ".join(repr(layer.label) for layer in makers)
+            raise CaptureError(
+                f"it cannot be seen where the branches {labels} meet before the readout; "
+                "name the modules to capture with --layers"
+            )
+        return BranchEnd((end,), None)
 
     def _consumed(self, value: int, call: FunctionCall) -> Consumed:
         return Consumed(value, call.time, self._describe(call))

@@ -41,7 +41,7 @@ class LinearMaps:
                 for given in self.layers.given_before(end)
             ]
             maps = maps[max((_same_start(shapes, other) for other in earlier), default=0) :]
-        for call in maps[:1]:
+        for call in maps:
             behind = [
                 value.index
                 for value in self.trace.values

@@ -69,7 +69,9 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         out = folder / f"{kind}-{head}-{len(list(folder.iterdir()))}"
         if head == "histograph":
             options = {"heads": 2, **options}
-        hg.train_head(folder / f"{kind}.cache", out, head=head, training=QUICK, dim=8, **options)
+        # One seed: tracing takes seconds a head, and test_ensemble.py exports several.
+        given = {"training": QUICK, "dim": 8, "seeds": [0], **options}
+        hg.train_head(folder / f"{kind}.cache", out, head=head, **given)
         return out
 
     return make

@@ -6,8 +6,9 @@ that are imported as they are come with a function that replays their forward pa
 
 What belongs into a history (docs/capture.md): the embedded input; what each next message-passing
 layer consumes; the last state; where weights or an aggregation lie between that and the pool, what
-is pooled as well. Every branch is kept, in the order in which it ran. Where two readings are
-equally good, :func:`keep` names the reading a tensor belongs to, and a comment says why.
+is pooled as well. Every branch is kept, in the order in which it ran; the last state stands last,
+behind what is pooled of it. Where two readings are equally good, :func:`keep` names the reading a
+tensor belongs to, and a comment says why.
 """
 
 from __future__ import annotations
