@@ -67,8 +67,8 @@ def results(
         test = scores_of(members, "test", metric)
         averaged = _averaged(averages, name, baseline)
         difference = None if name == OWN else paired_difference(test, own)
-        counted = members
-        if is_solved(members[0].spec.head, task.level):
+        counted, spec = members, members[0].spec
+        if name != OWN and not spec.stage and is_solved(spec.head, task.level):
             # Every seed has the same solution: it counts once in each fold.
             counted = [fit for fit in members if fit.spec.seed == members[0].spec.seed]
         rows[name] = {
