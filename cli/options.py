@@ -212,7 +212,7 @@ LrOption = Annotated[
     float | None,
     typer.Option(
         "--lr",
-        help="Peak learning rate; by default 1e-3, or 1e-2 on a single graph.",
+        help="Peak learning rate; by default what suits the readout, on a single graph 1e-2.",
         rich_help_panel=TRAINING,
     ),
 ]

@@ -1,7 +1,8 @@
 """Run a study of readouts, in pieces and in any order, and show what it came to.
 
 ``python -m histograph_benchmarks.study study.toml --data-root DATA -o OUT`` fits what is missing
-and writes ``OUT/results.csv``. What is done stays done, so a job that was killed is given again.
+and writes ``OUT/results.csv``. What is done stays done, so a job that was killed is given again;
+``--take-over results.csv`` goes on from a table whose folder is gone.
 ``--validation`` shows validation scores, to choose by; only ``--render`` reads test scores.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from histograph_post.errors import ConfigError, HistographError
 
 from .plan import FULL, QUICK, Omission, Study, read_study
+from .ranking import Part
 from .table import RESULTS_NAME, read_csv
 
 
@@ -43,9 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="Job I of N.")
     parser.add_argument("--jobs", type=int, default=1, help="Fits at once, in processes.")
     parser.add_argument("--redo", type=_names, default=[], help="Readouts to fit again.")
+    parser.add_argument("--take-over", type=Path, metavar="TABLE.csv", help="Rows that are done.")
     parser.add_argument("--list", action="store_true", help="Show what would be run.")
     parser.add_argument("--prepare", action="store_true", help="Only make backbones and caches.")
     parser.add_argument("--validation", action="store_true", help="Show validation scores.")
+    parser.add_argument("--seeds", action="store_true", help="Show what more seeds gain.")
+    parser.add_argument("--calibration", action="store_true", help="Show what temperatures do.")
     parser.add_argument("--render", type=Path, metavar="PAGE.md", help="Write the page.")
     return parser
 
@@ -79,12 +84,25 @@ def _run(chosen: argparse.Namespace) -> None:
     if chosen.readouts is not None:
         others = Omission(("*",), tuple(_others(study, chosen.readouts)))
         budget = replace(budget, omit=(*budget.omit, others))
+    part: Part = "test" if study.inner else "valid"
+    if chosen.take_over is not None:
+        from .running import take_over
+
+        rows = read_csv(chosen.take_over, test=True)
+        print(take_over(study, budget, out, rows))
+        return
+    if chosen.seeds or chosen.calibration:
+        from .outputs import calibration_view, seeds_view
+
+        print(seeds_view(out, part) if chosen.seeds else calibration_view(out, part))
+        return
     if chosen.validation or chosen.render is not None:
         from .page import validation_view, write_page
 
-        rows = read_csv(out / RESULTS_NAME, test=chosen.render is not None)
+        reads_test = part == "test" or chosen.render is not None
+        rows = read_csv(out / RESULTS_NAME, test=reads_test)
         if chosen.validation:
-            print(validation_view(rows))
+            print(validation_view(rows, part))
         if chosen.render is not None:
             write_page(rows, chosen.render, study.notes)
         return

@@ -16,11 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 import histograph_post as hg
 from histograph_post.caches.manifest import MANIFEST_NAME
 from histograph_post.errors import DataError, SplitError
 from histograph_post.models import ModelSpec
-from histograph_post.splits import Splits, resolve_splits
+from histograph_post.splits import Split, Splits, resolve_splits
 from histograph_post.utils.files import atomic_path
 
 from .plan import Budget, Cell, Data, Study, Unit, model_beside
@@ -80,6 +82,8 @@ class Materials:
                 )
             place.mkdir(parents=True, exist_ok=True)
             for number, fold in enumerate(splits.folds):
+                if self.study.splits[cell.split].inner:
+                    fold = _inner(fold)
                 replace(splits, folds=(fold,)).save(place / f"fold-{number}.json")
         return path
 
@@ -147,3 +151,10 @@ class Materials:
             writer.writerow([header[column] for column in columns])
             writer.writerows([lines[row][column] for column in columns] for row in chosen)
         return path
+
+
+def _inner(fold: Split) -> Split:
+    """Return a fold that is judged on half of its validation part; the other half chooses."""
+    drawn = np.random.default_rng(_ROWS_SEED).permutation(fold.valid)
+    middle = len(drawn) // 2
+    return Split(fold.train, np.sort(drawn[:middle]), np.sort(drawn[middle:]))

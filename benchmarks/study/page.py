@@ -86,14 +86,19 @@ def page(rows: Sequence[Row], notes: Mapping[str, str], picture: str) -> str:
     return "\n\n".join(section.strip("\n") for section in sections) + "\n"
 
 
-def validation_view(rows: Sequence[Row]) -> str:
-    """Return the tables of validation scores, to choose by."""
-    cells = cell_scores(rows, "valid")
+def validation_view(rows: Sequence[Row], part: Part = "valid") -> str:
+    """Return the tables of validation scores, to choose by.
+
+    Args:
+        rows: The table.
+        part: Where they stand: of inner splits, in the place of test scores.
+    """
+    cells = cell_scores(rows, part)
     sections = [
         f"Validation scores, seeds averaged: {plural(len(cells), 'cell')}.",
         ranks_table(cells),
         *differences(cells),
-        _seeds_table(rows, "valid"),
+        _seeds_table(rows, part),
         *cells_tables(cells),
     ]
     return "\n\n".join(section.strip("\n") for section in sections) + "\n"
@@ -137,7 +142,7 @@ def ranks_table(cells: Sequence[CellScores]) -> str:
     for name in readouts(cells):
         count = sum(name in cell.scores for cell in cells)
         lines.append([_code(name), f"{ranks[name]:.2f}", str(won[name]), str(count)])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def _picture(test: RankTest, cells: Sequence[CellScores], picture: str) -> str:
@@ -189,14 +194,14 @@ def differences(cells: Sequence[CellScores]) -> list[str]:
         heading = (
             f"**{title}**, in {unit}: {plural(len(chosen), 'cell')}, {plural(count, 'data set')}"
         )
-        found.append(f"{heading}\n\n{_markdown(lines)}")
+        found.append(f"{heading}\n\n{markdown(lines)}")
     return found
 
 
 def _difference(each: Comparison, decimals: int) -> list[str]:
     return [
         _code(each.other),
-        _signed(each.over_cells.mean, decimals),
+        signed(each.over_cells.mean, decimals),
         _interval(each.over_cells, decimals),
         _interval(each.over_data, decimals),
         f"{each.better} : {each.worse}",
@@ -233,11 +238,11 @@ def _seeds_table(rows: Sequence[Row], part: Part) -> str:
                     title,
                     f"{alone:.4f}",
                     f"{together:.4f}",
-                    _signed(gain, 1 if higher else 3),
+                    signed(gain, 1 if higher else 3),
                     str(len(pairs)),
                 ]
             )
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def _about_cells() -> str:
@@ -263,7 +268,7 @@ def cells_tables(cells: Sequence[CellScores]) -> list[str]:
             kept = [_figure(cell.own) for _ in own]
             lines.append([cell.name, str(len(cell.folds)), *kept, *figures])
         direction = "higher" if chosen[0].higher_is_better else "lower"
-        found.append(f"**{metric_name(metric)}** ({direction} is better)\n\n{_markdown(lines)}")
+        found.append(f"**{metric_name(metric)}** ({direction} is better)\n\n{markdown(lines)}")
     return found
 
 
@@ -311,16 +316,18 @@ def _percent(share: float) -> str:
     return f"{share:.0%}".replace("%", " %")
 
 
-def _signed(value: float, decimals: int) -> str:
+def signed(value: float, decimals: int) -> str:
+    """Return a number with its sign, as print has it."""
     return f"{value:+.{decimals}f}".replace("-", MINUS)
 
 
 def _interval(found: Interval, decimals: int) -> str:
     if found.low is None or found.high is None:
         return MISSING
-    return f"[{_signed(found.low, decimals)}, {_signed(found.high, decimals)}]"
+    return f"[{signed(found.low, decimals)}, {signed(found.high, decimals)}]"
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table, whose first row is its head."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

@@ -68,6 +68,8 @@ class SplitKind:
 
     spec: str
     folds: Positive = 1
+    #: Leave the test part alone: half of the validation part chooses, the other half is judged.
+    inner: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Budget:
     cells: tuple[str, ...] = ("*",)
     readouts: tuple[str, ...] = ("*",)
     omit: tuple[Omission, ...] = ()
-    #: Split -> its first so many folds.
+    #: Cells, as globs -> the first so many of their folds; the first glob that fits counts.
     folds: Mapping[str, Positive] = field(default_factory=dict)
     #: Of a readout, at most.
     seeds: Positive | None = None
@@ -215,14 +217,18 @@ class Study:
             head_info(readout.head or readout.name)  # refuses
             for kind in readout.kinds:
                 _check_name(f"readouts {readout.name}: kinds", kind, self.kinds)
-        for name, budget in self.budgets.items():
-            for split in budget.folds:
-                _check_name(f"budgets {name}: folds", split, self.splits)
+        if len({split.inner for split in self.splits.values()}) > 1:
+            raise ConfigError("splits: found inner ones and others, expected one kind in a study")
         if FULL not in self.budgets:
             raise ConfigError(f"budgets: found no {FULL!r}, expected one, empty or not")
         for where, options in self._trainings():
             for option in options:
                 _check_name(where, option, _TRAINING)
+
+    @property
+    def inner(self) -> bool:
+        """Whether this judges on validation rows, to choose by, and reads no test part."""
+        return any(split.inner for split in self.splits.values())
 
     def _trainings(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Return every table of training options, and where it stands."""
@@ -267,7 +273,7 @@ class Study:
         number, count = part
         everything = [cell.name for cell in self.all_cells()]
         omitted = [pattern for omission in budget.omit for pattern in omission.cells]
-        for pattern in (*budget.cells, *omitted, *only):
+        for pattern in (*budget.cells, *budget.folds, *omitted, *only):
             if not any(fnmatchcase(name, pattern) for name in everything):
                 raise ConfigError(
                     f"cells: found {pattern!r}, expected a glob of names such as {everything[0]}"
@@ -289,7 +295,8 @@ class Study:
     def num_folds(self, cell: Cell, budget: Budget) -> int:
         """Return how many folds of a cell a budget has."""
         own = self.splits[cell.split].folds
-        return min(own, budget.folds.get(cell.split, own))
+        asked = (count for glob, count in budget.folds.items() if fnmatchcase(cell.name, glob))
+        return min(own, next(asked, own))
 
     def split_spec(self, cell: Cell) -> str:
         """Return the split of a cell as ``--split`` takes it, but for where its files are."""

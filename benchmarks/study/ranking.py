@@ -21,6 +21,9 @@ Part = Literal["valid", "test"]
 #: Of intervals and of the critical difference.
 LEVEL = 0.95
 
+#: Of scores: the table has six, so that equal means over folds may differ in the last one.
+_DIGITS = 5
+
 
 @dataclass(frozen=True)
 class CellScores:
@@ -80,7 +83,7 @@ def _cell(name: str, rows: Sequence[Row], part: Part) -> CellScores:
     shared = [set(folds) for readout, folds in values.items() if readout != OWN]
     folds = sorted(set.intersection(*shared)) if shared else []
     means = {
-        readout: float(np.mean([np.mean(of[fold]) for fold in folds]))
+        readout: round(float(np.mean([np.mean(of[fold]) for fold in folds])), _DIGITS)
         for readout, of in sorted(values.items())
         if folds and all(fold in of for fold in folds)
     }

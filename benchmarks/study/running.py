@@ -14,11 +14,12 @@ import numpy as np
 from safetensors.numpy import load_file
 
 import histograph_post as hg
+from histograph_post.errors import ConfigError
 from histograph_post.metrics import LOWER_IS_BETTER
 from histograph_post.runs.fits import FIT_NAME, OUTPUTS_NAME
 
 from .materials import Materials
-from .plan import Settings, Unit
+from .plan import Budget, Settings, Study, Unit
 from .table import AVERAGED, OWN, Row, find_piece, join_pieces, write_piece
 
 
@@ -96,6 +97,31 @@ class Runner:
             return None
         scores, metric = own["folds"][0], unit.cell.data.metric
         return _row(unit, OWN, AVERAGED, scores["valid"][metric], scores["test"][metric])
+
+
+def take_over(study: Study, budget: Budget, out: Path, rows: Sequence[Row]) -> Path:
+    """Count the rows of a table as done, as if they had been fitted in this folder; join them.
+
+    The table says nothing of settings: it is for whoever asks to know that study and code are those
+    that it was made with. A fold whose network was trained on it is taken over only if nothing is
+    missing, for other readouts would be fitted on another network.
+    """
+    cells = {cell.name: cell for cell in study.all_cells()}
+    units: dict[tuple[str, int], dict[str, list[Row]]] = {}
+    for row in rows:
+        units.setdefault((row.cell, row.fold), {}).setdefault(row.readout, []).append(row)
+    for (name, fold), found in units.items():
+        if name not in cells:
+            raise ConfigError(f"table: found the cell {name!r}, expected some of the study")
+        cell = cells[name]
+        asked = {settings.readout for settings in study.settings(cell, budget)}
+        if cell.checkpoint.weights is None and not asked <= found.keys():
+            continue
+        everything = {settings.readout: settings for settings in study.settings(cell, Budget())}
+        for readout, members in found.items():
+            settings = {} if readout == OWN else asdict(everything[readout])
+            write_piece(out, Unit(cell, fold).name, readout, settings, members)
+    return join_pieces(out)
 
 
 def _alike(settings: Settings) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ class Experiment(ReadoutStage):
     training: TrainingOptions
     standardize: bool = True
     warm_start: bool = False
+    #: Readout -> its learning rate, where it has another one than ``training``.
+    lrs: Mapping[str, float] = field(default_factory=dict)
 
     def plan(self) -> dict[str, Any]:
         """Return all that the result depends on, as plain values."""
@@ -72,6 +74,7 @@ class Experiment(ReadoutStage):
             "heads": [asdict(head) for head in self.heads],
             "seeds": list(self.seeds),
             "training": asdict(self.training),
+            "lrs": dict(self.lrs),
             "standardize": self.standardize,
             "warm_start": self.warm_start,
             "calibrate": self.calibrate,
@@ -99,12 +102,16 @@ class Experiment(ReadoutStage):
         return FitSpec(
             head=head.name,
             options=head.options,
-            training=self.training,
+            training=self.training_of(head.name),
             fold=fold,
             seed=seed,
             standardize=self.standardize,
             warm_start=self.warm_start,
         )
+
+    def training_of(self, head: str) -> TrainingOptions:
+        """Return how a readout is trained: all alike, but for the learning rate that suits it."""
+        return replace(self.training, lr=self.lrs.get(head, self.training.lr))
 
     def fit(
         self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
@@ -248,6 +255,13 @@ def plan_experiment(
             f"warm_start: found head {heads[-1].name!r}, expected one that can start at the "
             f"checkpoint's own predictions: {', '.join(able)}"
         )
+    training = options.training_options(suggested_lr(len(caches[0])))
+    suited = {
+        head.name: options.training_options(
+            suggested_lr(len(caches[0]), head_info(head.name).lr)
+        ).lr
+        for head in heads
+    }
     experiment = Experiment(
         caches=caches,
         folds=tuple(folds),
@@ -255,7 +269,8 @@ def plan_experiment(
         task=task,
         heads=tuple(heads),
         seeds=tuple(options.seeds or DEFAULT_SEEDS),
-        training=options.training_options(suggested_lr(len(caches[0]))),
+        training=training,
+        lrs={name: lr for name, lr in suited.items() if lr != training.lr},
         standardize=options.standardize,
         warm_start=options.warm_start,
         calibrate=options.calibrate,
@@ -311,7 +326,7 @@ def compare(
     options: ExperimentOptions | None = None,
     **keywords: Any,
 ) -> Run:
-    """Train several readouts on the same cache with the same training, to be ranked.
+    """Train several readouts on the same cache, each at the learning rate that suits it.
 
     The run predicts with ``histograph`` if that is one of them, else with the first that is not a
     rival: ``svm`` and ``boosting`` are compared only.

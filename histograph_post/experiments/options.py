@@ -64,7 +64,7 @@ class ExperimentOptions:
     #: batch. Two thirds of the machine's memory by default.
     memory_limit: int | None = None
     #: How to train: all of it, or a mapping with what differs from the defaults. A mapping without
-    #: ``lr`` gets the learning rate that suits the data.
+    #: ``lr`` gets the learning rate that suits readout and data.
     training: TrainingOptions | Mapping[str, Any] | None = None
     #: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     device: str = "auto"

@@ -212,11 +212,12 @@ class Search:
         training = {name: value for name, value in values.items() if name in TRAINING_NAMES}
         options = {name: value for name, value in values.items() if name not in training}
         head = replace(self.head, options={**self.head.options, **options})
-        return head, replace(self.experiment.training, **training)
+        return head, replace(self.experiment.training_of(head.name), **training)
 
     def defaults(self) -> dict[str, Any]:
         """Return the defaults of the options that are searched, as far as they may be chosen."""
-        known = head_info(self.head.name).options() | asdict(self.experiment.training)
+        training = self.experiment.training_of(self.head.name)
+        known = head_info(self.head.name).options() | asdict(training)
         return {name: known[name] for name, choice in self.space.items() if known[name] in choice}
 
 
@@ -256,7 +257,7 @@ def plan_search(
     experiment = plan_experiment(cache, with_baseline(head, level), options)
     fixed = head.options
     known = (*TRAINING_NAMES, *head_info(head.name).options())
-    every = default_space(head.name, experiment.training)
+    every = default_space(head.name, experiment.training_of(head.name))
     solved = is_solved(head.name, level)
     if solved:
         every = _solved_space(head.name, len(experiment.caches[0].widths))

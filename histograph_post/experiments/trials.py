@@ -262,7 +262,7 @@ class _TrialRun:
         self._task = search.experiment.task
         head, training = search.chosen(trial.params)
         experiment = replace(
-            search.experiment, heads=(head,), training=training, seeds=search.trial_seeds
+            search.experiment, heads=(head,), training=training, lrs={}, seeds=search.trial_seeds
         )
         # Named by what is tried, too: a trial that was killed goes on with the fits it has.
         name = f"{number}-{json_sha256(dict(trial.params), 'trial')[:16]}"

@@ -120,7 +120,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("best fit", f"fold {stored['fold']}, seed {stored['seed']}, by validation"),
         ("predicts with", predicts_with(stored)),
         ("temperature", f"{stored.get('temperature', 1.0):.4g}, from the validation part"),
-        ("training", _pairs(run.results.get("tuning", plan).get("training", {}))),
+        ("training", _training(run.results.get("tuning", plan))),
         ("seeds", _some([str(value) for value in plan.get("seeds", [])], 10)),
         ("standardised layers", _value(bool(stored["standardize"]))),
         ("warm start", _value(bool(plan.get("warm_start")))),
@@ -206,6 +206,12 @@ def _range(sizes: Sequence[int]) -> str:
 
 def _with_args(named: Specification) -> str:
     return f"{named.spec} ({_pairs(named.args)})" if named.args else named.spec
+
+
+def _training(plan: Mapping[str, Any]) -> str:
+    """Return how all were trained, and which readouts had a learning rate of their own."""
+    rates = {f"lr of {name}": lr for name, lr in plan.get("lrs", {}).items()}
+    return _pairs({**plan.get("training", {}), **rates})
 
 
 def _pairs(values: Mapping[str, Any], leave_out: tuple[str, ...] = ()) -> str:

@@ -168,10 +168,6 @@ class Trainer:
 
     def run(self, on_epoch: OnEpoch | None = None) -> Progress:
         """Train to the end; leave the network with the weights of the best epoch."""
-        if self._starts_solved and not self.progress.best_state and len(self.split.valid):
-            self.progress.epoch = -1
-            self._compare(*self._evaluate(self.split.valid))
-            self.progress.epoch = 0
         while not self.is_done:
             self.run_epoch()
             if on_epoch is not None:
@@ -180,6 +176,10 @@ class Trainer:
 
     def run_epoch(self) -> None:
         """Train for an epoch, validate, and keep the weights if they are the best so far."""
+        if self._starts_solved and not self.progress.best_state and len(self.split.valid):
+            self.progress.epoch = -1
+            self._compare(*self._evaluate(self.split.valid))
+            self.progress.epoch = 0
         # Seeded by epoch: a resumed run draws what an unbroken one would have drawn.
         torch.manual_seed(_mixed(self.seed, self.progress.epoch))
         if self._before_epoch is not None:

@@ -41,6 +41,8 @@ from histograph_benchmarks.study.table import (
 from histograph_post.errors import ConfigError
 from histograph_post.models import build_model
 from histograph_post.runs.fits import OUTPUTS_NAME
+from histograph_post.splits import Splits, resolve_splits
+from histograph_post.utils.text import MINUS
 
 STUDY = Path(__file__).resolve().parents[2] / "benchmarks" / "study"
 PAGE = STUDY.parents[1] / "docs" / "study.md"
@@ -194,7 +196,7 @@ options = { dim = 12 }
 
 [budgets.full]
 [budgets.quick]
-folds = { random = 1 }
+folds = { "*/random" = 1 }
 seeds = 1
 """
 
@@ -257,6 +259,74 @@ def test_a_readout_that_is_new_or_has_changed_is_fitted_alone(
     assert [replace(found, seconds=None) for found in after] == [
         replace(found, seconds=None) for found in redone
     ]
+
+
+def test_a_table_whose_folder_is_gone_is_taken_over(
+    study_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main([*study_words, "--readouts", "mean,linear"])
+    table = tmp_path / "table.csv"
+    shutil.copyfile(tmp_path / "out" / RESULTS_NAME, table)
+    shutil.rmtree(tmp_path / "out")
+    main([*study_words, "--take-over", str(table)])
+    # Of networks that are trained on every fold, all readouts are asked for, and one is missing.
+    done = read_csv(tmp_path / "out" / RESULTS_NAME, test=True)
+    expected = [row for row in read_csv(table, test=True) if row.checkpoint == "gin"]
+    assert done == expected
+    main([*study_words, "--readouts", "mean,linear", "--take-over", str(table)])
+    assert (tmp_path / "out" / RESULTS_NAME).read_bytes() == table.read_bytes()
+    monkeypatch.setattr(made.hg, "cache", None)
+    main([*study_words, "--readouts", "mean,linear"])  # nothing is left to do
+    assert (tmp_path / "out" / RESULTS_NAME).read_bytes() == table.read_bytes()
+    table.write_text(table.read_text().replace("demo/gin/random,demo", "other/gin/random,other"))
+    with pytest.raises(SystemExit, match="1"):
+        main([*study_words, "--take-over", str(table)])
+
+
+def test_inner_splits_judge_on_validation_rows_and_leave_the_test_part(
+    study_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path, old="folds = 3 }", new="folds = 3, inner = true }")
+    main([*study_words, "--only", "demo/gin/*", "--readouts", "mean"])
+    outer = resolve_splits(hg.load_data("demo:", args={"num_graphs": 40}), "kfold:3")
+    for number, fold in enumerate(outer.folds):
+        place = tmp_path / f"out/splits/demo/random/fold-{number}.json"
+        (inner,) = Splits.load(place).folds
+        assert np.array_equal(inner.train, fold.train)
+        judged = np.concatenate([inner.valid, inner.test])
+        assert sorted(judged) == sorted(fold.valid)
+        assert abs(len(inner.valid) - len(inner.test)) <= 1
+    capsys.readouterr()
+    main([*study_words, "--validation"])
+    rows = read_csv(tmp_path / "out" / RESULTS_NAME, test=True)
+    mean = np.mean([row.test for row in rows if row.seed == AVERAGED and row.test is not None])
+    assert f"| demo/gin/random | 3 | **{mean:.4f}** |" in capsys.readouterr().out
+
+
+def test_seeds_and_temperatures_are_judged_by_validation_rows(
+    study_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path, old='name = "mean"\nseeds = 2', new='name = "histograph"\nseeds = 8')
+    path = tmp_path / "study.toml"
+    path.write_text(path.read_text().replace("num_graphs = 40", "num_graphs = 60"))
+    main([*study_words, "--only", "demo/gin/*", "--readouts", "histograph"])
+    capsys.readouterr()
+    main([*study_words, "--seeds"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "demo/gin" in line]
+    gains = []
+    for fold in range(3):
+        (run,) = (tmp_path / f"out/runs/demo/gin/random/fold-{fold}").iterdir()
+        places = [hg.Run.open(run).fit_folder("histograph", 0, seed) for seed in range(8)]
+        fits = [load_file(place / OUTPUTS_NAME) for place in places]
+        labels = hg.Cache.open(tmp_path / "out/caches/demo/gin.cache").labels()
+        truth = labels[fits[0]["valid_rows"], 0]
+        outputs = np.stack([fit["valid_outputs"][:, 0] for fit in fits])
+        single = np.mean([roc_auc_score(truth, each) for each in outputs])
+        gains.append(100 * (roc_auc_score(truth, outputs.mean(axis=0)) - single))
+    eight = line.split("|")[-2].strip().replace(MINUS, "-")
+    assert float(eight) == pytest.approx(np.mean(gains), abs=0.006)
+    main([*study_words, "--calibration"])
+    assert "| 8 | 18 |" in capsys.readouterr().out
 
 
 def test_other_fits_than_those_of_the_full_budget_stay_apart(
@@ -450,6 +520,18 @@ def test_the_validation_view_needs_no_test_scores(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not (STUDY / RESULTS_NAME).exists(), reason="no results yet")
+def test_the_short_budget_is_what_the_table_has() -> None:
+    study = read_study(STUDY / "study.toml")
+    budget = study.budget("short")
+    planned = {
+        (unit.cell.name, unit.fold, settings.readout)
+        for unit in study.units(budget)
+        for settings in study.settings(unit.cell, budget)
+    }
+    rows = read_csv(STUDY / RESULTS_NAME, test=False)
+    assert {(row.cell, row.fold, row.readout) for row in rows if row.readout != OWN} == planned
+
+
 def test_page_and_table_of_the_study_agree(tmp_path: Path) -> None:
     rows: Any = read_csv(STUDY / RESULTS_NAME, test=True)
     notes = read_study(STUDY / "study.toml").notes

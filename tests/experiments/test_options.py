@@ -11,6 +11,7 @@ import pytest
 
 import histograph_post as hg
 from histograph_post.errors import ConfigError
+from histograph_post.experiments.head_training import HeadSpec, plan_experiment
 from histograph_post.experiments.options import with_keywords
 
 QUICK = hg.TrainingOptions(epochs=2, batch_size=16)
@@ -44,6 +45,19 @@ def test_a_learning_rate_that_is_not_given_suits_the_data() -> None:
     assert given.training_options(1e-2).lr == 0.3
     whole = hg.ExperimentOptions(training=hg.TrainingOptions(epochs=7))
     assert whole.training_options(1e-2).lr == hg.TrainingOptions().lr
+
+
+def test_a_learning_rate_that_is_not_given_suits_each_readout(demo_cache: Path) -> None:
+    heads = [HeadSpec(name) for name in ("mean", "jk-cat", "histograph")]
+
+    def rates(training: Any) -> dict[str, float]:
+        options = hg.ExperimentOptions(training=training, seeds=[0])
+        experiment = plan_experiment(demo_cache, heads, options)
+        return {spec.head: spec.training.lr for spec in experiment.fits()}
+
+    assert rates({"epochs": 2}) == {"mean": 1e-2, "jk-cat": 3e-3, "histograph": 1e-3}
+    assert set(rates({"lr": 0.2}).values()) == {0.2}
+    assert set(rates(QUICK).values()) == {QUICK.lr}
 
 
 def test_compare_trains_each_readout_once_and_all_with_one_width(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,12 @@ import pytest
 import torch
 
 from histograph_post.metrics import expected_calibration_error
-from histograph_post.runs.predictions import TEMPERATURES, calibration_error, fit_temperature
+from histograph_post.runs.predictions import (
+    EXPECTED_SPREAD,
+    TEMPERATURES,
+    calibration_error,
+    fit_temperature,
+)
 from histograph_post.tasks import Task
 
 TASKS = {
@@ -42,7 +48,7 @@ def test_the_temperature_is_the_best_of_a_grid(kind: str, factor: float) -> None
     targets = task.targets(labels)
     grid = np.exp(np.linspace(*np.log(TEMPERATURES), 2001))
     losses = [float(task.loss(torch.from_numpy(logits / t).float(), targets)) for t in grid]
-    found = fit_temperature(task, logits, labels)
+    found = fit_temperature(task, logits, labels, spread=math.inf)
     assert found == pytest.approx(grid[int(np.argmin(losses))], rel=0.01)
     assert found == pytest.approx(factor, rel=0.25)  # what was done to the logits is undone
     before, after = (
@@ -59,8 +65,33 @@ def test_a_temperature_stays_within_bounds() -> None:
     task = TASKS["binary"]
     labels = np.array([[2.0], [5.0]] * 5)
     sure = np.array([[-1.0], [1.0]] * 5)  # all right, then all wrong
-    assert fit_temperature(task, sure, labels) == pytest.approx(TEMPERATURES[0], rel=1e-3)
-    assert fit_temperature(task, -sure, labels) == pytest.approx(TEMPERATURES[1], rel=1e-3)
+    for logits, expected in ((sure, TEMPERATURES[0]), (-sure, TEMPERATURES[1])):
+        found = fit_temperature(task, logits, labels, spread=math.inf)
+        assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_few_rows_move_the_temperature_little() -> None:
+    # Logits of 2 that are right three times in four: of many rows the temperature is that at which
+    # 2 / T is the logit of 3/4. Of n rows its logarithm l balances the slope of their loss,
+    # u (p - sigmoid(u)) each with u = 2 / T, against l / spread^2.
+    task = TASKS["binary"]
+    found = []
+    for times in (1, 10, 10_000):
+        labels = np.array([[5.0], [5.0], [5.0], [2.0]] * times)
+        found.append(fit_temperature(task, np.full((4 * times, 1), 2.0), labels))
+        scaled, share = 2 / found[-1], 3 / 4
+        slope = 4 * times * scaled * (share - 1 / (1 + math.exp(-scaled)))
+        assert slope == pytest.approx(-math.log(found[-1]) / EXPECTED_SPREAD**2, rel=1e-2)
+    assert 1 < found[0] < 1.1 < found[1] < found[2]
+    assert found[2] == pytest.approx(2 / math.log(3), rel=1e-3)
+
+
+def test_rows_without_a_label_count_for_nothing() -> None:
+    task, logits = TASKS["multilabel"], np.full((8, 3), 3.0)
+    labels = np.array([[1.0, np.nan, 0.0], [0.0, 1.0, 1.0]] * 4)
+    more = np.vstack([labels, np.full((50, 3), np.nan)])
+    expected = fit_temperature(task, logits, labels)
+    assert fit_temperature(task, np.full((58, 3), 3.0), more) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("rows", [0, 5])

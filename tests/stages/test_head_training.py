@@ -28,6 +28,18 @@ def demo_cache(make_demo_cache: Callable[..., Path]) -> Path:
     return make_demo_cache("kfold:3")
 
 
+def test_the_best_epoch_is_never_worse_on_validation_than_the_solved_probe(
+    demo_cache: Path, tmp_path: Path
+) -> None:
+    given = {"training": QUICK, "metric": "roc_auc", "seeds": [0], "jobs": 1, "dim": 8, "heads": 2}
+    run = train_head(demo_cache, tmp_path / "run", **given)
+    alone = train_head(demo_cache, tmp_path / "probe", probe=1.0, **given)  # its share is all
+    found, solved = (each.scores("histograph", "valid") for each in (run, alone))
+    assert all(found[key] >= score for key, score in solved.items())
+    best = [fit["best_epoch"] for fit in run.results["fits"] if fit["head"] == "histograph"]
+    assert min(best) == -1  # before the first epoch
+
+
 def test_run_folder_holds_what_it_promises(demo_cache: Path, tmp_path: Path) -> None:
     run = train_head(demo_cache, tmp_path / "run", seeds=(0, 1), training=QUICK, dim=8, heads=2)
     results = run.results

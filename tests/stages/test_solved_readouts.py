@@ -74,10 +74,10 @@ def test_the_log_is_the_path_and_the_seeds_share_it(run: hg.Run, head: str) -> N
         assert all(torch.equal(value, others[name]) for name, value in found.items())
 
 
-def test_results_have_every_seed_of_them(run: hg.Run) -> None:
+def test_results_have_every_seed_but_count_one(run: hg.Run) -> None:
     for head in SOLVED:
         row = run.results["readouts"][head]
-        assert row["test"]["count"] == 6
+        assert row["test"]["count"] == 3  # of each fold once
         assert row["versus_baseline"]["baseline"] == "mean"
     strengths = [fit.get("strength") for fit in run.results["fits"]]
     assert sum(strength is not None for strength in strengths) == 18

@@ -15,7 +15,8 @@ import pytest
 
 import histograph_post as hg
 from histograph_post.errors import ConfigError, MissingExtraError, NotFoundError, OutputExistsError
-from histograph_post.experiments.search import Range, Values, default_space, read_space
+from histograph_post.experiments.head_training import HeadSpec
+from histograph_post.experiments.search import Range, Values, default_space, plan_search, read_space
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
 
@@ -243,6 +244,14 @@ def test_training_is_searched_around_what_was_asked_for() -> None:
     assert asked.weight_decay in space["weight_decay"]
     assert TrainingOptions().weight_decay not in space["weight_decay"]
     assert "weight_decay" not in default_space("mean", TrainingOptions(weight_decay=0))
+
+
+def test_the_default_learning_rate_of_a_readout_is_searched_around(demo_cache: Path) -> None:
+    search = plan_search(demo_cache, HeadSpec("mean"), hg.ExperimentOptions())
+    assert search.defaults()["lr"] == 1e-2
+    assert search.space["lr"] == default_space("mean", TrainingOptions(lr=1e-2))["lr"]
+    _, training = search.chosen({"lr": 0.5})
+    assert training.lr == 0.5
 
 
 def test_a_space_is_read_from_a_file(tmp_path: Path) -> None:
