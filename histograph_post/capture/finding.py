@@ -8,16 +8,9 @@ from collections.abc import Sequence
 from torch_geometric.nn import MessagePassing
 
 from ..errors import CaptureError
-from .layers import LINEAR, SLICING, Layer, Layers, is_pooling, made_by
+from .functions import INDEXING, LINEAR, SLICING
+from .layers import Layer, Layers, is_pooling, made_by
 from .trace import FunctionCall, ModuleCall, Source, Trace
-
-#: Functions that read or write rows by an index.
-_INDEXING = frozenset(
-    {"index_select", "gather", "take_along_dim", "__getitem__", "__setitem__", "embedding"}
-    | {"index_add", "index_add_", "index_copy", "index_copy_", "index_put", "index_put_"}
-    | {"scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"}
-    | {"scatter_mean", "scatter_max", "segment_reduce", "index_reduce", "index_reduce_", "index"}
-)
 
 
 def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool = False) -> Layers:
@@ -106,7 +99,7 @@ def _mixes_nodes_by_edges(trace: Trace, call: ModuleCall) -> bool:
 def _reads_nodes_by_edges(trace: Trace, function: FunctionCall) -> bool:
     """Whether a function looks rows of nodes up by edges, or multiplies by an adjacency matrix."""
     return (
-        (function.name in LINEAR or function.name in _INDEXING)
+        (function.name in LINEAR or function.name in INDEXING)
         and any(trace.edge_only(value) for value in function.inputs)
         and any(
             trace.values[value].floating and Source.NODE in trace.values[value].sources
