@@ -117,7 +117,7 @@ class _Readout:
         if not kept:
             label = self.layers.layers[-1].label
             raise CaptureError(
-                f"nothing comes of layer {label!r}, the last one; "
+                f"no node rows of {label!r}, the last layer that was found, reach the readout; "
                 "name the layers to capture with --layers"
             )
         return sorted(kept, key=lambda each: each.value)
