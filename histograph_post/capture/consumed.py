@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..errors import CaptureError
-from .layers import LINEAR, SLICING, Layer, Layers
+from .functions import LINEAR, SLICING
+from .layers import Layer, Layers
 from .trace import Source
 
 

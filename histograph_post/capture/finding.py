@@ -8,16 +8,9 @@ from collections.abc import Sequence
 from torch_geometric.nn import MessagePassing
 
 from ..errors import CaptureError
-from .layers import LINEAR, SLICING, Layer, Layers, is_pooling, made_by
+from .functions import INDEXING, LINEAR, SLICING
+from .layers import Layer, Layers, is_pooling, made_by
 from .trace import FunctionCall, ModuleCall, Source, Trace
-
-#: Functions that read or write rows by an index.
-_INDEXING = frozenset(
-    {"index_select", "gather", "take_along_dim", "__getitem__", "__setitem__", "embedding"}
-    | {"index_add", "index_add_", "index_copy", "index_copy_", "index_put", "index_put_"}
-    | {"scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"}
-    | {"scatter_mean", "scatter_max", "segment_reduce", "index_reduce", "index_reduce_", "index"}
-)
 
 
 def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool = False) -> Layers:
@@ -104,15 +97,22 @@ def _mixes_nodes_by_edges(trace: Trace, call: ModuleCall) -> bool:
 
 
 def _reads_nodes_by_edges(trace: Trace, function: FunctionCall) -> bool:
-    """Whether a function looks rows of nodes up by edges, or multiplies by an adjacency matrix."""
-    return (
-        (function.name in LINEAR or function.name in _INDEXING)
-        and any(trace.edge_only(value) for value in function.inputs)
-        and any(
-            trace.values[value].floating and Source.NODE in trace.values[value].sources
-            for value in function.inputs
-        )
+    """Whether a function is given values of nodes together with edges or an adjacency matrix.
+
+    A number per node that comes from the edges, such as a degree, may be added or multiplied.
+    """
+    edges = [value for value in function.inputs if trace.edge_only(value)]
+    if function.name not in INDEXING and function.name not in LINEAR:
+        edges = [value for value in edges if not _is_per_node(trace, value)]
+    return bool(edges) and any(
+        trace.values[value].floating and Source.NODE in trace.values[value].sources
+        for value in function.inputs
     )
+
+
+def _is_per_node(trace: Trace, value: int) -> bool:
+    shape = trace.values[value].shape
+    return shape[:1] == (trace.num_nodes,) and trace.num_nodes not in shape[1:]
 
 
 def refuse_hidden_steps(layers: Layers, ends: Sequence[int]) -> None:
@@ -133,12 +133,18 @@ def refuse_hidden_steps(layers: Layers, ends: Sequence[int]) -> None:
             for call in steps
             if _reads_nodes_by_edges(trace, call)
             and any(layers.made[value] for value in call.inputs)
-            and any(map(layers.has_node_rows, call.outputs))
+            # What is looked up for every edge may be an argument of the next layer.
+            and (call.name in LINEAR or any(map(layers.has_node_rows, call.outputs)))
         ]
         if hidden:
             raise CaptureError(
                 f"messages are passed outside of the layers that were found, by {hidden[0]}() on "
                 f"{layers.names_of(end)!r}; name the modules to capture with --layers"
+            )
+        if _is_of_unknown_origin(trace, end):
+            raise CaptureError(
+                f"what {layers.names_of(end)!r} was computed from is lost on the way (NumPy or "
+                "lists in between?); name the modules to capture with --layers"
             )
         moves = [call for call in steps if _moves_rows(layers, call)]
         if len(moves) % 2:  # there and back is no move
@@ -146,6 +152,22 @@ def refuse_hidden_steps(layers: Layers, ends: Sequence[int]) -> None:
                 f"the rows of nodes are put in another order, by {moves[0].name}(): the history "
                 "would be that of other nodes; give the model graphs in the order it wants"
             )
+
+
+#: Functions that make a tensor of numbers from outside of PyTorch.
+_IMPORTING = frozenset({"tensor", "as_tensor", "asarray", "from_numpy", "lift_fresh"})
+
+
+def _is_of_unknown_origin(trace: Trace, end: int) -> bool:
+    """Whether rows of nodes on the way came up from nowhere, made by no function of PyTorch."""
+    for value in trace.values:
+        if value.parents or value.sources != Source.NONE or not trace.has_node_rows(value.index):
+            continue
+        call = trace.producer.get(value.index)
+        imported = call is None or call.name in _IMPORTING
+        if imported and trace.derives(end, value.index):
+            return True
+    return False
 
 
 def _moves_rows(layers: Layers, call: FunctionCall) -> bool:

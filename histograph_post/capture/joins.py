@@ -10,17 +10,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .layers import SLICING, Layer, Layers
+from .functions import CONCATENATING, JOINING, MULTIPLYING, SLICING, SUMMING
+from .layers import Layer, Layers
 from .trace import FunctionCall
 from .weights import LinearMaps
-
-_CONCATENATING = frozenset(
-    {"cat", "concat", "concatenate", "hstack", "column_stack", "dstack", "stack", "__setitem__"}
-)
-_SUMMING = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "lerp", "addcmul"})
-_MAXIMISING = frozenset({"max", "maximum", "fmax", "min", "minimum"})
-MULTIPLYING = frozenset({"mul", "mul_", "__mul__", "__rmul__", "multiply"})
-_JOINING = _CONCATENATING | _SUMMING | _MAXIMISING | MULTIPLYING
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ class Joins:
     def _joins(self, end: int) -> Iterator[Join]:
         """Yield the calls on the way to ``end`` that join values of other layers each."""
         for call in self.layers.steps:
-            if call.name not in _JOINING or not self.layers.leads_to(call, end):
+            if call.name not in JOINING or not self.layers.leads_to(call, end):
                 continue
             members = [
                 value
@@ -106,7 +99,7 @@ class Joins:
 
     def _loses_branches(self, call: FunctionCall, end: int) -> bool:
         """Whether parallel branches are added or reduced: side by side, they are all there."""
-        return call.name not in _CONCATENATING or any(
+        return call.name not in CONCATENATING or any(
             self.layers.width(end) < self.layers.width(output)
             for output in call.outputs
             if self.trace.derives(end, output) and len(self.trace.values[output].shape) > 2
@@ -115,14 +108,14 @@ class Joins:
     def _is_residual(self, join: Join, fed: Sequence[Layer]) -> bool:
         """Whether a layer's output is added to what the layer was given, or to the input."""
         return (
-            join.call.name in _SUMMING | MULTIPLYING
+            join.call.name in SUMMING | MULTIPLYING
             and not join.parallel
             and all(self._is_own(other, fed) or self._is_input(other, fed) for other in join.others)
         )
 
     def _is_skip(self, join: Join, end: int) -> bool:
         """Whether one earlier state is added, and nothing else is joined."""
-        if join.call.name not in _SUMMING or join.parallel or len(join.others) > 1:
+        if join.call.name not in SUMMING or join.parallel or len(join.others) > 1:
             return False
         return len(list(self._joins(end))) == 1 and not list(self._joins(join.others[0]))
 
@@ -149,7 +142,7 @@ class Joins:
 
     def _is_habit(self, join: Join, end: int) -> bool:
         """Whether layers before were given what was joined in the same way."""
-        kind = next((kind for kind in (_CONCATENATING, _SUMMING) if join.call.name in kind), ())
+        kind = next((kind for kind in (CONCATENATING, SUMMING) if join.call.name in kind), ())
         for given in self.layers.given_before(end, alike=False):
             makers = self.layers.frontier(given)
             for earlier in self._joins(given):
@@ -164,7 +157,7 @@ class Joins:
     ) -> bool:
         """Whether an earlier layer was given what was joined as far back, and in the same way."""
         before, now = self._gaps(earlier, given), self._gaps(join, end)
-        if join.call.name in _SUMMING:
+        if join.call.name in SUMMING:
             own = all(self._is_own(value, makers) for value in earlier.others)
             return before <= now and not own
         aggregates = self.aggregates(join.call, end)
@@ -178,7 +171,7 @@ class Joins:
 
     def aggregates(self, join: FunctionCall, end: int) -> bool:
         """Whether more than concatenation lies between the joined layers and ``end``."""
-        if join.name not in _CONCATENATING:
+        if join.name not in CONCATENATING:
             return True
         joined = [output for output in join.outputs if self.trace.derives(end, output)]
         last = self.trace.producer.get(end)

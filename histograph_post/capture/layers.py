@@ -14,18 +14,6 @@ from .trace import FunctionCall, ModuleCall, Trace
 
 _POOLING_PACKAGE = "torch_geometric.nn.pool"
 
-#: Functions that multiply matrices.
-LINEAR = frozenset(
-    {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "addmm", "bmm", "baddbmm", "spmm"}
-    | {"einsum", "bilinear", "tensordot", "sparse_mm"}
-)
-
-#: Functions that cut a tensor into parts.
-SLICING = frozenset(
-    {"chunk", "split", "split_with_sizes", "tensor_split", "unbind", "narrow", "hsplit"}
-    | {"__getitem__", "select", "unsafe_chunk", "unsafe_split"}
-)
-
 
 def is_coarsening(module: nn.Module) -> bool:
     """Whether the module makes smaller graphs of graphs."""

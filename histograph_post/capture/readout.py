@@ -24,14 +24,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import CaptureError
-from .joins import MULTIPLYING, Join, Joins
-from .layers import LINEAR, Layers, is_coarsening, is_pooling, made_by
+from .functions import GATING, LINEAR, MULTIPLYING, RESHAPING, SQUASHING
+from .joins import Join, Joins
+from .layers import Layers, is_coarsening, is_pooling, made_by
 from .trace import FunctionCall, ModuleCall, Trace
 from .weights import LinearMaps
-
-_SQUASHING = frozenset({"softmax", "log_softmax", "sigmoid", "sigmoid_", "logsigmoid"})
-_GATING = _SQUASHING | {"exp", "exp_", "tanh"}
-_RESHAPING = frozenset({"squeeze", "squeeze_", "view", "reshape", "flatten", "__getitem__"})
 
 _END = sys.maxsize
 
@@ -120,7 +117,7 @@ class _Readout:
         if not kept:
             label = self.layers.layers[-1].label
             raise CaptureError(
-                f"nothing comes of layer {label!r}, the last one; "
+                f"no node rows of {label!r}, the last layer that was found, reach the readout; "
                 "name the layers to capture with --layers"
             )
         return sorted(kept, key=lambda each: each.value)
@@ -144,7 +141,7 @@ class _Readout:
         end = Consumed(output, _END, "the model's output")
         while (call := self.trace.producer.get(end.value)) is not None:
             flat = not self.trace.has_node_rows(end.value)
-            final = call.name in _SQUASHING or (flat and call.name in _RESHAPING)
+            final = call.name in SQUASHING or (flat and call.name in RESHAPING)
             before = call.inputs[0] if call.inputs else -1
             if not final or self.layers.inside(call.time) or not self._same_rows(before, end.value):
                 break
@@ -299,7 +296,7 @@ class _Readout:
     def _is_computed(self, gate: int, *, beside: int) -> bool:
         """Whether weights or a squashing function went into the gate: a norm has neither."""
         return any(
-            (call.name in _GATING or call.name in LINEAR)
+            (call.name in GATING or call.name in LINEAR)
             and self.layers.leads_to(call, gate)
             and not self.layers.leads_to(call, beside)
             for call in self.layers.steps

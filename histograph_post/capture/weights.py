@@ -7,15 +7,9 @@ from collections.abc import Sequence
 
 from torch_geometric.nn import JumpingKnowledge
 
-from .layers import LINEAR, Layers
+from .functions import JOINING, LINEAR
+from .layers import Layers
 from .trace import FunctionCall, Source
-
-#: Functions that combine tensors number by number.
-BY_ELEMENT = frozenset(
-    {"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "lerp", "addcmul"}
-    | {"mul", "mul_", "__mul__", "__rmul__", "multiply", "max", "maximum", "min", "minimum"}
-    | {"cat", "concat", "stack"}
-)
 
 
 class LinearMaps:
@@ -72,7 +66,7 @@ class LinearMaps:
             if self.trace.values[value].sources == Source.WEIGHT
         ]
         matrices = any(len(weight.shape) > 1 for weight in weights)
-        return bool(weights) and (call.name in LINEAR or (matrices and call.name not in BY_ELEMENT))
+        return bool(weights) and (call.name in LINEAR or (matrices and call.name not in JOINING))
 
     def _weight_shape(self, call: FunctionCall) -> tuple[int, ...]:
         values = (self.trace.values[value] for value in call.inputs)

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
+from torch_geometric.nn import GAE
 from torch_geometric.nn import Sequential as GraphSequential
 
 from ..data.batching import with_sparse
@@ -221,6 +222,8 @@ def _parameters_of(model: nn.Module) -> tuple[_Parameter, ...]:
     """Return the parameters of the module's ``forward``, which may be its instance's own."""
     if isinstance(model, GraphSequential):
         return tuple(_Parameter(name, True, False) for name in model.signature.param_dict)
+    if isinstance(model, GAE):  # and VGAE: whatever it is given goes to its encoder
+        return _parameters_of(model.encoder)
     if "forward" in vars(model):
         return _inspect.__wrapped__(model.forward, bound=True)
     return _inspect(type(model).forward, bound=False)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch_geometric.nn import MetaLayer
+from torch_geometric.nn import GCNConv, MetaLayer, global_mean_pool
 from torch_geometric.utils import scatter, to_dense_adj
 
 from histograph_post.capture import Capture, plan_capture
@@ -160,3 +160,54 @@ def test_an_adjacency_matrix_multiplied_outside_of_modules_needs_names(batch):
     matrix = dense_adjacency(batch.edge_index, batch.num_nodes)
     assert torch.equal(history[0], batch.x)
     assert torch.equal(history[1], F.relu(matrix @ model.lin1(batch.x)))
+
+
+def by_embedding_bag(self, x, edge_index, matrix):
+    source, target = edge_index
+    order = target.argsort(stable=True)
+    starts = target.bincount(minlength=len(x)).cumsum(0).roll(1)
+    starts[0] = 0
+    return F.embedding_bag(source[order], x, starts, mode="sum")
+
+
+HAND_WRITTEN = {
+    "embedding_bag": by_embedding_bag,
+    "solve": lambda self, x, e, matrix: torch.linalg.solve(torch.eye(len(x)) + matrix, x),
+    "broadcast": lambda self, x, e, matrix: (matrix[:, :, None] * x[None]).sum(1),
+    "masked_fill": lambda self, x, e, matrix: (
+        x[None].masked_fill((matrix == 0)[:, :, None], -9.0).amax(1)
+    ),
+    "attention mask": lambda self, x, e, matrix: F.scaled_dot_product_attention(
+        x, x, x, attn_mask=matrix + torch.eye(len(x))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HAND_WRITTEN)
+def test_a_layer_by_hand_between_those_of_pyg(kind, expect):
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x, edge_index, matrix):
+            return self.lin(x) + HAND_WRITTEN[kind](self, x, edge_index, matrix)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = GCNConv(7, WIDTH), GCNConv(WIDTH, WIDTH)
+            self.middle = Layer()
+
+        def layers(self, x, edge_index):
+            matrix = filled_adjacency(edge_index, len(x))
+            first = self.first(x, edge_index).relu()
+            middle = self.middle(first, edge_index, matrix).relu()
+            return [x, first, middle, self.last(middle, edge_index).relu()]
+
+        def forward(self, x, edge_index, batch):
+            return global_mean_pool(self.layers(x, edge_index)[-1], batch)
+
+    model = Net()
+    names = ["input", "first", "middle", "last"]
+    expect(model, lambda data: model.layers(data.x, data.edge_index), names=names)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import (
+    DenseGCNConv,
     GCNConv,
     TopKPooling,
     global_mean_pool,
 )
 from torch_geometric.nn.models import GCN
+from torch_geometric.utils import to_dense_adj, to_dense_batch
 
 from histograph_post.capture import Capture, plan_capture
 from histograph_post.errors import CaptureError
@@ -87,6 +90,45 @@ def test_cached_edges_are_refused_for_several_graphs(batch):
     model = GCN(7, WIDTH, num_layers=2, cached=True)
     with pytest.raises(CaptureError, match=r"'convs\.0' has cached=True"):
         plan_capture(model, batch)
+
+
+def through_numpy(x):
+    return torch.from_numpy(np.tanh(x.numpy()))
+
+
+def through_a_list(x):
+    return torch.tensor(x.tolist())
+
+
+@pytest.mark.parametrize("step", [through_numpy, through_a_list])
+def test_numbers_that_leave_pytorch_between_layers_are_refused(step, batch):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.ModuleList([GCNConv(7, WIDTH), GCNConv(WIDTH, WIDTH)])
+
+        def forward(self, x, edge_index, batch):
+            x = step(self.convs[0](x, edge_index).relu().detach())
+            return global_mean_pool(self.convs[1](x, edge_index), batch)
+
+    with pytest.raises(CaptureError, match=r"'convs\.1' was computed from is lost.*--layers"):
+        plan_capture(Net().eval(), batch)
+
+
+def test_a_padded_layer_between_others_is_refused(batch):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = GCNConv(7, WIDTH), GCNConv(WIDTH, WIDTH)
+            self.dense = DenseGCNConv(WIDTH, WIDTH)
+
+        def forward(self, x, edge_index, batch):
+            padded, mask = to_dense_batch(self.first(x, edge_index).relu(), batch)
+            x = self.dense(padded, to_dense_adj(edge_index, batch), mask).relu()[mask]
+            return global_mean_pool(self.last(x, edge_index), batch)
+
+    with pytest.raises(CaptureError, match=r"outside of the layers.*--layers"):
+        plan_capture(Net().eval(), batch)
 
 
 def test_a_module_with_edges_that_returns_graphs_is_no_layer(batch):

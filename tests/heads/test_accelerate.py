@@ -1,8 +1,8 @@
 """The fast path is taken for heads it was written for, and for nothing else.
 
 Every option and every normalisation is walked through both paths: outputs and gradients agree, or
-the fast path is not taken. What is new (an option, a normalisation, a module, a subclass) takes the
-head's own path until somebody has written the fast one.
+the fast path is not taken. What is new (an option, a module, a subclass) takes the head's
+own path until somebody has written the fast one.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GAT, GCN, GIN, GCNConv, Sequential, global_mean_pool
+from torch_geometric.nn import GAE, GAT, GCN, GIN, GCNConv, Sequential, global_mean_pool
 
 from histograph_post.errors import CaptureError, ModelError
 from histograph_post.models import call_model, prediction
@@ -229,3 +229,17 @@ def test_the_output_to_take_can_be_named():
         prediction({"a": OTHER, "b": WANTED}, rows=3, key="c")
     with pytest.raises(ModelError, match=r"\[7, 4\].*with 3 or 5 rows"):
         prediction((NODES, WANTED), rows=[3, 5], key=0)
+
+
+def test_an_autoencoder_is_called_as_its_encoder_asks(batch):
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = GCNConv(4, 2)
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index)
+
+    model = GAE(Encoder())
+    expected = model.encode(batch.x, batch.edge_index)
+    assert torch.equal(call_model(model, batch), expected)
