@@ -19,7 +19,6 @@ from ..data.dataset import probe_graphs
 from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
-from ..heads.registry import head_name
 from ..models.model_call import given_to
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
@@ -58,16 +57,15 @@ def load(
         model: The backbone itself, for one that was handed over in memory (it is put into
             ``eval()`` and onto the device; a run that trained it puts its weights into a copy),
             or its specification, such as ``my_model.py:Net``; not needed for a built-in model.
-        head: A readout of your own, as ``my_head.py:MyHead`` or the class, if the run has one.
+        head: Another readout of the run than the one it predicts with, by name; or your own, as
+            ``my_head.py:MyHead`` or the class.
         checkpoint: The backbone's weights; by default where the cache had them from.
         key_map: TOML or JSON: old weight names to new ones; by default the cache's.
         trust: Unpickle a checkpoint that can run code.
         in_dim: Node features, for a model whose constructor insists on them.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
-    if head is not None:
-        head_name(head)  # known by its name from here on
-    opened, where = Run.of(run), resolve_device(device)
+    opened, where = Run.of(run).with_head(head), resolve_device(device)
     saved = opened.saved_head  # before a checkpoint is looked for
     backbone, notes = opened.backbone.build(
         model=model,
@@ -107,7 +105,7 @@ def predict(
         data_args: Arguments of the data. Those on node features and links are by default the ones
             of the data the head was trained on, if this is data of the same kind.
         model: See :func:`load`, as for ``head``, ``checkpoint``, ``key_map`` and ``trust``.
-        head: A readout of your own.
+        head: Another readout of the run, or your own.
         checkpoint: The backbone's weights.
         key_map: Old weight names to new ones.
         trust: Unpickle a checkpoint that can run code.
@@ -122,7 +120,7 @@ def predict(
         require_free(target, overwrite=overwrite)
         if config is not None:
             require_free(config_beside(target), overwrite=overwrite)
-    opened = Run.of(run)
+    opened = Run.of(run).with_head(head)
     if not isinstance(model, nn.Module):
         model = opened.backbone.model.to_follow(model).spec  # refuses before data are loaded
     notes: list[str] = []
@@ -138,7 +136,6 @@ def predict(
     predictor = load(
         opened,
         model=model,
-        head=head,
         checkpoint=checkpoint,
         key_map=key_map,
         trust=trust,

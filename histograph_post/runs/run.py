@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ..tasks import Task
     from .saved_backbone import SavedBackbone
     from .saved_head import HeadEnsemble, SavedHead
+    from .verdict import Verdict
 
 CONFIG_NAME = "config.toml"
 RUN_NAME = "run.json"
@@ -164,9 +165,14 @@ class Run:
 
     Files of the run are read here and nowhere else. Nothing needs torch but :attr:`task`,
     :attr:`saved_head`, :meth:`load_head` and :meth:`load_ensemble`.
+
+    Args:
+        folder: The folder.
+        readout: Another readout of the run than the one it predicts with, see :meth:`with_head`.
     """
 
     folder: Path
+    readout: str | None = None
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -215,8 +221,16 @@ class Run:
 
     @cached_property
     def stored_head(self) -> Mapping[str, Any]:
-        """``head.json``: the head that was chosen, its members, and its backbone."""
-        return read_json(self.folder, HEAD_CONFIG_NAME)
+        """``head.json``: the head that was chosen, its members, and its backbone.
+
+        The same of another readout, put together from its fits.
+        """
+        stored = read_json(self.folder, HEAD_CONFIG_NAME)
+        if self.readout is None:
+            return stored
+        from .choosing import stored_readout
+
+        return stored_readout(self, self.readout, stored)
 
     @cached_property
     def splits(self) -> Splits:
@@ -271,7 +285,25 @@ class Run:
     @property
     def head(self) -> str:
         """The name of the fits that the run is about, in tables and results."""
-        return str(self.results["head"])
+        return self.readout or str(self.results["head"])
+
+    def with_head(self, head: str | type[Readout] | None) -> Run:
+        """Return this run with another of its readouts, which then predicts and is looked at.
+
+        Args:
+            head: A name of :attr:`readouts`; or one of your own as ``my_head.py:MyHead`` or the
+                class, which is known from here on. None for the one the run predicts with.
+        """
+        from .choosing import readout_named
+
+        return self if head is None else Run(self.folder, readout_named(self, head))
+
+    @property
+    def verdict(self) -> Verdict:
+        """What to do, in a sentence: use the head, keep your own readout, or undecided."""
+        from .verdict import verdict_of
+
+        return verdict_of(self.results, self.readout)
 
     @property
     def readouts(self) -> list[str]:
@@ -297,6 +329,10 @@ class Run:
         return self.folder / fit_place(readout, fold, seed)
 
     # --- what was trained
+
+    def __repr__(self) -> str:
+        readout = "" if self.readout is None else f", head={self.readout!r}"
+        return f"Run({str(self.folder)!r}{readout})"
 
     @cached_property
     def backbone(self) -> SavedBackbone:
