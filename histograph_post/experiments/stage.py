@@ -216,9 +216,12 @@ def run_experiment(
     open_run_folder(folder, stage.plan(), config=options.config, overwrite=options.overwrite)
     stage.splits.save(folder / SPLITS_NAME)
     planned = stage.fits()
-    watched = _Watched(len(planned), options.on_epoch, options.on_fit)
-    with FitRunner(stage, planned=stage.num_planned, jobs=options.jobs, device=device) as runner:
-        runner.run([_WatchedJob(spec, folder, watched) for spec in planned])
+    with options.watching() as on_epoch:
+        watched = _Watched(len(planned), on_epoch, options.on_fit)
+        with FitRunner(
+            stage, planned=stage.num_planned, jobs=options.jobs, device=device
+        ) as runner:
+            runner.run([_WatchedJob(spec, folder, watched) for spec in planned])
     fits = [watched.fits[spec.folder] for spec in planned]
     write_results(folder, stage.write(folder, fits, chosen))
     return Run.open(folder)

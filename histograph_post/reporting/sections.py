@@ -10,7 +10,7 @@ from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
 from ..runs.run import Run
 from ..runs.summary import command, counted, facts, ranked_trials
-from ..runs.verdict import about_intervals, bold_row, ranked_names, reported
+from ..runs.verdict import about_intervals, bold_row, ranked_names, reported, validation_of
 from ..utils.text import MISSING, difference, metric_name, number, setting, spread
 from .curve_charts import calibration_figure, precision_figure, roc_figure
 from .figures import CHOSEN, MUTED, Chart, Figure
@@ -100,7 +100,7 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
     rows = []
     for name in names:
         stored = run.results["readouts"][name]
-        valid, test = stored.get("valid"), ranked.get(name)
+        valid, test = validation_of(stored), ranked.get(name)
         shown = f"{name} (compared only)" if stored.get("compared_only") else name
         row = [shown, _mean_and_deviation(test)]
         if averaged:

@@ -25,6 +25,7 @@ from ..training.head_batches import HeadInputs
 from ..utils import Level
 from ..utils.files import config_beside, require_free, write_config, write_text
 from ..utils.machine import NODE_BUDGET, resolve_device
+from ..utils.notebooks import notebook_bar
 from .predictions import Predictions, member_spread, row_names
 from .run import Run
 from .saved_head import SavedHead
@@ -142,7 +143,9 @@ def predict(
         in_dim=int(data.graphs[0].num_node_features),
         device=device,
     )
-    found = predictor.predict(data, node_budget=node_budget, on_progress=on_progress)
+    with notebook_bar("predicting", watched=on_progress is not None) as update:
+        on_progress = on_progress or update
+        found = predictor.predict(data, node_budget=node_budget, on_progress=on_progress)
     found = replace(found, notes=[*notes, *found.notes])
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)

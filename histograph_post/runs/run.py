@@ -30,8 +30,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..caches.provenance import CANARY_NAME
 from ..errors import ConfigError, NotFoundError, OutputExistsError
 from ..utils.files import require_folder, to_json, write_config, write_json, write_text
+from ..utils.notebooks import data_frame
 
 if TYPE_CHECKING:
+    import pandas
     from torch import nn
 
     from ..heads.base import Readout
@@ -330,9 +332,24 @@ class Run:
 
     # --- what was trained
 
+    def to_frame(self, *, fits: bool = False) -> pandas.DataFrame:
+        """Return the results as a pandas frame (extra ``pandas``), the best by validation first.
+
+        Args:
+            fits: A row per fit, with every score, instead of one per readout.
+        """
+        from .summary import fit_rows, readout_rows
+
+        if fits:
+            return data_frame(fit_rows(self))
+        return data_frame(readout_rows(self), "readout")
+
     def __repr__(self) -> str:
-        readout = "" if self.readout is None else f", head={self.readout!r}"
-        return f"Run({str(self.folder)!r}{readout})"
+        if not (self.folder / RESULTS_NAME).is_file() or "readouts" not in self.results:
+            return f"Run({str(self.folder)!r})"
+        test = self.results["readouts"][self.head]["test"]
+        score = "" if test is None else f", test {self.results['metric']} {test['mean']:.4f}"
+        return f"Run({str(self.folder)!r}, {self.head}{score})"
 
     @cached_property
     def backbone(self) -> SavedBackbone:

@@ -135,7 +135,7 @@ class SavedMember:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SavedHead:
     """What a run says of its head: how to build it, what it predicts, what it was trained on."""
 
@@ -180,6 +180,9 @@ class SavedHead:
                 best=next(each for each in members if (each.fold, each.seed) == run.chosen),
                 temperature=float(stored.get("temperature", 1.0)),
             )
+
+    def __repr__(self) -> str:
+        return f"SavedHead({self.name!r}, {len(self.members)} members, {str(self.folder)!r})"
 
     @property
     def info(self) -> HeadInfo:

@@ -11,6 +11,7 @@ from ..splits.types import PARTS
 from ..utils.specifications import Specification
 from ..utils.text import MISSING, metric_name, plural
 from .run import CONFIG_NAME, Run
+from .verdict import ranked_names, reported, validation_of
 
 #: Arguments of a command that have no flag.
 _POSITIONAL = ("cache", "source")
@@ -24,6 +25,44 @@ def counted(run: Run) -> str:
     folds = {fit["fold"] for fit in run.results["fits"]}
     seeds = {fit["seed"] for fit in run.results["fits"]}
     return f"{plural(len(folds), 'fold')} and {plural(len(seeds), 'seed')}"
+
+
+def readout_rows(run: Run) -> list[dict[str, Any]]:
+    """Return a row per readout: what counts of it, and its difference to the own readout."""
+    found = []
+    for name in ranked_names(run.results):
+        row = run.results["readouts"][name]
+        counts, valid = reported(row), validation_of(row)
+        test, versus = counts["test"] or {}, counts.get("versus_own") or {}
+        found.append(
+            {
+                "readout": name,
+                "valid": None if valid is None else valid["mean"],
+                "test": test.get("mean"),
+                "single_fits": (row["test"] or {}).get("mean"),
+                "deviation": (row["test"] or {}).get("deviation"),
+                **{f"versus_own_{part}": versus.get(part) for part in ("mean", "low", "high")},
+                "over": versus.get("over"),
+                "parameters": row["num_parameters"],
+            }
+        )
+    return found
+
+
+def fit_rows(run: Run) -> list[dict[str, Any]]:
+    """Return a row per fit: readout, fold, seed, and every score as ``part_metric``."""
+    return [
+        {
+            **{"readout": fit["head"], "fold": fit["fold"], "seed": fit["seed"]},
+            "best_epoch": fit["best_epoch"],
+            **{
+                f"{part}_{metric}": score
+                for part, scores in fit["scores"].items()
+                for metric, score in scores.items()
+            },
+        }
+        for fit in run.results["fits"]
+    ]
 
 
 def predicts_with(stored: Mapping[str, Any]) -> str:
