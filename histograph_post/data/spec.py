@@ -104,6 +104,8 @@ def load_data(
         from .synthetic import load_demo
 
         return load_demo(name, args)
+    if colon and kind in _MEANT:
+        raise DataError(f"{spec}: found no kind of data {kind!r}, expected {_MEANT[kind]}{name}")
     if spec.endswith(GRAPH_FILES):
         from .files import load_graph_file
 
@@ -113,6 +115,16 @@ def load_data(
 
         return load_function(spec, root, args)
     raise DataError(f"{spec}: not a data specification, expected one of {FORMS}{_hint(spec)}")
+
+
+#: Kinds of data by the names that somebody may give them, and by ours.
+_MEANT = {
+    **dict.fromkeys(("ogb", "ogbg-mol", "OGB"), "ogbg:"),
+    **dict.fromkeys(("TU", "tudataset", "TUDataset"), "tu:"),
+    **dict.fromkeys(("Planetoid", "planet"), "planetoid:"),
+    **dict.fromkeys(("wikipedia", "Wikipedia"), "wiki:"),
+    **dict.fromkeys(("csv", "smi"), "smiles:"),
+}
 
 
 def _hint(spec: str) -> str:

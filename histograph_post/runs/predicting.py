@@ -19,6 +19,7 @@ from ..data.dataset import probe_graphs
 from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
+from ..heads.registry import own_code
 from ..models.model_call import given_to
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
@@ -187,6 +188,7 @@ class Predictor(nn.Module):
         self.backbone = backbone
         self.capture = Capture(backbone, saved.backbone.capture)
         self.heads = saved.build()
+        self._readout = saved.info.load()
         self.task = saved.task
         self.target_names = saved.target_names
         self._trained_on = saved.backbone.data.fingerprint
@@ -284,7 +286,8 @@ class Predictor(nn.Module):
             for members in budget_batches(dataset.num_nodes, node_budget):
                 graphs = dataset.graphs[members.start : members.stop]
                 batch = make_batch(graphs).to(self.device)
-                each = self.each(batch)  # [heads, rows, out_dim]
+                with own_code(self._readout):
+                    each = self.each(batch)  # [heads, rows, out_dim]
                 found.append(each.mean(dim=0).cpu().numpy())
                 spread = member_spread(self.task, each.cpu().numpy())  # [rows, columns]
                 if spread is not None:
