@@ -2,8 +2,8 @@
 
 Inside :func:`rehearse`, ``cuda`` (or ``mps``) is there. Its tensors hold real values, computed on
 the CPU, but behave as if they were far away: they are refused beside CPU tensors, have no
-``.numpy()``, and with ``random_sums`` scattered sums are taken in another order every time, as
-atomics on CUDA do. ``mps`` has no float64. What would cost time on a device is counted, by the
+``.numpy()``, and scattered sums may be taken in another order every time, as atomics on CUDA do.
+``mps`` has no float64. What would cost time on a device is counted, by the
 line of this project that asked for it: kernels, reads for which the host waits, and copies from
 host memory, pinned or not.
 """
@@ -65,7 +65,7 @@ class MixedDevices(RuntimeError):
 
 
 class DeviceTensor(Tensor):
-    """A tensor that says it is on the device; to autograd, which knows better, it is on ``meta``."""
+    """A tensor that says it is on the device; to autograd it is on ``meta``."""
 
     values: Tensor
     home: torch.device
@@ -144,8 +144,8 @@ class _Mode(TorchDispatchMode):
 class _Rehearsal:
     """Runs operations on the values of tensors, and counts."""
 
-    def __init__(self, home: torch.device, *, random_sums: bool) -> None:
-        self.home, self.random_sums = home, random_sums
+    def __init__(self, home: torch.device, sums: str) -> None:
+        self.home, self.sums = home, sums
         self.counts = Counts()
         self.generator = torch.Generator().manual_seed(0)
         self.pinned: dict[int, Any] = {}
@@ -163,7 +163,8 @@ class _Rehearsal:
         wanted = kwargs.get("device")
         makes_ours = wanted is not None and (
             torch.device(wanted).type == self.home.type
-            or (bool(ours) and torch.device(wanted).type == "meta")  # as autograd sees them
+            # As PyTorch itself sees them; models are built on the real one, with empty tensors.
+            or (torch.device(wanted).type == "meta" and (bool(ours) or "empty" not in name))
         )
         if name == "_to_copy":
             return self._to(args[0], makes_ours, kwargs)
@@ -181,7 +182,9 @@ class _Rehearsal:
             if "pin_memory" not in [each.name for each in function._schema.arguments]:
                 kwargs.pop("pin_memory")
         bare_args, bare_kwargs = self._bare(args), self._bare(kwargs)
-        if self.random_sums:
+        if self.sums == "any" or (
+            self.sums == "atomic" and not torch.are_deterministic_algorithms_enabled()
+        ):
             bare_args = self._in_any_order(name, bare_args)
         result = function(*bare_args, **bare_kwargs)
         return self._result(function, name, args, kwargs, result)
@@ -241,6 +244,8 @@ class _Rehearsal:
         strangers = [
             each for each in tensors if not isinstance(each, DeviceTensor) and each.dim() > 0
         ]
+        if any(each.is_meta for each in strangers):
+            raise MixedDevices(f"{name} got a list as index, asked by {_asked_by()}")
         if name in _INDEXED:
             indices = [each for each in strangers if not each.is_floating_point()]
             strangers = [each for each in strangers if each.is_floating_point()]
@@ -296,7 +301,9 @@ class _Rehearsal:
         return written[0]
 
     def _bare(self, values: Any) -> Any:
-        return tree_map(lambda each: each.values if isinstance(each, DeviceTensor) else each, values)
+        return tree_map(
+            lambda each: each.values if isinstance(each, DeviceTensor) else each, values
+        )
 
     def _wrapped(self, values: Any) -> Any:
         def wrap(each: Any) -> Any:
@@ -347,9 +354,13 @@ def _fused_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **others
         )
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(
+            ~attn_mask, -torch.inf
+        )
     run = torch.ops.aten._scaled_dot_product_efficient_attention.default
-    return run(query, key, value, attn_mask, query.requires_grad, dropout_p, is_causal, scale=scale)[0]
+    return run(
+        query, key, value, attn_mask, query.requires_grad, dropout_p, is_causal, scale=scale
+    )[0]
 
 
 def _fused_dropout(
@@ -434,15 +445,16 @@ _FUSED: dict[str, Callable[..., Any]] = {
 
 
 @contextmanager
-def rehearse(kind: str = "cuda", *, random_sums: bool = False, devices: int = 1) -> Iterator[Counts]:
+def rehearse(kind: str = "cuda", *, sums: str = "ordered", devices: int = 1) -> Iterator[Counts]:
     """Let this machine have a device of a kind, ``cuda`` or ``mps``; yield what is asked of it.
 
     Args:
         kind: Of the device.
-        random_sums: Take scattered sums in another order every time.
+        sums: ``ordered``; ``atomic``, in any order unless deterministic algorithms are asked for;
+            or ``any``, as of a kernel that has no other.
         devices: How many there are.
     """
-    rehearsal = _Rehearsal(torch.device(kind, 0), random_sums=random_sums)
+    rehearsal = _Rehearsal(torch.device(kind, 0), sums)
     run_thread = threading.Thread.run
 
     def run_in_mode(thread: threading.Thread) -> None:
@@ -463,6 +475,7 @@ def rehearse(kind: str = "cuda", *, random_sums: bool = False, devices: int = 1)
         "torch.cuda.set_rng_state": lambda *_: None,
         "torch.backends.mps.is_available": lambda: kind == "mps",
         "torch.accelerator.synchronize": lambda *_: None,
+        "torch.backends.cudnn.is_acceptable": lambda _: False,
         "torch.Tensor.pin_memory": pin_memory,
         "torch.Tensor.is_pinned": lambda tensor, device=None: rehearsal.is_pinned(tensor),
         "torch.nn.functional.scaled_dot_product_attention": _fused_attention,

@@ -178,7 +178,7 @@ def resolve_device(name: str = "auto") -> torch.device:
         raise ConfigError(
             f"device: {name} was asked for, but this machine or build of torch has none"
         )
-    if device.type == "cpu" or device.index is not None:
+    if device.type == "cpu" or ":" in name:
         return device
     # A job may see no more than the GPU that is meant for it, which is then the first.
     return torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")) % max(count, 1))
