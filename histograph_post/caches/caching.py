@@ -23,6 +23,7 @@ from torch_geometric.data import Batch, Data
 
 from .. import __version__
 from ..capture import Capture
+from ..capture.repeating import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..errors import CacheError, CaptureError, ConfigError
 from ..models import ModelSpec
@@ -84,6 +85,7 @@ def write_shards(
     with (
         ShardThread(plan, folder) as thread,
         torch.inference_mode(),
+        repeatable(plan.device),
         Capture(plan.model, plan.capture) as recorder,
     ):
         for index in mine:

@@ -14,7 +14,7 @@ from torch_geometric.data import Batch, Data
 
 from ..capture import Capture, check_parity
 from ..data import DataSpec, GraphDataset, from_graphs
-from ..data.batching import budget_batches, make_batch
+from ..data.batching import budget_batches, make_batch, to_device
 from ..data.dataset import probe_graphs
 from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..errors import ConfigError, DataError
@@ -283,7 +283,7 @@ class Predictor(nn.Module):
         with self.capture:
             for members in budget_batches(dataset.num_nodes, node_budget):
                 graphs = dataset.graphs[members.start : members.stop]
-                batch = make_batch(graphs).to(self.device)
+                batch = to_device(make_batch(graphs), self.device)
                 each = self.each(batch)  # [heads, rows, out_dim]
                 found.append(each.mean(dim=0).cpu().numpy())
                 spread = member_spread(self.task, each.cpu().numpy())  # [rows, columns]
@@ -307,8 +307,8 @@ class Predictor(nn.Module):
         """Whether a few graphs, spread over the data, have the same history alone and together."""
         if len(dataset) == 1:
             return True
-        probe = [graph.to(self.device) for graph in probe_graphs(dataset)]
-        return check_parity(self.backbone, self.capture.plan, probe).batch_independent
+        probed = check_parity(self.backbone, self.capture.plan, probe_graphs(dataset))
+        return probed.batch_independent
 
     def _scored(self, predictions: Predictions, dataset: GraphDataset) -> Predictions:
         """Add labels and scores where the data has labels of what the head predicts."""
