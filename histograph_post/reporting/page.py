@@ -67,7 +67,10 @@ class Page:
 
     title: str
     kicker: str
+    #: The verdict; what stands before its first colon says what to do.
     headline: str
+    #: ``use``, ``keep`` or ``undecided``: sets the colour beside it.
+    decision: str = "undecided"
     #: What is missing or was sampled, one line each.
     notes: Sequence[str] = ()
     sections: Sequence[Section] = field(default_factory=tuple)
@@ -103,7 +106,7 @@ class Page:
             f"<title>{escape(self.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
             f'<header>\n<p class="kicker">{escape(self.kicker)}</p>\n'
             f"<h1>{escape(self.title)}</h1>\n"
-            f'<p class="headline">{escape(self.headline)}</p>\n'
+            f'<p class="headline {escape(self.decision)}">{_stressed(self.headline)}</p>\n'
             f'<nav aria-label="Contents">{links}</nav>\n'
             + (f'<ul class="notes">{notes}</ul>\n' if notes else "")
             + "</header>\n<main>\n"
@@ -111,6 +114,17 @@ class Page:
             + f"</main>\n<footer>histograph-post {__version__}</footer>\n"
             + f"<script>{script}</script>\n</body>\n</html>\n"
         )
+
+
+#: What to do is said in so many characters, before a colon.
+_SHORT = 60
+
+
+def _stressed(headline: str) -> str:
+    decision, colon, reasons = headline.partition(":")
+    if not colon or len(decision) > _SHORT:
+        return escape(headline)
+    return f"<strong>{escape(decision)}:</strong>{escape(reasons)}"
 
 
 def _section(section: Section) -> str:

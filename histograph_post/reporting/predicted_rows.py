@@ -24,15 +24,20 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
     labels = np.concatenate([outcome.labels for outcome in outcomes])
     names = [name for outcome in outcomes for name in outcome.ids]
     unique, first, place = np.unique(rows, return_index=True, return_inverse=True)
-    means = np.zeros((len(unique), predicted.shape[1]))
-    np.add.at(means, place, predicted)
-    means /= np.bincount(place)[:, None]
+    spreads = [outcome.spread for outcome in outcomes if outcome.spread is not None]
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        sums = np.zeros((len(unique), *values.shape[1:]))
+        np.add.at(sums, place, values)
+        return sums / np.bincount(place).reshape(-1, *[1] * (values.ndim - 1))
+
     return replace(
         outcomes[0],
         rows=unique,
         ids=[names[at] for at in first],
-        predicted=means,
+        predicted=mean(predicted),
         labels=labels[first],
+        spread=mean(np.concatenate(spreads)) if len(spreads) == len(outcomes) else None,
     )
 
 
@@ -67,18 +72,21 @@ def predictions_table(
     has_smiles = any(found.values())
     columns = ["molecule" if has_smiles else task.level]
     columns += [*(["SMILES"] if has_smiles else []), *_columns(task)]
+    columns += [] if outcome.spread is None else ["spread"]
     rows = []
     for at in shown.tolist():
         molecule = found[at]
         name = outcome.ids[at] if molecule is None else molecule.name or outcome.ids[at]
         smiles = [MISSING if molecule is None else molecule.smiles] if has_smiles else []
-        rows.append([name, *smiles, *_cells(outcome, task, at, float(losses[at]))])
+        spread = [] if outcome.spread is None else [number(float(outcome.spread[at]), 3)]
+        rows.append([name, *smiles, *_cells(outcome, task, at, float(losses[at])), *spread])
     kept = "" if len(shown) == len(order) else f"{len(shown):,} of {len(order):,} are listed; "
     return Table(
         columns,
         rows,
-        caption=f"Test rows, the worst predictions first; click a heading to sort. {kept}{file} "
-        "has all of them.",
+        caption="Test rows, the worst predictions first; click a heading to sort. "
+        + ("" if outcome.spread is None else "Spread: the deviation over seeds. ")
+        + f"{kept}{file} has all of them.",
         sortable=True,
     )
 
