@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,9 +17,6 @@ LOWEST, HIGHEST = 1 / 4, 8.0
 
 #: Opacity at both ends. Letters of atoms stand on the colour and must stay readable.
 _FAINT, _FULL = 0.04, 0.75
-
-#: Steps in which the legend is drawn.
-_STEPS = 60
 
 
 def attention_shares(received: np.ndarray) -> np.ndarray:
@@ -40,28 +36,33 @@ def attention_opacity(share: float) -> float:
 
 
 def scale_figure() -> Figure:
-    """Draw the scale."""
+    """Draw the scale: a node at every doubling, as it looks in the drawings."""
     ticks = {LOWEST: "¼ or less", 0.5: "½", 1.0: "1", 2.0: "2", 4.0: "4", HIGHEST: "8 or more"}
 
     def draw(axes: Axes) -> None:
         from matplotlib.colors import to_rgba
 
-        edges = np.linspace(np.log2(LOWEST), np.log2(HIGHEST), _STEPS + 1)
-        for step, (start, stop) in enumerate(pairwise(edges.tolist())):
-            colour = to_rgba(RIVAL, attention_opacity((step + 0.5) / _STEPS))
-            axes.axvspan(start, stop, facecolor=colour, linewidth=0, antialiased=False)
-        axes.set_xlim(edges[0], edges[-1])
-        axes.set_xticks([float(np.log2(times)) for times in ticks], list(ticks.values()))
-        axes.set_yticks([])
-        axes.grid(visible=False)
-        axes.spines["left"].set_visible(False)
-        axes.tick_params(axis="x", colors=INK)
+        places = np.arange(len(ticks))
+        shares = places / places[-1]  # doublings are equal steps
+        axes.scatter(
+            places,
+            np.zeros(len(ticks)),
+            s=90,
+            facecolors=[to_rgba(RIVAL, attention_opacity(float(share))) for share in shares],
+            edgecolors=INK,
+            linewidths=0.7,
+        )
+        for place, text in zip(places, ticks.values(), strict=True):
+            axes.text(place, -0.9, text, ha="center", va="top", color=INK)
+        axes.set_xlim(-0.6, len(ticks) - 0.4)
+        axes.set_ylim(-2.2, 0.8)
+        axes.set_axis_off()
 
     return Figure(
         name="attention-scale",
         title="Attention, times the mean of the graph",
         caption="",
-        alternative="Scale of colours from a quarter of the mean attention or less, nearly white, "
-        "to eight times the mean or more, full orange; each doubling is as large a step.",
+        alternative="Scale of colours from a quarter of the mean attention or less, hardly "
+        "coloured, to eight times the mean or more, full orange; each doubling is an equal step.",
         picture=Chart(draw, size=(4.2, 0.55)),
     )

@@ -70,15 +70,16 @@ def predictions_table(
     shown = order[:MAX_ROWS]
     found = {int(at): molecules.get(int(outcome.rows[at])) for at in shown}
     has_smiles = any(found.values())
-    columns = ["molecule" if has_smiles else task.level]
+    columns: list[str] = ["molecule" if has_smiles else task.level]
     columns += [*(["SMILES"] if has_smiles else []), *_columns(task)]
     columns += [] if outcome.spread is None else ["spread"]
+    names = _names(outcome.ids, task)
     rows = []
     for at in shown.tolist():
         molecule = found[at]
-        name = outcome.ids[at] if molecule is None else molecule.name or outcome.ids[at]
+        name = names[at] if molecule is None else molecule.name or names[at]
         smiles = [MISSING if molecule is None else molecule.smiles] if has_smiles else []
-        spread = [] if outcome.spread is None else [number(float(outcome.spread[at]), 3)]
+        spread = [] if outcome.spread is None else [f"{outcome.spread[at]:.3f}"]
         rows.append([name, *smiles, *_cells(outcome, task, at, float(losses[at])), *spread])
     kept = "" if len(shown) == len(order) else f"{len(shown):,} of {len(order):,} are listed; "
     return Table(
@@ -89,6 +90,12 @@ def predictions_table(
         + f"{kept}{file} has all of them.",
         sortable=True,
     )
+
+
+def _names(ids: Sequence[str], task: Task) -> Sequence[str]:
+    """Return the ids of rows; those of nodes and links without their graph, if there is one."""
+    graphs = {name.rpartition(":")[0] for name in ids} if task.level != "graph" else set()
+    return [name.rpartition(":")[2] for name in ids] if len(graphs) == 1 else ids
 
 
 def _columns(task: Task) -> list[str]:

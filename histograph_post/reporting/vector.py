@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def draw_svg(axes: Axes, svg: str) -> None:
                 return "none"
             return to_rgba(given[what], float(given.get(f"{what}-opacity", 1)))
 
-        style = {
+        style: dict[str, Any] = {
             "facecolor": colour("fill"),
             "edgecolor": colour("stroke"),
             "linewidth": float(given.get("stroke-width", "0").removesuffix("px")) * _LINE_SCALE,

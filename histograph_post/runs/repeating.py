@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
 from collections.abc import Mapping
@@ -18,9 +19,13 @@ _POSITIONAL = ("cache", "source")
 _SWITCHES = ("standardize", "normalize", "baseline", "calibrate")
 
 
+#: Characters of a line that is folded.
+_WIDTH = 88
+
+
 def repeat_commands(run: Run) -> str:
     """Return the commands, or Python calls, that give a run again: ``cache`` first."""
-    steps = [*_steps_before(run), _command(run)]
+    steps = [_folded(step) for step in (*_steps_before(run), run_command(run))]
     if run.config is not None:
         saved = shlex.quote(str(run.folder / CONFIG_NAME))
         steps.append(
@@ -29,13 +34,24 @@ def repeat_commands(run: Run) -> str:
     return "\n\n".join(steps)
 
 
+def _folded(command: str) -> str:
+    """Return a command in lines that a page can show, each option beside its value."""
+    lines = [""]
+    for part in re.split(r" (?=-)", command) if command.startswith("histograph") else [command]:
+        if lines[-1] and len(lines[-1]) + len(part) > _WIDTH:
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f" {part}" if lines[-1] else part
+    return " \\\n".join(lines)
+
+
 def _steps_before(run: Run) -> list[str]:
     """Return how to make what the run began with: a cache, or the run that it continues."""
     if run.kind == "pretrain":
         return []
     before = _run_before(run)
     if before is not None:
-        return [*_steps_before(before), _command(before)]
+        return [*_steps_before(before), run_command(before)]
     folder = run.backbone.cache
     try:
         options = tomllib.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
@@ -58,7 +74,7 @@ def _run_before(run: Run) -> Run | None:
         return None
 
 
-def _command(run: Run) -> str:
+def run_command(run: Run) -> str:
     """Return the command that gives a run again, or the call, as a user would write it."""
     return _python_call(run) if run.config is None else _typed(run.kind, run.config)
 
