@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from .dataset import GraphDataset
     from .links import LinkOptions
 
+#: What comes before the colon of molecules that are encoded on request, by ``mol_features``.
+MOLECULE_SOURCES = ("smiles", "ogbg", "moleculenet")
+
 #: Every form of a data specification, for messages.
 FORMS = (
     "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, smiles:FILE.csv, demo:, "
