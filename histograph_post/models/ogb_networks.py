@@ -125,7 +125,7 @@ class OgbNodes(nn.Module):
     ) -> None:
         super().__init__()
         self.residual, self.JK, self.drop_ratio = residual, JK, drop_ratio
-        self.virtual_node = virtual_node
+        self.virtual_node, self.emb_dim = virtual_node, emb_dim
         self.atom_encoder = AtomEncoder(atoms, emb_dim)
         self.convs = nn.ModuleList(conv(emb_dim, bonds) for _ in range(num_layer))
         self.batch_norms = nn.ModuleList(nn.BatchNorm1d(emb_dim) for _ in range(num_layer))
@@ -184,8 +184,7 @@ class OgbPrediction(nn.Module):
     def __init__(self, gnn_node: OgbNodes, num_tasks: int, graph_pooling: str = "mean") -> None:
         super().__init__()
         self.gnn_node = gnn_node
-        width = gnn_node.batch_norms[0].num_features
-        self.graph_pred_linear = nn.Linear(width, num_tasks)
+        self.graph_pred_linear = nn.Linear(gnn_node.emb_dim, num_tasks)
         self.pool = POOLS[graph_pooling]
 
     def forward(

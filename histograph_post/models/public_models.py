@@ -1,8 +1,7 @@
 """Public checkpoints by name: their networks are built to the sizes of a file, or it is refused.
 
-A file must hold the family that was named: the names of its weights decide, their shapes, and,
-where two families have both in common, a pass over a few molecules. What a batch norm is given must
-have the mean and variance that it recorded in training.
+A file must hold the family that was named: the names of its weights decide, and their shapes; where
+two families have both in common, ``public_checks.py`` does.
 """
 
 from __future__ import annotations
@@ -13,17 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
 
-from ..data.batching import make_batch
-from ..errors import CheckpointError, DataError, ModelError
-from ..utils.specifications import PUBLIC_MODELS
-from ..utils.text import listed
+from ..errors import CheckpointError, ModelError
 from .builtin_models import POOLS
 from .checkpoints import Checkpoint
-from .model_call import call_model
 from .molecule_networks import (
     BondConv,
     MolclrGCN,
@@ -45,9 +38,6 @@ _CONVS: Final[dict[str, type[BondConv]]] = {
     "molclr:gcn": MolclrGCN,
     "molclr:gin": PretrainGIN,
 }
-
-#: Two networks whose weights have the same names and shapes.
-_TWINS: Final = {"pretrain-gnns:gcn": "pretrain-gnns:sage", "pretrain-gnns:sage": "pretrain-gnns:gcn"}
 
 #: The first weight of an encoder, after which everything of it is found.
 _FIRST: Final = ("x_embedding1.weight", "atom_encoder.atom_embedding_list.0.weight")
@@ -75,9 +65,9 @@ class Sizes:
 
 
 _DEFAULTS: Final = {
-    "pretrain-gnns": Sizes((120, 3), (6, 3)),
-    "molclr": Sizes((119, 3), (5, 3)),
-    "ogb": Sizes((119, 5, 12, 12, 10, 6, 6, 2, 2), (5, 6, 2)),
+    "pretrain-gnns": Sizes([120, 3], [6, 3]),
+    "molclr": Sizes([119, 3], [5, 3]),
+    "ogb": Sizes([119, 5, 12, 12, 10, 6, 6, 2, 2], [5, 6, 2]),
 }
 
 #: Arguments that leave no trace in the weights, and what they may be.
@@ -86,6 +76,9 @@ _CHOICES: Final[dict[str, dict[str, Sequence[Any]]]] = {
     "molclr": {"graph_pooling": tuple(POOLS)},
     "ogb": {"graph_pooling": tuple(POOLS), "residual": (False, True), "JK": ("last", "sum")},
 }
+
+#: Arguments of all of them.
+_NUMBERS: Final[dict[str, Any]] = {"drop_ratio": (int, float), "num_layer": int, "emb_dim": int}
 
 
 def build_public(
@@ -100,7 +93,7 @@ def build_public(
     """Return the network of a public checkpoint with initial weights.
 
     Args:
-        name: One of :data:`PUBLIC_MODELS`.
+        name: One of those in ``recipes.py``.
         args: ``graph_pooling`` and ``drop_ratio``, for OGB's also ``residual`` and ``JK``; where
             there are no weights to read sizes from, ``num_layer`` and ``emb_dim``.
         state_dict: The weights to be loaded later, as :func:`adapted` names them.
@@ -109,25 +102,20 @@ def build_public(
         filled: Sizes from when the model was built before; receives those of now.
     """
     family, kind = name.split(":")
-    choices, options = _CHOICES[family], dict(args)
-    known = {**({} if filled is None else filled), **options}
+    options = _checked(name, args)
     if state_dict:
-        sizes = _sizes_of(state_dict)
+        sizes = sizes_of(state_dict)
     else:
-        given = {key: known[key] for key in ("num_layer", "emb_dim", "num_tasks") if key in known}
-        tables = {key: tuple(known[key]) for key in ("atoms", "bonds") if key in known}
-        sizes = replace(_DEFAULTS[family], **{"num_tasks": out_dim, **given, **tables})
+        known: dict[str, Any] = {"num_tasks": out_dim, **(filled or {}), **options}
+        names = vars(_DEFAULTS[family])
+        sizes = replace(
+            _DEFAULTS[family], **{key: value for key, value in known.items() if key in names}
+        )
     for key in ("num_layer", "emb_dim"):
         if options.pop(key, getattr(sizes, key)) != getattr(sizes, key):
-            raise ModelError(f"{name}: found {key}={getattr(sizes, key)}, not {args[key]}")
-    drop_ratio = float(options.pop("drop_ratio", 0.0))
-    for key, value in options.items():
-        if key not in choices:
-            expected = ", ".join([*choices, "drop_ratio", "num_layer", "emb_dim"])
-            raise ModelError(f"{name}: unknown argument {key!r}, expected one of {expected}")
-        if value not in choices[key]:
-            expected = ", ".join(map(str, choices[key]))
-            raise ModelError(f"{name}: {key}={value}, expected one of {expected}")
+            raise ModelError(
+                f"{name}: the weights have {key}={getattr(sizes, key)}, not {args[key]}"
+            )
     columns = in_dim if in_dim is None or isinstance(in_dim, int) else len(in_dim)
     if columns is not None and columns != len(sizes.atoms):
         raise ModelError(
@@ -135,25 +123,35 @@ def build_public(
             f"are encoded with mol_features={RECIPES[name].features}"
         )
     if filled is not None:
-        filled |= {key: value for key, value in vars(sizes).items() if value is not None}
-    pooling = str(options.pop("graph_pooling", "mean"))
-    shape = {"atoms": sizes.atoms, "bonds": sizes.bonds, "num_layer": sizes.num_layer}
+        filled |= vars(sizes)
+    pooling = options.pop("graph_pooling", "mean")
+    shape = {**vars(sizes), **options}
+    num_tasks = shape.pop("num_tasks")
     if family == "ogb":
         conv, _, virtual = kind.partition("-")
-        nodes = OgbNodes(
-            {"gcn": OgbGCN, "gin": OgbGIN}[conv],  # type: ignore[arg-type]  # one of the two
-            **shape,
-            emb_dim=sizes.emb_dim,
-            virtual_node=bool(virtual),
-            drop_ratio=drop_ratio,
-            **options,
-        )
-        return nodes if sizes.num_tasks is None else OgbPrediction(nodes, sizes.num_tasks, pooling)
-    gnn = MoleculeGNN(_CONVS[name], **shape, emb_dim=sizes.emb_dim, drop_ratio=drop_ratio)
-    return gnn if sizes.num_tasks is None else MoleculePrediction(gnn, sizes.num_tasks, pooling)
+        ogb_conv = OgbGCN if conv == "gcn" else OgbGIN
+        nodes = OgbNodes(ogb_conv, virtual_node=bool(virtual), **shape)
+        return nodes if num_tasks is None else OgbPrediction(nodes, num_tasks, pooling)
+    gnn = MoleculeGNN(_CONVS[name], **shape)
+    return gnn if num_tasks is None else MoleculePrediction(gnn, num_tasks, pooling)
 
 
-def _sizes_of(weights: Mapping[str, Tensor]) -> Sizes:
+def _checked(name: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a public model; those it does not have are refused."""
+    choices = _CHOICES[name.partition(":")[0]]
+    for key, value in args.items():
+        if key not in (*choices, *_NUMBERS):
+            expected = ", ".join([*choices, *_NUMBERS])
+            raise ModelError(f"{name}: unknown argument {key!r}, expected one of {expected}")
+        if key in choices and value not in choices[key]:
+            expected = ", ".join(map(str, choices[key]))
+            raise ModelError(f"{name}: {key}={value}, expected one of {expected}")
+        if key in _NUMBERS and not (isinstance(value, _NUMBERS[key]) and value >= 0):
+            raise ModelError(f"{name}: {key}={value}, expected a number of 0 or more")
+    return dict(args)
+
+
+def sizes_of(weights: Mapping[str, Tensor]) -> Sizes:
     """Read the sizes off weights that :func:`adapted` has named."""
     atoms = [
         value
@@ -168,8 +166,8 @@ def _sizes_of(weights: Mapping[str, Tensor]) -> Sizes:
     layers = {m[1] for m in (re.search(r"(?:gnns|convs)\.(\d+)\.", name) for name in weights) if m}
     readout = weights.get(f"{_READOUT}weight")
     return Sizes(
-        atoms=tuple(table.shape[0] for table in atoms),
-        bonds=tuple(bonds),
+        atoms=[table.shape[0] for table in atoms],
+        bonds=bonds,
         num_layer=len(layers),
         emb_dim=atoms[0].shape[1],
         num_tasks=None if readout is None else readout.shape[0],
@@ -228,7 +226,8 @@ def adapted(name: str, checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, .
     """
     weights = checkpoint.state_dict
     found = family_of(weights)
-    if found != name and not (found is not None and _TWINS.get(found) == name):
+    undecided = (found, name) == ("pretrain-gnns:gcn", "pretrain-gnns:sage")
+    if found != name and not undecided:  # :func:`check_family` decides
         raise _other_family(name, found, checkpoint.path)
     prefixes = [key.removesuffix(first) for key in weights for first in _FIRST if _ends(key, first)]
     if len(prefixes) != 1:
@@ -274,121 +273,3 @@ def _other_family(name: str, found: str | None, path: Path) -> CheckpointError:
     return CheckpointError(
         f"{path}: found the weights of {found}, expected those of {name}: type --model {found}"
     )
-
-
-# --- the fingerprint of a forward pass
-
-#: Batch norms that are looked at: the first ones have seen the least of what else may differ.
-_NORMS: Final = 2
-#: A family is refused if what its batch norms are given differs from what they recorded by more
-#: than this (the logarithm of a ratio of variances), and another's by less than half of it. Of the
-#: public files, wrong families differ by 2 and more, the right ones by 0.4 at most.
-_DIFFERS: Final = 1.0
-#: Molecules to look at, at most.
-_MOLECULES: Final = 64
-
-
-def check_family(
-    name: str, args: Mapping[str, Any], model: nn.Module, graphs: Sequence[Data], path: Path
-) -> None:
-    """Refuse weights that fit a network by name and shape, and another one by what they do.
-
-    Args:
-        name: The public model that was named.
-        args: Its arguments.
-        model: The network with the weights in it.
-        graphs: Some of the data.
-        path: The file, for the error.
-    """
-    others: list[tuple[str, str, dict[str, Any]]] = []
-    if name in _TWINS:
-        others.append((_TWINS[name], f"--model {_TWINS[name]}", {}))
-    if name.startswith("ogb:"):
-        residual = not args.get("residual", False)
-        others.append((name, f"--model-args residual={str(residual).lower()}", {"residual": residual}))
-    step = max(len(graphs) // _MOLECULES, 1)
-    sample = list(graphs[::step][:_MOLECULES])
-    here = _misfit(model, sample)
-    if not others or here is None or here < _DIFFERS:
-        return
-    weights = model.state_dict()
-    for other, words, changed in others:
-        twin = build_public(other, {**args, **changed}, state_dict=weights)
-        twin.load_state_dict(weights)
-        there = _misfit(twin.eval(), sample)
-        if there is not None and there < here / 2:
-            like = other if other != name else f"{name} with {words.rpartition(' ')[2]}"
-            raise CheckpointError(
-                f"{path}: found the weights of {like}, expected those of {name}: what its batch "
-                f"norms recorded differs by a factor of {torch.tensor(here).exp():.0f} from what "
-                f"they are given: type {words}"
-            )
-
-
-@torch.inference_mode()
-def _misfit(model: nn.Module, graphs: Sequence[Data]) -> float | None:
-    """Return by how much what the first batch norms are given differs from what they recorded.
-
-    None of a network whose batch norms have recorded nothing.
-    """
-    norms = [
-        module
-        for name, module in model.named_modules()
-        if re.search(r"(^|\.)batch_norms\.\d+$", name)
-    ][:_NORMS]
-    if any(norm.num_batches_tracked is not None and norm.num_batches_tracked == 0 for norm in norms):
-        return None
-    found: list[float] = []
-
-    def look(norm: nn.BatchNorm1d, inputs: tuple[Tensor, ...]) -> None:
-        (given,) = inputs  # [N, width]
-        off = given.var(dim=0) + (given.mean(dim=0) - norm.running_mean).square()  # [width]
-        found.append(abs(float((off / (norm.running_var + norm.eps)).log().median())))
-
-    hooks = [norm.register_forward_pre_hook(look) for norm in norms]
-    try:
-        call_model(model, make_batch(graphs))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return sum(found) / len(found)
-
-
-def check_features(name: str, model: nn.Module, graphs: Sequence[Data], ids: Sequence[str]) -> None:
-    """Refuse data whose features are not rows of the tables of a public model."""
-    sizes = _sizes_of(model.state_dict())
-    for what, tables, rows in (
-        ("node", sizes.atoms, [graph.x for graph in graphs]),
-        ("edge", sizes.bonds, [graph.get("edge_attr") for graph in graphs]),
-    ):
-        for graph, features in zip(ids, rows, strict=True):
-            problem = _feature_problem(features, tables)
-            if problem is not None:
-                raise DataError(
-                    f"graph {graph!r}: found {what} features {problem}, expected "
-                    f"mol_features={RECIPES[name].features}, which {name} was trained on"
-                )
-
-
-def _feature_problem(features: Tensor | None, tables: Sequence[int]) -> str | None:
-    if features is None:
-        return "of none at all"
-    if features.is_floating_point() or features.dim() != 2 or features.shape[1] != len(tables):
-        return f"{list(features.shape)} {str(features.dtype).removeprefix('torch.')}"
-    if not len(features):
-        return None
-    highest, lowest = features.amax(dim=0), int(features.min())  # [columns]
-    for column, (value, size) in enumerate(zip(highest.tolist(), tables, strict=True)):
-        if value >= size or lowest < 0:
-            return f"up to {value} in column {column}, whose table has {size} rows"
-    return None
-
-
-def left_out_notes(parts: Sequence[str]) -> list[str]:
-    """Say what of a file is not used."""
-    if not parts:
-        return []
-    return [f"left out, as it only served to train the encoder: {listed(parts)}"]
-
-
-assert set(_CONVS) | {name for name in PUBLIC_MODELS if name.startswith("ogb")} == set(PUBLIC_MODELS)
