@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from histograph_post.errors import DataError
 from histograph_post.heads.histograph import PAPER_FORM, HistoGraphHead
+from histograph_post.heads.histograph.layer_attention import NORMALIZATIONS
 from histograph_post.heads.ragged import Graphs
 from histograph_post.heads.statistics import layer_statistics
 
@@ -30,8 +31,7 @@ def gradients(head: HistoGraphHead) -> dict[str, Tensor]:
 OPTIONS = [
     {},
     dict(PAPER_FORM),
-    {"normalization": "softmax"},
-    {"normalization": "none"},
+    *({"normalization": name} for name in NORMALIZATIONS),
     {"layer_attention": "mean"},
     {"layer_attention": "last"},
     {"layer_attention": "random", "layer_heads": 2},
@@ -55,8 +55,12 @@ OPTIONS = [
 ]
 
 
+def named(options: dict[str, Any]) -> str:
+    return ",".join(f"{name}={value}" for name, value in options.items()) or "default"
+
+
 class TestAgainstThePaper:
-    @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: ",".join(map(str, o)) or "default")
+    @pytest.mark.parametrize("options", OPTIONS, ids=named)
     @pytest.mark.parametrize("widths", [(6, 6, 6, 6), (3, 6, 6, 5)], ids=["equal", "mixed"])
     def test_values_and_gradients(
         self, toy: Any, literal_histograph: Any, widths: tuple[int, ...], options: dict[str, Any]
