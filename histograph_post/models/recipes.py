@@ -17,8 +17,8 @@ _OGB = "Hu et al. 2020, Open Graph Benchmark"
 
 #: Others whose files hold the network of pretrain-gnns, under the same names.
 SAME_NETWORK = (
-    ("GraphCL", "https://github.com/Shen-Lab/GraphCL", "MIT"),
-    ("GraphMVP", "https://github.com/chao1224/GraphMVP", "MIT"),
+    ("GraphCL", "github.com/Shen-Lab/GraphCL", "MIT"),
+    ("GraphMVP", "github.com/chao1224/GraphMVP", "MIT"),
 )
 
 
@@ -38,27 +38,32 @@ class Recipe:
 
     def command(self) -> str:
         """Return what goes from the file and a csv file of molecules to a report, in one line."""
-        return (
-            f"histograph cache --model {self.name} --checkpoint {self.files} "
-            "--data smiles:molecules.csv --split scaffold -o molecules.cache && "
-            "histograph train-head molecules.cache -o run && histograph report run"
-        )
+        return one_command(self.name, self.files)
+
+
+def one_command(name: str = "NAME", file: str = "FILE") -> str:
+    """Return what goes from a file and a csv file of molecules to a report, in one line."""
+    return (
+        f"histograph cache --model {name} --checkpoint {file} "
+        "--data smiles:molecules.csv --split scaffold -o molecules.cache && "
+        "histograph train-head molecules.cache -o run && histograph report run"
+    )
 
 
 def _pretrain(kind: str, file: str) -> Recipe:
-    source = "https://github.com/snap-stanford/pretrain-gnns, chem/model_architecture"
+    source = "github.com/snap-stanford/pretrain-gnns, chem/model_architecture"
     if kind == "gin":
         source = source.replace("architecture", "gin")
     return Recipe(f"pretrain-gnns:{kind}", "pretrain", _HU, source, file, "MIT")
 
 
 def _molclr(kind: str) -> Recipe:
-    source = f"https://github.com/yuyangw/MolCLR, ckpt/pretrained_{kind}/checkpoints"
+    source = f"github.com/yuyangw/MolCLR, ckpt/pretrained_{kind}/checkpoints"
     return Recipe(f"molclr:{kind}", "pretrain", _WANG, source, "model.pth", "MIT")
 
 
 def _ogb(kind: str) -> Recipe:
-    source = "what examples/graphproppred/mol of https://github.com/snap-stanford/ogb trains"
+    source = "what examples/graphproppred/mol of github.com/snap-stanford/ogb trains"
     return Recipe(f"ogb:{kind}", "ogb", _OGB, source, "model.pt", "MIT")
 
 
@@ -79,6 +84,14 @@ RECIPES: dict[str, Recipe] = {
 }
 
 assert tuple(RECIPES) == PUBLIC_MODELS
+
+
+def recipes_called(name: str | None) -> list[Recipe]:
+    """Return the recipes whose names begin so; all of them for None."""
+    found = [recipe for recipe in RECIPES.values() if recipe.name.startswith(name or "")]
+    if not found:
+        raise ConfigError(f"{name}: no such recipe, expected one of {', '.join(RECIPES)}")
+    return found
 
 
 def suited_data(model: str, data: DataSpec) -> DataSpec:
