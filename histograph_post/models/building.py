@@ -95,9 +95,10 @@ def build_model(
     elif not (place and name) or place in _FAMILIES:
         close = difflib.get_close_matches(spec, (*BUILT_IN, *PUBLIC_MODELS), n=1)
         hint = f", did you mean {close[0]}?" if close else ";"
+        public = [known for known in PUBLIC_MODELS if known.startswith(f"{place}:")]
+        known = f"{'public' if public else 'built-in'} ones are {', '.join(public or BUILT_IN)}"
         raise ModelError(
-            f"no model called {spec!r}{hint} built-in ones are {', '.join(BUILT_IN)}; those of "
-            f"public checkpoints {', '.join(PUBLIC_MODELS)}; your own is named file.py:Name or "
+            f"no model called {spec!r}{hint} {known}; your own is named file.py:Name or "
             "package.module:Name"
         )
     with imported_place(place, ModelError) as module:

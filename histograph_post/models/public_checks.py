@@ -70,9 +70,8 @@ def check_public(spec: ModelSpec, model: nn.Module, dataset: GraphDataset) -> No
         if there is not None and there < here / 2:
             like = other if other != name else f"{name} with {words.rpartition(' ')[2]}"
             raise CheckpointError(
-                f"{spec.checkpoint}: found the weights of {like}, expected those of {name}: what "
-                f"its batch norms recorded is off by a factor of {math.exp(here):.1g} from what they are given: "
-                f"type {words}"
+                f"{spec.checkpoint}: found the weights of {like}, expected those of {name}: its "
+                f"batch norms recorded variances {math.exp(here):.1g} times off: type {words}"
             )
 
 
