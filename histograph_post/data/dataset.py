@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -23,6 +23,17 @@ from .links import LinkOptions, split_links
 
 #: The name of the target where links are predicted.
 LINK_TARGET = ("link",)
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """The table that graphs were read from, with the rows that gave none."""
+
+    header: tuple[str, ...]
+    #: The cells of each column, from the first row below the header.
+    columns: tuple[tuple[str, ...], ...]
+    #: Why a row gave no graph, by its number.
+    problems: Mapping[int, str]
 
 
 @dataclass(eq=False, repr=False)
@@ -47,6 +58,8 @@ class GraphDataset:
     #: Source row of each graph (a line of a csv file); ``None`` stands for 0, 1, 2, ...
     rows: np.ndarray | None = None
     smiles: list[str] | None = None
+    #: The csv file the graphs are from, which predictions go beside.
+    table: SourceTable | None = None
     #: What was skipped, added or converted, one line each, for the user.
     notes: list[str] = field(default_factory=list)
     _fingerprint: str | None = field(default=None, init=False)
