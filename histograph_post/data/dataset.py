@@ -16,10 +16,12 @@ from torch_geometric.data import Batch, Data
 from ..errors import DataError
 from ..splits import Splits
 from ..utils import LEVELS, Level
+from ..utils.machine import NODE_BUDGET
 from ..utils.specifications import IN_MEMORY
 from .checks import add_features, check_links, detect_level, prepare_graphs, refuse_hetero
 from .labels import align_labels, count_nodes, gather_labels, label_rows, take_masks
 from .links import LinkOptions, split_links
+from .subgraphs import surroundings
 
 #: The name of the target where links are predicted.
 LINK_TARGET = ("link",)
@@ -287,6 +289,24 @@ def probe_numbers(dataset: GraphDataset) -> list[int]:
     return np.unique(spread).tolist()
 
 
-def probe_graphs(dataset: GraphDataset) -> list[Data]:
-    """Return the graphs to try a model on, copied."""
-    return [dataset.graphs[number].clone() for number in probe_numbers(dataset)]
+#: Graphs with more nodes are large: what is learned of a model on one is learned on a part of it.
+LARGE_GRAPH = NODE_BUDGET
+
+#: Nodes of such a part.
+PROBE_NODES = 2048
+
+
+def probe_graphs(dataset: GraphDataset, *, whole: bool = True) -> list[Data]:
+    """Return the graphs to try a model on, copied.
+
+    Args:
+        dataset: The data.
+        whole: Whether large graphs are to be as large as they are, and not a part of them.
+    """
+    graphs = [dataset.graphs[number] for number in probe_numbers(dataset)]
+    return [
+        surroundings(graph, PROBE_NODES)
+        if not whole and int(graph.num_nodes) > LARGE_GRAPH
+        else graph.clone()
+        for graph in graphs
+    ]
