@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from .. import __version__
-from ..capture import Capture
+from ..capture.repeating import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..errors import CacheError, CaptureError, ConfigError
 from ..models import ModelSpec
@@ -84,7 +84,8 @@ def write_shards(
     with (
         ShardThread(plan, folder) as thread,
         torch.inference_mode(),
-        Capture(plan.model, plan.capture) as recorder,
+        repeatable(plan.device),
+        plan.recording() as recorder,
     ):
         for index in mine:
             start, stop = plan.shards[index]

@@ -14,7 +14,7 @@ from torch_geometric.data import Batch, Data
 
 from ..capture import Capture, check_parity
 from ..data import DataSpec, GraphDataset, from_graphs
-from ..data.batching import budget_batches, make_batch
+from ..data.batching import budget_batches, make_batch, to_device
 from ..data.dataset import probe_graphs
 from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..errors import ConfigError, DataError
@@ -132,7 +132,8 @@ def predict(
             shown = ", ".join(f"{name}={value}" for name, value in taken.items())
             notes = [f"data arguments of the run: {shown}"]
         root = None if data_root is None else Path(data_root)
-        data = DataSpec(str(data), {**taken, **(data_args or {})}, root).load()
+        named = DataSpec(str(data), {**taken, **(data_args or {})}, root)
+        data = named.for_prediction(opened.backbone.data, opened.stored_head["target_names"]).load()
     elif not isinstance(data, GraphDataset):
         data = from_graphs(data)
     predictor = load(
@@ -268,6 +269,8 @@ class Predictor(nn.Module):
             outputs=outputs,
             spread=spread,
             notes=notes,
+            smiles=None if dataset.smiles is None else _repeated(dataset.smiles, dataset.label_ptr),
+            table=dataset.table if self.task.level == "graph" else None,
         )
         return self._scored(predictions, given)
 
@@ -285,7 +288,7 @@ class Predictor(nn.Module):
         with self.capture:
             for members in budget_batches(dataset.num_nodes, node_budget):
                 graphs = dataset.graphs[members.start : members.stop]
-                batch = make_batch(graphs).to(self.device)
+                batch = to_device(make_batch(graphs), self.device)
                 with own_code(self._readout):
                     each = self.each(batch)  # [heads, rows, out_dim]
                 found.append(each.mean(dim=0).cpu().numpy())
@@ -310,8 +313,8 @@ class Predictor(nn.Module):
         """Whether a few graphs, spread over the data, have the same history alone and together."""
         if len(dataset) == 1:
             return True
-        probe = [graph.to(self.device) for graph in probe_graphs(dataset)]
-        return check_parity(self.backbone, self.capture.plan, probe).batch_independent
+        probed = check_parity(self.backbone, self.capture.plan, probe_graphs(dataset))
+        return probed.batch_independent
 
     def _scored(self, predictions: Predictions, dataset: GraphDataset) -> Predictions:
         """Add labels and scores where the data has labels of what the head predicts."""
@@ -331,6 +334,11 @@ class Predictor(nn.Module):
         if dataset.fingerprint() == self._trained_on:
             notes.append("these are the data of the run: the scores include its training rows")
         return replace(predictions, labels=labels, scores=scores, notes=notes)
+
+
+def _repeated(names: Sequence[str], label_ptr: np.ndarray) -> list[str]:
+    """Return the name of each label row's graph."""
+    return [name for name, rows in zip(names, np.diff(label_ptr), strict=True) for _ in range(rows)]
 
 
 def _described(level: str, names: tuple[str, ...]) -> str:
