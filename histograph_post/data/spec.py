@@ -19,6 +19,7 @@ the data are imported when data are loaded: commands that only show a specificat
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,15 +108,21 @@ class DataSpec(Specification):
         return replace(self, args=args)
 
 
+#: The environment variable with the folder of offline copies.
+ROOT_VARIABLE = "HISTOGRAPH_DATA_ROOT"
+
+
 def load_data(
-    spec: str, *, root: Path | None = None, args: Mapping[str, Any] | None = None
+    spec: str, *, root: str | Path | None = None, args: Mapping[str, Any] | None = None
 ) -> GraphDataset:
     """Load the data that ``spec`` names.
 
     ``root`` holds offline copies of the benchmark sets and is only read; relative files are also
-    looked for there. ``args`` depend on the kind of data; an unknown one is refused.
+    looked for there; by default what the environment variable ``HISTOGRAPH_DATA_ROOT`` says.
+    ``args`` depend on the kind of data; an unknown one is refused.
     """
     args = args or {}
+    root = root or os.environ.get(ROOT_VARIABLE) or None
     root = None if root is None else Path(root)
     kind, colon, name = spec.partition(":")
     if colon and kind in ("tu", "planetoid", "actor", "wiki"):

@@ -127,7 +127,10 @@ class Readout(nn.Module):
         self.require("level", level in self.levels, f"one of {', '.join(self.levels)}")
         self.require("out_dim", level != "link" or out_dim == 1, "1 at link level")
         self.require("dropout", 0 <= dropout < 1, "a probability below 1")
-        self._require_methods()
+        if type(self).build is Readout.build:
+            raise ConfigError(
+                f"{type(self).__name__}: found no build, expected it to make the modules"
+            )
         self.build(**options)
         for name, parameter in inspect.signature(type(self).build).parameters.items():
             # What it was built with, to build it again: kept here where `build` has not.
@@ -145,6 +148,7 @@ class Readout(nn.Module):
                 f"{type(self).__name__}: found solved = True and weights before the classifier, "
                 "expected none"
             )
+        self._require_pooling()
 
     def __init_subclass__(cls) -> None:
         # Tools and help texts see every option by name, from the one place that defines it.
@@ -168,11 +172,9 @@ class Readout(nn.Module):
         own = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own]
         cls.__signature__ = inspect.Signature([*shared, *own])
 
-    def _require_methods(self) -> None:
-        """Refuse a subclass that lacks what it is made of."""
+    def _require_pooling(self) -> None:
+        """Refuse a subclass that does not say what a graph or a node is."""
         kind = type(self)
-        if kind.build is Readout.build:
-            raise ConfigError(f"{kind.__name__}: found no build, expected it to make the modules")
         read = (kind.forward, kind.classifier_inputs)
         if read != (Readout.forward, Readout.classifier_inputs):
             return  # it does without
