@@ -47,7 +47,7 @@ from .folder import (
     refuse_other_code,
 )
 from .layout import ShardInfo
-from .manifest import SPLITS_NAME, Manifest
+from .manifest import SMILES_NAME, SPLITS_NAME, Manifest
 from .planning import CacheOptions, CachePlan, plan_cache
 from .provenance import CANARY_NAME, Provenance
 from .reader import Cache
@@ -239,6 +239,8 @@ def write_cache(
         return complete
     found = found_shards(plan, folder)
     written = {SPLITS_NAME: to_json(plan.splits.to_json())}
+    if plan.dataset.smiles is not None:
+        written[SMILES_NAME] = "".join(f"{smiles.strip()}\n" for smiles in plan.dataset.smiles)
     if config is not None:
         written[CONFIG_NAME] = tomli_w.dumps(dict(config))
     if not any(found):

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import CacheError, DataError
 from ..splits import Splits
 from .layout import shard_name
-from .manifest import Manifest, read_manifest, read_splits
+from .manifest import SMILES_NAME, Manifest, read_manifest, read_splits
 from .shard import TORCH_TYPES, CachedBatch, CachedGraph, History, Shard, as_tensor, read_graph
 
 #: Shards that are open at most; each holds a file descriptor.
@@ -138,6 +138,17 @@ class Cache:
     def ids(self) -> list[str]:
         """Return the names of all graphs."""
         return [graph_id for shard in self._all_shards() for graph_id in shard.ids]
+
+    def smiles(self) -> list[str] | None:
+        """Return what the graphs are as molecules; None of others, and of older caches.
+
+        Nothing in the cache depends on it: it is for drawings, and for splits by scaffold.
+        """
+        path = self.path / SMILES_NAME
+        if path.is_symlink() or not path.is_file():
+            return None
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        return lines if len(lines) == self.num_graphs else None
 
     def labels(self) -> np.ndarray:
         """Return all labels, NaN where missing: a row per graph, node or link, ``[rows, T]``."""

@@ -166,11 +166,15 @@ def from_graphs(
     The given graphs are not changed. Without ``level`` it is read off the attributes: an
     ``edge_label_index`` makes links, a ``y`` with one row per node makes nodes, else graphs.
     ``train_mask``, ``val_mask`` and ``test_mask`` of node-level data become ``official``.
+    Graphs with a ``smiles`` are molecules, a ``name`` that no two share is their id.
     ``features`` (see :func:`.checks.add_features`) fills in ``x`` for graphs that have none. A
     graph without nodes is refused. ``level="link"`` on graphs that name no pairs holds out some of
     their own edges, in the way of ``links`` (see :mod:`.links`).
     """
     collected = _collect(graphs, spec)
+    smiles = _texts(collected, "smiles") if smiles is None else smiles
+    if ids is None and (own := _texts(collected, "name")) and len(set(own)) == len(own):
+        ids = own
     names = [str(name) for name in (ids if ids is not None else range(len(collected)))]
     if len(names) != len(collected):
         raise DataError(
@@ -242,6 +246,13 @@ def _collect(graphs: Iterable[Data], spec: str) -> list[Data]:
     if not collected:
         raise DataError(f"{spec}: no graphs, expected at least one")
     return collected
+
+
+def _texts(graphs: Sequence[Data], name: str) -> list[str] | None:
+    """Return an attribute of text that every graph has, as PyG's molecules do; else None."""
+    values = [graph.get(name) if isinstance(graph, Data) else None for graph in graphs]
+    texts = [value.strip() for value in values if isinstance(value, str) and value.strip()]
+    return texts if len(texts) == len(graphs) else None
 
 
 def _target_names(given: Sequence[str] | None, width: int, spec: str) -> list[str]:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..caches import Cache, CachedGraph
-from ..caches.folder import CONFIG_NAME
 from ..data.molecule_features import import_rdkit
-from ..data.molecules import CsvTable, read_table
 from ..errors import HistographError
 from .figures import INK, RIVAL, Format
 
@@ -28,70 +24,28 @@ _DARKEST = 0.6
 
 
 def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Any]:
-    """Return the RDKit molecules of some graphs, as far as the table they came from is there.
+    """Return the RDKit molecules of some graphs, as far as the cache knows their SMILES.
 
     A molecule counts only if it has the atoms and bonds of the cached graph.
 
     Args:
-        cache: Any cache; only ``smiles:`` and ``ogbg:`` data have a table.
+        cache: Any cache.
         graphs: Numbers of graphs in the cache.
     """
+    smiles = cache.smiles()
+    if smiles is None:
+        return {}
     try:
         chem, rd_base = import_rdkit()
-        table = _table(cache)
-    except HistographError:  # no RDKit, or a table that cannot be read any more
+    except HistographError:  # no RDKit
         return {}
-    column = None if table is None else _smiles_column(cache, table)
-    if table is None or column is None:
-        return {}
-    smiles, found = table.column(column), {}
     with rd_base.BlockLogs():
-        for number in graphs:
-            graph = cache[number]
-            for row in _rows(table, graph.id):
-                molecule = chem.MolFromSmiles(smiles[row])
-                if molecule is not None and _is_same(molecule, graph):
-                    found[number] = molecule
-                    break
-    return found
-
-
-def _table(cache: Cache) -> CsvTable | None:
-    """Return the table of molecules that a cache was made from."""
-    kind, _, name = cache.manifest.data.spec.partition(":")
-    places = [Path(), *_roots(cache), *cache.path.parents]
-    if kind == "smiles":
-        files = [place / Path(name).expanduser() for place in places]
-    elif kind == "ogbg":
-        inside = Path(f"ogbg_{name}", "mapping", "mol.csv.gz")
-        files = [place / more / inside for place in places for more in ("", "ogb")]
-    else:
-        return None
-    path = next((path for path in files if path.is_file()), None)
-    return None if path is None else read_table(path)
-
-
-def _roots(cache: Cache) -> list[Path]:
-    """Return the folder of offline data that the cache's own command was given."""
-    try:
-        options = tomllib.loads((cache.path / CONFIG_NAME).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return []
-    return [Path(options["data_root"])] if "data_root" in options else []
-
-
-def _smiles_column(cache: Cache, table: CsvTable) -> str | None:
-    wanted = str(cache.manifest.data.args.get("smiles", "smiles"))
-    return next((name for name in table.header if name.lower() == wanted.lower()), None)
-
-
-def _rows(table: CsvTable, name: str) -> Iterator[int]:
-    """Yield the rows that a graph's id may mean: a cell of a naming column, or a row number."""
-    for cells in table.columns:
-        if cells.count(name) == 1:
-            yield cells.index(name)
-    if name.isdigit() and int(name) < table.num_rows:
-        yield int(name)
+        molecules = {number: chem.MolFromSmiles(smiles[number]) for number in graphs}
+    return {
+        number: molecule
+        for number, molecule in molecules.items()
+        if molecule is not None and _is_same(molecule, cache[number])
+    }
 
 
 def _is_same(molecule: Any, graph: CachedGraph) -> bool:

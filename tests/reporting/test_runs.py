@@ -68,8 +68,10 @@ def test_molecules_are_drawn_as_molecules(tmp_path: Path) -> None:
     hg.train_head(tmp_path / "a.cache", tmp_path / "run", training=QUICK, dim=8, heads=2)
     page = Reader(hg.report(tmp_path / "run").path.read_text(encoding="utf-8"))
     assert page.figures["example-best-1"].startswith("Drawing of molecule")
-    # another table of the same name and size: its rows are not these graphs
-    table.write_text(table.read_text().replace("O,", "OC,").replace("c1ccccc1", "C1CCCCCC1"))
+    # The cache knows its molecules, whatever becomes of the table; other ones are not drawn.
+    table.unlink()
+    known = tmp_path / "a.cache" / "smiles.txt"
+    known.write_text(known.read_text().replace("O\n", "OC\n").replace("c1ccccc1", "C1CCCCCC1"))
     written = hg.report(tmp_path / "run")
     page = Reader(written.path.read_text(encoding="utf-8"))
     assert page.figures["example-best-1"].startswith("Drawing of graph")
