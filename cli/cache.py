@@ -126,7 +126,7 @@ def cache(
         )
         if dataset is None:  # folds share data and layers: their notes are printed once
             dataset = source.dataset
-            for note in (*source.notes, *dataset.notes, *plan.capture.notes):
+            for note in (*source.notes, *dataset.notes, *plan.capture.notes, *plan.notes):
                 terminal.note(note)
         if job.note is not None:
             terminal.note(job.note)

@@ -175,6 +175,8 @@ def _inspect_run(terminal: Terminal, run: Run) -> None:
             ),
         )
         return
+    from histograph_post.runs.repeating import run_command
+
     facts = texts.facts(run.require_readouts())
     terminal.table(f"{run.folder}", ["", ""], facts)
     compared = len(results["readouts"]) > _FEW_READOUTS
@@ -183,7 +185,7 @@ def _inspect_run(terminal: Terminal, run: Run) -> None:
         {
             "run": str(run.folder),
             "facts": dict(facts),
-            "command": texts.command(run),
+            "command": run_command(run),
             **results,
         },
         next_command=command("report", run.folder),

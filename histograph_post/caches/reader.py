@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import CacheError, DataError
 from ..splits import Splits
 from .layout import shard_name
-from .manifest import SMILES_NAME, Manifest, read_manifest, read_splits
+from .manifest import MOLECULES_NAME, Manifest, read_manifest, read_splits
 from .shard import TORCH_TYPES, CachedBatch, CachedGraph, History, Shard, as_tensor, read_graph
 
 #: Shards that are open at most; each holds a file descriptor.
@@ -139,16 +139,18 @@ class Cache:
         """Return the names of all graphs."""
         return [graph_id for shard in self._all_shards() for graph_id in shard.ids]
 
-    def smiles(self) -> list[str] | None:
-        """Return what the graphs are as molecules; None of others, and of older caches.
+    def molecules(self) -> list[tuple[str, str]] | None:
+        """Return the SMILES and the name of each graph; None of others, and of older caches.
 
-        Nothing in the cache depends on it: it is for drawings, and for splits by scaffold.
+        Nothing in the cache depends on them: they are for drawings, and for splits by scaffold.
         """
-        path = self.path / SMILES_NAME
+        path = self.path / MOLECULES_NAME
         if path.is_symlink() or not path.is_file():
             return None
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-        return lines if len(lines) == self.num_graphs else None
+        if len(lines) != self.num_graphs:
+            return None
+        return [(smiles, name) for smiles, _, name in (line.partition("\t") for line in lines)]
 
     def labels(self) -> np.ndarray:
         """Return all labels, NaN where missing: a row per graph, node or link, ``[rows, T]``."""

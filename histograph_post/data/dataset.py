@@ -16,10 +16,12 @@ from torch_geometric.data import Batch, Data
 from ..errors import DataError
 from ..splits import Splits
 from ..utils import LEVELS, Level
+from ..utils.machine import NODE_BUDGET
 from ..utils.specifications import IN_MEMORY
 from .checks import add_features, check_links, detect_level, prepare_graphs, refuse_hetero
 from .labels import align_labels, count_nodes, gather_labels, label_rows, take_masks
 from .links import LinkOptions, split_links
+from .subgraphs import surroundings
 
 #: The name of the target where links are predicted.
 LINK_TARGET = ("link",)
@@ -58,6 +60,8 @@ class GraphDataset:
     #: Source row of each graph (a line of a csv file); ``None`` stands for 0, 1, 2, ...
     rows: np.ndarray | None = None
     smiles: list[str] | None = None
+    #: What the graphs are called where they come from; two may have one name.
+    names: list[str] | None = None
     #: The csv file the graphs are from, which predictions go beside.
     table: SourceTable | None = None
     #: What was skipped, added or converted, one line each, for the user.
@@ -69,7 +73,7 @@ class GraphDataset:
             raise DataError(
                 f"{self.spec}: level is {self.level!r}, expected one of {', '.join(LEVELS)}"
             )
-        for name in ("ids", "rows", "smiles"):
+        for name in ("ids", "rows", "smiles", "names"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.graphs):
                 raise DataError(
@@ -173,8 +177,9 @@ def from_graphs(
     """
     collected = _collect(graphs, spec)
     smiles = _texts(collected, "smiles") if smiles is None else smiles
-    if ids is None and (own := _texts(collected, "name")) and len(set(own)) == len(own):
-        ids = own
+    called = _texts(collected, "name")
+    if ids is None and called is not None and len(set(called)) == len(called):
+        ids = called
     names = [str(name) for name in (ids if ids is not None else range(len(collected)))]
     if len(names) != len(collected):
         raise DataError(
@@ -211,6 +216,7 @@ def from_graphs(
         official=official,
         rows=rows,
         smiles=None if smiles is None else list(smiles),
+        names=called,
         notes=[*notes, *found],
     )
     labels = dataset.labels()
@@ -231,6 +237,7 @@ def as_links(dataset: GraphDataset, links: LinkOptions | None = None) -> GraphDa
         official=official,
         rows=dataset.rows,
         smiles=dataset.smiles,
+        names=dataset.names,
         notes=[*dataset.notes, *notes],
     )
 
@@ -298,6 +305,24 @@ def probe_numbers(dataset: GraphDataset) -> list[int]:
     return np.unique(spread).tolist()
 
 
-def probe_graphs(dataset: GraphDataset) -> list[Data]:
-    """Return the graphs to try a model on, copied."""
-    return [dataset.graphs[number].clone() for number in probe_numbers(dataset)]
+#: Graphs with more nodes are large: what is learned of a model on one is learned on a part of it.
+LARGE_GRAPH = NODE_BUDGET
+
+#: Nodes of such a part.
+PROBE_NODES = 2048
+
+
+def probe_graphs(dataset: GraphDataset, *, whole: bool = True) -> list[Data]:
+    """Return the graphs to try a model on, copied.
+
+    Args:
+        dataset: The data.
+        whole: Whether large graphs are to be as large as they are, and not a part of them.
+    """
+    graphs = [dataset.graphs[number] for number in probe_numbers(dataset)]
+    return [
+        surroundings(graph, PROBE_NODES)
+        if not whole and int(graph.num_nodes) > LARGE_GRAPH
+        else graph.clone()
+        for graph in graphs
+    ]

@@ -31,6 +31,9 @@ from .spec import LEVEL_ARGS, as_choice, check_names, level_options
 #: Names of columns that number or name the rows, compared in lower case and without punctuation.
 _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")
 
+#: Names of columns that hold what chemists call a molecule, compared in the same way.
+_NAME_COLUMNS = ("name", "compoundname", "compoundid", "moleculename", "drugname", "drug", "title")
+
 #: How many columns or names a message shows before it stops.
 _SHOWN = 5
 
@@ -89,6 +92,7 @@ def read_molecules(
         target_names=list(labels),
         rows=rows,
         smiles=[smiles[row] for row in rows],
+        names=_called(table, rows),
         table=SourceTable(table.header, table.columns, problems),
         notes=notes,
     )
@@ -189,6 +193,13 @@ def row_ids(table: CsvTable, rows: np.ndarray) -> list[str]:
             if all(ids) and len(set(ids)) == len(ids):
                 return ids
     return [str(row) for row in rows]
+
+
+def _called(table: CsvTable, rows: np.ndarray) -> list[str] | None:
+    """Return the cells of the column of names, if the table has one."""
+    plain = {_plain(name): name for name in reversed(table.header)}
+    found = next((plain[name] for name in _NAME_COLUMNS if name in plain), None)
+    return None if found is None else [table.column(found)[row] for row in rows]
 
 
 def encode(

@@ -36,7 +36,8 @@ class _CacheRows:
         self.level = self.cache.manifest.layout.level
         self.official: Splits | None = self.cache.splits
         self.notes: list[str] = []
-        self.smiles = self.cache.smiles()
+        molecules = self.cache.molecules()
+        self.smiles = None if molecules is None else [smiles for smiles, _ in molecules]
         self.label_ptr = self.cache.label_ptr
         self.labels = self.cache.labels
 

@@ -12,19 +12,29 @@ import numpy as np
 from ..caches import Cache, CachedGraph
 from ..data.molecule_features import import_rdkit
 from ..errors import HistographError
-from .figures import INK, RIVAL, Format
+from .attention_scale import attention_opacity
+from .figures import INK, RIVAL, Chart, Format
+from .vector import draw_svg
 
 _SIZE = (300, 210)
 
 #: Of a molecule that fits: a small one must not fill the frame.
 _BOND_LENGTH = 26
 
-#: Opacity of the most attended atom: letters on top of it must stay readable.
-_DARKEST = 0.6
+
+@dataclass(frozen=True)
+class Molecule:
+    """A molecule of a cached graph."""
+
+    #: Of RDKit.
+    rdkit: Any
+    smiles: str
+    #: What it is called where it comes from; may be empty.
+    name: str = ""
 
 
-def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Any]:
-    """Return the RDKit molecules of some graphs, as far as the cache knows their SMILES.
+def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Molecule]:
+    """Return the molecules of some graphs, as far as the cache knows their SMILES.
 
     A molecule counts only if it has the atoms and bonds of the cached graph.
 
@@ -32,20 +42,21 @@ def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Any]:
         cache: Any cache.
         graphs: Numbers of graphs in the cache.
     """
-    smiles = cache.smiles()
-    if smiles is None:
+    known = cache.molecules()
+    if known is None:
         return {}
     try:
         chem, rd_base = import_rdkit()
     except HistographError:  # no RDKit
         return {}
+    found = {}
     with rd_base.BlockLogs():
-        molecules = {number: chem.MolFromSmiles(smiles[number]) for number in graphs}
-    return {
-        number: molecule
-        for number, molecule in molecules.items()
-        if molecule is not None and _is_same(molecule, cache[number])
-    }
+        for number in graphs:
+            smiles, name = known[number]
+            molecule = chem.MolFromSmiles(smiles)
+            if molecule is not None and _is_same(molecule, cache[number]):
+                found[number] = Molecule(molecule, smiles, name)
+    return found
 
 
 def _is_same(molecule: Any, graph: CachedGraph) -> bool:
@@ -68,7 +79,7 @@ class MoleculePicture:
 
     Args:
         molecule: From RDKit.
-        shares: How dark each atom is, 0 to 1, ``[num_atoms]``; None for no colour.
+        shares: Where each atom is on the scale of attention, ``[num_atoms]``; None for no colour.
     """
 
     molecule: Any
@@ -76,6 +87,10 @@ class MoleculePicture:
 
     def render(self, form: Format) -> bytes:
         """Return the drawing as a file."""
+        if form == "pdf":  # which RDKit does not write
+            svg = self.render("svg").decode()
+            width, height = (length / 100 for length in _SIZE)
+            return Chart(lambda axes: draw_svg(axes, svg), size=(width, height)).render(form)
         from rdkit.Chem.Draw import rdMolDraw2D
 
         scale = 1 if form == "svg" else 4
@@ -90,7 +105,8 @@ class MoleculePicture:
         red, green, blue = (int(RIVAL[at : at + 2], 16) / 255 for at in (1, 3, 5))
         shares = np.zeros(0) if self.shares is None else self.shares
         colours = {
-            atom: (red, green, blue, _DARKEST * float(share)) for atom, share in enumerate(shares)
+            atom: (red, green, blue, attention_opacity(float(share)))
+            for atom, share in enumerate(shares)
         }
         rdMolDraw2D.PrepareAndDrawMolecule(
             drawer,

@@ -44,7 +44,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = ("--data", f"smiles:{folder / 'a.csv'}", "--data-args", "smiles=structure")
     weights = ("--model", "gin", "--checkpoint", folder / "gin.pt")
     type_words("cache", *weights, *data, "-o", folder / "a.cache")
-    assert hg.Cache.open(folder / "a.cache").smiles() == [line.split(",")[0] for line in lines]
+    known = hg.Cache.open(folder / "a.cache").molecules()
+    assert known == [(line.split(",")[0], "") for line in lines]
     quickly = ("--epochs", 2, "--seeds", "0-1", "--head", "mean", "--split", "scaffold")
     type_words("train-head", folder / "a.cache", *quickly, "-o", folder / "run")
     return folder / "run"
