@@ -14,7 +14,8 @@ HEAD, EXPERIMENT, TRAINING = "Head", "Experiment", "Training"
 _model = typer.Option(
     "--model",
     metavar="SPEC",
-    help="The model: gcn, gin, gat, sage, gps, file.py:Name or package.module:Name.",
+    help="The model: gcn, gin, gat, sage, gps, that of a public checkpoint (see histograph "
+    "recipes), file.py:Name or package.module:Name.",
 )
 _data = typer.Option(
     "--data",

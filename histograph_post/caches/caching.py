@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from .. import __version__
-from ..capture import Capture
 from ..capture.repeating import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..errors import CacheError, CaptureError, ConfigError
@@ -86,7 +85,7 @@ def write_shards(
         ShardThread(plan, folder) as thread,
         torch.inference_mode(),
         repeatable(plan.device),
-        Capture(plan.model, plan.capture) as recorder,
+        plan.recording() as recorder,
     ):
         for index in mine:
             start, stop = plan.shards[index]

@@ -53,7 +53,7 @@ def scale_figure() -> Figure:
             linewidths=0.7,
         )
         for place, text in zip(places, ticks.values(), strict=True):
-            axes.text(place, -0.9, text, ha="center", va="top", color=INK)
+            axes.text(float(place), -0.9, text, ha="center", va="top", color=INK)
         axes.set_xlim(-0.6, len(ticks) - 0.4)
         axes.set_ylim(-2.2, 0.8)
         axes.set_axis_off()
