@@ -1,4 +1,4 @@
-"""The site has more than docs/: the README as its first page, examples, and files that pages link to.
+"""The site has more than docs/: the README as its first page, examples, files that pages link to.
 
 MkDocs calls these functions. Pages stay as GitHub shows them; only their links are turned around.
 """
@@ -32,10 +32,9 @@ def on_files(files: Files, config: Any) -> Files:
     for page in [file for file in files if file.is_documentation_page()]:
         for target in _targets(page):
             path = ROOT / target
-            if path.is_file() and target not in PAGES and not target.startswith("docs/"):
-                if files.get_file_from_path(target) is None:
-                    added = File.generated(config, target, abs_src_path=str(path))
-                    files.append(added)
+            known = target in PAGES or target.startswith("docs/")
+            if path.is_file() and not known and files.get_file_from_path(target) is None:
+                files.append(File.generated(config, target, abs_src_path=str(path)))
     return files
 
 

@@ -109,7 +109,8 @@ def test_a_click_sorts_the_predictions(browser: str, binary_report: Report, tmp_
     const table = document.querySelector("table.sortable");
     const column = [...table.tHead.rows[0].cells].findIndex((c) => c.textContent === "p(1)");
     table.tHead.rows[0].cells[column].querySelector("button").click();
-    document.body.dataset.found = [...table.tBodies[0].rows].map((r) => r.cells[column].textContent);
+    const rows = [...table.tBodies[0].rows];
+    document.body.dataset.found = rows.map((row) => row.cells[column].textContent);
     </script></body>"""
     asked = tmp_path / "asked.html"
     asked.write_text(policy.sub("", html).replace("</body>", click), encoding="utf-8")
