@@ -120,7 +120,7 @@ def cache(
             resolve_splits(source.dataset, job.split, seed=split_seed),
             options=options,
             model_spec=source.spec,
-            data_args=job.data.args,
+            data_args=source.data.args,
             missing=source.missing,
             device=device,
         )
