@@ -180,7 +180,11 @@ def collect_features(
 
 def rows_that_fit(rows: np.ndarray, width: int, allowed: int) -> np.ndarray:
     """Return rows whose features take their share of memory: all, or a part drawn at random."""
-    most = max(FEWEST_ROWS, int(FEATURES_SHARE * allowed) // (4 * width))
+    return draw_rows(rows, max(FEWEST_ROWS, int(FEATURES_SHARE * allowed) // (4 * width)))
+
+
+def draw_rows(rows: np.ndarray, most: int) -> np.ndarray:
+    """Return rows, or as many of them as there may be, drawn at random."""
     if len(rows) <= most:
         return rows
     return np.sort(np.random.default_rng(0).choice(rows, most, replace=False))

@@ -330,6 +330,7 @@ class Readout(nn.Module):
         batch: Tensor | None = None,
         *,
         num_graphs: int | None = None,
+        edge_index: Tensor | None = None,
     ) -> Explanation | None:
         """Return what is behind a prediction; None for a readout that does not weigh layers."""
         return None

@@ -180,6 +180,8 @@ def _export_head(
     if saved.info.needs_edge_index:
         raise ModelError(_refusal(saved, "it changes the graph as it goes"))
     program = HeadProgram(saved).eval()
+    if any(getattr(each, "needs_edge_index", False) for each in program.modules()):
+        raise ModelError(_refusal(saved, "it attends along edges"))
     buffer = io.BytesIO()
     description = to_json(describe(saved))
     save_program(trace_program(program, saved), buffer, extra_files={DESCRIPTION_NAME: description})

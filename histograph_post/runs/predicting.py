@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from ..capture import Capture, check_parity
+from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..data.batching import budget_batches, make_batch, to_device
 from ..data.dataset import probe_graphs
@@ -285,7 +286,7 @@ class Predictor(nn.Module):
         found: list[np.ndarray] = []
         spreads: list[np.ndarray] = []
         done, total = 0, int(dataset.num_nodes.sum())
-        with self.capture:
+        with edges_in_blocks(self.backbone, self._edges_at_once(dataset)), self.capture:
             for members in budget_batches(dataset.num_nodes, node_budget):
                 graphs = dataset.graphs[members.start : members.stop]
                 batch = to_device(make_batch(graphs), self.device)
@@ -299,6 +300,15 @@ class Predictor(nn.Module):
                 if on_progress is not None:
                     on_progress(done, total)
         return np.concatenate(found), np.concatenate(spreads) if spreads else None
+
+    def _edges_at_once(self, dataset: GraphDataset) -> int | None:
+        """Return how many edges the backbone is to take at a time; None for all of them."""
+        edges = max(int(graph.num_edges) for graph in dataset.graphs)
+        if edges <= MOST_EDGES:
+            return None
+        probe = to_device(make_batch(probe_graphs(dataset, whole=False)), self.device)
+        sizes = {"num_nodes": int(dataset.num_nodes.max()), "num_edges": edges}
+        return edges_at_once(self.backbone, self.capture.plan, probe, **sizes)
 
     def _not_passed(self, dataset: GraphDataset) -> list[str]:
         """Say what of the data the backbone could take, and was cached without."""

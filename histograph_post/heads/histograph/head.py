@@ -231,6 +231,17 @@ class HistoGraphHead(Readout):
         counts = whole.counts.to(rows.dtype).unsqueeze(0)  # [1, k]
         return Landmarks(rows.unsqueeze(0), counts, np.ones(1, dtype=np.bool_))
 
+    def settle(self, smallest: int) -> None:
+        """Settle what ``auto`` stands for where all graphs are large: the head is saved as it is.
+
+        Args:
+            smallest: Nodes of the smallest graph that it is trained on.
+        """
+        attention = self.node_attention
+        if attention is not None and attention.kind == "auto" and smallest > attention.exact_nodes:
+            self.options = replace(self.options, node_attention="landmark")
+            attention.attend_to("landmark")
+
     def whole_graph(self, pieces: Iterable[History]) -> WholeGraph | None:
         """Return what makes :meth:`forward` exact on some nodes of a graph; None if nothing does.
 
