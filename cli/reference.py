@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from .command import shared_options
-from .main import app
+from .app import app
 
 _INTRODUCTION = """\
 # The commands
