@@ -13,8 +13,8 @@ from typing import Any
 
 import typer
 
-from .command import shared_options
 from .app import app
+from .command import shared_options
 
 _INTRODUCTION = """\
 # The commands

@@ -31,7 +31,7 @@ from ..heads.registry import head_name
 from ..heads.standardize import Standardizer
 from ..models.checkpoints import save_weights
 from ..training.head_batches import HeadInputs
-from ..utils.files import config_text, to_json, write_bytes, write_json, write_text
+from ..utils.files import config_text, finished_name, to_json, write_bytes, write_json, write_text
 from ..utils.outputs import OutputFolder, output_file
 from .folder import write_checksums
 from .predicting import load
@@ -289,7 +289,7 @@ def _is_ours(name: str) -> bool:
 
 def _refuse_others(folder: Path, *, overwrite: bool) -> None:
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    foreign = {name for name in names if not _is_ours(name)}
+    foreign = {name for name in names if not _is_ours(finished_name(name))}
     if foreign:
         raise OutputExistsError(
             f"{folder}: found {min(foreign)!r}, which is not an export's; choose another -o"
