@@ -58,14 +58,14 @@ def run(finished: Path, tmp_path: Path) -> Path:
 def test_every_command_survives_a_kill_at_any_moment() -> None:
     """A sample of ``python -m tests.soak``, which tries them all."""
     asked = ["--points", "2", "--kills", "0", "--rounds", "1"]
-    for name in ("cache, several shards", "compare", "tune", "export --whole", "predict"):
+    commands = ("cache, several shards", "train-head --overwrite", "export --whole", "predict")
+    for name in commands:
         asked += ["--command", name]
-    asked += ["--command", "train-head --overwrite"]
     command = [sys.executable, "-m", "tests.soak", *asked]
     folder = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| **all** | | 12 | 12 | 0 | |" in done.stdout
+    assert "| **all** | | 8 | 8 | 0 | |" in done.stdout
 
 
 def test_what_is_replaced_stays_until_the_end_and_the_same_command_goes_on(
