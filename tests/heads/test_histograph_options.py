@@ -20,7 +20,7 @@ class TestOptions:
         [
             {"history_layers": 2},
             *({"layer_attention": value} for value in ("mean", "last", "random")),
-            *({"normalization": value} for value in ("signed", "softmax", "none")),
+            *({"normalization": value} for value in NORMALIZATIONS if value != "bounded"),
             {"radius": 1.0},
             {"layer_heads": 2},
             {"node_attention": False},
