@@ -241,8 +241,13 @@ class OutputFolder:
 
     def clean(self) -> None:
         """Remove what killed processes left unfinished, once the folder is known to be ours."""
-        if self.folder.is_dir():
-            remove_leftovers(self.folder, alone=not self._shared)
+        if not self.folder.is_dir():
+            return
+        remove_leftovers(self.folder, alone=not self._shared)
+        locks = [] if self._shared else list(self.folder.glob(f"*{LOCK_SUFFIX}"))
+        for path in locks:  # of parts that nobody writes now
+            if self._ours(path.name.removesuffix(LOCK_SUFFIX)):
+                path.unlink(missing_ok=True)
 
     def replace(self) -> Path:
         """Write beside what is there, which stays until :meth:`finish`; return where.
