@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ..metrics import Key
     from ..splits import Splits
     from ..tasks import Task
+    from .embedding import Embeddings
     from .saved_backbone import SavedBackbone
     from .saved_head import HeadEnsemble, SavedHead
     from .verdict import Verdict
@@ -355,6 +356,12 @@ class Run:
     def load_ensemble(self) -> HeadEnsemble:
         """Return the heads that the run predicts with as one, from activations to outputs."""
         return self.saved_head.build()
+
+    def embed(self, data: Any, out: str | Path | None = None, **options: Any) -> Embeddings:
+        """Return what the best head reads out of new graphs; see :func:`.embedding.embed`."""
+        from .embedding import embed
+
+        return embed(self, data, out, **options)
 
     @contextmanager
     def reading_head(self) -> Iterator[None]:
