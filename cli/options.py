@@ -20,8 +20,8 @@ _model = typer.Option(
 _data = typer.Option(
     "--data",
     metavar="SPEC",
-    help="The data: tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, smiles:FILE.csv, "
-    "file.py:function, graphs.pt or demo:.",
+    help="The data: tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, moleculenet:NAME, "
+    "smiles:FILE.csv, file.py:function, graphs.pt or demo:.",
 )
 ModelOption = Annotated[str, _model]
 DataOption = Annotated[str, _data]

@@ -46,7 +46,7 @@ from .folder import (
     refuse_other_code,
 )
 from .layout import ShardInfo
-from .manifest import SPLITS_NAME, Manifest
+from .manifest import MOLECULES_NAME, SPLITS_NAME, Manifest
 from .planning import CacheOptions, CachePlan, plan_cache
 from .provenance import CANARY_NAME, Provenance
 from .reader import Cache
@@ -238,6 +238,8 @@ def write_cache(
         return complete
     found = found_shards(plan, folder)
     written = {SPLITS_NAME: to_json(plan.splits.to_json())}
+    if plan.dataset.smiles is not None:
+        written[MOLECULES_NAME] = _molecules(plan.dataset.smiles, plan.dataset.names)
     if config is not None:
         written[CONFIG_NAME] = tomli_w.dumps(dict(config))
     if not any(found):
@@ -251,6 +253,12 @@ def write_cache(
     shards = write_shards(plan, folder, found, part=part, on_progress=on_progress)
     present = [shard for shard in shards if shard is not None]
     return join_shards(plan, folder, present) if len(present) == len(shards) else None
+
+
+def _molecules(smiles: Sequence[str], names: Sequence[str] | None) -> str:
+    """Return molecules as a file of SMILES has them."""
+    pairs = zip(smiles, names or [""] * len(smiles), strict=True)
+    return "".join(f"{text.strip()}\t{' '.join(name.split())}\n" for text, name in pairs)
 
 
 def cache(

@@ -5,6 +5,7 @@
 ``planetoid:Cora``                    Cora, CiteSeer, PubMed
 ``actor:``, ``wiki:chameleon``        heterophilic node sets as Geom-GCN prepared them
 ``ogbg:molhiv``                       Open Graph Benchmark, graph level
+``moleculenet:BBBP``                  MoleculeNet, as PyG keeps it
 ``smiles:file.csv``                   molecules with targets
 ``graphs.pt``                         graphs saved with ``torch.save``
 ``file.py:function``                  a function of yours that returns graphs
@@ -37,8 +38,8 @@ MOLECULE_SOURCES = {"smiles": "ogb", "ogbg": "ogb", "moleculenet": "pyg"}
 
 #: Every form of a data specification, for messages.
 FORMS = (
-    "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, smiles:FILE.csv, demo:, "
-    "FILE.pt, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
+    "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, moleculenet:NAME, smiles:FILE.csv, "
+    "demo:, FILE.pt, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
 
 
@@ -132,6 +133,10 @@ def load_data(
         from .ogb import load_ogbg
 
         return load_ogbg(name, root, args)
+    if colon and kind == "moleculenet":
+        from .molecule_net import load_moleculenet
+
+        return load_moleculenet(name, root, args)
     if colon and kind == "smiles":
         from .molecules import load_smiles
 
