@@ -30,10 +30,10 @@ from ..models.checkpoints import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
 from ..utils.files import (
-    atomic_path,
     remove_leftovers,
     sha256_file,
     to_json,
+    write_bytes,
     write_text,
 )
 from .blocks import ShardThread
@@ -81,7 +81,7 @@ def write_shards(
             on_progress(done, total)
 
     with (
-        ShardThread(plan, folder) as thread,
+        ShardThread(plan) as thread,
         torch.inference_mode(),
         Capture(plan.model, plan.capture) as recorder,
     ):
@@ -244,8 +244,7 @@ def write_cache(
         write_text(folder / name, text)
     _, canary = plan.provenance
     if canary is not None and not (folder / CANARY_NAME).exists():
-        with atomic_path(folder / CANARY_NAME) as partial:
-            partial.write_bytes(canary)
+        write_bytes(folder / CANARY_NAME, canary)
     shards = write_shards(plan, folder, found, part=part, on_progress=on_progress)
     present = [shard for shard in shards if shard is not None]
     return join_shards(plan, folder, present) if len(present) == len(shards) else None

@@ -6,7 +6,6 @@ depend on a seed, so that the seeds of a fold share one solution.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from ..tasks import Task
 from ..training.head_batches import HeadBatches
 from ..training.loop import OnEpoch, Progress, Step, Trainer
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
-from ..utils.files import atomic_path, write_json
+from ..utils.files import copy_file, write_json
 
 #: Share of the memory that training may take for the features of all rows, and once more for those
 #: that are solved; more are kept in a file, and a part of the training rows is drawn.
@@ -110,8 +109,7 @@ def fit_of_another_seed(spec: FitSpec, folder: Path) -> Fit | None:
         place.mkdir(parents=True, exist_ok=True)
         for name in (HEAD_NAME, OUTPUTS_NAME):
             if (source / name).is_file():
-                with atomic_path(place / name) as partial:
-                    shutil.copyfile(source / name, partial)
+                copy_file(source / name, place / name)
         write_json(place / FIT_NAME, {**read_json(source, FIT_NAME), "seed": spec.seed})
     return load_fit(spec, place)
 

@@ -35,7 +35,7 @@ from ..tasks import Task
 from ..training.graph_batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HistoryNetwork, checkpoint_layers
-from ..utils.files import atomic_path, write_json, write_text
+from ..utils.files import copy_file, write_json, write_text
 from .results import choose_fit, named
 from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing, parameters_of
 
@@ -332,8 +332,7 @@ def write_folds(
         assert best.backbone is not None  # of fits of that name
         place = folder / fold_name(number)
         place.mkdir(exist_ok=True)
-        with atomic_path(place / MODEL_NAME) as partial:
-            shutil.copyfile(folder / best.spec.folder / MODEL_NAME, partial)
+        copy_file(folder / best.spec.folder / MODEL_NAME, place / MODEL_NAME)
         trained = TrainedFold(
             fold=number,
             seed=best.spec.seed,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,11 +31,12 @@ from ..heads.standardize import Standardizer
 from ..models.checkpoints import save_weights
 from ..training.head_batches import HeadInputs
 from ..utils.files import (
-    atomic_path,
     config_beside,
+    copy_file,
     require_folder,
     require_free,
     to_json,
+    write_bytes,
     write_config,
     write_json,
 )
@@ -141,8 +141,7 @@ def export(
     )
     target.mkdir(parents=True, exist_ok=True)
     save_weights(predictor.backbone.state_dict(), target / MODEL_NAME)
-    with atomic_path(target / HEAD_NAME) as partial:
-        shutil.copyfile(opened.folder / HEAD_NAME, partial)
+    copy_file(opened.folder / HEAD_NAME, target / HEAD_NAME)
     named = opened.backbone.model
     if isinstance(model, str):
         named = named.to_follow(model)
@@ -180,8 +179,7 @@ def _export_head(
     target.parent.mkdir(parents=True, exist_ok=True)
     if config is not None:
         write_config(config_beside(target), config)
-    with atomic_path(target) as partial:
-        partial.write_bytes(buffer.getvalue())
+    write_bytes(target, buffer.getvalue())
     inputs = "history, sizes, pairs" if saved.task.level == "link" else "history, sizes"
     usage = f"torch.export.load({str(target)!r}).module()({inputs})"
     return Exported(target, usage, difference)

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file as load_arrays
-from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import save_file as save_tensors
 from torch import Tensor, nn
 
 from ..heads.registry import head_config
@@ -24,7 +21,8 @@ from ..splits import PARTS, Split
 from ..tasks import TargetScale, Task
 from ..training.loop import STATE_NAME, OnEpoch, Progress, Trainer, train_resumably
 from ..training.options import TrainingOptions
-from ..utils.files import atomic_path, write_json
+from ..utils.files import write_json
+from ..utils.tensors import load_arrays, save_arrays, save_tensors
 from .run import HEAD_NAME as HEAD_NAME
 from .run import fit_place, read_json
 
@@ -236,16 +234,14 @@ def _save(
         if module is not None:
             tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
     if head is not None:
-        with atomic_path(folder / HEAD_NAME) as partial:
-            save_tensors({k: value.contiguous().clone() for k, value in tensors.items()}, partial)
-    with atomic_path(folder / OUTPUTS_NAME) as partial:
-        arrays = {
-            "rows": fit.test_rows,
-            "outputs": fit.test_outputs,
-            "valid_rows": fit.valid_rows,
-            "valid_outputs": fit.valid_outputs,
-        }
-        save_arrays({name: np.array(values) for name, values in arrays.items()}, partial)
+        save_tensors(folder / HEAD_NAME, tensors)
+    arrays = {
+        "rows": fit.test_rows,
+        "outputs": fit.test_outputs,
+        "valid_rows": fit.valid_rows,
+        "valid_outputs": fit.valid_outputs,
+    }
+    save_arrays(folder / OUTPUTS_NAME, arrays)
     write_json(
         folder / FIT_NAME,
         {
@@ -275,7 +271,7 @@ def find_fit(spec: FitSpec, folder: Path) -> Fit | None:
 def load_fit(spec: FitSpec, folder: Path) -> Fit:
     """Read a finished fit back."""
     stored = read_json(folder, FIT_NAME)
-    arrays = load_arrays(folder / OUTPUTS_NAME)
+    arrays = load_arrays(folder / OUTPUTS_NAME, "the outputs of a fit")
     return Fit(
         spec=spec,
         scores=stored["scores"],

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..splits import Split
 from ..tasks import TargetScale, Task
-from ..utils.files import PARTIAL_SUFFIX, atomic_path
+from ..utils.files import PARTIAL_SUFFIX
+from ..utils.tensors import load_state, save_state
 from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 
 #: Told after every epoch.
@@ -314,7 +315,7 @@ def train_resumably(
         leftover.unlink()
     path = folder / STATE_NAME
     if path.exists():
-        trainer.restore(torch.load(path, weights_only=True, map_location="cpu"))
+        trainer.restore(load_state(path))
     seconds: list[float] = []
     saved = time.perf_counter()
     while not trainer.is_done:
@@ -323,8 +324,7 @@ def train_resumably(
         now = time.perf_counter()
         seconds.append(now - started)
         if now - saved >= save_every:
-            with atomic_path(path) as partial:
-                torch.save(trainer.state(), partial)
+            save_state(path, trainer.state())
             saved = time.perf_counter()
         if on_epoch is not None:
             on_epoch(trainer)

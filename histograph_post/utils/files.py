@@ -17,7 +17,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
         _sync(partial)
         os.replace(partial, path)
         _sync(path.parent)
+    except OSError as error:
+        if error.filename is None:  # of a write, which does not say where
+            error.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
@@ -104,10 +108,15 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` atomically."""
+    with atomic_path(path) as partial:
+        partial.write_bytes(data)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` atomically, as UTF-8."""
-    with atomic_path(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
 
 
 def to_json(value: Any) -> str:
@@ -141,6 +150,24 @@ _READING = (
 )
 
 
+def read_regular(path: Path, limit: int | None = None) -> bytes:
+    """Return the bytes of a file of ours, or of what a link leads to; no pipe and no device.
+
+    Args:
+        path: A file, or a link to one.
+        limit: Bytes that such a file has at most.
+    """
+    try:
+        return read_limited(path.resolve(), limit)
+    except CacheError as error:
+        raise ConfigError(str(error)) from None
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file atomically; an error names the one of the two that it is about."""
+    write_bytes(target, read_regular(source))
+
+
 @contextmanager
 def open_regular(path: Path) -> Iterator[FileIO]:
     """Open ``path`` for reading, refusing anything but a regular file that is no link."""
@@ -162,13 +189,14 @@ def open_regular(path: Path) -> Iterator[FileIO]:
         os.close(descriptor)
 
 
-def read_limited(path: Path, limit: int) -> bytes:
+def read_limited(path: Path, limit: int | None) -> bytes:
     """Return the bytes of a regular file of at most ``limit`` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > limit:
+        if limit is not None and size > limit:
             raise CacheError(f"{path}: found {size} bytes, expected at most {limit}")
-        return file.read(size)
+        with BufferedReader(file) as whole:  # one read of a file takes 2 GB at most
+            return whole.read(size)
 
 
 def sha256_prefix(file: FileIO, num_bytes: int) -> str:
