@@ -27,6 +27,7 @@ from histograph_post.utils.machine import keep_memory
 
 from .configuration import load_config, resolved_options
 from .formatting import duration, printable
+from .interrupts import raised_once, tell
 from .terminal import EventFiles, Terminal
 
 #: The heading of the shared options in a command's help.
@@ -78,7 +79,7 @@ def register(
         with _failures_in_one_line(debug=debug), contextlib.ExitStack() as stack:
             events = None
             if tensorboard:
-                events = EventFiles(own["out"] / EVENTS_NAME)
+                events = EventFiles(own["out"])
                 stack.callback(events.close)
             options = resolved_options(ctx)
             terminal = Terminal(
@@ -179,10 +180,10 @@ def shared_options() -> set[str]:
 def _failures_in_one_line(*, debug: bool) -> Iterator[None]:
     """Turn what is known to go wrong into one line and an exit code."""
     try:
-        yield
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
-        raise typer.Exit(130) from None
+        with raised_once():
+            yield
+    except KeyboardInterrupt as interrupted:
+        raise typer.Exit(tell(interrupted)) from None
     except HistographError as error:
         if debug:
             traceback.print_exc()

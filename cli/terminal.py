@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from histograph_post.errors import MissingExtraError
+from histograph_post.runs.run import EVENTS_NAME
+from histograph_post.utils.outputs import folder_in_use
 
 from .formatting import duration as duration
 from .formatting import is_number, printable
@@ -181,13 +183,13 @@ class EventFiles:
     """Writes what every epoch measured, a folder per fit (extra ``tensorboard``).
 
     Args:
-        folder: Where they go; made with the first measurement.
+        run: The run they go into, which is there when something is measured.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, run: Path) -> None:
         if find_spec("tensorboard") is None:
             raise MissingExtraError("--tensorboard", extra="tensorboard")
-        self._folder = Path(folder)
+        self._run = run
         self._writers: dict[str, Any] = {}
 
     def write(self, name: str, measured: Mapping[str, float]) -> None:
@@ -197,8 +199,9 @@ class EventFiles:
         epoch = int(measured["epoch"])
         if name not in self._writers:
             # A fit that goes on may repeat its last epochs: what was written of them is void.
+            folder = folder_in_use(self._run) / EVENTS_NAME / name
             self._writers[name] = SummaryWriter(
-                str(self._folder / name), purge_step=epoch, flush_secs=_FLUSH_EVERY
+                str(folder), purge_step=epoch, flush_secs=_FLUSH_EVERY
             )
         for key, value in measured.items():
             if key != "epoch":

@@ -1,8 +1,8 @@
 """A shard as an HDF5 file: created so that its bytes depend on its contents only; inspected.
 
 The library does not survive a write that fails, as on a full disk: it writes through a
-:class:`CheckedFile`, which never tells it. Only writing and resuming do this, on files that this program wrote: crafted files crash the HDF5
-library. A reader maps the bytes that the manifest names instead (see
+:class:`CheckedFile`, which never tells it. Only writing and resuming use it, on files that this
+program wrote: crafted files crash it. A reader maps the bytes that the manifest names instead (see
 :class:`~histograph_post.caches.layout.ShardInfo`).
 """
 

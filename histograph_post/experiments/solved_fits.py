@@ -18,7 +18,18 @@ from torch import Tensor
 
 from ..heads.base import Readout
 from ..heads.standardize import Standardizer
-from ..runs.fits import FIT_NAME, HEAD_NAME, OUTPUTS_NAME, Fit, FitSpec, Trained, load_fit, save_fit
+from ..runs.fits import (
+    FIT_NAME,
+    HEAD_NAME,
+    OUTPUTS_NAME,
+    Fit,
+    FitSpec,
+    Trained,
+    find_fit,
+    load_fit,
+    save_fit,
+)
+from ..runs.folder import BrokenFitError
 from ..runs.run import read_json
 from ..splits import Split
 from ..tasks import Task
@@ -102,16 +113,24 @@ def fit_of_another_seed(spec: FitSpec, folder: Path) -> Fit | None:
     """
     place = folder / spec.folder
     seeds = sorted(place.parent.glob(f"fold-{spec.fold}-seed-*"))
-    source = next((found for found in seeds if (found / FIT_NAME).is_file()), None)
+    source = next((found for found in seeds if _is_done(spec, found)), None)
     if source is None:
         return None
-    if not (place / FIT_NAME).is_file():
+    if source != place:
         place.mkdir(parents=True, exist_ok=True)
         for name in (HEAD_NAME, OUTPUTS_NAME):
             if (source / name).is_file():
                 copy_file(source / name, place / name)
         write_json(place / FIT_NAME, {**read_json(source, FIT_NAME), "seed": spec.seed})
     return load_fit(spec, place)
+
+
+def _is_done(spec: FitSpec, place: Path) -> bool:
+    """Whether there is a fit that differs in nothing but its seed."""
+    try:
+        return find_fit(replace(spec, seed=int(place.name.rpartition("-")[2])), place) is not None
+    except (BrokenFitError, ValueError):
+        return False
 
 
 class FeatureRows:

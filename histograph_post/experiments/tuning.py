@@ -25,13 +25,14 @@ from ..errors import ConfigError
 from ..heads.base import Readout
 from ..heads.registry import head_name
 from ..runs.fits import Fit, FitSpec
-from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run, open_run_folder
+from ..runs.folder import open_run_folder
+from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run
 from ..utils.files import write_text
 from .head_training import Experiment, HeadSpec
 from .options import ExperimentOptions, with_keywords
 from .results import versus
 from .search import Search, Space, Trial, best_trial, plan_search, read_space
-from .stage import run_experiment
+from .stage import finish_experiment
 from .trials import TrialCallback, run_trials
 
 #: What the tuned readout is called after its name.
@@ -163,26 +164,26 @@ def tune(
         search_seed=search_seed,
         prune=prune,
     )
-    experiment, folder = search.experiment, Path(out)
+    experiment = search.experiment
     options.start(experiment)
-    open_run_folder(folder, search.plan(), config=options.config, overwrite=options.overwrite)
-    found = run_trials(
-        search,
-        folder,
-        trials=trials,
-        storage=storage,
-        device=options.device,
-        jobs=options.jobs,
-        on_epoch=options.on_epoch,
-        on_trial=on_trial,
-    )
-    best = best_trial(search, found)
-    if best is None:
-        reasons = "; ".join(dict.fromkeys(trial.reason for trial in found if trial.reason))
-        raise ConfigError(f"{folder}: found no trial with a score ({reasons}), expected one")
-    given = {field.name: getattr(experiment, field.name) for field in fields(Experiment)}
-    tuned = Tuned(**given, search=search, trials=found, best=best)
-    _keep_best(tuned, folder)
-    # Of the same run: its trials have just been written, and its start has been told.
-    rest = replace(options, overwrite=False, on_start=None)
-    return run_experiment(tuned, folder, chosen=tuned.chosen, options=rest)
+    with open_run_folder(
+        out, search.plan(), config=options.config, overwrite=options.overwrite
+    ) as output:
+        found = run_trials(
+            search,
+            output.folder,
+            trials=trials,
+            storage=storage,
+            device=options.device,
+            jobs=options.jobs,
+            on_epoch=options.on_epoch,
+            on_trial=on_trial,
+        )
+        best = best_trial(search, found)
+        if best is None:
+            reasons = "; ".join(dict.fromkeys(trial.reason for trial in found if trial.reason))
+            raise ConfigError(f"{out}: found no trial with a score ({reasons}), expected one")
+        given = {field.name: getattr(experiment, field.name) for field in fields(Experiment)}
+        tuned = Tuned(**given, search=search, trials=found, best=best)
+        _keep_best(tuned, output.folder)
+        return finish_experiment(tuned, output, chosen=tuned.chosen, options=options)

@@ -286,4 +286,5 @@ def save_weights(state_dict: Mapping[str, Any], path: Path) -> None:
         for name, value in state_dict.items()
         if isinstance(value, Tensor)
     }
+    # Its own writer leaves files that others cannot read.
     write_bytes(path, safetensors.torch.save(weights))

@@ -23,12 +23,16 @@ from ..training.loop import STATE_NAME, OnEpoch, Progress, Trainer, train_resuma
 from ..training.options import TrainingOptions
 from ..utils.files import write_json
 from ..utils.tensors import load_arrays, save_arrays, save_tensors
+from .folder import BrokenFitError, check_seal, require_sealed, seal
 from .run import HEAD_NAME as HEAD_NAME
-from .run import fit_place, read_json
+from .run import MODEL_NAME, fit_place, read_json
 
 FIT_NAME = "fit.json"
 #: Outputs for the test rows and for the validation rows; of earlier versions for the former only.
 OUTPUTS_NAME = "test.safetensors"
+
+#: What else a fit may have written, before ``fit.json``.
+FIT_FILES = (HEAD_NAME, OUTPUTS_NAME, MODEL_NAME)
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class FitSpec:
     warm_start: bool = False
     #: What is trained besides the head, in a word; empty for the head alone.
     stage: str = ""
+    #: Hash of all that the run depends on: a fit of another one is not taken for this one's.
+    plan: str = ""
 
     @property
     def name(self) -> str:
@@ -123,7 +129,7 @@ def train_fit(
             and says what changed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
+    seconds = train_resumably(trainer, folder, plan=spec.plan, on_epoch=on_epoch)
     return save_fit(
         spec,
         Trained.of(trainer),
@@ -256,14 +262,24 @@ def _save(
             "num_parameters": fit.num_parameters,
             "seconds_per_epoch": fit.seconds_per_epoch,
             "log": list(fit.log),
+            **seal(folder, FIT_FILES, fit.spec.plan),
         },
     )
 
 
 def find_fit(spec: FitSpec, folder: Path) -> Fit | None:
-    """Return the fit in that folder if it is done, else None."""
+    """Return the fit in that folder if it is done, else None.
+
+    Raises:
+        BrokenFitError: for one that is another run's, or has been changed.
+    """
     if not (folder / FIT_NAME).exists():
         return None
+    stored = read_json(folder, FIT_NAME)
+    check_seal(folder, stored, spec.plan)
+    found = tuple(stored.get(name) for name in ("head", "fold", "seed"))
+    if found != (spec.name, spec.fold, spec.seed):
+        raise BrokenFitError(f"{folder}: found the fit {found}, expected {spec.label}")
     (folder / STATE_NAME).unlink(missing_ok=True)  # of a run killed just before its fit was done
     return load_fit(spec, folder)
 
@@ -271,6 +287,7 @@ def find_fit(spec: FitSpec, folder: Path) -> Fit | None:
 def load_fit(spec: FitSpec, folder: Path) -> Fit:
     """Read a finished fit back."""
     stored = read_json(folder, FIT_NAME)
+    require_sealed(folder, stored)
     arrays = load_arrays(folder / OUTPUTS_NAME, "the outputs of a fit")
     return Fit(
         spec=spec,

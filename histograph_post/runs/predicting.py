@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ from ..models.model_call import given_to
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
 from ..utils import Level
-from ..utils.files import config_beside, require_free, write_config, write_text
 from ..utils.machine import NODE_BUDGET, resolve_device
+from ..utils.outputs import output_file
 from .predictions import Predictions, member_spread, row_names
 from .run import Run
 from .saved_head import SavedHead
@@ -117,42 +118,39 @@ def predict(
         config: The options this came from, saved beside the file.
         on_progress: Called with the nodes done and the nodes in all.
     """
-    target = None if out is None else Path(out)
-    if target is not None:
-        require_free(target, overwrite=overwrite)
-        if config is not None:
-            require_free(config_beside(target), overwrite=overwrite)
-    opened = Run.of(run)
-    if not isinstance(model, nn.Module):
-        model = opened.backbone.model.to_follow(model).spec  # refuses before data are loaded
-    notes: list[str] = []
-    if isinstance(data, (str, Path)):
-        taken = _taken_args(opened.backbone.data, str(data), data_args or {})
-        if taken:
-            shown = ", ".join(f"{name}={value}" for name, value in taken.items())
-            notes = [f"data arguments of the run: {shown}"]
-        root = None if data_root is None else Path(data_root)
-        data = DataSpec(str(data), {**taken, **(data_args or {})}, root).load()
-    elif not isinstance(data, GraphDataset):
-        data = from_graphs(data)
-    predictor = load(
-        opened,
-        model=model,
-        head=head,
-        checkpoint=checkpoint,
-        key_map=key_map,
-        trust=trust,
-        in_dim=int(data.graphs[0].num_node_features),
-        device=device,
-    )
-    found = predictor.predict(data, node_budget=node_budget, on_progress=on_progress)
-    found = replace(found, notes=[*notes, *found.notes])
-    if target is not None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if config is not None:
-            write_config(config_beside(target), config)
-        write_text(target, found.to_csv())
-    return found
+    with ExitStack() as stack:
+        write = None
+        if out is not None:
+            writing = output_file(Path(out), overwrite=overwrite, config=config)
+            write = stack.enter_context(writing)
+        opened = Run.of(run)
+        if not isinstance(model, nn.Module):
+            model = opened.backbone.model.to_follow(model).spec  # refuses before data are loaded
+        notes: list[str] = []
+        if isinstance(data, (str, Path)):
+            taken = _taken_args(opened.backbone.data, str(data), data_args or {})
+            if taken:
+                shown = ", ".join(f"{name}={value}" for name, value in taken.items())
+                notes = [f"data arguments of the run: {shown}"]
+            root = None if data_root is None else Path(data_root)
+            data = DataSpec(str(data), {**taken, **(data_args or {})}, root).load()
+        elif not isinstance(data, GraphDataset):
+            data = from_graphs(data)
+        predictor = load(
+            opened,
+            model=model,
+            head=head,
+            checkpoint=checkpoint,
+            key_map=key_map,
+            trust=trust,
+            in_dim=int(data.graphs[0].num_node_features),
+            device=device,
+        )
+        found = predictor.predict(data, node_budget=node_budget, on_progress=on_progress)
+        found = replace(found, notes=[*notes, *found.notes])
+        if write is not None:
+            write(found.to_csv().encode())
+        return found
 
 
 def _taken_args(trained_on: DataSpec, spec: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..splits import Split
 from ..tasks import TargetScale, Task
-from ..utils.files import PARTIAL_SUFFIX
 from ..utils.tensors import load_state, save_state
 from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 
@@ -298,6 +297,7 @@ def train_resumably(
     trainer: Trainer,
     folder: Path,
     *,
+    plan: str = "",
     on_epoch: OnEpoch | None = None,
     save_every: float = SAVE_EVERY,
 ) -> float:
@@ -308,14 +308,15 @@ def train_resumably(
     Args:
         trainer: Made just as it was when the state was saved.
         folder: Where the state is kept; it exists.
+        plan: Says of which run this is; the state of another one is left alone.
         on_epoch: Told after every epoch.
         save_every: Seconds between saved states.
     """
-    for leftover in folder.glob(f"*{PARTIAL_SUFFIX}"):
-        leftover.unlink()
     path = folder / STATE_NAME
     if path.exists():
-        trainer.restore(load_state(path))
+        found = load_state(path)
+        if found.pop("plan", "") == plan:
+            trainer.restore(found)
     seconds: list[float] = []
     saved = time.perf_counter()
     while not trainer.is_done:
@@ -324,7 +325,7 @@ def train_resumably(
         now = time.perf_counter()
         seconds.append(now - started)
         if now - saved >= save_every:
-            save_state(path, trainer.state())
+            save_state(path, {**trainer.state(), "plan": plan})
             saved = time.perf_counter()
         if on_epoch is not None:
             on_epoch(trainer)

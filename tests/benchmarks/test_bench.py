@@ -29,7 +29,7 @@ from histograph_benchmarks.head_steps import (
 from histograph_benchmarks.measuring import Ratio, race
 from histograph_benchmarks.suite import MEASUREMENTS, run_suite
 from histograph_benchmarks.workloads import CHECKPOINT, GraphRows, Sizes, Workloads
-from histograph_cli.main import app
+from histograph_cli.app import app
 
 TINY = Sizes(
     rounds=1,
@@ -171,7 +171,7 @@ def test_the_molecule_gcn_is_that_of_the_example() -> None:
 def test_help_does_not_import_torch() -> None:
     code = (
         "import sys\n"
-        "from histograph_cli.main import app\n"
+        "from histograph_cli.app import app\n"
         "try: app(['bench', '--help'])\n"
         "finally: sys.exit(3 if 'torch' in sys.modules else 0)\n"
     )

@@ -99,7 +99,7 @@ def test_unfinished_run_is_refused_in_one_line(folder: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("what", ["run", "compared", "caches", "caches/fold-0.cache"])
 def test_folders_are_shown_without_torch(folder: Path, what: str) -> None:
     code = (
-        "import sys; from histograph_cli.main import app\n"
+        "import sys; from histograph_cli.app import app\n"
         "try: app(['inspect', sys.argv[1]])\n"
         "except SystemExit as done: assert not done.code\n"
         "slow = {'torch', 'torch_geometric', 'sklearn', 'h5py', 'scipy'} & set(sys.modules)\n"

@@ -150,7 +150,7 @@ def _run_here(command: Sequence[str], faults: Faults, errors: int, counts: Any) 
     os.dup2(errors, 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.stdout, sys.stderr = (io.TextIOWrapper(open(fd, "wb", 0)) for fd in (1, 2))  # noqa: SIM115
-    from cli.main import app
+    from cli.app import app
 
     code: Any = 0
     with faults.installed():
