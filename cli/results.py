@@ -59,7 +59,7 @@ def show_results(
         rows.append(
             [
                 *([place] if ranked else []),
-                f"{name} (compared only)" if row.get("compared_only") else name,
+                _label(name, row),
                 _spread(row["test"]),
                 *([_spread((row.get("averaged") or {}).get("test"))] if averaged else []),
                 "-" if difference is None else gain(difference),
@@ -103,11 +103,25 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
             f"expected calibration error on the test part: {errors}, by temperature "
             f"{calibration['temperature']:.3g} from the validation part"
         )
+    diverged = sum(bool(fit.get("diverged")) for fit in results["fits"])
+    if diverged:
+        terminal.note(
+            f"{plural(diverged, 'fit')} of {len(results['fits'])} diverged and counted with the "
+            "best epoch before that, or untrained: lower --lr"
+        )
     if results.get("left_out"):
         terminal.info(
             f"the run predicts with {plural(results['members'], 'head')}; {results['left_out']} "
             f"more of {head} have other backbones and are in the table only"
         )
+
+
+def _label(name: str, row: Any) -> str:
+    """Return what a readout is called in the table, with what is to be known of its fits."""
+    said = ["compared only"] if row.get("compared_only") else []
+    if row.get("diverged"):
+        said.append(f"{row['diverged']} diverged")
+    return f"{name} ({', '.join(said)})" if said else name
 
 
 def _spread(test: Any) -> str:

@@ -77,6 +77,7 @@ def results(
             "versus_baseline": versus(fits, name, baseline, metric),
             "averaged": averaged,
             "num_parameters": members[0].num_parameters,
+            **({"diverged": diverged} if (diverged := sum(f.diverged for f in members)) else {}),
             **({"compared_only": True} if name in RIVALS else {}),
         }
         if not several_seeds:

@@ -56,10 +56,15 @@ class TrainedFold:
     weights_sha256: str
     #: The readout it was trained with, if that was not the model's own.
     head: str | None = None
+    #: Whether training had to stop because the loss was not finite.
+    diverged: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return what is the same on every run with the same seed on the same machine."""
-        return asdict(self)
+        found = asdict(self)
+        if not self.diverged:
+            del found["diverged"]
+        return found
 
 
 @dataclass(frozen=True)
@@ -342,6 +347,7 @@ def write_folds(
             num_parameters=best.num_parameters,
             weights_sha256=best.backbone["weights_sha256"],
             head=best.spec.head,
+            diverged=best.diverged,
         )
         own_split = replace(splits, folds=(splits.folds[number],))
         save_fold(place, trained, model, data, own_split, best.log, plan=best.spec.plan)

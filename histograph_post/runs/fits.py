@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..heads.registry import head_config
 from ..heads.standardize import EachLayerNorm, Standardizer
 from ..splits import PARTS, Split
@@ -89,6 +90,9 @@ class Fit:
     log: Sequence[Mapping[str, float]]
     #: Of the penalty, for a readout that is solved; its epochs are the strengths that were tried.
     strength: float | None = None
+    #: Whether training had to stop because the loss was not finite; the best epoch is before that,
+    #: or the weights are those it began with.
+    diverged: bool = False
     #: What changed in the backbone and the hash of its weights; None for a frozen one.
     backbone: Mapping[str, Any] | None = None
 
@@ -101,6 +105,7 @@ class Fit:
             "best_epoch": self.best_epoch,
             "epochs": self.num_epochs,
             **({} if self.strength is None else {"strength": self.strength}),
+            **({"diverged": True} if self.diverged else {}),
             "scores": {part: dict(scores) for part, scores in self.scores.items()},
             **({} if self.backbone is None else {"backbone": dict(self.backbone)}),
         }
@@ -203,6 +208,12 @@ def save_fit(
     folder.mkdir(parents=True, exist_ok=True)
     task, split, labels = trained.task, trained.split, trained.labels
     outputs = {part: trained.predict(rows) for part, rows in _parts(split)}
+    for part, values in outputs.items():
+        if not np.isfinite(values).all():
+            raise ConfigError(
+                f"{spec.label}: found outputs that are not finite on the {part} part, expected "
+                "numbers; look at the activations with histograph verify, or lower --lr"
+            )
     none = np.empty((0, task.out_dim))
     fit = Fit(
         spec=spec,
@@ -217,6 +228,7 @@ def save_fit(
         valid_outputs=outputs.get("valid", none),
         log=trained.progress.log,
         strength=strength,
+        diverged=trained.progress.diverged,
         backbone=None if save_backbone is None else save_backbone(folder),
     )
     _save(fit, trained, head, standardizer, folder)
@@ -302,5 +314,6 @@ def load_fit(spec: FitSpec, folder: Path) -> Fit:
         valid_outputs=arrays.get("valid_outputs", arrays["outputs"][:0]),
         log=stored["log"],
         strength=stored.get("strength"),
+        diverged=bool(stored.get("diverged", False)),
         backbone=stored.get("backbone"),
     )

@@ -254,7 +254,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def _has_times(path: Path) -> bool:
     """Whether a file holds clock times or its own place."""
-    return path.name in ("fit.json", "study.log", "config.toml", "report.html") or (
+    return path.name in ("fit.json", "study.log", "SHA256SUMS", "report.html") or (
         path.suffix in (".toml", ".pt2") or path.name in ("out", "head.json")
     )
 
