@@ -19,6 +19,7 @@ from . import (
     inspect,
     predict,
     pretrain,
+    recipes,
     report,
     train_head,
     tune,
@@ -56,7 +57,7 @@ def _root(
 
 
 register(app, pretrain.pretrain, trains=True, runs_models=True)
-register(app, cache.cache, runs_models=True)
+register(app, cache.cache, runs_models=True, shares_work=True)
 register(app, train_head.train_head, trains=True)
 register(app, compare.compare, trains=True)
 register(app, tune.tune, trains=True)
@@ -66,5 +67,6 @@ register(app, report.report)
 register(app, export.export)
 register(app, inspect.inspect)
 register(app, verify.verify)
+register(app, recipes.recipes)
 register(app, bench.bench)
 register(app, demo.demo, runs_models=True)

@@ -17,23 +17,22 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.utils import k_hop_subgraph, subgraph
 
 from ..capture import Capture, CapturePlan
+from ..capture.repeating import TOLERANCES, apart, device_of, repeatable
 from ..capture.tensors import eager_module, frozen
 from ..data import GraphDataset
-from ..data.batching import make_batch, sparse_names
+from ..data.batching import make_batch, to_device
 from ..data.dataset import probe_graphs
+from ..data.subgraphs import surroundings
 from ..errors import CacheError, HistographError
 from ..models.model_call import LABELS
 
 #: A larger graph is cut down to the surroundings of one node.
 _CANARY_NODES = 256
 
-#: The largest difference, relative to the largest number of a layer, that other machines, devices
-#: and numbers of threads explain; that which the model itself shows to have is ten times what
-#: single precision is off on the canary, up to the last of these.
-_TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+#: Besides what other machines and devices explain, a model may be off by ten times what single
+#: precision is off on the canary, but by no more than this.
 _MOST = 5e-2
 
 
@@ -102,11 +101,11 @@ class Canary:
 
 def _small_graphs(dataset: GraphDataset) -> Iterator[Data]:
     """Yield a small graph without labels and texts, and the same with all it has."""
-    graphs = sorted(probe_graphs(dataset), key=lambda graph: int(graph.num_nodes))
+    graphs = sorted(probe_graphs(dataset, whole=False), key=lambda graph: int(graph.num_nodes))
     fitting = (graph for graph in graphs if graph.num_nodes > 1 and graph.num_edges)
     graph = next(fitting, graphs[-1])
     if graph.num_nodes > _CANARY_NODES:
-        graph = _surroundings(graph)
+        graph = surroundings(graph, _CANARY_NODES)
     yield _inputs_only(graph)
     yield graph
 
@@ -121,35 +120,20 @@ def _inputs_only(graph: Data) -> Data:
     return bare
 
 
-def _surroundings(graph: Data) -> Data:
-    """Return the part of a large graph that is around the first node with an edge."""
-    start = int(graph.edge_index[0, 0]) if graph.edge_index.numel() else 0
-    nodes = torch.tensor([start])
-    for hops in range(1, 5):
-        reached, *_ = k_hop_subgraph(
-            start, hops, graph.edge_index, num_nodes=graph.num_nodes, flow="target_to_source"
-        )
-        nodes = torch.cat([nodes, reached[~torch.isin(reached, nodes)]])[:_CANARY_NODES]
-    nodes = nodes.sort().values
-    rest, parts = copy.copy(graph), {}
-    for _, prefix in sparse_names(graph.keys()).values():
-        pairs, values = rest.pop(f"{prefix}_index"), rest.pop(f"{prefix}_value")
-        parts[prefix] = subgraph(nodes, pairs, values, relabel_nodes=True, num_nodes=len(graph.x))
-    part = rest.subgraph(nodes)
-    for prefix, (pairs, values) in parts.items():
-        part[f"{prefix}_index"], part[f"{prefix}_value"] = pairs, values
-    return part
-
-
 def _run(
     model: nn.Module, plan: CapturePlan, graph: Data, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
     """Return what the model makes of one graph: ``[num_nodes, D_l]`` per layer."""
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
-    batch = make_batch([graph.clone()]).to(device)
+    device = device_of(model)
+    batch = to_device(make_batch([graph.clone()]), device)
     if dtype is not None:
         batch = batch.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
-    with torch.inference_mode(), frozen(eager_module(model)), Capture(model, plan) as recorder:
+    with (
+        torch.inference_mode(),
+        repeatable(device),
+        frozen(eager_module(model)),
+        Capture(model, plan) as recorder,
+    ):
         return [layer.cpu() for layer in recorder.run(batch).history]
 
 
@@ -162,7 +146,7 @@ def _tolerances(
         rounding = [_difference(*pair) for pair in zip(history, exact, strict=True)]
     except Exception:  # of whatever kind: code that insists on a precision
         rounding = [0.0] * len(history)
-    least = [_TOLERANCES.get(str(layer.dtype).removeprefix("torch."), 1e-4) for layer in history]
+    least = [TOLERANCES.get(layer.dtype, 1e-4) for layer in history]
     return [
         max(low, min(10 * off, _MOST)) if off == off else low
         for low, off in zip(least, rounding, strict=True)
@@ -171,9 +155,4 @@ def _tolerances(
 
 def _difference(before: Tensor, now: Tensor) -> float:
     """Return the largest difference, relative to the largest number; infinite of other shapes."""
-    if before.shape != now.shape:
-        return float("inf")
-    if not before.numel():
-        return 0.0
-    scale = float(before.double().abs().max())
-    return float((before.double() - now.double()).abs().max()) / (scale or 1.0)
+    return apart(before, now) if before.shape == now.shape else float("inf")

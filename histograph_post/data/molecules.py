@@ -19,7 +19,7 @@ import torch
 from torch_geometric.data import Data
 
 from ..errors import DataError, NotFoundError
-from .dataset import GraphDataset, as_links
+from .dataset import GraphDataset, SourceTable, as_links
 from .molecule_features import (
     MOLECULE_ENCODINGS,
     MoleculeEncoding,
@@ -33,6 +33,9 @@ _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index"
 
 #: How many columns or names a message shows before it stops.
 _SHOWN = 5
+
+#: Why most rows that give no graph do not.
+_UNREADABLE = "RDKit cannot read the SMILES"
 
 #: How many skipped rows are listed: all of them, unless the file is no table of molecules.
 _LISTED = 200
@@ -58,8 +61,8 @@ def load_smiles(path: Path, args: Mapping[str, Any]) -> GraphDataset:
     smiles_column = _smiles_column(table, args.get("smiles"))
     targets, notes = choose_targets(table, smiles_column, _names(args.get("targets")))
     smiles = table.column(smiles_column)
-    graphs, rows, skipped = _graphs(smiles, encoding)
-    notes += skipped
+    graphs, rows, problems = _graphs(smiles, encoding)
+    notes += _skipped(problems, smiles)
     if not graphs:
         raise DataError(f"{spec}: found no molecule RDKit can read in column {smiles_column!r}")
     if targets:
@@ -73,6 +76,7 @@ def load_smiles(path: Path, args: Mapping[str, Any]) -> GraphDataset:
         target_names=list(targets),
         rows=rows,
         smiles=[smiles[row] for row in rows],
+        table=SourceTable(table.header, table.columns, problems),
         notes=notes,
     )
     return as_links(dataset, wanted["links"]) if wanted["level"] == "link" else dataset
@@ -176,34 +180,65 @@ def row_ids(table: CsvTable, rows: np.ndarray) -> list[str]:
 
 def _graphs(
     smiles: Sequence[str], encoding: MoleculeEncoding
-) -> tuple[list[Data], np.ndarray, list[str]]:
-    """Return a graph per readable molecule, the row of each, and notes on the rows skipped."""
+) -> tuple[list[Data], np.ndarray, dict[int, str]]:
+    """Return a graph per readable molecule, the row of each, and why other rows have none."""
     chem, rd_base = import_rdkit()
     graphs: list[Data] = []
     rows: list[int] = []
-    unreadable: list[str] = []
-    unknown: list[str] = []
+    problems: dict[int, str] = {}
     with rd_base.BlockLogs():
         for row, text in enumerate(smiles):
             molecule = chem.MolFromSmiles(text)
             if molecule is None or not molecule.GetNumAtoms():
-                unreadable.append(f"row {row} {_short(text)}")
+                problems[row] = _UNREADABLE if text else "no SMILES"
                 continue
             try:
                 graphs.append(encoding.graph(molecule))
                 rows.append(row)
             except KeyError as error:
-                unknown.append(f"row {row} {_short(text)} ({error.args[0]})")
-    notes = [
+                problems[row] = f"no {encoding.name} feature for {error.args[0]}"
+    return graphs, np.array(rows, dtype=np.int64), problems
+
+
+def _skipped(problems: Mapping[int, str], smiles: Sequence[str]) -> list[str]:
+    """Return notes on the rows that gave no graph."""
+    unreadable, unknown = [], []
+    for row, problem in problems.items():
+        named = f"row {row} {_short(smiles[row])}"
+        if problem in (_UNREADABLE, "no SMILES"):
+            unreadable.append(named)
+        else:
+            unknown.append(f"{named} ({problem})")
+    return [
         f"{len(skipped)} of {len(smiles)} rows skipped, {reason}: {_some(skipped, _LISTED)} "
         "(rows count from 0, below the header)"
         for skipped, reason in (
             (unreadable, "RDKit cannot read their SMILES"),
-            (unknown, f"an atom or bond has no {encoding.name} feature"),
+            (unknown, "an atom or bond has no such feature"),
         )
         if skipped
     ]
-    return graphs, np.array(rows, dtype=np.int64), notes
+
+
+def args_for_prediction(
+    path: Path, trained: Mapping[str, Any], targets: Sequence[str]
+) -> dict[str, Any]:
+    """Return the arguments with which a table is read to predict its rows.
+
+    Its labels are those that the head predicts, if it has them all; any other column of numbers is
+    none. The column of SMILES is called as it was in training, if there is one of that name.
+
+    Args:
+        path: The csv file.
+        trained: The arguments of the data that the head was trained on.
+        targets: What the head predicts.
+    """
+    table = read_table(path)
+    known = all(name in table.header and table.numbers(name) is not None for name in targets)
+    args: dict[str, Any] = {"targets": list(targets) if known else ""}
+    if trained.get("smiles") in table.header:
+        args["smiles"] = trained["smiles"]
+    return args
 
 
 def _names(value: Any) -> str | Sequence[str] | None:

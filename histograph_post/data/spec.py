@@ -19,8 +19,8 @@ the data are imported when data are loaded: commands that only show a specificat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,9 @@ from ..utils.specifications import GRAPH_FILES, Specification, is_built_in
 if TYPE_CHECKING:
     from .dataset import GraphDataset
     from .links import LinkOptions
+
+#: What comes before the colon of molecules, and how they are encoded unless ``mol_features`` says.
+MOLECULE_SOURCES = {"smiles": "ogb", "ogbg": "ogb", "moleculenet": "pyg"}
 
 #: Every form of a data specification, for messages.
 FORMS = (
@@ -67,6 +70,41 @@ class DataSpec(Specification):
         """Load the data; code that only a file names is refused."""
         followed = self.to_follow()
         return load_data(followed.spec, root=followed.root, args=followed.args)
+
+    @property
+    def mol_features(self) -> str | None:
+        """How molecules are encoded; None for data that are not read as molecules."""
+        default = MOLECULE_SOURCES.get(self.spec.partition(":")[0])
+        return None if default is None else str(self.args.get("mol_features", default))
+
+    def for_prediction(self, trained_on: DataSpec, targets: Sequence[str]) -> DataSpec:
+        """Return data to predict, with the arguments that they take over from those of training.
+
+        Molecules are encoded as they were then. Of a table, the columns that the head predicts are
+        the labels, if all of them are there, and no other column of numbers is.
+
+        Args:
+            trained_on: The data that the head was trained on.
+            targets: What it predicts.
+
+        Raises:
+            DataError: for molecules that are to be encoded in another way.
+        """
+        args = dict(self.args)
+        expected = trained_on.mol_features
+        if self.mol_features is not None and expected is not None:
+            found = args.setdefault("mol_features", expected)
+            if found != expected:
+                raise DataError(
+                    f"{self.spec}: found mol_features={found}, expected mol_features={expected}, "
+                    "which the head was trained on"
+                )
+        if self.spec.startswith("smiles:") and "targets" not in args:
+            from .molecules import args_for_prediction
+
+            path = _locate(self.spec.removeprefix("smiles:"), self.root)
+            args = {**args_for_prediction(path, trained_on.args, targets), **args}
+        return replace(self, args=args)
 
 
 def load_data(

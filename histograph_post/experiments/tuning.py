@@ -28,6 +28,7 @@ from ..runs.fits import Fit, FitSpec
 from ..runs.folder import open_run_folder
 from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run
 from ..utils.files import write_text
+from ..utils.notebooks import notebook_bar
 from .head_training import Experiment, HeadSpec
 from .options import ExperimentOptions, with_keywords
 from .results import versus
@@ -45,7 +46,7 @@ TRIALS = 30
 SEEDS = (0, 1, 2, 3, 4)
 
 #: Options of a readout that `train-head` has flags for.
-_FLAGS = ("dim", "heads")
+_FLAGS = {"dim": "dim", "heads": "attention_heads"}
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _keep_best(tuned: Tuned, folder: Path) -> None:
     text = tomli_w.dumps(
         {
             "head": head.name,
-            **{name: head.options[name] for name in _FLAGS if name in head.options},
+            **{flag: head.options[name] for name, flag in _FLAGS.items() if name in head.options},
             "head_args": [f"{name}={value}" for name, value in others.items()],
             **asdict(training),
         }
@@ -166,9 +167,14 @@ def tune(
     )
     experiment = search.experiment
     options.start(experiment)
-    with open_run_folder(
-        out, search.plan(), config=options.config, overwrite=options.overwrite
-    ) as output:
+    with (
+        open_run_folder(
+            out, search.plan(), config=options.config, overwrite=options.overwrite
+        ) as output,
+        notebook_bar("trials", watched=on_trial is not None) as update,
+    ):
+        if update is not None:
+            on_trial = lambda trial, best, done, total: update(done, total)  # noqa: E731
         found = run_trials(
             search,
             output.folder,

@@ -11,8 +11,8 @@ from ..caches import Cache
 from ..errors import CacheError, ConfigError, HistographError, OutputExistsError
 from ..experiments.folds import open_caches
 from ..heads.base import Readout
-from ..heads.registry import head_name
 from ..runs.run import REPORT_NAME, Run
+from ..tasks import Task
 from ..utils.files import require_folder
 from ..utils.outputs import OutputLock, output_file
 from .evidence import gather_evidence
@@ -26,6 +26,7 @@ from .sections import (
     learning_section,
     outcomes_section,
     rank_readouts,
+    rows_section,
     scores_section,
     search_section,
     smoothing_section,
@@ -125,16 +126,16 @@ def report(
         run: A finished run, or its folder; a folder of compared readouts is one too.
         out: The file; ``report.html`` in the run's folder by default.
         cache: The cache, or folder of per-fold caches, if it was moved.
-        head: A readout of your own, as ``my_head.py:MyHead`` or the class, if the run has one.
+        head: Another readout of the run than the one it predicts with, by name; or your own, as
+            ``my_head.py:MyHead`` or the class.
         figures: A folder that gets every figure as a file of its own.
-        form: ``png`` or ``svg``, for those files.
+        form: ``png``, ``svg`` or ``pdf``, for those files.
         overwrite: Replace a file that is not the run's own older report, and figures.
         on_progress: Called with the steps done and the steps in all.
     """
     require_matplotlib()
-    if head is not None:
-        head_name(head)  # known by its name from here on
-    opened = Run.open(run.folder if isinstance(run, Run) else run).require_readouts()
+    given = Run.of(run)
+    opened = Run.open(given.folder).require_readouts().with_head(head or given.readout)
     target = opened.folder / REPORT_NAME if out is None else Path(out)
     if figures is not None:
         require_folder(Path(figures))
@@ -178,15 +179,35 @@ def build_page(
         smoothing_section(evidence.smoothing_figures, evidence.profile),
         outcomes_section(run),
         examples_section(evidence.example_figures, attended=evidence.attended),
+        rows_section(run, evidence.molecules),
         *facts_sections(run),
     ]
     return Page(
         title=run.name,
-        kicker=f"{run.backbone.data.spec} · {run.task.kind} · {run.task.level} level",
-        headline=headline(run, ranked),
+        kicker=f"{run.kind} · {_data_name(run.backbone.data.spec)} · {_task_name(run.task)}",
+        headline=headline(run),
+        decision=run.verdict.decision,
         notes=[*notes, *evidence.notes],
         sections=[section for section in sections if not section.is_empty],
     )
+
+
+_TASKS = {
+    "binary": "two classes",
+    "multiclass": "several classes",
+    "multilabel": "several labels",
+    "regression": "regression",
+}
+
+
+def _data_name(spec: str) -> str:
+    """Return a data specification without the folders of its file."""
+    scheme, colon, name = spec.partition(":")
+    return f"{scheme}:{Path(name).name}" if colon and "/" not in scheme else Path(spec).name
+
+
+def _task_name(task: Task) -> str:
+    return f"{_TASKS[task.kind]}, {task.level} level"
 
 
 def _is_report(path: Path) -> bool:

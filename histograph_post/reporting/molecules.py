@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +17,33 @@ from ..caches.folder import CONFIG_NAME
 from ..data.molecule_features import import_rdkit
 from ..data.molecules import CsvTable, read_table
 from ..errors import HistographError
-from .figures import INK, RIVAL, Format
+from .attention_scale import attention_opacity
+from .figures import INK, RIVAL, Chart, Format
+from .vector import draw_svg
 
 _SIZE = (300, 210)
 
 #: Of a molecule that fits: a small one must not fill the frame.
 _BOND_LENGTH = 26
 
-#: Opacity of the most attended atom: letters on top of it must stay readable.
-_DARKEST = 0.6
+
+#: Columns that hold what chemists call a molecule, compared in lower case, letters only.
+_NAME_COLUMNS = ("name", "compoundname", "compoundid", "moleculename", "drugname", "drug", "title")
 
 
-def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Any]:
-    """Return the RDKit molecules of some graphs, as far as the table they came from is there.
+@dataclass(frozen=True)
+class Molecule:
+    """A molecule of a cached graph."""
+
+    #: Of RDKit.
+    rdkit: Any
+    smiles: str
+    #: What it is called in the table; empty if nothing there is a name.
+    name: str = ""
+
+
+def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Molecule]:
+    """Return the molecules of some graphs, as far as the table they came from is there.
 
     A molecule counts only if it has the atoms and bonds of the cached graph.
 
@@ -44,14 +59,16 @@ def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Any]:
     column = None if table is None else _smiles_column(cache, table)
     if table is None or column is None:
         return {}
-    smiles, found = table.column(column), {}
+    smiles, names, found = table.column(column), _names(table), {}
+    rows = _RowsById(table)
     with rd_base.BlockLogs():
         for number in graphs:
             graph = cache[number]
-            for row in _rows(table, graph.id):
+            for row in rows.of(graph.id):
                 molecule = chem.MolFromSmiles(smiles[row])
                 if molecule is not None and _is_same(molecule, graph):
-                    found[number] = molecule
+                    name = names[row].strip() if names else ""
+                    found[number] = Molecule(molecule, smiles[row], name)
                     break
     return found
 
@@ -85,13 +102,29 @@ def _smiles_column(cache: Cache, table: CsvTable) -> str | None:
     return next((name for name in table.header if name.lower() == wanted.lower()), None)
 
 
-def _rows(table: CsvTable, name: str) -> Iterator[int]:
-    """Yield the rows that a graph's id may mean: a cell of a naming column, or a row number."""
-    for cells in table.columns:
-        if cells.count(name) == 1:
-            yield cells.index(name)
-    if name.isdigit() and int(name) < table.num_rows:
-        yield int(name)
+def _names(table: CsvTable) -> Sequence[str] | None:
+    """Return the column of names, if the table has one."""
+    plain = {re.sub(r"[^a-z]", "", name.lower()): name for name in reversed(table.header)}
+    found = next((plain[name] for name in _NAME_COLUMNS if name in plain), None)
+    return None if found is None else table.column(found)
+
+
+class _RowsById:
+    """Finds the rows that a graph's id may mean: a cell of a naming column, or a row number."""
+
+    def __init__(self, table: CsvTable) -> None:
+        self._num_rows = table.num_rows
+        self._columns = []
+        for cells in table.columns:
+            counts = Counter(cells)
+            places = {cell: row for row, cell in enumerate(cells) if counts[cell] == 1}
+            self._columns.append(places)
+
+    def of(self, name: str) -> Iterator[int]:
+        """Yield the rows, the likeliest first."""
+        yield from (places[name] for places in self._columns if name in places)
+        if name.isdigit() and int(name) < self._num_rows:
+            yield int(name)
 
 
 def _is_same(molecule: Any, graph: CachedGraph) -> bool:
@@ -114,7 +147,7 @@ class MoleculePicture:
 
     Args:
         molecule: From RDKit.
-        shares: How dark each atom is, 0 to 1, ``[num_atoms]``; None for no colour.
+        shares: Where each atom is on the scale of attention, ``[num_atoms]``; None for no colour.
     """
 
     molecule: Any
@@ -122,6 +155,10 @@ class MoleculePicture:
 
     def render(self, form: Format) -> bytes:
         """Return the drawing as a file."""
+        if form == "pdf":  # which RDKit does not write
+            svg = self.render("svg").decode()
+            width, height = (length / 100 for length in _SIZE)
+            return Chart(lambda axes: draw_svg(axes, svg), size=(width, height)).render(form)
         from rdkit.Chem.Draw import rdMolDraw2D
 
         scale = 1 if form == "svg" else 4
@@ -136,7 +173,8 @@ class MoleculePicture:
         red, green, blue = (int(RIVAL[at : at + 2], 16) / 255 for at in (1, 3, 5))
         shares = np.zeros(0) if self.shares is None else self.shares
         colours = {
-            atom: (red, green, blue, _DARKEST * float(share)) for atom, share in enumerate(shares)
+            atom: (red, green, blue, attention_opacity(float(share)))
+            for atom, share in enumerate(shares)
         }
         rdMolDraw2D.PrepareAndDrawMolecule(
             drawer,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export import export as trace
@@ -27,11 +28,10 @@ from torch.export import save as save_program
 from ..caches.provenance import CANARY_NAME
 from ..errors import ModelError, OutputExistsError
 from ..heads.base import Readout
-from ..heads.registry import head_name
 from ..heads.standardize import Standardizer
 from ..models.checkpoints import save_weights
 from ..training.head_batches import HeadInputs
-from ..utils.files import config_text, to_json, write_bytes, write_json, write_text
+from ..utils.files import config_text, finished_name, to_json, write_bytes, write_json, write_text
 from ..utils.outputs import OutputFolder, output_file
 from .folder import write_checksums
 from .predicting import load
@@ -110,7 +110,8 @@ def export(
         whole: Backbone and head together, for :func:`~histograph_post.load` without the cache.
         model: See :func:`~histograph_post.load`, as for ``checkpoint``, ``key_map``, ``trust`` and
             ``in_dim``; for the whole model only.
-        head: A readout of your own, as ``my_head.py:MyHead`` or the class, if the run has one.
+        head: Another readout of the run than the one it predicts with, by name; or your own, as
+            ``my_head.py:MyHead`` or the class.
         checkpoint: The backbone's weights.
         key_map: Old weight names to new ones.
         trust: Unpickle a checkpoint that can run code.
@@ -118,9 +119,7 @@ def export(
         overwrite: Replace an older export.
         config: The options this came from, saved beside the file, or in the folder.
     """
-    if head is not None:
-        head_name(head)  # known by its name from here on
-    opened, target = Run.of(run), Path(out)
+    opened, target = Run.of(run).with_head(head), Path(out)
     if not whole:
         return _export_head(opened.saved_head, target, overwrite=overwrite, config=config)
     with OutputFolder(target, _is_ours) as output:
@@ -139,7 +138,11 @@ def export(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         save_weights(predictor.backbone.state_dict(), folder / MODEL_NAME)
-        write_bytes(folder / HEAD_NAME, (opened.folder / HEAD_NAME).read_bytes())
+        own = opened.readout is None
+        weights = opened.folder / HEAD_NAME
+        write_bytes(
+            folder / HEAD_NAME, weights.read_bytes() if own else save(opened.saved_head.weights())
+        )
         named = opened.backbone.model
         if isinstance(model, str):
             named = named.to_follow(model)
@@ -151,7 +154,13 @@ def export(
             in_run=True,
         )
         opened.backbone.carry_canary(folder)
-        write_json(backbone.file, {**opened.stored_head, "backbone": backbone.to_json()})
+        stored = dict(opened.stored_head)
+        if not own:  # its members are in one file from here on
+            stored["members"] = [
+                {name: value for name, value in member.items() if name != "file"}
+                for member in stored["members"]
+            ]
+        write_json(backbone.file, {**stored, "backbone": backbone.to_json()})
         if config is not None:
             write_text(folder / CONFIG_NAME, config_text(config))
         write_checksums(folder)
@@ -289,7 +298,7 @@ def _is_ours(name: str) -> bool:
 
 def _refuse_others(folder: Path, *, overwrite: bool) -> None:
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    foreign = {name for name in names if not _is_ours(name)}
+    foreign = {name for name in names if not _is_ours(finished_name(name))}
     if foreign:
         raise OutputExistsError(
             f"{folder}: found {min(foreign)!r}, which is not an export's; choose another -o"

@@ -14,12 +14,21 @@ import sys
 import tempfile
 import time
 import warnings
+from importlib import import_module
 from pathlib import Path
 
 # Before torch is loaded: a process that has threads cannot be copied.
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ[name] = "1"
 warnings.simplefilter("ignore")
+
+_LOADED = (
+    *("optuna", "rich.table", "torch._dynamo", "torch_geometric.nn", "pydantic"),
+    *(f"histograph_post.experiments.{name}" for name in ("end_to_end", "finetuning", "trials")),
+    *("histograph_post.data.synthetic", "histograph_post.heads.set_pooling"),
+    *("histograph_post.models.loading", "histograph_post.models.proposals"),
+    *("histograph_post.reporting", "histograph_post.runs.exporting"),
+)
 
 
 def main() -> int:
@@ -34,11 +43,9 @@ def main() -> int:
     asked = parser.parse_args()
 
     import torch
-    import torch_geometric.nn  # noqa: F401  # once, for all children
 
-    import histograph_post.experiments.finetuning
-    import histograph_post.reporting
-    import histograph_post.runs.exporting  # noqa: F401
+    for module in _LOADED:  # once, for all children
+        import_module(module)
     from histograph_post.training.loop import train_resumably
 
     from .attacks import Target, chosen, crash_points, random_kills, writers_and_readers

@@ -65,9 +65,10 @@ def typed(*words: object) -> Callable[[Path, Path], None]:
 
 
 PRETRAIN = ("pretrain", *MODEL, *DATA, "--folds", "3", *TRAIN)
-TRAIN_HEAD = ("train-head", "{work}/a.cache", "--dim", "4", "--heads", "1", "--seeds", "0", *TRAIN)
+READOUT = ("--head", "set2set", "--dim", "4")
+TRAIN_HEAD = ("train-head", "{work}/a.cache", *READOUT, "--seeds", "0", *TRAIN)
 COMPARE = ("compare", "{work}/a.cache", "--heads", "mean,probe", "--dim", "4", "--seeds", "0-1")
-TUNE = ("tune", "{work}/a.cache", "--trials", "5", "--seeds", "0", "--head", "mean", *TRAIN)
+TUNE = ("tune", "{work}/a.cache", "--trials", "5", "--seeds", "0", *READOUT[:2], *TRAIN)
 FINETUNE = ("finetune", "{work}/run", *TRAIN)
 EXPORT = ("export", "{work}/run", "-q")
 PREDICT = ("predict", "{work}/run", *DATA, "-q")

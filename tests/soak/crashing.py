@@ -93,7 +93,8 @@ class CrashPoints:
         return call
 
     def _open_file(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
-        if not self._is_ours(file) or not set(mode) & set("wax+") or isinstance(file, int):
+        unseen = isinstance(file, int) or named.get("opener") is not None
+        if unseen or not self._is_ours(file) or not set(mode) & set("wax+"):
             return self._open(file, mode, *arguments, **named)
         self.pass_one()
         raw = _File(file, mode.replace("b", "").replace("t", ""), self)
