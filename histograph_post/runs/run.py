@@ -27,7 +27,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..caches.manifest import MANIFEST_NAME
 from ..caches.provenance import CANARY_NAME
 from ..errors import ConfigError, HistographError, NotFoundError
 from ..utils.decoding import read_json_file, read_json_lines, read_toml_file
@@ -125,7 +124,7 @@ class Run:
         found = run if isinstance(run, Run) else cls(Path(run))
         if not found.folder.is_dir():
             raise NotFoundError(f"{found.folder}: found no folder, expected a run")
-        if (found.folder / MANIFEST_NAME).is_file():
+        if (found.folder / "manifest.json").is_file():
             raise ConfigError(
                 f"{found.folder}: found a cache, expected a run; train one with "
                 f"`histograph train-head {found.folder} -o RUN`"
