@@ -186,6 +186,7 @@ def _write(
             overwrite=overwrite,
             config=terminal.options,
             on_progress=update,
+            on_note=terminal.note,
         )
 
 

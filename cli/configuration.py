@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
@@ -12,12 +11,17 @@ from typing import Any
 import typer
 
 from histograph_post.errors import ConfigError
+from histograph_post.utils.decoding import read_toml_file
 
 #: Options on how to run, not on what to make: they stay out of the saved configuration.
 _NOT_SAVED = {
     *("config", "debug", "dry_run", "jobs", "json", "overwrite", "quiet", "shard"),
     *("tensorboard", "verbose"),
 }
+
+
+#: Options that are one text with commas, and a list or a number in a file.
+_LISTS = ("seeds", "trial_seeds", "layers")
 
 
 def load_config(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -51,10 +55,7 @@ def _read(
         command: The command to read for.
         commands: The names of every command's options, as Python spells them.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
+    document = read_toml_file(path)
     tables = {name: value for name, value in document.items() if isinstance(value, dict)}
     shared = {name: value for name, value in document.items() if name not in tables}
     for name in tables:
@@ -66,12 +67,19 @@ def _read(
         if not owners or (command not in owners and not tables):
             raise ConfigError(_no_option(path, name, command, commands))
         if command in owners:
-            values[_spelled(name)] = value
+            values[_spelled(name)] = _as_typed(name, value)
     for name, value in tables.get(command, {}).items():
         if _spelled(name) not in commands[command]:
             raise ConfigError(_no_option(path, name, command, commands))
-        values[_spelled(name)] = value
+        values[_spelled(name)] = _as_typed(name, value)
     return values
+
+
+def _as_typed(name: str, value: Any) -> Any:
+    """Return a value as the command line has it: seeds and readouts may be lists in a file."""
+    if _spelled(name) in _LISTS and isinstance(value, (list, int)) and value is not True:
+        return ",".join(map(str, value if isinstance(value, list) else [value]))
+    return value
 
 
 def _spelled(name: str) -> str:

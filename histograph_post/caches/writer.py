@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -17,10 +18,10 @@ from ..errors import CacheError
 from ..utils.files import atomic_path, write_text
 from .blocks import BlockMemory, RowBlock
 from .hdf5 import (
+    CheckedFile,
     CompressedWriter,
     PlainWriter,
     RowWriter,
-    cannot_write,
     create_dataset,
     create_file,
     create_group,
@@ -29,6 +30,9 @@ from .hdf5 import (
 from .layout import Counts, Layout, ShardInfo, shard_name
 from .manifest import MANIFEST_NAME, Manifest
 from .shard import Shard, check_contents
+
+#: Of the file with the hash of a shard, beside it.
+HASH_SUFFIX = ".sha256"
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ class ShardWriter:
         self._activations: list[RowWriter] = []
         self._next_graph = 0
         self._info: ShardInfo | None = None
+        self._file: CheckedFile
         self._steps = self._writing()
 
     def __enter__(self) -> Self:
@@ -222,6 +227,7 @@ class ShardWriter:
             rows.write(values)
         if outputs is not None and self._outputs is not None:
             self._outputs.write(outputs.detach().float().cpu().numpy())
+        self._file.check()
         self._next_graph = block.graphs.stop
 
     def _expect(self, found: object, expected: object, what: str) -> None:
@@ -240,21 +246,27 @@ class ShardWriter:
         with atomic_path(self._path) as partial:
             # Left behind by a killed process that had the same number as this one.
             partial.unlink(missing_ok=True)
-            file = create_file(
-                partial, self._plan_hash, self.index, self._graphs.start, self._counts
-            )
-            try:
-                self._create_datasets(file)
-                yield
-                self._finish()
-            finally:
-                self._close(file)
+            with closing(CheckedFile(partial, self._path)) as self._file:
+                start = self._graphs.start
+                file = create_file(self._file, self._plan_hash, self.index, start, self._counts)
+                try:
+                    self._create_datasets(file)
+                    self._file.check()
+                    yield
+                    self._finish()
+                finally:
+                    try:
+                        file.close()
+                    finally:
+                        self._file.check()
             self._info = inspect_shard(partial, self._layout, self._plan_hash)
+            # Before the shard has its name: a shard that is there has its hash beside it.
+            write_text(hash_path(self._path), self._info.sha256 + "\n")
 
     def _create_datasets(self, file: h5f.FileID) -> None:
         layout, counts = self._layout, self._counts
         for dataset in layout.descriptors(counts, len(self._arrays["ids"])):
-            plain = PlainWriter(create_dataset(file, dataset), self._path)
+            plain = PlainWriter(create_dataset(file, dataset))
             if dataset.name == "outputs":
                 self._outputs = plain
             else:
@@ -265,9 +277,9 @@ class ShardWriter:
         for dataset in layout.activations(counts.num_nodes):
             if layout.compression and dataset.num_bytes:
                 chunked = create_dataset(file, dataset, chunked=True)
-                self._activations.append(CompressedWriter(chunked, dataset, self._path))
+                self._activations.append(CompressedWriter(chunked, dataset))
             else:
-                self._activations.append(PlainWriter(create_dataset(file, dataset), self._path))
+                self._activations.append(PlainWriter(create_dataset(file, dataset)))
 
     def _finish(self) -> None:
         if self._next_graph != self.num_graphs:
@@ -278,11 +290,10 @@ class ShardWriter:
         for rows in self._activations:
             rows.finish()
 
-    def _close(self, file: h5f.FileID) -> None:
-        try:
-            file.close()
-        except (OSError, RuntimeError) as error:
-            raise cannot_write(self._path, error) from None
+
+def hash_path(shard: Path) -> Path:
+    """Return where the hash of a shard stands until the manifest has it."""
+    return shard.with_suffix(HASH_SUFFIX)
 
 
 def existing_shard(
@@ -306,5 +317,19 @@ def existing_shard(
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, which makes the cache complete."""
+    """Write the manifest, which makes the cache complete and has the hash of every shard."""
     write_text(folder / MANIFEST_NAME, manifest.to_text())
+    remove_hashes(folder)
+
+
+def remove_hashes(folder: Path) -> None:
+    """Remove what the manifest has, too."""
+    for path in folder.glob(f"shard-*{HASH_SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+def withdraw_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make a complete cache one that is not, and keep what the manifest knows of its shards."""
+    for shard in manifest.shards:
+        write_text(hash_path(folder / shard_name(shard.index)), shard.sha256 + "\n")
+    (folder / MANIFEST_NAME).unlink(missing_ok=True)

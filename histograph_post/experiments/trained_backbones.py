@@ -12,8 +12,6 @@ results.json        the scores; written last, so it makes the folder complete
 from __future__ import annotations
 
 import json
-import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,13 +27,15 @@ from ..errors import ConfigError, NotFoundError
 from ..models import ModelSpec, parse_args
 from ..models.checkpoints import save_weights, weights_sha256
 from ..runs.fits import Fit, FitSpec, train_fit
+from ..runs.folder import require_sealed, seal
 from ..runs.run import CONFIG_NAME, METRICS_NAME, MODEL_NAME, RESULTS_NAME, SPLITS_NAME, read_json
 from ..splits import Split, Splits
 from ..tasks import Task
 from ..training.graph_batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HistoryNetwork, checkpoint_layers
-from ..utils.files import atomic_path, write_json, write_text
+from ..utils.decoding import decode, read_json_lines, read_toml_file
+from ..utils.files import copy_file, write_json, write_text
 from .results import choose_fit, named
 from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing, parameters_of
 
@@ -56,10 +56,15 @@ class TrainedFold:
     weights_sha256: str
     #: The readout it was trained with, if that was not the model's own.
     head: str | None = None
+    #: Whether training had to stop because the loss was not finite.
+    diverged: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return what is the same on every run with the same seed on the same machine."""
-        return asdict(self)
+        found = asdict(self)
+        if not self.diverged:
+            del found["diverged"]
+        return found
 
 
 @dataclass(frozen=True)
@@ -95,12 +100,6 @@ def is_finished(folder: Path) -> bool:
     return (folder / RESULTS_NAME).is_file()
 
 
-def remove_folds(folder: Path) -> None:
-    """Remove the folders of all folds of a run."""
-    for member in fold_folders(folder):
-        shutil.rmtree(member)
-
-
 def save_fold(
     folder: Path,
     trained: TrainedFold,
@@ -108,6 +107,8 @@ def save_fold(
     data: DataSpec,
     splits: Splits,
     log: Sequence[Mapping[str, float]],
+    *,
+    plan: str,
 ) -> None:
     """Write all that is needed to use a trained backbone, and what came of it.
 
@@ -118,22 +119,25 @@ def save_fold(
         data: The data as the user names them.
         splits: That fold alone.
         log: What was measured after every epoch.
+        plan: Hash of all that the run depends on.
     """
     write_text(folder / CONFIG_NAME, tomli_w.dumps(_config(model, data)))
     splits.save(folder / SPLITS_NAME)
     write_text(folder / METRICS_NAME, "".join(json.dumps(dict(entry)) + "\n" for entry in log))
-    write_json(folder / RESULTS_NAME, trained.to_json())
+    sealed = seal(folder, (MODEL_NAME, CONFIG_NAME, SPLITS_NAME, METRICS_NAME), plan)
+    write_json(folder / RESULTS_NAME, {**trained.to_json(), **sealed})
 
 
 def load_fold(folder: Path) -> TrainedFold:
     """Read the scores of a finished fold back."""
-    return TrainedFold(**read_json(folder, RESULTS_NAME))
+    stored = read_json(folder, RESULTS_NAME)
+    where = str(folder / RESULTS_NAME)
+    return decode(TrainedFold, stored, where, error=ConfigError, defaults=True, unknown=True)
 
 
 def load_log(folder: Path) -> list[dict[str, float]]:
     """Read back what was measured after every epoch of a finished fold."""
-    lines = (folder / METRICS_NAME).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    return read_json_lines(folder / METRICS_NAME)
 
 
 def _config(model: ModelSpec, data: DataSpec) -> dict[str, Any]:
@@ -182,9 +186,10 @@ def _read_checkpoint(folder: Path, model: str | None, data: str | None) -> FoldC
             f"{folder}: found no {RESULTS_NAME}, expected a finished fold; "
             "give the command that trains it again"
         )
+    require_sealed(folder, read_json(folder, RESULTS_NAME))
     path = folder / CONFIG_NAME
     try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        config = read_toml_file(path)
         recorded_model = ModelSpec(
             config["model"],
             parse_args(config["model_args"]),
@@ -204,10 +209,10 @@ def _read_checkpoint(folder: Path, model: str | None, data: str | None) -> FoldC
             folder / config["split"],
             load_fold(folder).head,
         )
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
     except KeyError as error:
         raise ConfigError(f"{path}: found no {error}, expected what training wrote") from None
+    except TypeError as error:
+        raise ConfigError(f"{path}: found a value of another type ({error})") from None
 
 
 # --- training a backbone together with its head
@@ -332,8 +337,7 @@ def write_folds(
         assert best.backbone is not None  # of fits of that name
         place = folder / fold_name(number)
         place.mkdir(exist_ok=True)
-        with atomic_path(place / MODEL_NAME) as partial:
-            shutil.copyfile(folder / best.spec.folder / MODEL_NAME, partial)
+        copy_file(folder / best.spec.folder / MODEL_NAME, place / MODEL_NAME)
         trained = TrainedFold(
             fold=number,
             seed=best.spec.seed,
@@ -343,6 +347,7 @@ def write_folds(
             num_parameters=best.num_parameters,
             weights_sha256=best.backbone["weights_sha256"],
             head=best.spec.head,
+            diverged=best.diverged,
         )
         own_split = replace(splits, folds=(splits.folds[number],))
-        save_fold(place, trained, model, data, own_split, best.log)
+        save_fold(place, trained, model, data, own_split, best.log, plan=best.spec.plan)

@@ -13,24 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file as load_arrays
-from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import save_file as save_tensors
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..heads.registry import head_config
 from ..heads.standardize import EachLayerNorm, Standardizer
 from ..splits import PARTS, Split
 from ..tasks import TargetScale, Task
 from ..training.loop import STATE_NAME, OnEpoch, Progress, Trainer, train_resumably
 from ..training.options import TrainingOptions
-from ..utils.files import atomic_path, write_json
+from ..utils.files import write_json
+from ..utils.tensors import load_arrays, save_arrays, save_tensors
+from .folder import BrokenFitError, check_seal, require_sealed, seal
 from .run import HEAD_NAME as HEAD_NAME
-from .run import fit_place, read_json
+from .run import MODEL_NAME, fit_place, read_json
 
 FIT_NAME = "fit.json"
 #: Outputs for the test rows and for the validation rows; of earlier versions for the former only.
 OUTPUTS_NAME = "test.safetensors"
+
+#: What else a fit may have written, before ``fit.json``.
+FIT_FILES = (HEAD_NAME, OUTPUTS_NAME, MODEL_NAME)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class FitSpec:
     warm_start: bool = False
     #: What is trained besides the head, in a word; empty for the head alone.
     stage: str = ""
+    #: Hash of all that the run depends on: a fit of another one is not taken for this one's.
+    plan: str = ""
 
     @property
     def name(self) -> str:
@@ -85,6 +90,9 @@ class Fit:
     log: Sequence[Mapping[str, float]]
     #: Of the penalty, for a readout that is solved; its epochs are the strengths that were tried.
     strength: float | None = None
+    #: Whether training had to stop because the loss was not finite; the best epoch is before that,
+    #: or the weights are those it began with.
+    diverged: bool = False
     #: What changed in the backbone and the hash of its weights; None for a frozen one.
     backbone: Mapping[str, Any] | None = None
 
@@ -97,6 +105,7 @@ class Fit:
             "best_epoch": self.best_epoch,
             "epochs": self.num_epochs,
             **({} if self.strength is None else {"strength": self.strength}),
+            **({"diverged": True} if self.diverged else {}),
             "scores": {part: dict(scores) for part, scores in self.scores.items()},
             **({} if self.backbone is None else {"backbone": dict(self.backbone)}),
         }
@@ -125,7 +134,7 @@ def train_fit(
             and says what changed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
+    seconds = train_resumably(trainer, folder, plan=spec.plan, on_epoch=on_epoch)
     return save_fit(
         spec,
         Trained.of(trainer),
@@ -199,6 +208,12 @@ def save_fit(
     folder.mkdir(parents=True, exist_ok=True)
     task, split, labels = trained.task, trained.split, trained.labels
     outputs = {part: trained.predict(rows) for part, rows in _parts(split)}
+    for part, values in outputs.items():
+        if not np.isfinite(values).all():
+            raise ConfigError(
+                f"{spec.label}: found outputs that are not finite on the {part} part, expected "
+                "numbers; look at the activations with histograph verify, or lower --lr"
+            )
     none = np.empty((0, task.out_dim))
     fit = Fit(
         spec=spec,
@@ -213,6 +228,7 @@ def save_fit(
         valid_outputs=outputs.get("valid", none),
         log=trained.progress.log,
         strength=strength,
+        diverged=trained.progress.diverged,
         backbone=None if save_backbone is None else save_backbone(folder),
     )
     _save(fit, trained, head, standardizer, folder)
@@ -236,16 +252,14 @@ def _save(
         if module is not None:
             tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
     if head is not None:
-        with atomic_path(folder / HEAD_NAME) as partial:
-            save_tensors({k: value.contiguous().clone() for k, value in tensors.items()}, partial)
-    with atomic_path(folder / OUTPUTS_NAME) as partial:
-        arrays = {
-            "rows": fit.test_rows,
-            "outputs": fit.test_outputs,
-            "valid_rows": fit.valid_rows,
-            "valid_outputs": fit.valid_outputs,
-        }
-        save_arrays({name: np.array(values) for name, values in arrays.items()}, partial)
+        save_tensors(folder / HEAD_NAME, tensors)
+    arrays = {
+        "rows": fit.test_rows,
+        "outputs": fit.test_outputs,
+        "valid_rows": fit.valid_rows,
+        "valid_outputs": fit.valid_outputs,
+    }
+    save_arrays(folder / OUTPUTS_NAME, arrays)
     write_json(
         folder / FIT_NAME,
         {
@@ -260,14 +274,24 @@ def _save(
             "num_parameters": fit.num_parameters,
             "seconds_per_epoch": fit.seconds_per_epoch,
             "log": list(fit.log),
+            **seal(folder, FIT_FILES, fit.spec.plan),
         },
     )
 
 
 def find_fit(spec: FitSpec, folder: Path) -> Fit | None:
-    """Return the fit in that folder if it is done, else None."""
+    """Return the fit in that folder if it is done, else None.
+
+    Raises:
+        BrokenFitError: for one that is another run's, or has been changed.
+    """
     if not (folder / FIT_NAME).exists():
         return None
+    stored = read_json(folder, FIT_NAME)
+    check_seal(folder, stored, spec.plan)
+    found = tuple(stored.get(name) for name in ("head", "fold", "seed"))
+    if found != (spec.name, spec.fold, spec.seed):
+        raise BrokenFitError(f"{folder}: found the fit {found}, expected {spec.label}")
     (folder / STATE_NAME).unlink(missing_ok=True)  # of a run killed just before its fit was done
     return load_fit(spec, folder)
 
@@ -275,7 +299,8 @@ def find_fit(spec: FitSpec, folder: Path) -> Fit | None:
 def load_fit(spec: FitSpec, folder: Path) -> Fit:
     """Read a finished fit back."""
     stored = read_json(folder, FIT_NAME)
-    arrays = load_arrays(folder / OUTPUTS_NAME)
+    require_sealed(folder, stored)
+    arrays = load_arrays(folder / OUTPUTS_NAME, "the outputs of a fit")
     return Fit(
         spec=spec,
         scores=stored["scores"],
@@ -289,5 +314,6 @@ def load_fit(spec: FitSpec, folder: Path) -> Fit:
         valid_outputs=arrays.get("valid_outputs", arrays["outputs"][:0]),
         log=stored["log"],
         strength=stored.get("strength"),
+        diverged=bool(stored.get("diverged", False)),
         backbone=stored.get("backbone"),
     )
