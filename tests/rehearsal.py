@@ -445,7 +445,7 @@ _FUSED: dict[str, Callable[..., Any]] = {
 
 
 @contextmanager
-def rehearse(kind: str = "cuda", *, sums: str = "ordered", devices: int = 1) -> Iterator[Counts]:
+def rehearse(kind: str = "cuda", *, sums: str = "ordered", devices: int = 1, memory: int = 1 << 30) -> Iterator[Counts]:
     """Let this machine have a device of a kind, ``cuda`` or ``mps``; yield what is asked of it.
 
     Args:
@@ -453,6 +453,7 @@ def rehearse(kind: str = "cuda", *, sums: str = "ordered", devices: int = 1) -> 
         sums: ``ordered``; ``atomic``, in any order unless deterministic algorithms are asked for;
             or ``any``, as of a kernel that has no other.
         devices: How many there are.
+        memory: Bytes that each has left.
     """
     rehearsal = _Rehearsal(torch.device(kind, 0), sums)
     run_thread = threading.Thread.run
@@ -471,6 +472,9 @@ def rehearse(kind: str = "cuda", *, sums: str = "ordered", devices: int = 1) -> 
         "torch.cuda.is_available": lambda: kind == "cuda",
         "torch.cuda.device_count": lambda: devices if kind == "cuda" else 0,
         "torch.cuda.current_device": lambda: 0,
+        "torch.cuda.mem_get_info": lambda *_: (memory, memory),
+        "torch.mps.recommended_max_memory": lambda: memory,
+        "torch.mps.driver_allocated_memory": lambda: 0,
         "torch.cuda.get_rng_state": lambda *_: torch.get_rng_state(),
         "torch.cuda.set_rng_state": lambda *_: None,
         "torch.backends.mps.is_available": lambda: kind == "mps",

@@ -203,12 +203,12 @@ class HeadNetwork(nn.Module):
     def forward(self, inputs: HeadInputs) -> Tensor:
         """Return an output for every row that is asked for: ``[rows, out_dim]``."""
         statistics = inputs.statistics
-        outputs = read_out(self.head, inputs.history, inputs.batch, inputs.num_graphs, statistics)
+        outputs = read_out(self.head, inputs.history, inputs.members, inputs.num_graphs, statistics)
         if outputs is None:
             known = {} if statistics is None else {"statistics": statistics}
             outputs = self.head(
                 inputs.history,
-                inputs.batch,
+                inputs.members,
                 num_graphs=inputs.num_graphs,
                 edge_index=inputs.edge_index,
                 **known,

@@ -133,7 +133,7 @@ class HistoGraphHead(Readout):
     def forward(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -144,7 +144,8 @@ class HistoGraphHead(Readout):
         Args:
             history: ``[num_nodes, L, D]`` or one ``[num_nodes, D_l]`` per layer, any float type;
                 or where rows of it lie in a table.
-            batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph.
+            batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph; or the
+                graphs themselves, where the host knows their sizes.
             num_graphs: Graphs in the batch, if the last ones may be empty.
             edge_index: Not used; structural readouts take it in this place.
             statistics: Of all layers of these graphs, as
@@ -236,7 +237,7 @@ class HistoGraphHead(Readout):
         project = self.layer_weights.last_embedding if self.all_layers is None else self.all_layers
         base = map_parts(project, [self.statistics_dropout(part) for part in described])
         if self.level == "graph":
-            base = base * graphs.nonempty(base.dtype)  # an empty graph has no bias either
+            base = graphs.empty_to_zero(base)  # an empty graph has no bias either
         mixed = self.mixing(attended, base)  # [rows, dim]
         if self.output_norm is not None:
             mixed = self.output_norm(mixed)
@@ -277,7 +278,7 @@ class HistoGraphHead(Readout):
     def explain(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
     ) -> Explanation:
@@ -285,7 +286,7 @@ class HistoGraphHead(Readout):
         layers, graphs = self.read(history, batch, num_graphs)
         nodes, weights = self.layer_weights(layers, graphs)
         if self.node_attention is None:
-            attention = graphs.spread(graphs.divisor.to(nodes.dtype).reciprocal())  # [num_nodes]
+            attention = graphs.spread(graphs.divisor_as(nodes.dtype).reciprocal())  # [num_nodes]
         else:
             attention = self.node_attention.received(nodes, graphs)  # [num_nodes]
         return Explanation(weights.squeeze(1), attention)
