@@ -445,7 +445,9 @@ _FUSED: dict[str, Callable[..., Any]] = {
 
 
 @contextmanager
-def rehearse(kind: str = "cuda", *, sums: str = "ordered", devices: int = 1, memory: int = 1 << 30) -> Iterator[Counts]:
+def rehearse(
+    kind: str = "cuda", *, sums: str = "ordered", devices: int = 1, memory: int = 1 << 30
+) -> Iterator[Counts]:
     """Let this machine have a device of a kind, ``cuda`` or ``mps``; yield what is asked of it.
 
     Args:

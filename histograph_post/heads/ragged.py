@@ -56,7 +56,8 @@ class Graphs:
     def of_sizes(cls, sizes: npt.NDArray[np.int64], device: torch.device) -> Graphs:
         """Take the nodes of each graph, ``[num_graphs]``, which the host knows."""
         index = np.repeat(np.arange(len(sizes)), sizes)  # [num_nodes]
-        return cls(*send([index, sizes], device), sizes)
+        index_there, counts = send([index, sizes], device)
+        return cls(index_there, counts, sizes)
 
     @classmethod
     def from_batch(
@@ -74,7 +75,7 @@ class Graphs:
         if isinstance(batch, Graphs):
             if len(batch.index) != num_nodes:
                 raise DataError(
-                    f"batch: found {len(batch.index)} nodes, expected those of the rows, {num_nodes}"
+                    f"batch: found {len(batch.index)} nodes, expected {num_nodes}, as many as rows"
                 )
             return batch
         if torch.compiler.is_exporting() and batch is not None and num_graphs is not None:
@@ -193,7 +194,8 @@ class Layout:
 
     def unpad(self, parts: Sequence[Tensor]) -> Tensor:
         """Undo :meth:`pad`: put the rows of all buckets back into the order of the batch."""
-        rows = torch.cat([part.flatten(0, 1) for part in parts])  # [slots of all buckets, D]
+        flat = [part.flatten(0, 1) for part in parts]  # [slots of a bucket, D] each
+        rows = flat[0] if len(flat) == 1 else torch.cat(flat)  # [slots of all buckets, D]
         return rows.index_select(0, self.slots)  # [num_nodes, D]
 
 

@@ -80,6 +80,7 @@ class HistoryNetwork(nn.Module):
                 edge_index=batch.edge_index,
                 positions=inputs.positions,
                 pairs=inputs.pairs,
+                graphs=inputs.graphs,
             )
         )
         return outputs  # [rows, out_dim]
