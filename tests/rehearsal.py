@@ -169,7 +169,7 @@ class _Rehearsal:
         if name == "_to_copy":
             return self._to(args[0], makes_ours, kwargs)
         if name == "copy_":
-            return self._copy(args[0], args[1])
+            return self._copy(*args)
         if not ours and not makes_ours:
             return self._on_the_host(function, args, kwargs)
         self._refuse_mixing(name, tensors)
@@ -222,14 +222,14 @@ class _Rehearsal:
             self.counts.kernels["_to_copy"] += 1
         return self._wrapped(result) if ours or makes_ours else result
 
-    def _copy(self, target: Tensor, source: Any) -> Tensor:
+    def _copy(self, target: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
         """Copy into memory that is there."""
         if isinstance(source, Tensor) and isinstance(target, DeviceTensor) != isinstance(
             source, DeviceTensor
         ):
             if isinstance(target, DeviceTensor):
                 self._count_copy(source)
-            elif not self.is_pinned(target):
+            elif not (non_blocking and self.is_pinned(target)):
                 self.counts.reads[f"copy to the host: {_asked_by()}"] += 1
         elif isinstance(target, DeviceTensor):
             self.counts.kernels["copy_"] += 1

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 import histograph_post as hg
-from histograph_post.caches.caching import cache
+from histograph_post.caches.caching import cache, write_cache
 from histograph_post.caches.canary import Canary
-from histograph_post.caches.planning import plan_cache
+from histograph_post.caches.planning import CacheOptions, plan_cache
 from histograph_post.caches.provenance import CANARY_NAME
 from histograph_post.errors import CaptureError, ConfigError
 from histograph_post.splits import resolve_splits
@@ -61,6 +61,26 @@ def test_deterministic_algorithms_give_the_same_bytes_where_they_exist(tmp_path:
             assert not torch.are_deterministic_algorithms_enabled()  # left as it was
     shards = [(tmp_path / name / "shard-00000.h5").read_bytes() for name in ("a", "b")]
     assert shards[0] == shards[1]
+
+
+def test_the_host_never_waits_for_a_batch_that_is_cached(tmp_path: Path) -> None:
+    dataset = hg.load_data("demo:", args={"num_graphs": 12})
+    found = []
+    for nodes in (10_000, 1):  # one batch, and one per graph
+        with rehearse() as counts:
+            options = CacheOptions(node_budget=nodes)
+            splits = resolve_splits(dataset, None)
+            plan = plan_cache(make_model(), dataset, splits, options=options, device="cuda")
+            made = write_cache(plan, tmp_path / str(nodes))
+        assert made is not None
+        found.append(counts)
+    rows, more = (each.reads for each in found)
+    more.subtract(rows)
+    batches = len(dataset) - 1
+    # The extremes of all layers, their rows, whether the outputs are finite, and the outputs: all
+    # in the thread that writes.
+    assert (+more).total() == 4 * batches
+    assert all(line.split(": ")[1].split("/")[0] == "caches" for line in +more)
 
 
 def test_chance_is_still_refused_on_a_device() -> None:
