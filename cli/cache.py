@@ -120,13 +120,13 @@ def cache(
             resolve_splits(source.dataset, job.split, seed=split_seed),
             options=options,
             model_spec=source.spec,
-            data_args=job.data.args,
+            data_args=source.data.args,
             missing=source.missing,
             device=device,
         )
         if dataset is None:  # folds share data and layers: their notes are printed once
             dataset = source.dataset
-            for note in (*source.notes, *dataset.notes, *plan.capture.notes):
+            for note in (*source.notes, *dataset.notes, *plan.capture.notes, *plan.notes):
                 terminal.note(note)
         if job.note is not None:
             terminal.note(job.note)
@@ -186,6 +186,7 @@ def _write(
             overwrite=overwrite,
             config=terminal.options,
             on_progress=update,
+            on_note=terminal.note,
         )
 
 

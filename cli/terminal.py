@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from histograph_post.errors import MissingExtraError
+from histograph_post.runs.run import EVENTS_NAME
+from histograph_post.utils.outputs import folder_in_use
 
 from .formatting import duration as duration
 from .formatting import is_number, printable
@@ -63,8 +65,13 @@ class Terminal:
             width=None if sys.stdout.isatty() else _FILE_WIDTH,
             highlight=False,
         )
+        # A terminal breaks lines anywhere: there they are wrapped at words. A log has them whole.
+        is_terminal = sys.stderr.isatty()
         self._err = Console(
-            file=sys.stderr, force_terminal=sys.stderr.isatty(), highlight=False, soft_wrap=True
+            file=sys.stderr,
+            force_terminal=is_terminal,
+            highlight=False,
+            soft_wrap=not is_terminal,
         )
 
     @property
@@ -78,23 +85,62 @@ class Terminal:
         if not self.quiet:
             self._err.print(printable(text), markup=False)
 
+    def load_torch(self) -> None:
+        """Load PyTorch, which takes seconds, under a spinner where somebody watches."""
+        if self.quiet or not self._err.is_terminal or "torch" in sys.modules:
+            return
+        with self._err.status("loading PyTorch"):
+            import torch_geometric  # noqa: F401
+
     def detail(self, text: str) -> None:
         """Print a line for those who asked for details (stderr)."""
         if self.verbose:
             self.info(text)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Print a small table (stdout), unless JSON was asked for. Numbers are right-aligned."""
+    def say(self, text: str) -> None:
+        """Print a sentence that is part of the result (stdout), unless JSON was asked for."""
+        if not self.json:
+            self._out.print(
+                Text(printable(text)), style="bold", soft_wrap=not self._out.is_terminal
+            )
+
+    def table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        *,
+        bold: int | None = None,
+    ) -> None:
+        """Print a small table (stdout), unless JSON was asked for. Numbers are right-aligned.
+
+        Cells wrap at words; a table that would have to break words is turned on its side.
+
+        Args:
+            title: Stands above it.
+            columns: Headings; empty ones for a list of facts.
+            rows: Cells.
+            bold: The row to stress.
+        """
         if self.json:
             return
+        cells = [[printable(str(cell)) for cell in row] for row in rows]
+        room = self._out.width
+        turned = [list(column) for column in zip(columns, *cells, strict=True)]
+        if any(columns) and _least_width([columns, *cells]) > room >= _least_width(turned):
+            (columns, *cells), bold = turned, None
         table = Table(header_style="", show_header=any(columns))
         for index, column in enumerate(columns):
-            numeric = bool(rows) and all(is_number(row[index]) for row in rows)
-            table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-        for row in rows:
-            table.add_row(
-                *(Text(printable(str(cell))) for cell in row)
-            )  # Text: brackets are no markup
+            numeric = bool(cells) and all(is_number(row[index]) for row in cells)
+            table.add_column(
+                printable(column),
+                justify="right" if numeric else "left",
+                overflow="fold",
+                min_width=min(_longest_word(row[index] for row in [columns, *cells]), room // 2),
+            )
+        for at, row in enumerate(cells):
+            # Text: brackets are no markup
+            table.add_row(*map(Text, row), style="bold" if at == bold else None)
         # Not the table's own title, which is cut to the width of the table.
         self._out.print(Text(printable(title), style="bold"), soft_wrap=True)
         self._out.print(table)
@@ -135,6 +181,16 @@ class Terminal:
             self._events.write(name, measured)
         numbers = (f"{key} {value:.4g}" for key, value in measured.items() if key != "epoch")
         self.detail(f"{name}, epoch {measured['epoch']}: {', '.join(numbers)}")
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    return max((len(word) for text in texts for word in text.split()), default=0)
+
+
+def _least_width(rows: Sequence[Sequence[str]]) -> int:
+    """Return how wide a table is that breaks lines at spaces only."""
+    columns = list(zip(*rows, strict=True))
+    return 1 + sum(3 + _longest_word(column) for column in columns)
 
 
 class ExperimentWatch(FitWatch):
@@ -181,13 +237,13 @@ class EventFiles:
     """Writes what every epoch measured, a folder per fit (extra ``tensorboard``).
 
     Args:
-        folder: Where they go; made with the first measurement.
+        run: The run they go into, which is there when something is measured.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, run: Path) -> None:
         if find_spec("tensorboard") is None:
             raise MissingExtraError("--tensorboard", extra="tensorboard")
-        self._folder = Path(folder)
+        self._run = run
         self._writers: dict[str, Any] = {}
 
     def write(self, name: str, measured: Mapping[str, float]) -> None:
@@ -197,8 +253,9 @@ class EventFiles:
         epoch = int(measured["epoch"])
         if name not in self._writers:
             # A fit that goes on may repeat its last epochs: what was written of them is void.
+            folder = folder_in_use(self._run) / EVENTS_NAME / name
             self._writers[name] = SummaryWriter(
-                str(self._folder / name), purge_step=epoch, flush_secs=_FLUSH_EVERY
+                str(folder), purge_step=epoch, flush_secs=_FLUSH_EVERY
             )
         for key, value in measured.items():
             if key != "epoch":

@@ -7,6 +7,8 @@ caller would look for.
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import Any
 
 
@@ -31,6 +33,10 @@ class NotFoundError(HistographError, FileNotFoundError):
 
 class OutputExistsError(HistographError, FileExistsError):
     """An output would overwrite something that is already there."""
+
+
+class OutputInUseError(HistographError, BlockingIOError):
+    """Another process writes the same output."""
 
 
 class MissingExtraError(HistographError, ImportError):
@@ -77,3 +83,18 @@ class CacheError(HistographError, ValueError):
 
 class WorkerError(HistographError, RuntimeError):
     """A process that was to train a fit has ended without a result."""
+
+
+def raised_at(error: BaseException) -> str:
+    """Return ``file.py:LINE`` of the user's own line that an error comes from.
+
+    Lines of installed packages and of this one do not tell users what to mend. Empty if there
+    are no others.
+    """
+    package = Path(__file__).parent
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        installed = {"site-packages", "dist-packages"} & set(path.parts)
+        if path.is_file() and not installed and not path.is_relative_to(package):
+            return f"{path.name}:{frame.lineno}"
+    return ""

@@ -114,9 +114,9 @@ def check_provenance(
         described = f"on its canary graph: {error}"
     if described:
         raise ModelError(
-            f"{changed or 'the same source'}: its activations are not those that {folder} was "
-            f"made with: {described}{_other_versions(recorded.versions)}; restore that code, or "
-            "cache again"
+            f"the model's activations are not those that {folder} was made with: {described}"
+            f"{_other_versions(recorded.versions)}; {changed or 'its source is the same'}; restore "
+            "that code, or cache again"
         )
     if not changed:
         return []
@@ -153,8 +153,8 @@ def _changed(recorded: Mapping[str, str], found: Mapping[str, str]) -> str:
     new = [path for path, sha256 in found.items() if sha256 not in recorded.values()]
     if not lost and not new:
         return ""
-    expected = f"{recorded[lost[0]]} ({lost[0]})" if lost else "none"
-    shown = f"{new[0]}: found source sha256 {found[new[0]]}" if new else "found no source file"
+    expected = f"{recorded[lost[0]][:12]} ({lost[0]})" if lost else "none"
+    shown = f"{new[0]}: found source {found[new[0]][:12]}" if new else "found no source file"
     return f"{shown}, expected {expected}"
 
 

@@ -37,17 +37,15 @@ def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool =
         if call in readouts:
             continue
         try:
-            layer = _layer(trace, call, len(layers))
+            # The first layers may hold an embedding of each node, as RGCN's does.
+            embeds = _embeds_nodes(trace, call) and call is not calls[-1]
+            layer = _layer(trace, call, len(layers), featureless=embeds)
         except CaptureError as error:
             problem, stopped_by = error, call
             break
         layers.append(layer)
     if not layers:
-        raise problem or CaptureError(
-            "no message-passing layers found: no module is a PyG MessagePassing, none looks node "
-            "rows up by edges; name the modules to capture with --layers",
-            details=_module_table(trace),
-        )
+        raise problem or _no_layers(trace)
     _refuse_edge_caches(trace, layers)
     return Layers(
         trace,
@@ -57,6 +55,23 @@ def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool =
         tuple(readouts),
         problem,
         stopped_by,
+    )
+
+
+def _no_layers(trace: Trace) -> CaptureError:
+    """Say that there are no layers, and where messages are passed nevertheless."""
+    seen = "no module is a PyG MessagePassing, none looks node rows up by edges"
+    by_hand = next((call for call in trace.functions if _reads_nodes_by_edges(trace, call)), None)
+    if by_hand is not None:
+        inside = [module.label for module in trace.modules if module.contains(by_hand.time)]
+        seen = (
+            f"{by_hand.name}() in {inside[-1]!r} looks nodes up by edges, but no module is given "
+            "rows of nodes and edges and returns rows of nodes"
+        )
+    return CaptureError(
+        f"no message-passing layers found: {seen}; make each layer a module of its own, or name "
+        "the modules to capture with --layers",
+        details=_module_table(trace),
     )
 
 
@@ -265,17 +280,24 @@ def _made_of(trace: Trace, layers: Sequence[Layer]) -> list[int]:
     return made
 
 
-def _layer(trace: Trace, call: ModuleCall, number: int) -> Layer:
+def _embeds_nodes(trace: Trace, call: ModuleCall) -> bool:
+    """Whether the call is given edges only, and returns rows of nodes."""
+    return all(map(trace.edge_only, call.inputs)) and any(map(trace.has_node_rows, call.outputs))
+
+
+def _layer(trace: Trace, call: ModuleCall, number: int, *, featureless: bool) -> Layer:
     """Find the node tensors a layer is given."""
     rows = list(dict.fromkeys(value for value in call.inputs if trace.has_node_rows(value)))
     rows = [value for value in rows if not trace.edge_only(value)] or rows
     if rows or any(_tells_of_nodes(trace, value) for value in call.inputs):
         return Layer(call, number, tuple(rows))
+    if featureless:
+        return Layer(call, number, ())
     given = [trace.values[value] for value in call.inputs if not trace.edge_only(value)]
     found = [value.shape[0] for value in given if value.floating and len(value.shape) > 1]
     raise CaptureError(
-        f"layer {call.label!r} works on {found[0] if found else 'no'} rows where the batch has "
-        f"{trace.num_nodes} nodes (pooled or edge-level input); "
+        f"layer {call.label!r} is given {f'{found[0]} rows' if found else 'no rows of features'} "
+        f"where the batch has {trace.num_nodes} nodes (pooled or edge-level input?); "
         "name the layers that work on the nodes with --layers"
     )
 

@@ -260,7 +260,7 @@ def _notes(
         if layer.number not in consumed:
             notes.append(f"{layer.label!r} ran, but no readout consumes it: not in the history")
         elif consumed[layer.number] is None:
-            notes.append(f"the input of {layer.label!r} is integers: it is left out")
+            notes.append(f"the input of {layer.label!r} is no floating-point rows: left out")
         if steps := repeats(layers.trace, layer.call):
             notes.append(
                 f"{layer.label!r} passes messages {len(steps)} times in one call: "

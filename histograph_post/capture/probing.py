@@ -9,14 +9,16 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 
 from ..errors import CaptureError
+from .tensors import tensors_in
 
 
 def probe_batches(model: nn.Module, batch: Batch) -> Iterator[Batch]:
     """Yield batches to probe the model with, the best first.
 
-    Node rows are known by their number. Where that is also the number of graphs or edges, or the
-    width of a layer, a graph is added once more, or an edge is left out. A batch with as many edges
-    as nodes is never among them: edge states would be taken for node states.
+    Node rows are known by their number. Where that is also the number of graphs or edges, the
+    width of a layer or a size of the data (steps in time), a graph is added once more, or a node
+    or an edge is left out. A batch with as many edges as nodes is never among them: edge states
+    would be taken for node states.
 
     Raises:
         CaptureError: if no graph has two nodes.
@@ -31,7 +33,10 @@ def probe_batches(model: nn.Module, batch: Batch) -> Iterator[Batch]:
         raise CaptureError(
             f"the probe batch has {batch.num_nodes} nodes; expected a graph with two or more"
         )
-    sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
+    weights, data = (*model.parameters(), *model.buffers()), tensors_in(batch)
+    sizes = {size for tensor in weights for size in tensor.shape}
+    dense = (tensor for tensor in data if tensor.layout == torch.strided)
+    sizes |= {size for tensor in dense for size in tensor.shape[1:]}
     if _is_unambiguous(batch, sizes):
         yield batch
         return
@@ -48,13 +53,16 @@ def probe_batches(model: nn.Module, batch: Batch) -> Iterator[Batch]:
 
 
 def _changed(graphs: list[Data]) -> Iterator[Batch]:
-    """Yield the graphs with one of them once more, and with an edge less."""
+    """Yield the graphs with one of them once more, or a node less, and with an edge less."""
     # What is made for a batch is made on the CPU, unless the graphs are on CUDA.
-    device = graphs[0].edge_index.device
+    device = tensors_in(graphs[0])[0].device
     if len(graphs) > 1:
         for extra in graphs:
             if int(extra.num_nodes) > 1:
                 yield Batch.from_data_list([*graphs, extra]).to(device)
+    elif (nodes := int(graphs[0].num_nodes)) > 2:
+        kept = torch.arange(nodes - 1, device=device)
+        yield Batch.from_data_list([graphs[0].subgraph(kept)]).to(device)
     for at, graph in enumerate(graphs):
         if (shorter := _without_an_edge(graph)) is not None:
             others = [*graphs[:at], shorter, *graphs[at + 1 :]]

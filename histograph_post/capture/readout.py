@@ -64,6 +64,8 @@ class _Readout:
         self.made = layers.made
         self.maps = LinearMaps(layers)
         self.joins = Joins(layers, self.maps)
+        #: Layers that only weigh the nodes for the readout, as bits: a graph convolution may score.
+        self.scoring = 0
 
     def ends(self) -> list[BranchEnd]:
         """Follow every value the readout consumes back to the state it stands for."""
@@ -96,16 +98,17 @@ class _Readout:
 
     def _last(self, consumed: Iterable[Consumed], outputs: Sequence[int]) -> list[Consumed]:
         """Return the values of layers that no other layer takes up for the outputs, each once."""
+        last = {each.value: each for each in reversed(list(consumed))}
         live = 0
         for output in outputs:
             live |= self.made[output]
+        live &= ~self.scoring
         taken_up = {
             self._frontier(value)
             for layer in self.layers.layers
             if live >> layer.number & 1
             for value in layer.candidates
         }
-        last = {each.value: each for each in reversed(list(consumed))}
         kept = [each for each in last.values() if self._frontier(each.value) not in taken_up]
         # A score per node is no activation if there is anything else of the same layers.
         wide = {self._frontier(each.value) for each in kept if self.layers.width(each.value) > 1}
@@ -274,6 +277,7 @@ class _Readout:
         if gated is None:
             return end
         call = self.trace.producer[end.value]
+        self.scoring |= self.made[end.value] & ~self.made[gated]
         return Consumed(gated, call.time, f"{end.consumer}, weighted per node")
 
     def _gated(self, value: int) -> int | None:
@@ -287,11 +291,20 @@ class _Readout:
                 self.trace.values[gated].shape == shape
                 and self.trace.values[gate].shape == (*shape[:-1], 1)
                 and shape[-1] > 1
-                and self.made[gate] == self.made[gated] == self.made[value]
-                and self._is_computed(gate, beside=gated)
+                and (
+                    self._is_scored(gate, beside=gated)
+                    or (
+                        self.made[gate] == self.made[gated] == self.made[value]
+                        and self._is_computed(gate, beside=gated)
+                    )
+                )
             ):
                 return gated
         return None
+
+    def _is_scored(self, gate: int, *, beside: int) -> bool:
+        """Whether layers of their own computed the gate from what it is a weight of."""
+        return self.made[gate] != self.made[beside] and self.trace.derives(gate, beside)
 
     def _is_computed(self, gate: int, *, beside: int) -> bool:
         """Whether weights or a squashing function went into the gate: a norm has neither."""

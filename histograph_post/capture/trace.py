@@ -330,7 +330,7 @@ class _Recorder(TorchFunctionMode):
             sources |= self.values[parent].sources
         value = Value(
             index=len(self.values),
-            shape=tuple(tensor.shape),
+            shape=_shape(tensor),
             floating=tensor.is_floating_point(),
             sources=sources,
             parents=tuple(dict.fromkeys(parents)),
@@ -340,6 +340,11 @@ class _Recorder(TorchFunctionMode):
         if (storage := _storage(tensor)) != 0:
             self._latest_on_storage[storage] = value.index
         return value.index
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """Return the shape of a tensor; of a nested one the number of tensors in it."""
+    return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
 
 
 def _storage(tensor: Tensor) -> int:

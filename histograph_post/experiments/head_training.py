@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ..caches import Cache
 from ..errors import ConfigError
@@ -23,6 +22,7 @@ from ..heads.registry import (
     head_name,
     head_names,
     is_solved,
+    own_code,
     refuse_rivals,
 )
 from ..metrics import Key
@@ -31,8 +31,10 @@ from ..runs.predictions import LabelRows, row_names
 from ..runs.run import Run
 from ..runs.saved_backbone import describe_backbone
 from ..tasks import TargetScale, infer_task
+from ..training.attention_cost import attention_note
 from ..training.head_batches import LentRows
 from ..training.loop import OnEpoch
+from ..training.node_batches import goes_by_nodes, most_steps
 from ..training.options import TrainingOptions, suggested_lr
 from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_head, lend_rows, own_classifier
@@ -118,9 +120,10 @@ class Experiment(ReadoutStage):
     ) -> Fit:
         """Train one readout on the cached activations of one fold."""
         fold = self._only_fold(spec.fold)
-        return fit_head(
-            spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
-        )
+        with own_code(head_info(spec.head).load()):
+            return fit_head(
+                spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
+            )
 
     def _only_fold(self, number: int) -> Fold:
         """Return a fold; no other keeps its activations in memory."""
@@ -194,7 +197,11 @@ class Experiment(ReadoutStage):
         """Return the hash of the backbone whose activations the cache of a fit's fold holds."""
         return self.folds[fit.spec.fold].loaded.cache.weights_sha256
 
-    def build_heads(self) -> list[nn.Module]:
+    def keeps(self, fit: Fit) -> bool:
+        """Whether a fit can be loaded from the run by its name: rivals are compared only."""
+        return fit.spec.name not in RIVALS
+
+    def build_heads(self) -> list[Readout]:
         """Build every readout once; options that do not fit are refused."""
         widths, task = self.caches[0].widths, self.task
         with torch.random.fork_rng(devices=[]):
@@ -205,11 +212,16 @@ class Experiment(ReadoutStage):
 
     def notes(self) -> list[str]:
         """Return what the user should know: of memory, and what cannot be scored."""
-        note = None
-        reads_means = [getattr(head, "reads_means", False) for head in self.build_heads()]
-        if self.task.level != "graph" or not all(reads_means):
-            note = self.folds[0].loaded.batch_note(self.training.batch_size)
-        return [*([] if note is None else [note]), *super().notes()]
+        heads, loaded = self.build_heads(), self.folds[0].loaded
+        reads_means = self.task.level == "graph" and all(
+            getattr(head, "reads_means", False) for head in heads
+        )
+        by_nodes = all(goes_by_nodes(head, loaded) for head in heads)
+        notes = [note for head in heads if (note := attention_note(head, loaded)) is not None]
+        if not (reads_means or by_nodes):
+            note = loaded.batch_note(self.training.batch_size)
+            notes += [] if note is None else [note]
+        return [*notes, *super().notes()]
 
 
 def plan_experiment(
@@ -255,11 +267,10 @@ def plan_experiment(
             f"warm_start: found head {heads[-1].name!r}, expected one that can start at the "
             f"checkpoint's own predictions: {', '.join(able)}"
         )
-    training = options.training_options(suggested_lr(len(caches[0])))
+    steps = most_steps(folds[0].loaded, folds[0].split.train)
+    training = options.training_options(suggested_lr(steps))
     suited = {
-        head.name: options.training_options(
-            suggested_lr(len(caches[0]), head_info(head.name).lr)
-        ).lr
+        head.name: options.training_options(suggested_lr(steps, head_info(head.name).lr)).lr
         for head in heads
     }
     experiment = Experiment(
@@ -328,8 +339,9 @@ def compare(
 ) -> Run:
     """Train several readouts on the same cache, each at the learning rate that suits it.
 
-    The run predicts with ``histograph`` if that is one of them, else with the first that is not a
-    rival: ``svm`` and ``boosting`` are compared only.
+    The run predicts with the readout that is best by validation, its seeds averaged, and keeps all
+    of them: ``hg.predict(run, data, head="concat")`` takes another. ``svm`` and ``boosting`` are
+    compared only.
 
     Args:
         cache: A cache, its folder, or a folder of per-fold caches.
@@ -346,8 +358,7 @@ def compare(
     if heads is None:
         heads = head_names(open_caches(cache)[0].manifest.layout.level, rivals=True)
     names = list(dict.fromkeys(head_name(head) for head in heads))
-    saved = [name for name in names if name not in RIVALS]
-    if not saved:
+    if all(name in RIVALS for name in names):
         found = " and ".join(names)
         raise ConfigError(
             f"heads: found {f'{found}, compared only' if found else 'none'}, "
@@ -355,5 +366,4 @@ def compare(
         )
     specs = [HeadSpec(name, {**(head_options or {}), **others}) for name in names]
     experiment = plan_experiment(cache, specs, options, rivals=True)
-    chosen = "histograph" if "histograph" in names else saved[0]
-    return run_experiment(experiment, out, chosen=chosen, options=options)
+    return run_experiment(experiment, out, chosen=None, options=options)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,19 +20,28 @@ import torch
 
 from ..metrics import Key
 from ..runs.fits import Fit, FitSpec, find_fit
+from ..runs.folder import finish_run, open_run_folder
 from ..runs.predictions import LabelRows
-from ..runs.run import METRICS_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
+from ..runs.run import METRICS_NAME, RESULTS_NAME, SPLITS_NAME, Run
 from ..splits import Splits
 from ..tasks import Task, label_summary
 from ..training.loop import OnEpoch
+from ..utils.decoding import json_sha256
 from ..utils.files import write_text
 from ..utils.machine import resolve_device
+from ..utils.outputs import OutputFolder, OutputLock
 from ..utils.text import plural
 from .averaging import Averages, members_with, temperature_of
 from .options import ExperimentOptions, FitProgress
 from .parallel import FitRunner
-from .results import choose_fit, named, results, write_chosen_head, write_predictions
-from .trained_backbones import remove_folds
+from .results import (
+    best_by_validation,
+    choose_fit,
+    named,
+    results,
+    write_chosen_head,
+    write_predictions,
+)
 from .workers import FitJob
 
 
@@ -65,7 +74,11 @@ class Stage(ABC):
         """Do one fit, or go on with it; the folder is the run's."""
 
     def find(self, spec: FitSpec, folder: Path) -> Fit | None:
-        """Return a fit that is done; the folder is the run's."""
+        """Return a fit that is done; the folder is the run's.
+
+        Raises:
+            BrokenFitError: for one that has been changed, or is another run's.
+        """
         return find_fit(spec, folder / spec.folder)
 
     def fits_at_once(self) -> int:
@@ -90,13 +103,17 @@ class Stage(ABC):
         """Return what the predictions of the run are called, and the labels beside them."""
 
     @abstractmethod
-    def write(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+    def write(self, folder: Path, fits: Sequence[Fit], chosen: str | None) -> dict[str, Any]:
         """Write what the run is made of, once all fits are done; return its results."""
 
     @property
     def num_planned(self) -> int:
         """The number of fits that the result is made of, also of other calls."""
         return len(self.fits())
+
+    def parts(self) -> Sequence[str]:
+        """Return the folders of a run to which others add theirs; none if all of it is done."""
+        return ()
 
     def check(self, device: torch.device) -> None:
         """Refuse a device that cannot do what is asked for."""
@@ -147,27 +164,37 @@ class ReadoutStage(Stage):
         """Return fits of another run that the results are to be read beside."""
         return []
 
+    def keeps(self, fit: Fit) -> bool:
+        """Whether a fit can be loaded from the run by its name, besides those that were chosen."""
+        return False
+
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Write what else the stage leaves behind; return what it adds to the results."""
         return {}
 
-    def write(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+    def write(self, folder: Path, fits: Sequence[Fit], chosen: str | None) -> dict[str, Any]:
         """Write metrics, the chosen head and its predictions; return scores and differences."""
         task, label_rows = self.task, self.label_rows()
         fits = [*self.earlier_fits(), *fits]
         _write_metrics(folder, fits)
+        averages = Averages(task, label_rows.labels, fits, self.own_outputs(fits))
+        chosen = chosen or best_by_validation(task, averages, fits)
         best = choose_fit(fits, chosen, task)
         members = members_with(best, fits, self.weights_of)
-        temperature = 1.0
-        if self.calibrate:
-            temperature = temperature_of(task, named(fits, chosen), label_rows, self.weights_of)
+        kept = [fit for fit in fits if fit.spec.name == chosen or self.keeps(fit)]
+        temperatures = {
+            name: temperature_of(task, named(kept, name), label_rows, self.weights_of)
+            if self.calibrate
+            else 1.0
+            for name in dict.fromkeys(fit.spec.name for fit in kept)
+        }
+        temperature = temperatures[chosen]
         backbone, targets = self.backbone(best, folder), label_rows.target_names
         given = {"temperature": temperature}
         write_chosen_head(folder, best, members, task, targets, backbone, **given)
         write_predictions(folder, fits, chosen, task, label_rows, **given)
         added = self.finish(folder, fits, chosen)
-        averages = Averages(task, label_rows.labels, fits, self.own_outputs(fits))
-        found = results(task, fits, chosen, self.own_scores(fits), averages)
+        found = results(task, fits, chosen, self.own_scores(fits), averages, temperatures)
         calibration = averages.calibration(chosen, temperature)
         own = self.weights_of(best)
         return {
@@ -180,30 +207,56 @@ class ReadoutStage(Stage):
 
 
 def run_experiment(
-    stage: Stage, out: str | Path, *, chosen: str, options: ExperimentOptions
+    stage: Stage, out: str | Path, *, chosen: str | None, options: ExperimentOptions
 ) -> Run:
     """Train every readout on every fold with every seed; go on with what a killed run left.
 
     Args:
         stage: What there is to fit, planned.
         out: The run folder.
-        chosen: The fits whose best (by validation) becomes the run's head.
+        chosen: The fits whose best (by validation) becomes the run's head; None for those of the
+            readout that is best by validation.
         options: Where and how many at once; what was planned before this says the rest.
     """
     options.start(stage)
-    folder, device = Path(out), resolve_device(options.device)
-    stage.check(device)
-    if options.overwrite and (folder / RUN_NAME).is_file():
-        remove_folds(folder)
-    open_run_folder(folder, stage.plan(), config=options.config, overwrite=options.overwrite)
+    stage.check(resolve_device(options.device))
+    parts = stage.parts()
+    with (
+        open_run_folder(
+            out,
+            stage.plan(),
+            config=options.config,
+            overwrite=options.overwrite,
+            shared=bool(parts),
+        ) as output,
+        ExitStack() as stack,
+    ):
+        for part in parts:
+            stack.enter_context(OutputLock(output.folder / part))
+        return finish_experiment(stage, output, chosen=chosen, options=options)
+
+
+def finish_experiment(
+    stage: Stage, output: OutputFolder, *, chosen: str | None, options: ExperimentOptions
+) -> Run:
+    """Do what is left of a run, in its folder; the arguments are :func:`run_experiment`'s."""
+    folder, plan = output.folder, json_sha256(stage.plan(), "run")
     stage.splits.save(folder / SPLITS_NAME)
-    planned = stage.fits()
-    watched = _Watched(len(planned), options.on_epoch, options.on_fit)
-    with FitRunner(stage, planned=stage.num_planned, jobs=options.jobs, device=device) as runner:
-        runner.run([_WatchedJob(spec, folder, watched) for spec in planned])
+    planned = [replace(spec, plan=plan) for spec in stage.fits()]
+    with options.watching() as on_epoch:
+        watched = _Watched(len(planned), replace(options, on_epoch=on_epoch))
+        with FitRunner(
+            stage,
+            planned=stage.num_planned,
+            jobs=options.jobs,
+            device=resolve_device(options.device),
+        ) as runner:
+            runner.run([_WatchedJob(spec, folder, watched) for spec in planned])
     fits = [watched.fits[spec.folder] for spec in planned]
-    write_results(folder, stage.write(folder, fits, chosen))
-    return Run.open(folder)
+    with OutputLock(folder / RESULTS_NAME, wait=True):  # of whoever does another part of it
+        finish_run(folder, stage.write(folder, fits, chosen))
+    output.finish()
+    return Run.open(output.target)
 
 
 class _Watched:
@@ -211,17 +264,12 @@ class _Watched:
 
     Args:
         total: Fits in all.
-        on_epoch: Told after every epoch.
-        on_fit: Told after every fit.
+        options: Say who is told.
     """
 
-    def __init__(
-        self,
-        total: int,
-        on_epoch: Callable[[FitProgress], None] | None,
-        on_fit: Callable[[Fit, int, int], None] | None,
-    ) -> None:
-        self._total, self._on_epoch, self._on_fit = total, on_epoch, on_fit
+    def __init__(self, total: int, options: ExperimentOptions) -> None:
+        self._total, self.note = total, options.note
+        self._on_epoch, self._on_fit = options.on_epoch, options.on_fit
         self._shares: dict[Path, float] = {}
         #: Those that are done, by their folder.
         self.fits: dict[Path, Fit] = {}
@@ -255,6 +303,10 @@ class _WatchedJob(FitJob):
     def done(self, fit: Fit) -> None:
         """Take note of the result."""
         self._watched.done(fit)
+
+    def broken(self, reason: str) -> None:
+        """Tell that what is there cannot be used."""
+        self._watched.note(f"{reason}; fitted again")
 
 
 def _write_metrics(folder: Path, fits: Sequence[Fit]) -> None:

@@ -118,6 +118,13 @@ class Graphs:
         """Give every node the row of its graph: ``[num_graphs, ...]`` to ``[num_nodes, ...]``."""
         return values.index_select(0, self.index)
 
+    def take(self, graphs: npt.NDArray[np.int64]) -> tuple[Graphs, Tensor]:
+        """Return some of the graphs, in this order, and the nodes of them: ``[their nodes]``."""
+        sizes, nodes = self.sizes[graphs], ranges(self.ptr[graphs], self.ptr[graphs + 1])
+        index = np.repeat(np.arange(len(graphs)), sizes)
+        index_there, counts, nodes_there = send([index, sizes, nodes], self.index.device)
+        return Graphs(index_there, counts, sizes), nodes_there
+
     def empty_to_zero(self, rows: Tensor) -> Tensor:
         """Return rows of graphs, ``[num_graphs, D]``, with zeros for those without nodes."""
         if len(self.sizes) and self.sizes.all():

@@ -21,7 +21,7 @@ from torch_geometric.nn import GAE
 from torch_geometric.nn import Sequential as GraphSequential
 
 from ..data.batching import with_sparse
-from ..errors import HistographError, ModelError
+from ..errors import HistographError, ModelError, raised_at
 from .spec import ALL_OF_IT, CallForm
 
 #: What people call the attributes of a batch in their ``forward`` signatures.
@@ -53,18 +53,6 @@ WHOLE_BATCH: Final = frozenset(
 #: Parameter names under which an optional label would be handed to the model. It never is: a
 #: representation that has seen its label is worthless.
 LABELS: Final = frozenset({"y", "label", "labels", "target", "targets"})
-
-#: Errors a model raises when its input is not what it expects. Running out of memory is no such
-#: error although it is a RuntimeError: the caller may want to try a smaller batch.
-_INPUT_ERRORS: Final = (
-    ArithmeticError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-)
 
 
 @dataclass(frozen=True)
@@ -98,9 +86,9 @@ def call_model(model: nn.Module, data: Batch, form: CallForm = ALL_OF_IT) -> Any
             named[parameter.name] = value
     try:
         return model(*positional, **named)
-    except (HistographError, torch.OutOfMemoryError):
-        raise
-    except _INPUT_ERRORS as error:
+    except (HistographError, MemoryError, torch.OutOfMemoryError):
+        raise  # the caller may want to try a smaller batch
+    except Exception as error:
         raise _failed_call(model, error, [*positional, *named.values()], data) from error
 
 
@@ -261,11 +249,21 @@ def _failed_call(model: nn.Module, error: Exception, values: list[Any], data: Ba
         if isinstance(value, Tensor) and any(value is other for other in values):
             given.append(f"{name} {list(value.shape)} {str(value.dtype).removeprefix('torch.')}")
     reason = " ".join(str(error).split())
-    message = f"{type(unwrap(model)).__name__}.forward failed: {type(error).__name__}: {reason}"
+    where = raised_at(error)
+    message = (
+        f"{type(unwrap(model)).__name__}.forward failed{f' at {where}' if where else ''}: "
+        f"{type(error).__name__}: {reason}"
+    )
     if given:
         message += f" (given {', '.join(given)})"
     x = data.x if "x" in data else None
     about_types = re.search(r"dtype|Long|long int", reason) is not None
     if about_types and isinstance(x, Tensor) and not x.is_floating_point():
         message += "; x holds integers, this model seems to expect float features"
+    shapes = re.search(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", reason)
+    if shapes and isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == int(shapes[1]):
+        message = (
+            f"{type(unwrap(model)).__name__}{f' ({where})' if where else ''}: found "
+            f"{shapes[1]} node features in the data, expected {shapes[2]}, which the model reads"
+        )
     return ModelError(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from ..caches import Cache
 from ..errors import CacheError, ConfigError, HistographError, OutputExistsError
 from ..experiments.folds import open_caches
 from ..heads.base import Readout
-from ..heads.registry import head_name
 from ..runs.run import REPORT_NAME, Run
-from ..utils.files import require_folder, require_free, write_text
+from ..tasks import Task
+from ..utils.files import require_folder
+from ..utils.outputs import OutputLock, output_file
 from .evidence import gather_evidence
 from .figures import Figure, Format, require_matplotlib
 from .page import GENERATOR, Page
@@ -24,6 +26,7 @@ from .sections import (
     learning_section,
     outcomes_section,
     rank_readouts,
+    rows_section,
     scores_section,
     search_section,
     smoothing_section,
@@ -123,26 +126,29 @@ def report(
         run: A finished run, or its folder; a folder of compared readouts is one too.
         out: The file; ``report.html`` in the run's folder by default.
         cache: The cache, or folder of per-fold caches, if it was moved.
-        head: A readout of your own, as ``my_head.py:MyHead`` or the class, if the run has one.
+        head: Another readout of the run than the one it predicts with, by name; or your own, as
+            ``my_head.py:MyHead`` or the class.
         figures: A folder that gets every figure as a file of its own.
-        form: ``png`` or ``svg``, for those files.
+        form: ``png``, ``svg`` or ``pdf``, for those files.
         overwrite: Replace a file that is not the run's own older report, and figures.
         on_progress: Called with the steps done and the steps in all.
     """
     require_matplotlib()
-    if head is not None:
-        head_name(head)  # known by its name from here on
-    opened = Run.open(run.folder if isinstance(run, Run) else run).require_readouts()
+    given = run if isinstance(run, Run) else Run(Path(run))
+    opened = Run.open(given.folder).require_readouts().with_head(head or given.readout)
     target = opened.folder / REPORT_NAME if out is None else Path(out)
-    _require_free(target, overwrite=overwrite, own=out is None)
     if figures is not None:
         require_folder(Path(figures))
-    page = build_page(opened, None if cache is None else Path(cache), on_progress=on_progress)
-    files: list[Path] = []
-    if figures is not None:
-        files = _write_figures(page.figures, Path(figures), form, overwrite=overwrite)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, page.to_html())
+    older = out is None and _is_report(target)
+    with ExitStack() as stack:
+        write = stack.enter_context(output_file(target, overwrite=overwrite or older))
+        if figures is not None:
+            stack.enter_context(OutputLock(Path(figures)))
+        page = build_page(opened, None if cache is None else Path(cache), on_progress=on_progress)
+        files: list[Path] = []
+        if figures is not None:
+            files = _write_figures(page.figures, Path(figures), form, overwrite=overwrite)
+        write(page.to_html().encode())
     return Report(
         target, tuple(figure.name for figure in page.figures), tuple(files), tuple(page.notes)
     )
@@ -173,24 +179,43 @@ def build_page(
         smoothing_section(evidence.smoothing_figures, evidence.profile),
         outcomes_section(run),
         examples_section(evidence.example_figures, attended=evidence.attended),
+        rows_section(run, evidence.molecules),
         *facts_sections(run),
     ]
     return Page(
         title=run.name,
-        kicker=f"{run.backbone.data.spec} · {run.task.kind} · {run.task.level} level",
-        headline=headline(run, ranked),
+        kicker=f"{run.kind} · {_data_name(run.backbone.data.spec)} · {_task_name(run.task)}",
+        headline=headline(run),
+        decision=run.verdict.decision,
         notes=[*notes, *evidence.notes],
         sections=[section for section in sections if not section.is_empty],
     )
 
 
-def _require_free(path: Path, *, overwrite: bool, own: bool) -> None:
-    """Refuse to write over anything but a run's own older report, before anything is computed."""
-    if own and path.is_file() and not overwrite:
-        with path.open("rb") as file:
-            if GENERATOR.encode() in file.read(_HEADER_BYTES):
-                return
-    require_free(path, overwrite=overwrite)
+_TASKS = {
+    "binary": "two classes",
+    "multiclass": "several classes",
+    "multilabel": "several labels",
+    "regression": "regression",
+}
+
+
+def _data_name(spec: str) -> str:
+    """Return a data specification without the folders of its file."""
+    scheme, colon, name = spec.partition(":")
+    return f"{scheme}:{Path(name).name}" if colon and "/" not in scheme else Path(spec).name
+
+
+def _task_name(task: Task) -> str:
+    return f"{_TASKS[task.kind]}, {task.level} level"
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a file is a page of ours."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return GENERATOR.encode() in file.read(_HEADER_BYTES)
 
 
 def _write_figures(

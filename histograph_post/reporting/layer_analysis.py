@@ -261,7 +261,8 @@ class TrainedHead:
     def attention(self, sample: Sample) -> Attention | None:
         """Return the layer weights and the node attention; None for another kind of head."""
         history, num_graphs = self.prepared(sample), len(sample.graphs)
-        found = self.head.explain(history, sample.batch, num_graphs=num_graphs)
+        edges = {"edge_index": sample.edge_index} if self.head.needs_edge_index else {}
+        found = self.head.explain(history, sample.batch, num_graphs=num_graphs, **edges)
         if found is None:
             return None
         weights = found.layer_weights.numpy()  # [num_graphs, layers] or [num_graphs, heads, layers]
@@ -290,7 +291,7 @@ def profile_layers(
             for layer in sample.layers
         )
 
-    with _one_thread():
+    with one_thread():
         return LayerProfile(
             names=tuple(names),
             smoothness=tuple(measure_smoothness(layer, sample) for layer in sample.layers),
@@ -301,7 +302,7 @@ def profile_layers(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Compute with one thread: thousands of small products are no work to share.
 
     On a machine that has other things to do, threads that wait for each other took ten times as

@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
-from ..runs.run import Run
-from ..runs.summary import (
-    command,
-    counted,
-    facts,
-    own_verdict,
-    own_verdict_text,
-    ranked_trials,
-    reported,
-)
-from ..utils.text import MISSING, difference, metric_name, number, setting, spread
+from ..runs.repeating import repeat_commands
+from ..runs.run import PREDICTIONS_NAME, TRIALS_NAME, Run
+from ..runs.summary import counted, facts, ranked_trials
+from ..runs.verdict import about_intervals, bold_row, ranked_names, reported, validation_of
+from ..utils.text import MISSING, difference, metric_name, number, plural, setting, spread
+from .attention_scale import scale_figure
 from .curve_charts import calibration_figure, precision_figure, roc_figure
 from .figures import CHOSEN, MUTED, Chart, Figure
 from .layer_analysis import LayerProfile, Smoothness
+from .molecules import Molecule
 from .outcomes import chosen_outcomes, readout_to_beat
 from .page import Section, Table
+from .predicted_rows import combined, predictions_table
 from .prediction_charts import confusion_figure, error_figure, scatter_figure, targets_figure
 from .score_charts import learning_figures, ranking_figure
 
@@ -42,14 +39,15 @@ def outcome_figures(run: Run) -> list[Figure]:
     outcomes, task = chosen_outcomes(run), run.task
     if not any(len(outcome.rows) for outcome in outcomes):
         return []
+    every = combined(outcomes)
     found: list[Figure | None] = []
     if task.kind == "regression":
         for at, name in enumerate(run.saved_head.target_names[:_MAX_REGRESSIONS]):
-            found += [scatter_figure(outcomes, at, name), error_figure(outcomes, at, name)]
+            found += [scatter_figure(every, at, name), error_figure(every, at, name)]
     elif task.kind == "binary":
-        found += [roc_figure(run), precision_figure(run), confusion_figure(run)]
+        found += [roc_figure(run), precision_figure(run), confusion_figure(every, task)]
     elif task.kind == "multiclass":
-        found.append(confusion_figure(run))
+        found.append(confusion_figure(every, task))
     else:
         found.append(targets_figure(run))
     if task.kind != "regression":
@@ -58,38 +56,22 @@ def outcome_figures(run: Run) -> list[Figure]:
 
 
 def rank_readouts(run: Run) -> dict[str, Summary]:
-    """Return the test score of every readout, the checkpoint's own one among them, best first."""
-    found = {}
-    for name, row in run.results["readouts"].items():
-        if row["test"] is not None:
-            found[name] = Summary(**row["test"])
-    sign = -1 if run.results["higher_is_better"] else 1
-    return dict(sorted(found.items(), key=lambda pair: sign * pair[1].mean))
+    """Return the test score of every readout: the own one, then the best by validation first."""
+    readouts = run.results["readouts"]
+    order = ranked_names(run.results)
+    return {name: Summary(**readouts[name]["test"]) for name in order if readouts[name]["test"]}
 
 
-def headline(run: Run, ranked: Mapping[str, Summary]) -> str:
-    """Return the result in a sentence."""
-    metric = metric_name(run.results["metric"])
-    own = ranked.get(run.head)
-    if own is None:
-        return f"{run.head} was trained; no test part has a {metric}."
-    row = run.results["readouts"][run.head]
-    averaged = _averaged(row)
-    said = f"{run.head}: test {metric} {_mean_and_deviation(own)}"
-    if averaged is not None:
-        said = f"{run.head}, seeds averaged: test {metric} {_mean_and_deviation(averaged)}, "
-        said += f"single seeds {_mean_and_deviation(own)}"
-    said += f" over {counted(run)}"
+def headline(run: Run) -> str:
+    """Return the verdict, and what else the run was about: a search, or a backbone that moved."""
+    said = [str(run.verdict)]
     for versus, other in (
         (run.results.get("versus_frozen"), "on the frozen backbone"),
         (run.results.get("versus_default"), "with its defaults"),
-        (reported(row).get("versus_baseline"), "retrained"),
     ):
         if versus is not None:
-            said += f"; {difference(versus)} against {versus['baseline']}, {other}"
-    said += "" if run.results["higher_is_better"] else " (lower is better)"
-    verdict = own_verdict_text(run.results)
-    return f"{said}." + ("" if verdict is None else f" {verdict[0].upper()}{verdict[1:]}.")
+            said.append(f"{difference(versus)} against {versus['baseline']} {other}.")
+    return " ".join(said)
 
 
 def _averaged(row: Mapping[str, Any]) -> Summary | None:
@@ -106,7 +88,8 @@ def scores_section(run: Run, ranked: Mapping[str, Summary]) -> Section:
         "scores",
         "Scores",
         text=f"Every readout was trained on the same activations, splits and seeds: "
-        f"{counted(run)}. The epoch of each fit was chosen on the validation part.",
+        f"{counted(run)}. The epoch of each fit was chosen on the validation part, by which the "
+        "readouts are ordered, too.",
         tables=tables,
         figures=figures,
     )
@@ -117,11 +100,12 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
     if not names:
         return None
     own, baseline = OWN in ranked, readout_to_beat(run)
+    bold, _ = bold_row(run.results)
     averaged = any(row.get("averaged") for row in run.results["readouts"].values())
     rows = []
     for name in names:
         stored = run.results["readouts"][name]
-        valid, test = stored.get("valid"), ranked.get(name)
+        valid, test = validation_of(stored), ranked.get(name)
         shown = f"{name} (compared only)" if stored.get("compared_only") else name
         row = [shown, _mean_and_deviation(test)]
         if averaged:
@@ -145,29 +129,16 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
         caption=f"{metric_name(run.results['metric'])}"
         f"{'' if run.results['higher_is_better'] else ', lower is better'}: mean ± standard "
         f"deviation. {_about_differences(run)}",
-        chosen=names.index(run.head) if run.head in names else None,
+        chosen=names.index(bold) if bold in names else None,
     )
 
 
 def _about_differences(run: Run) -> str:
-    """Return what the differences of the table are of, what their intervals are over, and whom."""
-    row = reported(run.results["readouts"][run.head])
-    found = [row.get(name) for name in ("versus_own", "versus_baseline")]
-    over = next((each["over"] for each in found if each is not None and "over" in each), "folds")
-    of_what = "Differences are of single fits,"
+    """Return the order of the table, what its differences are of, and what is bold."""
+    of_what = "Differences are of single fits"
     if run.results["readouts"][run.head].get("averaged"):
-        of_what = "Seeds are averaged by their outputs, fold by fold; differences are of averages,"
-    how = {
-        "rows": "paired by test row, with the 95 % interval of a bootstrap of these rows: it says "
-        "nothing of other splits",
-        "seeds": "paired by seed, with the 95 % Student interval of their mean",
-        "folds": "paired by fold, with the 95 % Student interval of their mean; folds share "
-        "training data, so it is somewhat too narrow",
-    }[over]
-    keep = ""
-    if own_verdict(run.results) == "better":
-        keep = f" Keep your own readout rather than {run.head}."
-    return f"{of_what} {how}.{keep}"
+        of_what = "Seeds are averaged by their outputs, fold by fold; differences are of averages"
+    return f"{of_what}: {about_intervals(run.results)}. {bold_row(run.results)[1]}"
 
 
 def _versus(run: Run, name: str, other: str) -> str:
@@ -211,6 +182,20 @@ def outcomes_section(run: Run) -> Section:
     return Section("predictions", "Predictions", figures=outcome_figures(run))
 
 
+def rows_section(run: Run, molecules: Mapping[int, Molecule]) -> Section:
+    """Return the test rows one by one, as a table to sort.
+
+    Args:
+        run: The run.
+        molecules: Label row -> its molecule, where it is one.
+    """
+    outcomes = [outcome for outcome in chosen_outcomes(run) if len(outcome.rows)]
+    table = None
+    if outcomes:
+        table = predictions_table(combined(outcomes), run.task, molecules, PREDICTIONS_NAME)
+    return Section("rows", "Every prediction", tables=[] if table is None else [table])
+
+
 def layers_section(figures: Sequence[Figure]) -> Section:
     """Return what the head made of the layers."""
     return Section("layers", "Layers", figures=figures)
@@ -243,6 +228,7 @@ def smoothing_section(figures: Sequence[Figure], profile: LayerProfile | None) -
                 ["layer", "name", "mean pairwise distance", "Dirichlet energy", "MAD"],
                 rows,
                 caption="Medians over graphs.",
+                summary="All layers in numbers",
             )
         ],
         figures=figures,
@@ -257,12 +243,13 @@ def examples_section(figures: Sequence[Figure], *, attended: bool) -> Section:
     """Return the graphs that were predicted best and worst."""
     text = "The test rows that the run predicted best and worst, in the fold of its best head."
     if attended:
-        text += " The stronger the colour of a node, the more attention that head gives it."
+        text += " Colour is the attention that this head gives a node, on one scale for all."
     return Section(
         "examples",
         "Best and worst predictions",
         text=text if figures else "",
         figures=figures,
+        legend=scale_figure() if figures and attended else None,
         small=True,
     )
 
@@ -272,14 +259,14 @@ def facts_sections(run: Run) -> list[Section]:
     table = Table((), [list(pair) for pair in facts(run)])
     return [
         Section("run", "What was trained", tables=[table]),
-        Section("repeat", "Repeat it", code=command(run)),
+        Section("repeat", "Repeat it", code=repeat_commands(run)),
     ]
 
 
 # --- the search behind a tuned readout: which options were tried, and what they gave
 
 #: Trials in the table.
-_MAX_TRIALS = 10
+_MAX_TRIALS = 8
 
 
 def search_section(run: Run) -> Section:
@@ -292,9 +279,9 @@ def search_section(run: Run) -> Section:
     given_up = sum(trial["state"] == "pruned" for trial in trials)
     failed = len(trials) - len(scored) - given_up
     text = (
-        f"{len(trials)} choices of options were tried, trial 0 the defaults; {given_up} of them "
-        f"were given up early and {failed} failed. Trial {tuning['trial']} was the best by "
-        "validation. The search has not looked at the test part."
+        f"{plural(len(trials), 'trial')}, of which trial 0 has the default options; {given_up} "
+        f"stopped early and {failed} failed. Trial {tuning['trial']} was the best by validation. "
+        "The search never looks at the test part."
     )
     return Section(
         "search",
@@ -316,7 +303,9 @@ def _trials_table(run: Run, names: list[str]) -> Table:
     ]
     metric = metric_name(run.results["metric"])
     columns = ["trial", f"validation {metric}", *(name.replace("_", " ") for name in names)]
-    return Table(columns, rows, caption="The best trials.", chosen=0)
+    return Table(
+        columns, rows, caption=f"The best trials; {TRIALS_NAME} has all of them.", chosen=0
+    )
 
 
 def _trials_figure(run: Run, trials: list[Any], scored: list[Any]) -> Figure:
@@ -339,7 +328,7 @@ def _trials_figure(run: Run, trials: list[Any], scored: list[Any]) -> Figure:
                 color=MUTED,
                 linewidths=0.9,
                 transform=bottom,
-                label="given up",
+                label="stopped early",
             )
         axes.set_xlabel("trial")
         axes.locator_params(axis="x", integer=True)
@@ -349,8 +338,8 @@ def _trials_figure(run: Run, trials: list[Any], scored: list[Any]) -> Figure:
     return Figure(
         name="search",
         title=f"Validation {metric} of every trial",
-        caption="A dot is the mean over folds and seeds of one choice of options; crosses were "
-        "given up before the end.",
+        caption="A dot is the mean over folds and seeds of one choice of options; crosses are "
+        "trials that were stopped early or failed.",
         alternative=f"Validation {metric} by trial: the first, with the defaults, has "
         f"{number(scores[0])}, the best {number(best[-1])}.",
         picture=Chart(draw),

@@ -75,6 +75,10 @@ class HistoryRows(Protocol):
         """Return the rows of some graphs to look at: a tensor, one per layer, or where they lie."""
         ...
 
+    def nodes(self, rows: np.ndarray) -> History:
+        """Return copies of some rows, whatever graph they belong to."""
+        ...
+
 
 class RowsInMemory:
     """All rows of a history, in memory.
@@ -128,6 +132,13 @@ class RowsInMemory:
         (rows,) = send([ranges(starts, stops)], self.device)  # [rows]
         return [layer.index_select(0, rows) for layer in self._history]
 
+    def nodes(self, rows: np.ndarray) -> History:
+        """Return copies of some rows, whatever graph they belong to."""
+        (chosen,) = send([rows], self.device)
+        if isinstance(self._history, Tensor):
+            return self._history.index_select(0, chosen)  # [rows, L, D]
+        return [layer.index_select(0, chosen) for layer in self._history]
+
 
 class RowsOnDisk:
     """The rows of a cache that is too large for memory; each batch is read when it is asked for.
@@ -156,6 +167,17 @@ class RowsOnDisk:
         """Read the rows of some graphs."""
         return _read_standardized(self._cache, graphs, self._standardizer, self._memory)
 
+    def nodes(self, rows: np.ndarray) -> History:
+        """Read some rows of the one graph there is."""
+        chosen, stored = torch.from_numpy(rows), self._cache[0].history
+        layers = [stored] if isinstance(stored, Tensor) else stored
+        found = [layer.index_select(0, chosen).float() for layer in layers]
+        history = found[0] if isinstance(stored, Tensor) else found
+        self._cache.release()
+        if self._standardizer is not None:
+            self._standardizer.apply_(history)
+        return history
+
 
 class SentRows:
     """Rows of the host's memory, of which each batch is sent to a device ahead of its turn.
@@ -180,6 +202,10 @@ class SentRows:
         found = self._rows.select(graphs)
         history = found.copy() if isinstance(found, TableRows) else found
         return _each(history, lambda rows: _send_rows(rows, self._device))
+
+    def nodes(self, rows: np.ndarray) -> History:
+        """Send copies of some rows, whatever graph they belong to."""
+        return _each(self._rows.nodes(rows), lambda each: _send_rows(each, self._device))
 
 
 class StoredRows:
@@ -213,6 +239,15 @@ class StoredRows:
         """Read the rows of some graphs and send them."""
         stored = read_history(self._cache, graphs, self._cache.dtype, self._memory)
         history = _each(stored, lambda rows: _send_rows(rows, self._device).to(torch.float32))
+        if self._standardizer is not None:
+            self._standardizer.apply_(history)
+        return history
+
+    def nodes(self, rows: np.ndarray) -> History:
+        """Read some rows of the one graph there is, and send them."""
+        history = _each(
+            RowsOnDisk(self._cache, None).nodes(rows), lambda each: _send_rows(each, self._device)
+        )
         if self._standardizer is not None:
             self._standardizer.apply_(history)
         return history

@@ -10,6 +10,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import (
     DenseGCNConv,
     GCNConv,
+    RGCNConv,
     TopKPooling,
     global_mean_pool,
 )
@@ -17,7 +18,7 @@ from torch_geometric.nn.models import GCN
 from torch_geometric.utils import to_dense_adj, to_dense_batch
 
 from histograph_post.capture import Capture, plan_capture
-from histograph_post.errors import CaptureError
+from histograph_post.errors import CaptureError, ModelError
 
 WIDTH = 8
 
@@ -43,10 +44,31 @@ def test_integer_input_is_left_out(batch):
     model = Net().eval()
     plan = plan_capture(model, batch)
     assert plan.names == ("first", "second")
-    assert any("'first' is integers" in note for note in plan.notes)
+    assert any("'first' is no floating-point rows" in note for note in plan.notes)
     with torch.inference_mode():
         history = Capture(model, plan).run(batch).history
         assert torch.equal(history[0], model.first(batch.atom, batch.edge_index).relu())
+
+
+def test_a_first_layer_without_features(graphs):
+    class Entities(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = RGCNConv(9, WIDTH, 2), RGCNConv(WIDTH, 4, 2)
+
+        def forward(self, edge_index, edge_type):
+            x = self.first(None, edge_index, edge_type).relu()
+            return self.second(x, edge_index, edge_type)
+
+    graph = graphs[0]
+    graph.edge_type = torch.arange(graph.num_edges) % 2
+    data, model = Batch.from_data_list([graph]), Entities().eval()
+    plan = plan_capture(model, data)
+    assert plan.names == ("first", "second")
+    with torch.inference_mode():
+        history = Capture(model, plan).run(data).history
+        first = model.first(None, data.edge_index, data.edge_type).relu()
+        assert torch.equal(history[0], first)
 
 
 def test_hierarchical_pooling_is_explained(batch):
@@ -62,7 +84,7 @@ def test_hierarchical_pooling_is_explained(batch):
             return global_mean_pool(self.conv2(x, edge_index).relu(), batch)
 
     model = Hierarchical().eval()
-    with pytest.raises(CaptureError, match=r"'conv2' works on \d+ rows .* 31 nodes.*--layers"):
+    with pytest.raises(CaptureError, match=r"'conv2' is given \d+ rows .* 31 nodes.*--layers"):
         plan_capture(model, batch)
     plan = plan_capture(model, batch, layers="0:")
     assert plan.names == ("input", "conv1")
@@ -149,7 +171,20 @@ def test_a_module_with_edges_that_returns_graphs_is_no_layer(batch):
         def forward(self, x, edge_index, batch):
             return self.encoder(x, edge_index, batch)
 
-    with pytest.raises(CaptureError, match="no message-passing layers"):
+    with pytest.raises(CaptureError, match=r"__getitem__\(\) in 'encoder' looks nodes up by edges"):
+        plan_capture(Net(), batch)
+
+
+def test_an_error_of_the_model_is_told_with_its_line(batch):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = GCNConv(7, WIDTH)
+
+        def forward(self, x, edge_index, batch):
+            return global_meen_pool(self.conv(x, edge_index), batch)  # noqa: F821
+
+    with pytest.raises(ModelError, match=r"Net\.forward failed at test_limits\.py:\d+: NameError"):
         plan_capture(Net(), batch)
 
 

@@ -21,6 +21,8 @@ from torch_geometric.nn import (
 from torch_geometric.nn.aggr import AttentionalAggregation, MeanAggregation
 from torch_geometric.utils import softmax, to_dense_batch
 
+from histograph_post.capture import plan_capture
+
 WIDTH = 8
 
 
@@ -284,3 +286,58 @@ def test_node_rows_are_not_confused_with_other_sizes(num_nodes, expect, graphs):
     model = Stack(lambda self, xs, batch: self.lin(global_add_pool(xs[-1], batch)))
     model.lin = nn.Linear(WIDTH, 3)
     expect(model, model.by_hand, data=data)
+
+
+@pytest.mark.parametrize("squash", [torch.tanh, lambda score: score], ids=["tanh", "as it is"])
+def test_a_convolution_that_only_scores_the_nodes_is_the_readouts(squash, expect):
+    class Scored(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.ModuleList([GCNConv(7, WIDTH), GCNConv(WIDTH, WIDTH)])
+            self.score = GCNConv(WIDTH, 1)
+
+        def layers(self, x, edge_index):
+            xs = [x]
+            for conv in self.convs:
+                xs.append(conv(xs[-1], edge_index).relu())
+            return xs
+
+        def forward(self, x, edge_index, batch):
+            x = self.layers(x, edge_index)[-1]
+            return global_mean_pool(x * squash(self.score(x, edge_index)), batch)
+
+    model = Scored()
+    plan = expect(model, lambda data: model.layers(data.x, data.edge_index))
+    assert any(note.startswith("'score' ran") for note in plan.notes)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_pooled(expect):
+    def pool(self, xs, batch):
+        sizes = torch.bincount(batch).tolist()
+        nested = torch.nested.nested_tensor(list(xs[-1].split(sizes)), layout=torch.strided)
+        return nested.to_padded_tensor(0.0).sum(dim=1)
+
+    model = Stack(pool)
+    expect(model, model.by_hand)
+
+
+def test_channels_that_are_as_many_as_the_nodes_of_the_only_graph(graphs):
+    class ChannelAttention(nn.Module):
+        """The rows of the readout's linear map are channels."""
+
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.ModuleList([GCNConv(7, 9), GCNConv(9, 9)])
+            self.weigh = nn.LazyLinear(1)
+
+        def forward(self, x, edge_index):
+            for conv in self.convs:
+                x = conv(x, edge_index).relu()
+            weights = torch.softmax(self.weigh(torch.corrcoef(x.T)), dim=0)  # [9 channels, 1]
+            return (x.mean(dim=0, keepdim=True) @ weights).view(1, 1)
+
+    nine, other = (Batch.from_data_list([graph]) for graph in (graphs[0], graphs[3]))
+    model = ChannelAttention()
+    model(other.x, other.edge_index)
+    assert plan_capture(model, nine).points == plan_capture(model, other).points

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from histograph_post.heads.histograph import HistoGraphHead
+from histograph_post.heads.histograph.layer_attention import NORMALIZATIONS
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -91,7 +92,7 @@ def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...], **fixed: Any) -> Cas
         "level": choose("graph", "graph", "node", "link"),
         "mix": choose("last", "all", "statistics"),
         "statistics": choose("mean+max+deviation+sum+size", "max", "size+deviation"),
-        "normalization": choose("bounded", "signed", "softmax", "none"),
+        "normalization": choose(*NORMALIZATIONS),
         "layer_attention": choose("learned", "learned", "learned", "mean", "last", "random"),
         "history_layers": draw(st.none() | st.integers(1, depth)),
         "residual": draw(st.booleans()),
