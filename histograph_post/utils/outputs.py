@@ -109,8 +109,9 @@ class OutputLock:
             os.close(file)
             return
         self._file = file
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(_this_process()).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk is for the output itself to report
+            os.ftruncate(file, 0)
+            os.pwrite(file, json.dumps(_this_process()).encode(), 0)
 
     def alone(self) -> None:
         """Wait until nobody else shares it."""
