@@ -65,8 +65,13 @@ class Terminal:
             width=None if sys.stdout.isatty() else _FILE_WIDTH,
             highlight=False,
         )
+        # A terminal breaks lines anywhere: there they are wrapped at words. A log has them whole.
+        is_terminal = sys.stderr.isatty()
         self._err = Console(
-            file=sys.stderr, force_terminal=sys.stderr.isatty(), highlight=False, soft_wrap=True
+            file=sys.stderr,
+            force_terminal=is_terminal,
+            highlight=False,
+            soft_wrap=not is_terminal,
         )
 
     @property
@@ -79,6 +84,13 @@ class Terminal:
         """Print a line that is not the result (stderr)."""
         if not self.quiet:
             self._err.print(printable(text), markup=False)
+
+    def load_torch(self) -> None:
+        """Load PyTorch, which takes seconds, under a spinner where somebody watches."""
+        if self.quiet or not self._err.is_terminal or "torch" in sys.modules:
+            return
+        with self._err.status("loading PyTorch"):
+            import torch_geometric  # noqa: F401
 
     def detail(self, text: str) -> None:
         """Print a line for those who asked for details (stderr)."""

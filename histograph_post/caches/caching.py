@@ -35,7 +35,7 @@ from ..utils.outputs import OutputFolder
 from .blocks import ShardThread
 from .folder import CONFIG_NAME, find_shard, is_of_a_cache, open_folder
 from .layout import ShardInfo
-from .manifest import SPLITS_NAME, Manifest
+from .manifest import MOLECULES_NAME, SPLITS_NAME, Manifest
 from .planning import CacheOptions, CachePlan, plan_cache
 from .provenance import CANARY_NAME, Provenance
 from .reader import Cache
@@ -221,6 +221,8 @@ def write_cache(
     if os.path.islink(out):
         raise OutputExistsError(f"{out}: found a link, expected a folder or nothing")
     written = {SPLITS_NAME: to_json(plan.splits.to_json())}
+    if plan.dataset.smiles is not None:
+        written[MOLECULES_NAME] = _molecules(plan.dataset.smiles, plan.dataset.names)
     if config is not None:
         written[CONFIG_NAME] = config_text(config)
     shared = count > 1
@@ -244,6 +246,12 @@ def write_cache(
                 join_shards(plan, folder, present)
         output.finish()
     return Cache.open(out)
+
+
+def _molecules(smiles: Sequence[str], names: Sequence[str] | None) -> str:
+    """Return molecules as a file of SMILES has them."""
+    pairs = zip(smiles, names or [""] * len(smiles), strict=True)
+    return "".join(f"{text.strip()}\t{' '.join(name.split())}\n" for text, name in pairs)
 
 
 def cache(

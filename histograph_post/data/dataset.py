@@ -60,6 +60,8 @@ class GraphDataset:
     #: Source row of each graph (a line of a csv file); ``None`` stands for 0, 1, 2, ...
     rows: np.ndarray | None = None
     smiles: list[str] | None = None
+    #: What the graphs are called where they come from; two may have one name.
+    names: list[str] | None = None
     #: The csv file the graphs are from, which predictions go beside.
     table: SourceTable | None = None
     #: What was skipped, added or converted, one line each, for the user.
@@ -71,7 +73,7 @@ class GraphDataset:
             raise DataError(
                 f"{self.spec}: level is {self.level!r}, expected one of {', '.join(LEVELS)}"
             )
-        for name in ("ids", "rows", "smiles"):
+        for name in ("ids", "rows", "smiles", "names"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.graphs):
                 raise DataError(
@@ -168,11 +170,16 @@ def from_graphs(
     The given graphs are not changed. Without ``level`` it is read off the attributes: an
     ``edge_label_index`` makes links, a ``y`` with one row per node makes nodes, else graphs.
     ``train_mask``, ``val_mask`` and ``test_mask`` of node-level data become ``official``.
+    Graphs with a ``smiles`` are molecules, a ``name`` that no two share is their id.
     ``features`` (see :func:`.checks.add_features`) fills in ``x`` for graphs that have none. A
     graph without nodes is refused. ``level="link"`` on graphs that name no pairs holds out some of
     their own edges, in the way of ``links`` (see :mod:`.links`).
     """
     collected = _collect(graphs, spec)
+    smiles = _texts(collected, "smiles") if smiles is None else smiles
+    called = _texts(collected, "name")
+    if ids is None and called is not None and len(set(called)) == len(called):
+        ids = called
     names = [str(name) for name in (ids if ids is not None else range(len(collected)))]
     if len(names) != len(collected):
         raise DataError(
@@ -209,6 +216,7 @@ def from_graphs(
         official=official,
         rows=rows,
         smiles=None if smiles is None else list(smiles),
+        names=called,
         notes=[*notes, *found],
     )
     labels = dataset.labels()
@@ -229,6 +237,7 @@ def as_links(dataset: GraphDataset, links: LinkOptions | None = None) -> GraphDa
         official=official,
         rows=dataset.rows,
         smiles=dataset.smiles,
+        names=dataset.names,
         notes=[*dataset.notes, *notes],
     )
 
@@ -244,6 +253,13 @@ def _collect(graphs: Iterable[Data], spec: str) -> list[Data]:
     if not collected:
         raise DataError(f"{spec}: no graphs, expected at least one")
     return collected
+
+
+def _texts(graphs: Sequence[Data], name: str) -> list[str] | None:
+    """Return an attribute of text that every graph has, as PyG's molecules do; else None."""
+    values = [graph.get(name) if isinstance(graph, Data) else None for graph in graphs]
+    texts = [value.strip() for value in values if isinstance(value, str) and value.strip()]
+    return texts if len(texts) == len(graphs) else None
 
 
 def _target_names(given: Sequence[str] | None, width: int, spec: str) -> list[str]:

@@ -31,6 +31,9 @@ from .spec import LEVEL_ARGS, as_choice, check_names, level_options
 #: Names of columns that number or name the rows, compared in lower case and without punctuation.
 _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")
 
+#: Names of columns that hold what chemists call a molecule, compared in the same way.
+_NAME_COLUMNS = ("name", "compoundname", "compoundid", "moleculename", "drugname", "drug", "title")
+
 #: How many columns or names a message shows before it stops.
 _SHOWN = 5
 
@@ -49,33 +52,47 @@ def load_smiles(path: Path, args: Mapping[str, Any]) -> GraphDataset:
 
     ``args``: ``smiles`` names the SMILES column (default: the one called that), ``targets`` the
     target columns (names or globs, separated by commas; empty for none; default: see
-    :func:`choose_targets`), ``mol_features`` the encoding (``ogb`` or ``pretrain``). A blank cell
-    is a missing label. A row that cannot be turned into a graph is skipped and noted.
+    :func:`choose_targets`), ``mol_features`` the encoding (``ogb``, ``pretrain`` or ``pyg``). A
+    blank cell is a missing label. A row that cannot be turned into a graph is skipped and noted.
     """
     spec = f"smiles:{path}"
     check_names(args, ("smiles", "targets", "mol_features", *LEVEL_ARGS), spec=spec)
-    wanted = level_options(args, own="graph", spec=spec)
-    features = as_choice(args, "mol_features", MOLECULE_ENCODINGS, default="ogb", spec=spec)
-    encoding = molecule_encoding(features)
     table = read_table(path)
     smiles_column = _smiles_column(table, args.get("smiles"))
-    targets, notes = choose_targets(table, smiles_column, _names(args.get("targets")))
+    return read_molecules(
+        table, args, spec=spec, smiles_column=smiles_column, targets=_names(args.get("targets"))
+    )
+
+
+def read_molecules(
+    table: CsvTable,
+    args: Mapping[str, Any],
+    *,
+    spec: str,
+    smiles_column: str,
+    targets: str | Sequence[str] | None,
+) -> GraphDataset:
+    """Return a graph for each molecule of a table; see :func:`load_smiles`."""
+    wanted = level_options(args, own="graph", spec=spec)
+    features = as_choice(args, "mol_features", MOLECULE_ENCODINGS, default="ogb", spec=spec)
+    labels, notes = choose_targets(table, smiles_column, targets)
     smiles = table.column(smiles_column)
-    graphs, rows, problems = _graphs(smiles, encoding)
+    graphs, rows, problems = encode(smiles, molecule_encoding(features))
     notes += _skipped(problems, smiles)
     if not graphs:
         raise DataError(f"{spec}: found no molecule RDKit can read in column {smiles_column!r}")
-    if targets:
-        labels = np.stack(list(targets.values()), axis=1)  # [num_rows, num_targets]
-        attach_labels(graphs, labels[rows])
+    if labels:
+        values = np.stack(list(labels.values()), axis=1)  # [num_rows, num_targets]
+        attach_labels(graphs, values[rows])
     dataset = GraphDataset(
         spec=spec,
         graphs=graphs,
         ids=row_ids(table, rows),
         level="graph",
-        target_names=list(targets),
+        target_names=list(labels),
         rows=rows,
         smiles=[smiles[row] for row in rows],
+        names=_called(table, rows),
         table=SourceTable(table.header, table.columns, problems),
         notes=notes,
     )
@@ -178,7 +195,14 @@ def row_ids(table: CsvTable, rows: np.ndarray) -> list[str]:
     return [str(row) for row in rows]
 
 
-def _graphs(
+def _called(table: CsvTable, rows: np.ndarray) -> list[str] | None:
+    """Return the cells of the column of names, if the table has one."""
+    plain = {_plain(name): name for name in reversed(table.header)}
+    found = next((plain[name] for name in _NAME_COLUMNS if name in plain), None)
+    return None if found is None else [table.column(found)[row] for row in rows]
+
+
+def encode(
     smiles: Sequence[str], encoding: MoleculeEncoding
 ) -> tuple[list[Data], np.ndarray, dict[int, str]]:
     """Return a graph per readable molecule, the row of each, and why other rows have none."""
@@ -196,7 +220,9 @@ def _graphs(
                 graphs.append(encoding.graph(molecule))
                 rows.append(row)
             except KeyError as error:
-                problems[row] = f"no {encoding.name} feature for {error.args[0]}"
+                value = error.args[0]
+                what = f"atomic number {value}" if type(value) is int else f"{value}"
+                problems[row] = f"no {encoding.name} feature for {what}"
     return graphs, np.array(rows, dtype=np.int64), problems
 
 

@@ -5,6 +5,7 @@
 ``planetoid:Cora``                    Cora, CiteSeer, PubMed
 ``actor:``, ``wiki:chameleon``        heterophilic node sets as Geom-GCN prepared them
 ``ogbg:molhiv``                       Open Graph Benchmark, graph level
+``moleculenet:BBBP``                  MoleculeNet, as PyG keeps it
 ``smiles:file.csv``                   molecules with targets
 ``graphs.pt``                         graphs saved with ``torch.save``
 ``file.py:function``                  a function of yours that returns graphs
@@ -19,6 +20,7 @@ the data are imported when data are loaded: commands that only show a specificat
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,8 +39,8 @@ MOLECULE_SOURCES = {"smiles": "ogb", "ogbg": "ogb", "moleculenet": "pyg"}
 
 #: Every form of a data specification, for messages.
 FORMS = (
-    "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, smiles:FILE.csv, demo:, "
-    "FILE.pt, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
+    "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, moleculenet:NAME, smiles:FILE.csv, "
+    "demo:, FILE.pt, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
 
 
@@ -107,15 +109,21 @@ class DataSpec(Specification):
         return replace(self, args=args)
 
 
+#: The environment variable with the folder of offline copies.
+ROOT_VARIABLE = "HISTOGRAPH_DATA_ROOT"
+
+
 def load_data(
-    spec: str, *, root: Path | None = None, args: Mapping[str, Any] | None = None
+    spec: str, *, root: str | Path | None = None, args: Mapping[str, Any] | None = None
 ) -> GraphDataset:
     """Load the data that ``spec`` names.
 
     ``root`` holds offline copies of the benchmark sets and is only read; relative files are also
-    looked for there. ``args`` depend on the kind of data; an unknown one is refused.
+    looked for there; by default what the environment variable ``HISTOGRAPH_DATA_ROOT`` says.
+    ``args`` depend on the kind of data; an unknown one is refused.
     """
     args = args or {}
+    root = root or os.environ.get(ROOT_VARIABLE) or None
     root = None if root is None else Path(root)
     kind, colon, name = spec.partition(":")
     if colon and kind in ("tu", "planetoid", "actor", "wiki"):
@@ -132,6 +140,10 @@ def load_data(
         from .ogb import load_ogbg
 
         return load_ogbg(name, root, args)
+    if colon and kind == "moleculenet":
+        from .molecule_net import load_moleculenet
+
+        return load_moleculenet(name, root, args)
     if colon and kind == "smiles":
         from .molecules import load_smiles
 
@@ -142,6 +154,8 @@ def load_data(
         from .synthetic import load_demo
 
         return load_demo(name, args)
+    if colon and kind in _MEANT:
+        raise DataError(f"{spec}: found no kind of data {kind!r}, expected {_MEANT[kind]}{name}")
     if spec.endswith(GRAPH_FILES):
         from .files import load_graph_file
 
@@ -151,6 +165,16 @@ def load_data(
 
         return load_function(spec, root, args)
     raise DataError(f"{spec}: not a data specification, expected one of {FORMS}{_hint(spec)}")
+
+
+#: Kinds of data by the names that somebody may give them, and by ours.
+_MEANT = {
+    **dict.fromkeys(("ogb", "ogbg-mol", "OGB"), "ogbg:"),
+    **dict.fromkeys(("TU", "tudataset", "TUDataset"), "tu:"),
+    **dict.fromkeys(("Planetoid", "planet"), "planetoid:"),
+    **dict.fromkeys(("wikipedia", "Wikipedia"), "wiki:"),
+    **dict.fromkeys(("csv", "smi"), "smiles:"),
+}
 
 
 def _hint(spec: str) -> str:

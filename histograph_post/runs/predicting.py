@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,26 +14,23 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from ..capture import Capture, check_parity
-from ..data import DataSpec, GraphDataset, from_graphs
+from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
+from ..data import GraphDataset, from_graphs
 from ..data.batching import budget_batches, make_batch, to_device
 from ..data.dataset import probe_graphs
-from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
+from ..heads.registry import own_code
 from ..models.model_call import given_to
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
-from ..utils import Level
 from ..utils.machine import NODE_BUDGET, resolve_device
 from ..utils.notebooks import notebook_bar
 from ..utils.outputs import output_file
+from .new_data import at_level, data_for
 from .predictions import Predictions, member_spread, row_names
 from .run import Run
 from .saved_head import SavedHead
-
-#: Data arguments that decide what a model sees of a graph and is asked about it. New data of the
-#: kind that the head was trained on takes them from there: other features give plausible nonsense.
-_TAKEN_ARGS = (*FEATURE_ARGS, *LEVEL_ARGS, "mol_features", "node_attr", "normalize_features")
 
 
 def load(
@@ -125,18 +122,7 @@ def predict(
         opened = Run.of(run).with_head(head)
         if not isinstance(model, nn.Module):
             model = opened.backbone.model.to_follow(model).spec  # refuses before data are loaded
-        notes: list[str] = []
-        if isinstance(data, (str, Path)):
-            taken = _taken_args(opened.backbone.data, str(data), data_args or {})
-            if taken:
-                shown = ", ".join(f"{name}={value}" for name, value in taken.items())
-                notes = [f"data arguments of the run: {shown}"]
-            root = None if data_root is None else Path(data_root)
-            named = DataSpec(str(data), {**taken, **(data_args or {})}, root)
-            targets = opened.stored_head["target_names"]
-            data = named.for_prediction(opened.backbone.data, targets).load()
-        elif not isinstance(data, GraphDataset):
-            data = from_graphs(data)
+        data, notes = data_for(opened, data, data_root, data_args)
         predictor = load(
             opened,
             model=model,
@@ -152,18 +138,6 @@ def predict(
         if write is not None:
             write(found.to_csv().encode())
         return found
-
-
-def _taken_args(trained_on: DataSpec, spec: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data arguments that new data of the same kind takes over from the run."""
-    if _kind(spec) != _kind(trained_on.spec) or any(name in given for name in _TAKEN_ARGS):
-        return {}
-    return {name: trained_on.args[name] for name in _TAKEN_ARGS if name in trained_on.args}
-
-
-def _kind(spec: str) -> str:
-    prefix, colon, _ = spec.partition(":")
-    return prefix if colon else Path(spec).suffix
 
 
 class Predictor(nn.Module):
@@ -186,6 +160,7 @@ class Predictor(nn.Module):
         self.backbone = backbone
         self.capture = Capture(backbone, saved.backbone.capture)
         self.heads = saved.build()
+        self._readout = saved.info.load()
         self.task = saved.task
         self.target_names = saved.target_names
         self._trained_on = saved.backbone.data.fingerprint
@@ -201,19 +176,21 @@ class Predictor(nn.Module):
 
     def each(self, batch: Batch | Data) -> Tensor:
         """Return the outputs of every head, whose mean counts: ``[heads, rows, out_dim]``."""
+        return self.heads.each(self.inputs(batch))
+
+    def inputs(self, batch: Batch | Data) -> HeadInputs:
+        """Run the backbone; return what the heads read of a batch, layers as captured."""
         if not isinstance(batch, Batch):
             batch = Batch.from_data_list([batch])
-        pairs = batch.edge_label_index if self.task.level == "link" else None
+        pairs = batch.get("edge_label_index") if self.task.level == "link" else None
         dtype = next(self.heads.parameters()).dtype
         history = self.capture.run(batch).history  # L of [num_nodes, D_l]
-        return self.heads.each(
-            HeadInputs(
-                history=[layer.to(dtype) for layer in history],
-                batch=batch.batch,
-                num_graphs=int(batch.num_graphs),
-                edge_index=batch.edge_index,
-                pairs=pairs,
-            )
+        return HeadInputs(
+            history=[layer.to(dtype) for layer in history],
+            batch=batch.batch,
+            num_graphs=int(batch.num_graphs),
+            edge_index=batch.edge_index,
+            pairs=pairs,
         )
 
     def probabilities(self, batch: Batch | Data) -> Tensor:
@@ -234,16 +211,9 @@ class Predictor(nn.Module):
             node_budget: A batch takes whole graphs up to this many nodes.
             on_progress: Called with the nodes done and the nodes in all.
         """
-        if node_budget < 1:
-            raise ConfigError(f"node_budget: found {node_budget}, expected 1 or more")
         given = data if isinstance(data, GraphDataset) else from_graphs(data)
-        dataset = _at_level(given, self.task.level)
-        self.eval()
-        notes = [*self.notes, *given.notes, *self._not_passed(dataset)]
-        if node_budget > 1 and not self._keeps_graphs_apart(dataset):
-            # The cache was made that way too: it refuses such a model in any other.
-            node_budget = 1
-            notes.append("the backbone mixes the graphs of a batch: predicting one at a time")
+        dataset = at_level(given, self.task.level)
+        node_budget, notes = self.prepare(dataset, node_budget)
         # [rows, out_dim] and [rows, columns]
         outputs, spread = self._outputs(dataset, node_budget, on_progress)
         pairs = None
@@ -270,6 +240,35 @@ class Predictor(nn.Module):
         )
         return self._scored(predictions, given)
 
+    def prepare(self, dataset: GraphDataset, node_budget: int) -> tuple[int, list[str]]:
+        """Return how many nodes a batch may have, and what to know of the data and the pass."""
+        if node_budget < 1:
+            raise ConfigError(f"node_budget: found {node_budget}, expected 1 or more")
+        self.eval()
+        notes = [*self.notes, *dataset.notes, *self._not_passed(dataset)]
+        if node_budget > 1 and not self._keeps_graphs_apart(dataset):
+            # The cache was made that way too: it refuses such a model in any other.
+            notes.append("the backbone mixes the graphs of a batch: predicting one at a time")
+            return 1, notes
+        return node_budget, notes
+
+    def batches(
+        self,
+        dataset: GraphDataset,
+        node_budget: int,
+        on_progress: Callable[[int, int], None] | None,
+    ) -> Iterator[Batch]:
+        """Yield the graphs in batches, on the device, while layers are recorded."""
+        done, total = 0, int(dataset.num_nodes.sum())
+        with edges_in_blocks(self.backbone, self._edges_at_once(dataset)), self.capture:
+            for members in budget_batches(dataset.num_nodes, node_budget):
+                graphs = dataset.graphs[members.start : members.stop]
+                batch = to_device(make_batch(graphs), self.device)
+                yield batch
+                done += int(batch.num_nodes)
+                if on_progress is not None:
+                    on_progress(done, total)
+
     @torch.inference_mode()
     def _outputs(
         self,
@@ -280,20 +279,23 @@ class Predictor(nn.Module):
         """Return the outputs, and how much the heads differ; None of a single one."""
         found: list[np.ndarray] = []
         spreads: list[np.ndarray] = []
-        done, total = 0, int(dataset.num_nodes.sum())
-        with self.capture:
-            for members in budget_batches(dataset.num_nodes, node_budget):
-                graphs = dataset.graphs[members.start : members.stop]
-                batch = to_device(make_batch(graphs), self.device)
+        for batch in self.batches(dataset, node_budget, on_progress):
+            with own_code(self._readout):
                 each = self.each(batch)  # [heads, rows, out_dim]
-                found.append(each.mean(dim=0).cpu().numpy())
-                spread = member_spread(self.task, each.cpu().numpy())  # [rows, columns]
-                if spread is not None:
-                    spreads.append(spread)
-                done += int(batch.num_nodes)
-                if on_progress is not None:
-                    on_progress(done, total)
+            found.append(each.mean(dim=0).cpu().numpy())
+            spread = member_spread(self.task, each.cpu().numpy())  # [rows, columns]
+            if spread is not None:
+                spreads.append(spread)
         return np.concatenate(found), np.concatenate(spreads) if spreads else None
+
+    def _edges_at_once(self, dataset: GraphDataset) -> int | None:
+        """Return how many edges the backbone is to take at a time; None for all of them."""
+        edges = max(int(graph.num_edges) for graph in dataset.graphs)
+        if edges <= MOST_EDGES:
+            return None
+        probe = to_device(make_batch(probe_graphs(dataset, whole=False)), self.device)
+        sizes = {"num_nodes": int(dataset.num_nodes.max()), "num_edges": edges}
+        return edges_at_once(self.backbone, self.capture.plan, probe, **sizes)
 
     def _not_passed(self, dataset: GraphDataset) -> list[str]:
         """Say what of the data the backbone could take, and was cached without."""
@@ -339,10 +341,3 @@ def _repeated(names: Sequence[str], label_ptr: np.ndarray) -> list[str]:
 def _described(level: str, names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     return f"{level} labels {shown}"
-
-
-def _at_level(dataset: GraphDataset, level: Level) -> GraphDataset:
-    """Return the data with the rows that the head predicts; labels say nothing about that."""
-    if level == "link" and not all("edge_label_index" in graph for graph in dataset.graphs):
-        raise DataError(f"{dataset.spec}: found no edge_label_index, expected the pairs to score")
-    return dataset if dataset.level == level else replace(dataset, level=level)
