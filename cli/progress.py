@@ -128,6 +128,6 @@ class FitWatch:
             place = f"strength {fit.strength:.2g}"
         self._write(
             f"[{done}/{total}] {fit.spec.label}: "
-            f"valid {self._metric} {metric(valid)} at {place}"
+            f"valid {self._metric} {metric(valid)} at {place}{', then diverged' * fit.diverged}"
             + (f", {duration(left)} left" if left else "")
         )

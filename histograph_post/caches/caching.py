@@ -71,7 +71,7 @@ def write_shards(
             on_progress(done, total)
 
     with (
-        ShardThread(plan, folder) as thread,
+        ShardThread(plan) as thread,
         torch.inference_mode(),
         repeatable(plan.device),
         plan.recording() as recorder,
