@@ -65,6 +65,9 @@ BEST_NAME = "best.toml"
 TRIAL_FITS_NAME = "trials"
 SUMS_NAME = "SHA256SUMS"
 
+#: Of a cache; :mod:`..caches.manifest` would load NumPy, which ``--help`` does without.
+_MANIFEST_NAME = "manifest.json"
+
 #: Files at the top of a run.
 RUN_FILES = (
     *(CONFIG_NAME, RUN_NAME, SPLITS_NAME, METRICS_NAME, RESULTS_NAME, PREDICTIONS_NAME),
@@ -124,7 +127,7 @@ class Run:
         found = run if isinstance(run, Run) else cls(Path(run))
         if not found.folder.is_dir():
             raise NotFoundError(f"{found.folder}: found no folder, expected a run")
-        if (found.folder / "manifest.json").is_file():
+        if (found.folder / _MANIFEST_NAME).is_file():
             raise ConfigError(
                 f"{found.folder}: found a cache, expected a run; train one with "
                 f"`histograph train-head {found.folder} -o RUN`"
