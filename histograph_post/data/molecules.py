@@ -19,14 +19,14 @@ import torch
 from torch_geometric.data import Data
 
 from ..errors import DataError, NotFoundError
+from .columns import ColumnBuilder, SelectedRows
 from .dataset import GraphDataset, as_links
-from .molecule_features import (
-    MOLECULE_ENCODINGS,
-    MoleculeEncoding,
-    import_rdkit,
-    molecule_encoding,
-)
+from .molecule_features import MOLECULE_ENCODINGS, MoleculeEncoding, molecule_encoding
+from .molecule_rows import SmilesRows, molecule_graphs, skipped_notes
+from .reading import STREAM_ARGS, STREAM_ROWS, Reading, is_streamed
+from .row_blocks import Skipped
 from .spec import LEVEL_ARGS, as_choice, check_names, level_options
+from .streaming import StreamedGraphs, read_rows
 
 #: Names of columns that number or name the rows, compared in lower case and without punctuation.
 _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")
@@ -34,23 +34,23 @@ _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index"
 #: How many columns or names a message shows before it stops.
 _SHOWN = 5
 
-#: How many skipped rows are listed: all of them, unless the file is no table of molecules.
-_LISTED = 200
-
 #: A column of whole numbers that only ever grow counts the rows, unless there are this few.
 _MIN_COUNTED_ROWS = 10
 
 
-def load_smiles(path: Path, args: Mapping[str, Any]) -> GraphDataset:
+def load_smiles(
+    path: Path, args: Mapping[str, Any], reading: Reading | None = None
+) -> GraphDataset:
     """Read a csv file with a column of SMILES and return a graph for each molecule in it.
 
     ``args``: ``smiles`` names the SMILES column (default: the one called that), ``targets`` the
     target columns (names or globs, separated by commas; empty for none; default: see
     :func:`choose_targets`), ``mol_features`` the encoding (``ogb`` or ``pretrain``). A blank cell
-    is a missing label. A row that cannot be turned into a graph is skipped and noted.
+    is a missing label. A row that cannot be turned into a graph is skipped and noted. ``stream``
+    says whether graphs stay on disk (see :mod:`.streaming`); by default those of many rows do.
     """
     spec = f"smiles:{path}"
-    check_names(args, ("smiles", "targets", "mol_features", *LEVEL_ARGS), spec=spec)
+    check_names(args, ("smiles", "targets", "mol_features", *STREAM_ARGS, *LEVEL_ARGS), spec=spec)
     wanted = level_options(args, own="graph", spec=spec)
     features = as_choice(args, "mol_features", MOLECULE_ENCODINGS, default="ogb", spec=spec)
     encoding = molecule_encoding(features)
@@ -58,12 +58,19 @@ def load_smiles(path: Path, args: Mapping[str, Any]) -> GraphDataset:
     smiles_column = _smiles_column(table, args.get("smiles"))
     targets, notes = choose_targets(table, smiles_column, _names(args.get("targets")))
     smiles = table.column(smiles_column)
-    graphs, rows, skipped = _graphs(smiles, encoding)
-    notes += skipped
+    labels = np.stack(list(targets.values()), axis=1) if targets else None  # [rows, targets]
+    graphs: Sequence[Data]
+    streamed = wanted["level"] != "link" and is_streamed(table.num_rows, args, spec=spec)
+    if streamed:
+        graphs = kept = read_rows(SmilesRows(smiles, features), reading, spec=spec)
+        rows = kept.rows
+        notes += skipped_notes(kept.skipped, table.num_rows)
+    else:
+        graphs, rows, skipped = _graphs(smiles, encoding)
+        notes += skipped
     if not graphs:
         raise DataError(f"{spec}: found no molecule RDKit can read in column {smiles_column!r}")
-    if targets:
-        labels = np.stack(list(targets.values()), axis=1)  # [num_rows, num_targets]
+    if labels is not None:
         attach_labels(graphs, labels[rows])
     dataset = GraphDataset(
         spec=spec,
@@ -72,7 +79,7 @@ def load_smiles(path: Path, args: Mapping[str, Any]) -> GraphDataset:
         level="graph",
         target_names=list(targets),
         rows=rows,
-        smiles=[smiles[row] for row in rows],
+        smiles=SelectedRows(rows, smiles) if streamed else [smiles[row] for row in rows],
         notes=notes,
     )
     return as_links(dataset, wanted["links"]) if wanted["level"] == "link" else dataset
@@ -85,6 +92,9 @@ def attach_labels(graphs: Sequence[Data], labels: np.ndarray) -> None:
     """
     whole = not np.isnan(labels).any() and bool((labels == np.round(labels)).all())
     values = torch.from_numpy(labels).to(torch.int64 if whole else torch.float32)
+    if isinstance(graphs, StreamedGraphs):
+        graphs.y = values
+        return
     for graph, row in zip(graphs, values, strict=True):
         graph.y = row.clone() if len(row) == 1 else row[None].clone()  # [1] or [1, num_targets]
 
@@ -162,48 +172,33 @@ def _smiles_column(table: CsvTable, wanted: object) -> str:
     return matching[0]
 
 
-def row_ids(table: CsvTable, rows: np.ndarray) -> list[str]:
+def row_ids(table: CsvTable, rows: np.ndarray) -> Sequence[str]:
     """Return the cells of a naming column where they are unique, else the row numbers."""
+    many = len(rows) >= STREAM_ROWS
     plain = {_plain(name): name for name in table.header}
     for name in _ID_COLUMNS:
         if name in plain:
             cells = table.column(plain[name])
             ids = [cells[row] for row in rows]
             if all(ids) and len(set(ids)) == len(ids):
-                return ids
-    return [str(row) for row in rows]
+                return SelectedRows(rows, cells) if many else ids
+    return SelectedRows(rows) if many else [str(row) for row in rows]
 
 
 def _graphs(
     smiles: Sequence[str], encoding: MoleculeEncoding
 ) -> tuple[list[Data], np.ndarray, list[str]]:
     """Return a graph per readable molecule, the row of each, and notes on the rows skipped."""
-    chem, rd_base = import_rdkit()
     graphs: list[Data] = []
     rows: list[int] = []
-    unreadable: list[str] = []
-    unknown: list[str] = []
-    with rd_base.BlockLogs():
-        for row, text in enumerate(smiles):
-            molecule = chem.MolFromSmiles(text)
-            if molecule is None or not molecule.GetNumAtoms():
-                unreadable.append(f"row {row} {_short(text)}")
-                continue
-            try:
-                graphs.append(encoding.graph(molecule))
-                rows.append(row)
-            except KeyError as error:
-                unknown.append(f"row {row} {_short(text)} ({error.args[0]})")
-    notes = [
-        f"{len(skipped)} of {len(smiles)} rows skipped, {reason}: {_some(skipped, _LISTED)} "
-        "(rows count from 0, below the header)"
-        for skipped, reason in (
-            (unreadable, "RDKit cannot read their SMILES"),
-            (unknown, f"an atom or bond has no {encoding.name} feature"),
-        )
-        if skipped
-    ]
-    return graphs, np.array(rows, dtype=np.int64), notes
+    skipped: list[tuple[int, Skipped]] = []
+    for row, made in enumerate(molecule_graphs(smiles, encoding)):
+        if isinstance(made, Skipped):
+            skipped.append((row, made))
+        else:
+            graphs.append(made)
+            rows.append(row)
+    return graphs, np.array(rows, dtype=np.int64), skipped_notes(skipped, len(smiles))
 
 
 def _names(value: Any) -> str | Sequence[str] | None:
@@ -221,10 +216,6 @@ def _some(items: Sequence[str], shown: int = _SHOWN) -> str:
     return ", ".join(items[:shown]) + (", ..." if len(items) > shown else "")
 
 
-def _short(smiles: str) -> str:
-    return f"{smiles[:40]}..." if len(smiles) > 43 else smiles or "(blank)"
-
-
 # --- csv files
 
 
@@ -234,14 +225,14 @@ class CsvTable:
 
     path: Path
     header: tuple[str, ...]
-    columns: tuple[tuple[str, ...], ...]
+    columns: tuple[Sequence[str], ...]
 
     @property
     def num_rows(self) -> int:
         """How many rows there are below the header."""
         return len(self.columns[0])
 
-    def column(self, name: str) -> tuple[str, ...]:
+    def column(self, name: str) -> Sequence[str]:
         """Return the cells of the column with this name."""
         return self.columns[self.header.index(name)]
 
@@ -264,17 +255,20 @@ def read_table(path: Path) -> CsvTable:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             header = tuple(cell.strip() for cell in next(reader, ()))
-            rows = [
-                _checked(row, header, f"{path}: line {reader.line_num}") for row in reader if row
-            ]
+            columns = [ColumnBuilder() for _ in header]
+            for row in reader:
+                if row:
+                    where = f"{path}: line {reader.line_num}"
+                    for column, cell in zip(columns, _checked(row, header, where), strict=True):
+                        column.append(cell)
     except (csv.Error, gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable csv file ({error})") from None
-    if not rows:
+    if not columns or not len(columns[0]):
         raise DataError(f"{path}: found no rows, expected a header and at least one row")
     repeated = {name for name in header if header.count(name) > 1}
     if repeated:
         raise DataError(f"{path}: found column {min(repeated)!r} more than once")
-    return CsvTable(path, header, tuple(zip(*rows, strict=True)))
+    return CsvTable(path, header, tuple(column.column() for column in columns))
 
 
 def _checked(row: Sequence[str], header: Sequence[str], where: str) -> list[str]:

@@ -20,13 +20,14 @@ the data are imported when data are loaded: commands that only show a specificat
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from ..utils import LEVELS, Level
 from ..utils.specifications import GRAPH_FILES, Specification, is_built_in
+from .reading import Reading
 
 if TYPE_CHECKING:
     from .dataset import GraphDataset
@@ -51,6 +52,8 @@ class DataSpec(Specification):
     fingerprint: str = ""
     num_graphs: int = 0
     num_nodes: int = 0
+    #: How they are read; no file says that either.
+    reading: Reading | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, dataset: GraphDataset, args: Mapping[str, Any]) -> DataSpec:
@@ -66,16 +69,23 @@ class DataSpec(Specification):
     def load(self) -> GraphDataset:
         """Load the data; code that only a file names is refused."""
         followed = self.to_follow()
-        return load_data(followed.spec, root=followed.root, args=followed.args)
+        return load_data(
+            followed.spec, root=followed.root, args=followed.args, reading=self.reading
+        )
 
 
 def load_data(
-    spec: str, *, root: Path | None = None, args: Mapping[str, Any] | None = None
+    spec: str,
+    *,
+    root: Path | None = None,
+    args: Mapping[str, Any] | None = None,
+    reading: Reading | None = None,
 ) -> GraphDataset:
     """Load the data that ``spec`` names.
 
     ``root`` holds offline copies of the benchmark sets and is only read; relative files are also
-    looked for there. ``args`` depend on the kind of data; an unknown one is refused.
+    looked for there. ``args`` depend on the kind of data; an unknown one is refused. ``reading``
+    says how many rows are read: they stay on disk (see :mod:`.streaming`).
     """
     args = args or {}
     root = None if root is None else Path(root)
@@ -97,7 +107,7 @@ def load_data(
     if colon and kind == "smiles":
         from .molecules import load_smiles
 
-        dataset = load_smiles(_locate(name, root), args)
+        dataset = load_smiles(_locate(name, root), args, reading)
         dataset.spec = spec  # as the user named it, wherever the file was found
         return dataset
     if colon and kind == "demo":
@@ -111,7 +121,7 @@ def load_data(
     if kind and name and "/" not in name and not is_built_in("data", spec):
         from .files import load_function
 
-        return load_function(spec, root, args)
+        return load_function(spec, root, args, reading)
     raise DataError(f"{spec}: not a data specification, expected one of {FORMS}{_hint(spec)}")
 
 

@@ -30,7 +30,7 @@ class _CacheRows:
 
     cache: Cache
     rows: np.ndarray | None = None
-    smiles: list[str] | None = None
+    smiles: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         self.spec = str(self.cache.path)
