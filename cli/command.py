@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hint
 import typer
 
 from histograph_post import __version__
-from histograph_post.errors import HistographError
+from histograph_post.errors import ConfigError, HistographError
 from histograph_post.runs.run import EVENTS_NAME
 from histograph_post.utils.machine import keep_memory
 
@@ -51,6 +51,7 @@ def register(
     *,
     trains: bool = False,
     runs_models: bool = False,
+    shares_work: bool = False,
 ) -> None:
     """Add ``function(terminal, ...)`` to the app as a command with the shared options.
 
@@ -59,6 +60,7 @@ def register(
         function: What the command does; its parameters are the command's own options.
         trains: Whether it trains something, and so can write event files.
         runs_models: Whether it runs a user's model, whose batches may be large.
+        shares_work: Whether several processes that ``torchrun`` starts each do a part of it.
     """
 
     @functools.wraps(function)
@@ -76,6 +78,8 @@ def register(
         if quiet and verbose:
             raise typer.BadParameter("give --verbose or --quiet, not both")
         with _failures_in_one_line(debug=debug), contextlib.ExitStack() as stack:
+            if not shares_work:
+                _refuse_other_processes(function.__name__.replace("_", "-"))
             events = None
             if tensorboard:
                 events = EventFiles(own["out"] / EVENTS_NAME)
@@ -116,6 +120,16 @@ def register(
     name, text = function.__name__.replace("_", "-"), inspect.cleandoc(function.__doc__ or "")
     # Lines end where the terminal's do, not where those of the source do.
     app.command(name=name, help=re.sub(r"(?<!\n)\n(?!\n)", " ", text))(run)
+
+
+def _refuse_other_processes(name: str) -> None:
+    """Refuse to do all of the work in each of several processes, into one folder."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
+        raise ConfigError(
+            f"{name}: found WORLD_SIZE={processes}, expected 1: every process would do all of the "
+            f"work; run it without torchrun (`histograph cache` shares its work)"
+        )
 
 
 def _shorten_help(annotation: Any) -> None:

@@ -31,7 +31,7 @@ def export(
         ),
     ] = False,
     model: opt.MovedModelOption = None,
-    head: opt.OwnHeadOption = None,
+    head: opt.RunHeadOption = None,
     checkpoint: opt.MovedCheckpointOption = None,
     key_map: opt.KeyMapOption = None,
     in_dim: Annotated[

@@ -68,16 +68,18 @@ class HeadFlags(OptionGroup):
     PANEL = opt.HEAD
 
     dim: Annotated[int | None, typer.Option(min=1, help="Width of the head.")] = None
-    heads: Annotated[
-        int | None, typer.Option(min=1, help="Attention heads, for heads that have attention.")
+    attention_heads: Annotated[
+        int | None, typer.Option(min=1, help="Attention heads, for readouts that have attention.")
     ] = None
+    #: The earlier name, which stands for a list of readouts elsewhere.
+    heads: Annotated[int | None, typer.Option("--heads", min=1, hidden=True)] = None
     head_args: opt.HeadArgsOption = field(default_factory=list)
 
     def options(self) -> dict[str, Any]:
         """Return what the library takes: what is not given has the head's own default."""
         from histograph_post.models import parse_args
 
-        sizes = {"dim": self.dim, "heads": self.heads}
+        sizes = {"dim": self.dim, "heads": self.attention_heads or self.heads}
         given = {name: value for name, value in sizes.items() if value is not None}
         return given | parse_args(self.head_args)
 
@@ -91,14 +93,16 @@ class ExperimentFlags(OptionGroup):
     task: opt.TaskOption = opt.TaskKind.AUTO
     metric: opt.MetricOption = None
     folds: opt.FoldsOption = None
-    splits: Annotated[
+    split: Annotated[
         str | None,
         typer.Option(
-            "--splits",
+            "--split",
             metavar="FILE|SPEC",
             help="Replace the cache's own split: a splits file, random, stratified, kfold:K, ...",
         ),
     ] = None
+    #: The earlier name.
+    splits: Annotated[str | None, typer.Option("--splits", hidden=True)] = None
     split_seed: opt.SplitSeedOption = 0
     seeds: opt.SeedsOption = "0-2"
     standardize: Annotated[
@@ -141,7 +145,7 @@ class ExperimentFlags(OptionGroup):
 
         return ExperimentOptions(
             seeds=None if self.seeds is None else parse_seeds(self.seeds),
-            split=split_spec("--splits", self.splits, self.folds),
+            split=split_spec("--split", self.split or self.splits, self.folds),
             split_seed=self.split_seed,
             task=self.task.value,
             metric=self.metric,

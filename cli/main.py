@@ -57,7 +57,7 @@ def _root(
 
 
 register(app, pretrain.pretrain, trains=True, runs_models=True)
-register(app, cache.cache, runs_models=True)
+register(app, cache.cache, runs_models=True, shares_work=True)
 register(app, train_head.train_head, trains=True)
 register(app, compare.compare, trains=True)
 register(app, tune.tune, trains=True)

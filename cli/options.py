@@ -46,12 +46,14 @@ MovedModelOption = Annotated[
         "that is only recorded in a run is never executed.",
     ),
 ]
-OwnHeadOption = Annotated[
+#: For commands that use what a run has trained.
+RunHeadOption = Annotated[
     str | None,
     typer.Option(
         "--head",
-        metavar="SPEC",
-        help="The head, if it is your own code: file.py:Class or package.module:Class.",
+        metavar="NAME|SPEC",
+        help="Another readout of the run than the one it predicts with, by name; or your own code, "
+        "as file.py:Class or package.module:Class.",
     ),
 ]
 MovedCheckpointOption = Annotated[

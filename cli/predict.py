@@ -30,7 +30,7 @@ def predict(
     ],
     checkpoint: opt.MovedCheckpointOption = None,
     model: opt.MovedModelOption = None,
-    head: opt.OwnHeadOption = None,
+    head: opt.RunHeadOption = None,
     key_map: opt.KeyMapOption = None,
     data_root: opt.DataRootOption = None,
     data_args: opt.DataArgsOption = [],  # noqa: B006  # typer copies it
@@ -69,7 +69,7 @@ def predict(
         )
     for note in found.notes:
         terminal.note(note)
-    stored = Run.of(run).stored_head
+    stored = Run.of(run).with_head(head).stored_head
     terminal.info(f"predicted with {predicts_with(stored)}")
     show_predictions(terminal, found)
     terminal.result(

@@ -59,14 +59,15 @@ def pretrain(
             rich_help_panel=opt.HEAD,
         ),
     ] = True,
-    normalize: Annotated[
+    standardize: Annotated[
         bool,
         typer.Option(
-            "--normalize/--no-normalize",
-            help="With --head: normalize each layer's activations, node by node.",
+            "--standardize/--no-standardize",
+            help="With --head: bring each layer's activations to one scale, node by node.",
             rich_help_panel=opt.HEAD,
         ),
     ] = True,
+    normalize: Annotated[bool, typer.Option("--normalize/--no-normalize", hidden=True)] = True,
     checkpoint_layers: opt.CheckpointLayersOption = False,
     amp: opt.AmpOption = False,
     metric: opt.MetricOption = None,
@@ -108,7 +109,7 @@ def pretrain(
         for name, value in (
             *((f"--{name.replace('_', '-')}", value) for name, value in vars(head_flags).items()),
             *(("--checkpoint-layers", checkpoint_layers), ("--amp", amp), ("--seeds", seeds)),
-            *(("--no-baseline", not baseline), ("--no-normalize", not normalize)),
+            *(("--no-baseline", not baseline), ("--no-standardize", not standardize)),
             ("--layers", layers != "auto"),
         ):
             if value:
@@ -138,7 +139,7 @@ def pretrain(
             layers=layers,
             seeds=None if seeds is None else parse_seeds(seeds),
             baseline=baseline,
-            normalize=normalize,
+            standardize=standardize and normalize,
             checkpoint_layers=checkpoint_layers,
             amp=amp,
             on_start=watching.started,

@@ -38,7 +38,11 @@ def _shared(command: Any, shared: set[str]) -> str:
 
 
 def _command(name: str, command: Any, shared: set[str]) -> str:
-    own = [parameter for parameter in command.params if parameter.name not in shared]
+    own = [
+        parameter
+        for parameter in command.params
+        if parameter.name not in shared and not getattr(parameter, "hidden", False)
+    ]
     arguments = [
         parameter.metavar if parameter.required else f"[{parameter.metavar}]"
         for parameter in own

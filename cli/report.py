@@ -43,7 +43,7 @@ def report(
         Path | None,
         typer.Option("--cache", metavar="CACHE", help="Where the run's cache is, if it was moved."),
     ] = None,
-    head: opt.OwnHeadOption = None,
+    head: opt.RunHeadOption = None,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
     """Write the results of a run as one HTML file that works offline.

@@ -1,9 +1,8 @@
-"""What the commands print of a run: a table of readouts, what each gained and what it costs."""
+"""What the commands print of a run: the verdict, and a table of readouts with what each gained."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from histograph_post.utils.text import plural
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 def show_run(
     terminal: Terminal, run: Run, watch: ExperimentWatch, *, ranked: bool = False
 ) -> dict[str, Any]:
-    """Print the table of a run that has just ended; return its JSON object."""
+    """Print the table of a run that has just ended, and its verdict; return its JSON object."""
     seconds = watch.seconds_per_epoch()
     show_results(terminal, run.results, seconds, ranked=ranked)
     return {"run": str(run.folder), **run.results, "seconds_per_epoch": seconds}
@@ -26,76 +25,83 @@ def show_run(
 def show_results(
     terminal: Terminal, results: Any, seconds: Mapping[str, float], *, ranked: bool = False
 ) -> None:
-    """Print every readout: mean and deviation over folds and seeds, what it gained and costs.
+    """Print every readout, its test score and what it gained, then the verdict.
 
-    Where there are several seeds, their averages stand beside the single ones, and the differences
-    are those of the averages; what a readout costs is then left to the report and to ``--json``.
+    Where there are several seeds, scores and differences are those of their averages; the mean and
+    deviation of single seeds stand beside them. A ranking has validation scores instead. What a
+    readout costs is shown with ``--verbose``; the report and ``--json`` have everything.
 
     Args:
         terminal: Where to print.
         results: ``results.json`` of a run.
         seconds: Seconds per epoch of each readout; empty if they are not asked for.
-        ranked: Number the readouts, the best first.
+        ranked: Number the readouts, the best by validation first.
     """
-    from histograph_post.runs.summary import own_verdict, reported
+    from histograph_post.runs.verdict import (
+        OWN,
+        about_intervals,
+        bold_row,
+        ranked_names,
+        reported,
+        validation_of,
+        verdict_of,
+    )
 
-    readouts = list(results["readouts"].items())
-    if ranked:
-        sign = 1 if results["higher_is_better"] else -1
-        readouts.sort(key=lambda item: -sign * item[1]["test"]["mean"] if item[1]["test"] else inf)
-    averaged = any(row.get("averaged") for _, row in readouts)
+    readouts = results["readouts"]
+    averaged = any(row.get("averaged") for row in readouts.values())
     # A model without a readout of its own is compared with the last layer retrained.
-    others = [row.get("versus_baseline") for _, row in readouts]
+    others = [row.get("versus_baseline") for row in readouts.values()]
     baseline = next((other["baseline"] for other in others if other is not None), None)
-    has_own = any(row["versus_own"] is not None for _, row in readouts)
+    has_own = any(row["versus_own"] is not None for row in readouts.values())
     versus, against = ("versus_own", "own") if has_own else ("versus_baseline", baseline)
-    rows = []
-    for place, (name, row) in enumerate(readouts, start=1):
-        difference = reported(row).get(versus)
-        cost = [
-            row["num_parameters"] or "-",
-            *([f"{seconds[name]:.3f}" if name in seconds else "-"] if seconds else []),
-        ]
+    costs = terminal.verbose and not ranked
+    rows, place = [], 0
+    names = ranked_names(results) if ranked else list(readouts)
+    for name in names:
+        row = readouts[name]
+        place += name != OWN
+        difference, valid = reported(row).get(versus), validation_of(row)
+        singles = _spread(row["test"]) if row.get("averaged") else "-"
+        time = f"{seconds[name]:.3f}" if name in seconds else "-"
         rows.append(
             [
-                *([place] if ranked else []),
-                f"{name} (compared only)" if row.get("compared_only") else name,
-                _spread(row["test"]),
-                *([_spread((row.get("averaged") or {}).get("test"))] if averaged else []),
+                *([place if name != OWN else "-"] if ranked else []),
+                f"{name} *" if row.get("compared_only") else name,
+                *(["-" if valid is None else f"{valid['mean']:.4f}"] if ranked else []),
+                _spread(reported(row)["test"]),
+                *([singles] if averaged and not ranked else []),
                 "-" if difference is None else gain(difference),
-                *([] if averaged else cost),
+                *([row["num_parameters"] or "-", time] if costs else []),
             ]
         )
-    columns = ["readout", "mean ± deviation", f"against {against or 'own'}"]
-    columns += ["parameters", *(["s/epoch"] if seconds else [])]
-    if averaged:
-        columns = ["readout", "single seeds", "averaged", columns[2]]
+    columns = ["", "readout", "validation", "test"] if ranked else ["readout", "test"]
+    columns += ["single seeds"] if averaged and not ranked else []
+    columns += [f"test, against {against or 'own'}"]
+    columns += ["parameters", "s/epoch"] if costs else []
     lower = "" if results["higher_is_better"] else "; lower is better"
-    keep = ""
-    if own_verdict(results) == "better":
-        keep = f": keep your own readout rather than {results['head']}"
-    terminal.table(
-        f"Test {results['metric']} over {_count(results)}{lower}{keep}",
-        ["rank", *columns] if ranked else columns,
-        rows,
+    title = (
+        f"Readouts by validation: {results['metric']}" if ranked else f"Test {results['metric']}"
     )
+    bold, why = bold_row(results)
+    terminal.table(
+        f"{title} over {_count(results)}{', seeds averaged' if averaged else ''}{lower}",
+        columns,
+        rows,
+        bold=names.index(bold) if bold in names else None,
+    )
+    terminal.info(f"{why} {_sentence(about_intervals(results))}")
+    if any(row.get("compared_only") for row in readouts.values()):
+        terminal.info("* compared only: no module, not saved, cannot predict")
     _say_outcome(terminal, results)
+    terminal.say(str(verdict_of(results)))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _say_outcome(terminal: Terminal, results: Any) -> None:
-    """Say what the head of a run gained, what it predicts with and how well calibrated that is."""
-    from histograph_post.runs.summary import interval_text, own_verdict_text, reported
-
-    head, lower = results["head"], "" if results["higher_is_better"] else "; lower is better"
-    row = results["readouts"][head]
-    chosen = reported(row).get("versus_baseline")
-    if chosen is not None:
-        text = f"{head}{', seeds averaged,' if row.get('averaged') else ''} against"
-        gained = f"{gain(chosen)}{interval_text(chosen)}{lower}"
-        terminal.info(f"{text} {chosen['baseline']}, retrained: {gained}")
-    verdict = own_verdict_text(results, gain)
-    if verdict is not None:
-        terminal.info(verdict)
+    """Say what the run predicts with and how well calibrated that is."""
     calibration = results.get("calibration")
     if calibration is not None and calibration["test"]["before"] is not None:
         errors = " to ".join(f"{calibration['test'][when]:.3f}" for when in ("before", "after"))
@@ -106,7 +112,7 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
     if results.get("left_out"):
         terminal.info(
             f"the run predicts with {plural(results['members'], 'head')}; {results['left_out']} "
-            f"more of {head} have other backbones and are in the table only"
+            f"more of {results['head']} have other backbones and are in the table only"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,18 +83,50 @@ class Terminal:
         if self.verbose:
             self.info(text)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Print a small table (stdout), unless JSON was asked for. Numbers are right-aligned."""
+    def say(self, text: str) -> None:
+        """Print a sentence that is part of the result (stdout), unless JSON was asked for."""
+        if not self.json:
+            self._out.print(
+                Text(printable(text)), style="bold", soft_wrap=not self._out.is_terminal
+            )
+
+    def table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        *,
+        bold: int | None = None,
+    ) -> None:
+        """Print a small table (stdout), unless JSON was asked for. Numbers are right-aligned.
+
+        Cells wrap at words; a table that would have to break words is turned on its side.
+
+        Args:
+            title: Stands above it.
+            columns: Headings; empty ones for a list of facts.
+            rows: Cells.
+            bold: The row to stress.
+        """
         if self.json:
             return
+        cells = [[printable(str(cell)) for cell in row] for row in rows]
+        room = self._out.width
+        turned = [list(column) for column in zip(columns, *cells, strict=True)]
+        if any(columns) and _least_width([columns, *cells]) > room >= _least_width(turned):
+            (columns, *cells), bold = turned, None
         table = Table(header_style="", show_header=any(columns))
         for index, column in enumerate(columns):
-            numeric = bool(rows) and all(is_number(row[index]) for row in rows)
-            table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-        for row in rows:
-            table.add_row(
-                *(Text(printable(str(cell))) for cell in row)
-            )  # Text: brackets are no markup
+            numeric = bool(cells) and all(is_number(row[index]) for row in cells)
+            table.add_column(
+                printable(column),
+                justify="right" if numeric else "left",
+                overflow="fold",
+                min_width=min(_longest_word(row[index] for row in [columns, *cells]), room // 2),
+            )
+        for at, row in enumerate(cells):
+            # Text: brackets are no markup
+            table.add_row(*map(Text, row), style="bold" if at == bold else None)
         # Not the table's own title, which is cut to the width of the table.
         self._out.print(Text(printable(title), style="bold"), soft_wrap=True)
         self._out.print(table)
@@ -135,6 +167,16 @@ class Terminal:
             self._events.write(name, measured)
         numbers = (f"{key} {value:.4g}" for key, value in measured.items() if key != "epoch")
         self.detail(f"{name}, epoch {measured['epoch']}: {', '.join(numbers)}")
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    return max((len(word) for text in texts for word in text.split()), default=0)
+
+
+def _least_width(rows: Sequence[Sequence[str]]) -> int:
+    """Return how wide a table is that breaks lines at spaces only."""
+    columns = list(zip(*rows, strict=True))
+    return 1 + sum(3 + _longest_word(column) for column in columns)
 
 
 class ExperimentWatch(FitWatch):

@@ -76,7 +76,7 @@ def main(out, num_graphs=300, epochs=15):
     torch.save(model.state_dict(), out / "gps.pt")
 
     # Any nn.Module and any list of graphs; the layers are found in a probe pass.
-    cache = hg.cache(model, dataset, out / "gps.cache", splits=splits)
+    cache = hg.cache(model, dataset, out / "gps.cache", split=splits)
     print("captured:", ", ".join(cache.layer_names))
 
     training = hg.TrainingOptions(epochs=int(epochs))

@@ -176,7 +176,7 @@ class Difference:
     The interval is the 95 % Student interval of the mean paired difference. Its units are folds
     (their seeds averaged first), or seeds where there is a single fold; None where there is one
     unit only. Folds share training data, so the interval is somewhat too narrow. Of outputs, which
-    a single fold has too, it is the 95 % interval over test rows, see :func:`resampled_difference`.
+    a single fold has too, it is the 95 % interval over test rows, see :func:`resampled_interval`.
     """
 
     mean: float
@@ -185,6 +185,8 @@ class Difference:
     count: int
     #: What the interval is over: ``folds``, ``seeds`` or ``rows``.
     over: str = "folds"
+    #: The interval over the test rows of all folds, and how many there are, beside one over folds.
+    rows: Mapping[str, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -224,26 +226,32 @@ def paired_difference(
 _BOOTSTRAP_SEED = 0
 
 
-def resampled_rows(num_rows: int, count: int) -> np.ndarray:
-    """Return rows drawn with replacement, the same ones on every call: ``[count, num_rows]``."""
-    return np.random.default_rng(_BOOTSTRAP_SEED).integers(num_rows, size=(count, num_rows))
-
-
-def resampled_difference(
-    mean: float, scores: np.ndarray, others: np.ndarray, *, num_rows: int, level: float = 0.95
-) -> Difference:
-    """Return a difference with the percentile interval of the paired bootstrap over test rows.
+def resampled_rows(num_rows: int, count: int, fold: int = 0) -> np.ndarray:
+    """Return rows drawn with replacement, the same ones on every call: ``[count, num_rows]``.
 
     Args:
-        mean: The difference on all rows.
-        scores: Of one readout on each of :func:`resampled_rows`; NaN where they allow none.
+        num_rows: Rows to draw from, and to draw.
+        count: Draws.
+        fold: Folds draw by themselves.
+    """
+    random = np.random.default_rng(_BOOTSTRAP_SEED + fold)
+    return random.integers(num_rows, size=(count, num_rows))
+
+
+def resampled_interval(
+    scores: np.ndarray, others: np.ndarray, *, level: float = 0.95
+) -> tuple[float, float] | None:
+    """Return the percentile interval of the paired bootstrap over test rows; None without one.
+
+    Args:
+        scores: Of one readout on each of :func:`resampled_rows`, ``[draws]``, the mean over folds
+            where there are several; NaN where a draw allows none.
         others: Of the other, on the same rows.
-        num_rows: Test rows.
         level: Of the interval.
     """
     differences = scores - others
     differences = differences[np.isfinite(differences)]
     if len(differences) < len(scores) / 2:  # most draws have a single class
-        return Difference(mean, None, None, num_rows, "rows")
+        return None
     low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
-    return Difference(mean, float(low), float(high), num_rows, "rows")
+    return float(low), float(high)

@@ -12,7 +12,7 @@ from histograph_post.metrics import (
     expected_calibration_error,
     paired_difference,
     reliability,
-    resampled_difference,
+    resampled_interval,
     resampled_rows,
     summarize,
 )
@@ -81,15 +81,12 @@ def test_rows_are_drawn_in_pairs_and_always_the_same() -> None:
     drawn = resampled_rows(80, 500)
     assert np.array_equal(drawn, resampled_rows(80, 500))
     scores = [each[drawn].mean(axis=1) for each in (ours, theirs)]
-    gap = float(ours.mean() - theirs.mean())
-    found = resampled_difference(gap, *scores, num_rows=80)
+    found = resampled_interval(*scores)
     differences = np.sort([(ours[rows].astype(int) - theirs[rows]).mean() for rows in drawn])
-    assert found.low == pytest.approx(np.quantile(differences, 0.025))
-    assert found.high == pytest.approx(np.quantile(differences, 0.975))
-    assert (found.mean, found.count, found.over) == (gap, 80, "rows")
+    assert found == pytest.approx(tuple(np.quantile(differences, [0.025, 0.975])))
+    assert not np.array_equal(drawn, resampled_rows(80, 500, fold=1))
 
 
 def test_too_few_draws_that_can_be_scored_give_no_interval() -> None:
     scores = np.array([0.5, np.nan, np.nan, np.nan])
-    found = resampled_difference(0.1, scores, np.zeros(4), num_rows=3)
-    assert (found.low, found.high) == (None, None)
+    assert resampled_interval(scores, np.zeros(4)) is None

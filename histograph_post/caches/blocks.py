@@ -113,13 +113,13 @@ def _check_range(
             f"{largest:.6g}, expected at most {limits.max:.6g} in {layout.dtype}; "
             f"use {_WIDER[layout.dtype]}"
         )
-        wrong = values.double().abs() > limits.max
+        wrong = values.cpu().double().abs() > limits.max
     elif 0 < largest < limits.tiny and values.dtype != stored:
         problem = (
             f"nothing above {largest:.3g}, expected at least {limits.tiny:.3g} in "
             f"{layout.dtype}, which would lose it; use {_WIDER[layout.dtype]}"
         )
-        wrong = values.double().abs() == largest
+        wrong = values.cpu().double().abs() == largest
     else:
         return
     row = int(wrong.any(dim=1).nonzero()[0])

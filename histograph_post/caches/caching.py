@@ -23,6 +23,7 @@ from torch_geometric.data import Batch, Data
 
 from .. import __version__
 from ..capture import Capture
+from ..capture.repeating import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..errors import CacheError, CaptureError, ConfigError
 from ..models import ModelSpec
@@ -36,6 +37,7 @@ from ..utils.files import (
     to_json,
     write_text,
 )
+from ..utils.notebooks import notebook_bar
 from .blocks import ShardThread
 from .folder import (
     CONFIG_NAME,
@@ -83,6 +85,7 @@ def write_shards(
     with (
         ShardThread(plan, folder) as thread,
         torch.inference_mode(),
+        repeatable(plan.device),
         Capture(plan.model, plan.capture) as recorder,
     ):
         for index in mine:
@@ -256,11 +259,12 @@ def cache(
     dataset: GraphDataset | Iterable[Data],
     out: str | Path,
     *,
-    splits: Splits | str | None = None,
+    split: Splits | str | None = None,
     device: str = "auto",
     part: tuple[int, int] = (0, 1),
     overwrite: bool = False,
     on_progress: ProgressCallback | None = None,
+    splits: Splits | str | None = None,
     **options: Any,
 ) -> Cache | None:
     """Run ``model`` once over ``dataset`` and cache every layer's activations.
@@ -269,12 +273,13 @@ def cache(
         model: Any trained module; it is put into ``eval()`` and not changed otherwise.
         dataset: A :class:`~histograph_post.data.GraphDataset`, a PyG data set or a list of graphs.
         out: Folder of the cache; a run that was killed goes on where it stopped.
-        splits: Splits, or a specification such as ``"kfold:10"`` or a file; default: as the data
+        split: Splits, or a specification such as ``"kfold:10"`` or a file; default: as the data
             comes, else stratified.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
         part: ``(i, n)`` for job ``i`` of ``n``.
         overwrite: Replace another cache in that folder.
         on_progress: Called with the nodes done and the nodes in all.
+        splits: The earlier name of ``split``.
         options: Fields of :class:`CacheOptions`.
 
     Returns:
@@ -282,7 +287,11 @@ def cache(
     """
     if not isinstance(dataset, GraphDataset):
         dataset = from_graphs(dataset)
-    if not isinstance(splits, Splits):
-        splits = resolve_splits(dataset, splits)
-    plan = plan_cache(model, dataset, splits, options=CacheOptions(**options), device=device)
-    return write_cache(plan, out, part=part, overwrite=overwrite, on_progress=on_progress)
+    if split is None:
+        split = splits
+    if not isinstance(split, Splits):
+        split = resolve_splits(dataset, split)
+    plan = plan_cache(model, dataset, split, options=CacheOptions(**options), device=device)
+    with notebook_bar("caching", watched=on_progress is not None) as update:
+        on_progress = on_progress or update
+        return write_cache(plan, out, part=part, overwrite=overwrite, on_progress=on_progress)

@@ -20,9 +20,10 @@ from torch_geometric.data import Data
 from torch_geometric.utils import k_hop_subgraph, subgraph
 
 from ..capture import Capture, CapturePlan
+from ..capture.repeating import TOLERANCES, apart, device_of, repeatable
 from ..capture.tensors import eager_module, frozen
 from ..data import GraphDataset
-from ..data.batching import make_batch, sparse_names
+from ..data.batching import make_batch, sparse_names, to_device
 from ..data.dataset import probe_graphs
 from ..errors import CacheError, HistographError
 from ..models.model_call import LABELS
@@ -30,10 +31,8 @@ from ..models.model_call import LABELS
 #: A larger graph is cut down to the surroundings of one node.
 _CANARY_NODES = 256
 
-#: The largest difference, relative to the largest number of a layer, that other machines, devices
-#: and numbers of threads explain; that which the model itself shows to have is ten times what
-#: single precision is off on the canary, up to the last of these.
-_TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+#: Besides what other machines and devices explain, a model may be off by ten times what single
+#: precision is off on the canary, but by no more than this.
 _MOST = 5e-2
 
 
@@ -145,11 +144,16 @@ def _run(
     model: nn.Module, plan: CapturePlan, graph: Data, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
     """Return what the model makes of one graph: ``[num_nodes, D_l]`` per layer."""
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
-    batch = make_batch([graph.clone()]).to(device)
+    device = device_of(model)
+    batch = to_device(make_batch([graph.clone()]), device)
     if dtype is not None:
         batch = batch.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
-    with torch.inference_mode(), frozen(eager_module(model)), Capture(model, plan) as recorder:
+    with (
+        torch.inference_mode(),
+        repeatable(device),
+        frozen(eager_module(model)),
+        Capture(model, plan) as recorder,
+    ):
         return [layer.cpu() for layer in recorder.run(batch).history]
 
 
@@ -162,7 +166,7 @@ def _tolerances(
         rounding = [_difference(*pair) for pair in zip(history, exact, strict=True)]
     except Exception:  # of whatever kind: code that insists on a precision
         rounding = [0.0] * len(history)
-    least = [_TOLERANCES.get(str(layer.dtype).removeprefix("torch."), 1e-4) for layer in history]
+    least = [TOLERANCES.get(layer.dtype, 1e-4) for layer in history]
     return [
         max(low, min(10 * off, _MOST)) if off == off else low
         for low, off in zip(least, rounding, strict=True)
@@ -171,9 +175,4 @@ def _tolerances(
 
 def _difference(before: Tensor, now: Tensor) -> float:
     """Return the largest difference, relative to the largest number; infinite of other shapes."""
-    if before.shape != now.shape:
-        return float("inf")
-    if not before.numel():
-        return 0.0
-    scale = float(before.double().abs().max())
-    return float((before.double() - now.double()).abs().max()) / (scale or 1.0)
+    return apart(before, now) if before.shape == now.shape else float("inf")

@@ -18,6 +18,7 @@ from ..errors import CheckpointError
 from ..utils.text import listed
 from .points import CapturePlan
 from .recorder import Capture
+from .repeating import same_numbers
 
 
 def needed_parameters(
@@ -79,7 +80,7 @@ def _changes(
         if after is None:
             return True
         for one, other in zip(before, after, strict=True):  # [num_nodes, width] each
-            if one.shape != other.shape or not torch.equal(one.nan_to_num(), other.nan_to_num()):
+            if not same_numbers(one, other):
                 return True
     return False
 

@@ -54,15 +54,19 @@ def probe_batches(model: nn.Module, batch: Batch) -> Iterator[Batch]:
 
 def _changed(graphs: list[Data]) -> Iterator[Batch]:
     """Yield the graphs with one of them once more, or a node less, and with an edge less."""
+    # What is made for a batch is made on the CPU, unless the graphs are on CUDA.
+    device = tensors_in(graphs[0])[0].device
     if len(graphs) > 1:
         for extra in graphs:
             if int(extra.num_nodes) > 1:
-                yield Batch.from_data_list([*graphs, extra])
+                yield Batch.from_data_list([*graphs, extra]).to(device)
     elif (nodes := int(graphs[0].num_nodes)) > 2:
-        yield Batch.from_data_list([graphs[0].subgraph(torch.arange(nodes - 1))])
+        kept = torch.arange(nodes - 1, device=device)
+        yield Batch.from_data_list([graphs[0].subgraph(kept)]).to(device)
     for at, graph in enumerate(graphs):
         if (shorter := _without_an_edge(graph)) is not None:
-            yield Batch.from_data_list([*graphs[:at], shorter, *graphs[at + 1 :]])
+            others = [*graphs[:at], shorter, *graphs[at + 1 :]]
+            yield Batch.from_data_list(others).to(device)
 
 
 def _without_an_edge(graph: Data) -> Data | None:

@@ -194,6 +194,22 @@ def make_batch(graphs: Sequence[Data]) -> Batch:
     return batch
 
 
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch on a device: made on the CPU, then moved as a whole.
+
+    PyTorch Geometric makes what is new in a batch on the CPU, unless the graphs are on CUDA. Memory
+    is pinned for CUDA, which then copies while the host goes on; MPS has no double precision.
+    """
+    if device.type == "cpu":
+        return batch
+    batch = copy.copy(batch)
+    if device.type == "mps":
+        batch = batch.apply(lambda each: each.float() if each.dtype == torch.float64 else each)
+    elif device.type == "cuda":
+        batch = batch.apply(lambda each: each if each.is_cuda else each.pin_memory())
+    return batch.to(device, non_blocking=True)
+
+
 def _columns(graphs: Sequence[Data]) -> dict[str, list[Tensor]] | None:
     """Return the values of every attribute; None where not all of them are plain tensors."""
     if not all(type(graph) is Data for graph in graphs):

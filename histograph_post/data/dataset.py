@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -76,6 +76,27 @@ class GraphDataset:
 
     def __len__(self) -> int:
         return len(self.graphs)
+
+    def __getitem__(self, which: int | slice | Sequence[int] | np.ndarray) -> Any:
+        """Return a graph by its place, or some of them as a data set of their own.
+
+        A part has no official split, which is over all graphs.
+        """
+        if isinstance(which, (int, np.integer)):
+            return self.graphs[int(which)]
+        places = np.arange(len(self))[which if isinstance(which, slice) else np.asarray(which)]
+        chosen = [int(place) for place in places]
+        return replace(
+            self,
+            graphs=[self.graphs[place] for place in chosen],
+            ids=[self.ids[place] for place in chosen],
+            official=None,
+            rows=places if self.rows is None else self.rows[places],
+            smiles=None if self.smiles is None else [self.smiles[place] for place in chosen],
+        )
+
+    def __iter__(self) -> Iterator[Data]:
+        return iter(self.graphs)
 
     def __repr__(self) -> str:
         return f"GraphDataset({self.spec!r}, {len(self)} graphs, level={self.level!r})"

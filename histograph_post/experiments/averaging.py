@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..metrics import Difference, Key, paired_difference, resampled_difference, resampled_rows
+from ..metrics import Difference, Key, paired_difference, resampled_interval, resampled_rows
 from ..runs.fits import Fit
 from ..runs.predictions import LabelRows, calibration_error, fit_temperature
+from ..runs.verdict import OWN as OWN
 from ..tasks import Task
 
-#: The checkpoint's own readout, in tables and results.
-OWN = "own readout"
-
-#: Draws of test rows for an interval; fewer where there are many targets to score in each.
+#: Draws of test rows for an interval; fewer where there are many targets or folds to score in each.
 _DRAWS = 1000
 _FEWEST_DRAWS = 100
-_DRAWN_COLUMNS = 10_000
+_DRAWN_COLUMNS = 5000
 
 
 @dataclass(frozen=True)
@@ -109,42 +107,67 @@ class Averages:
         self._task, self._labels = task, labels
         self._rows: dict[int, np.ndarray] = {}
         self._outputs: dict[str, dict[int, np.ndarray]] = {OWN: dict(own)}
-        self._resampled: dict[str, np.ndarray] = {}
+        self._on_valid: dict[str, list[FoldOutputs]] = {}
+        self._resampled: dict[tuple[str, int], np.ndarray] = {}
         for name in dict.fromkeys(fit.spec.name for fit in fits):
-            found = outputs_on_test([fit for fit in fits if fit.spec.name == name])
+            members = [fit for fit in fits if fit.spec.name == name]
+            found = outputs_on_test(members)
             self._outputs[name] = {outputs.fold: outputs.mean for outputs in found}
             self._rows |= {outputs.fold: outputs.rows for outputs in found}
+            self._on_valid[name] = outputs_on_valid(members)
 
     def scores(self, name: str) -> dict[Key, float]:
-        """Return the score of each fold that has one, under its fold and 0 for the seed."""
-        found = {
-            (fold, 0): self._task.score(outputs, self._labels[self._rows[fold]])
+        """Return the test score of each fold that has one, under its fold and 0 for the seed."""
+        return self._scored(
+            (fold, self._rows[fold], outputs)
             for fold, outputs in self._outputs.get(name, {}).items()
+        )
+
+    def valid_scores(self, name: str) -> dict[Key, float]:
+        """Return the same of the validation part, by which readouts are ranked and chosen."""
+        return self._scored(
+            (outputs.fold, outputs.rows, outputs.mean) for outputs in self._on_valid.get(name, ())
+        )
+
+    def _scored(self, parts: Iterable[tuple[int, np.ndarray, np.ndarray]]) -> dict[Key, float]:
+        found = {
+            (fold, 0): self._task.score(outputs, self._labels[rows])
+            for fold, rows, outputs in parts
         }
         return {key: score for key, score in found.items() if score == score}
 
     def difference(self, name: str, other: str) -> Difference | None:
         """Return how much better one readout is than another.
 
-        Paired over folds where there are several, else over the test rows of the only one.
+        Paired over folds where there are several, with the interval over all test rows beside it,
+        else over the test rows of the only one.
         """
         scores, others = self.scores(name), self.scores(other)
         found = paired_difference(scores, others)
-        if found is None or found.count > 1:
+        if found is None:
+            return None
+        folds = sorted(fold for fold, _ in scores.keys() & others.keys())
+        drawn = [
+            np.mean([self._drawn(each, fold) for fold in folds], axis=0) for each in (name, other)
+        ]  # each [draws]
+        interval, count = resampled_interval(*drawn), sum(len(self._rows[fold]) for fold in folds)
+        low, high = (None, None) if interval is None else interval
+        if found.count == 1:
+            return Difference(found.mean, low, high, count, "rows")
+        if low is None or high is None:
             return found
-        ((fold, _),) = scores.keys() & others.keys()
-        drawn = self._drawn(name, fold), self._drawn(other, fold)  # each [draws]
-        return resampled_difference(found.mean, *drawn, num_rows=len(self._rows[fold]))
+        return replace(found, rows={"low": low, "high": high, "count": count})
 
     def _drawn(self, name: str, fold: int) -> np.ndarray:
         """Return the scores of a readout on rows that are drawn again and again: ``[draws]``."""
-        if name not in self._resampled:
+        if (name, fold) not in self._resampled:
             outputs, labels = self._outputs[name][fold], self._labels[self._rows[fold]]
-            count = max(_FEWEST_DRAWS, min(_DRAWS, _DRAWN_COLUMNS // labels.shape[1]))
-            drawn = resampled_rows(len(outputs), count)  # [draws, rows]
+            columns = labels.shape[1] * len(self._rows)
+            count = max(_FEWEST_DRAWS, min(_DRAWS, _DRAWN_COLUMNS // columns))
+            drawn = resampled_rows(len(outputs), count, fold)  # [draws, rows]
             scores = [self._task.score(outputs[rows], labels[rows]) for rows in drawn]
-            self._resampled[name] = np.array(scores)
-        return self._resampled[name]
+            self._resampled[name, fold] = np.array(scores)
+        return self._resampled[name, fold]
 
     def calibration(self, name: str, temperature: float) -> dict[str, Any] | None:
         """Return how well the probabilities for all test rows are calibrated, before and after.

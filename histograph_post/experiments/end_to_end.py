@@ -271,10 +271,11 @@ def pretrain(
     """
     options, planning = with_keywords(options, keywords)
     options.refuse(
-        *("task", "standardize", "warm_start", "memory_limit"),
+        *("task", "warm_start", "memory_limit", *(() if head is not None else ("standardize",))),
         reason="a backbone that is trained from random weights has no such choice",
     )
     if head is not None:
+        planning = {"normalize": options.standardize, **planning}
         stage = plan_end_to_end(
             model,
             data,

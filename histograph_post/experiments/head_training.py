@@ -194,6 +194,10 @@ class Experiment(ReadoutStage):
         """Return the hash of the backbone whose activations the cache of a fit's fold holds."""
         return self.folds[fit.spec.fold].loaded.cache.weights_sha256
 
+    def keeps(self, fit: Fit) -> bool:
+        """Whether a fit can be loaded from the run by its name: rivals are compared only."""
+        return fit.spec.name not in RIVALS
+
     def build_heads(self) -> list[nn.Module]:
         """Build every readout once; options that do not fit are refused."""
         widths, task = self.caches[0].widths, self.task
@@ -328,8 +332,9 @@ def compare(
 ) -> Run:
     """Train several readouts on the same cache, each at the learning rate that suits it.
 
-    The run predicts with ``histograph`` if that is one of them, else with the first that is not a
-    rival: ``svm`` and ``boosting`` are compared only.
+    The run predicts with the readout that is best by validation, its seeds averaged, and keeps all
+    of them: ``hg.predict(run, data, head="concat")`` takes another. ``svm`` and ``boosting`` are
+    compared only.
 
     Args:
         cache: A cache, its folder, or a folder of per-fold caches.
@@ -346,8 +351,7 @@ def compare(
     if heads is None:
         heads = head_names(open_caches(cache)[0].manifest.layout.level, rivals=True)
     names = list(dict.fromkeys(head_name(head) for head in heads))
-    saved = [name for name in names if name not in RIVALS]
-    if not saved:
+    if all(name in RIVALS for name in names):
         found = " and ".join(names)
         raise ConfigError(
             f"heads: found {f'{found}, compared only' if found else 'none'}, "
@@ -355,5 +359,4 @@ def compare(
         )
     specs = [HeadSpec(name, {**(head_options or {}), **others}) for name in names]
     experiment = plan_experiment(cache, specs, options, rivals=True)
-    chosen = "histograph" if "histograph" in names else saved[0]
-    return run_experiment(experiment, out, chosen=chosen, options=options)
+    return run_experiment(experiment, out, chosen=None, options=options)

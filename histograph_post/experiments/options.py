@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..runs.fits import Fit
 from ..training.options import TrainingOptions
+from ..utils.notebooks import notebook_bar
 
 if TYPE_CHECKING:
     from .stage import Stage
@@ -40,7 +42,7 @@ class ExperimentOptions:
 
     Each of these can also be given to an experiment as a keyword of its own::
 
-        hg.train_head(cache, out, seeds=[0, 1], metric="roc_auc")
+        hg.train_head(cache, out, seeds=[0, 1], metric="roc_auc", epochs=5)
     """
 
     #: One fit per seed and fold, which predict together. By default :data:`DEFAULT_SEEDS`; after a
@@ -98,6 +100,15 @@ class ExperimentOptions:
             if getattr(self, name) != getattr(_DEFAULTS, name):
                 raise ConfigError(f"{name}: found one, but {reason}")
 
+    @contextmanager
+    def watching(self) -> Iterator[Callable[[FitProgress], None] | None]:
+        """Yield what is told after every epoch: who asked for it, or a bar in a notebook."""
+        if self.on_epoch is not None or self.on_fit is not None:
+            yield self.on_epoch
+            return
+        with notebook_bar("training") as update:
+            yield None if update is None else lambda progress: update(progress.done, progress.total)
+
     def start(self, stage: Stage) -> None:
         """Tell whoever listens that the work begins."""
         if self.on_start is not None:
@@ -110,8 +121,16 @@ _DEFAULTS = ExperimentOptions()
 def with_keywords(
     options: ExperimentOptions | None, keywords: Mapping[str, Any]
 ) -> tuple[ExperimentOptions, dict[str, Any]]:
-    """Return the options with those keywords that name one of them, and all other keywords."""
+    """Return the options with those keywords that name one of them, and all other keywords.
+
+    How to train may be given by itself, too, such as ``epochs=5``.
+    """
     names = {field.name for field in fields(ExperimentOptions)}
+    training = {field.name for field in fields(TrainingOptions)}
     given = {name: value for name, value in keywords.items() if name in names}
-    others = {name: value for name, value in keywords.items() if name not in names}
-    return replace(options or _DEFAULTS, **given), others
+    others = {name: value for name, value in keywords.items() if name not in names | training}
+    trained = {name: value for name, value in keywords.items() if name in training}
+    found = replace(options or _DEFAULTS, **given)
+    if isinstance(found.training, TrainingOptions):
+        return replace(found, training=replace(found.training, **trained)), others
+    return replace(found, training={**(found.training or {}), **trained} or None), others

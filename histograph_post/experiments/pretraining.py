@@ -244,7 +244,7 @@ class Pretraining(Stage):
             target_names=tuple(dataset.target_names),
         )
 
-    def write(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+    def write(self, folder: Path, fits: Sequence[Fit], chosen: str | None) -> dict[str, Any]:
         """Return the scores of all folds that are done, those of other calls, too."""
         metric = self.task.metric
         folds = [load_fold(path) for path in fold_folders(folder) if is_finished(path)]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..heads.registry import RIVALS, is_solved
+from ..heads.registry import RIVALS, SIMPLE, is_solved
 from ..metrics import Key, paired_difference, summarize
 from ..runs.fits import FIT_NAME, Fit
 from ..runs.predictions import (
@@ -33,6 +33,7 @@ from ..runs.run import (
     member_prefix,
     read_json,
 )
+from ..runs.verdict import verdict_of
 from ..tasks import Task
 from ..utils.files import atomic_path, write_json, write_text
 from .averaging import OWN as OWN
@@ -43,7 +44,12 @@ BASELINES = ("mean", "mlp")
 
 
 def results(
-    task: Task, fits: Sequence[Fit], chosen: str, own: Mapping[Key, float], averages: Averages
+    task: Task,
+    fits: Sequence[Fit],
+    chosen: str,
+    own: Mapping[Key, float],
+    averages: Averages,
+    temperatures: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return ``results.json``: the same on every run with the same seeds on the same machine.
 
@@ -53,19 +59,25 @@ def results(
         chosen: The name of the fits that the run is about.
         own: The test score of the backbone's own readout, for every fold and seed.
         averages: The same fits, the seeds of each fold averaged.
+        temperatures: What the logits of each readout that is kept are divided by.
     """
     metric = task.metric
     several_seeds = len({fit.spec.seed for fit in fits}) > 1
     rows: dict[str, Any] = {}
     if own:
-        rows[OWN] = {"test": _summary(own), "versus_own": None, "num_parameters": None}
+        first = next(iter(own))[1]  # a checkpoint says the same whatever the seed of a head
+        alike = all(own[fold, seed] == own[fold, first] for fold, seed in own)
+        once = {key: score for key, score in own.items() if key[1] == first or not alike}
+        rows[OWN] = {"test": _summary(once), "versus_own": None, "num_parameters": None}
     names = list(dict.fromkeys(fit.spec.name for fit in fits))
     names.sort(key=lambda name: name not in BASELINES)  # what there is to beat comes first
     baseline = next((name for name in BASELINES if name in names), None)
+    simple = [name for name in rank_by_validation(task, averages, fits) if name in SIMPLE]
     for name in names:
         members = named(fits, name)
         test = scores_of(members, "test", metric)
-        averaged = _averaged(averages, name, baseline)
+        rival = next((other for other in simple if other != name), None)
+        averaged = _averaged(averages, name, baseline, rival)
         difference = None if name == OWN else paired_difference(test, own)
         counted, spec = members, members[0].spec
         if name != OWN and not spec.stage and is_solved(spec.head, task.level):
@@ -79,32 +91,69 @@ def results(
             "averaged": averaged,
             "num_parameters": members[0].num_parameters,
             **({"compared_only": True} if name in RIVALS else {}),
+            **({"simple": True} if name in SIMPLE else {}),
+            **({"temperature": temperatures[name]} if name in temperatures else {}),
         }
         if not several_seeds:
             # The average is the only fit of a fold, and what its outputs say of an interval holds.
             rows[name] |= {k: v for k, v in averaged.items() if k.startswith("versus")}
             rows[name]["averaged"] = None
-    return {
+    found = {
         "task": task.to_json(),
         "metric": metric,
         "higher_is_better": task.higher_is_better,
         "head": chosen,
         "readouts": rows,
         "versus_baseline": rows[chosen]["versus_baseline"],
-        "fits": [fit.to_json() for fit in fits],
     }
+    verdict = verdict_of(found).to_json()
+    return {**found, "verdict": verdict, "fits": [fit.to_json() for fit in fits]}
 
 
-def _averaged(averages: Averages, name: str, baseline: str | None) -> dict[str, Any]:
-    """Return score and differences of a readout with the seeds of each fold averaged."""
+def rank_by_validation(task: Task, averages: Averages, fits: Sequence[Fit]) -> list[str]:
+    """Return readouts from the best validation score to the worst, their seeds averaged.
+
+    That is what predicts. Of equal ones the one with fewer parameters comes first; those without a
+    validation score stay in their order, last.
+    """
+    sign = -1 if task.higher_is_better else 1
+    parameters = {fit.spec.name: fit.num_parameters for fit in fits}
+
+    def place(name: str) -> tuple[float, int]:
+        scores = list(averages.valid_scores(name).values())
+        return (sign * float(np.mean(scores)), parameters[name]) if scores else (np.inf, 0)
+
+    return sorted(parameters, key=place)
+
+
+def best_by_validation(task: Task, averages: Averages, fits: Sequence[Fit]) -> str:
+    """Return the readout that a comparison predicts with: the best one that is saved as a head.
+
+    Without a validation part, that is HistoGraph, or else the first.
+    """
+    saved = [fit for fit in fits if fit.spec.name not in RIVALS]
+    saved.sort(key=lambda fit: fit.spec.name != "histograph")
+    return rank_by_validation(task, averages, saved)[0]
+
+
+def _averaged(
+    averages: Averages, name: str, baseline: str | None, rival: str | None
+) -> dict[str, Any]:
+    """Return scores and differences of a readout with the seeds of each fold averaged."""
+
+    def against(other: str | None) -> dict[str, Any] | None:
+        if other is None or name in (other, OWN):
+            return None
+        found = averages.difference(name, other)
+        return None if found is None else {"baseline": other, **found.to_json()}
+
     own = None if name == OWN else averages.difference(name, OWN)
-    other = None
-    if baseline is not None and name not in (baseline, OWN):
-        other = averages.difference(name, baseline)
     return {
         "test": _summary(averages.scores(name)),
+        "valid": _summary(averages.valid_scores(name)),
         "versus_own": None if own is None else own.to_json(),
-        "versus_baseline": None if other is None else {"baseline": baseline, **other.to_json()},
+        "versus_baseline": against(baseline),
+        "versus_rival": against(rival),
     }
 
 

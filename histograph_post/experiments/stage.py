@@ -31,7 +31,14 @@ from ..utils.text import plural
 from .averaging import Averages, members_with, temperature_of
 from .options import ExperimentOptions, FitProgress
 from .parallel import FitRunner
-from .results import choose_fit, named, results, write_chosen_head, write_predictions
+from .results import (
+    best_by_validation,
+    choose_fit,
+    named,
+    results,
+    write_chosen_head,
+    write_predictions,
+)
 from .trained_backbones import remove_folds
 from .workers import FitJob
 
@@ -90,7 +97,7 @@ class Stage(ABC):
         """Return what the predictions of the run are called, and the labels beside them."""
 
     @abstractmethod
-    def write(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+    def write(self, folder: Path, fits: Sequence[Fit], chosen: str | None) -> dict[str, Any]:
         """Write what the run is made of, once all fits are done; return its results."""
 
     @property
@@ -147,27 +154,37 @@ class ReadoutStage(Stage):
         """Return fits of another run that the results are to be read beside."""
         return []
 
+    def keeps(self, fit: Fit) -> bool:
+        """Whether a fit can be loaded from the run by its name, besides those that were chosen."""
+        return False
+
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Write what else the stage leaves behind; return what it adds to the results."""
         return {}
 
-    def write(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+    def write(self, folder: Path, fits: Sequence[Fit], chosen: str | None) -> dict[str, Any]:
         """Write metrics, the chosen head and its predictions; return scores and differences."""
         task, label_rows = self.task, self.label_rows()
         fits = [*self.earlier_fits(), *fits]
         _write_metrics(folder, fits)
+        averages = Averages(task, label_rows.labels, fits, self.own_outputs(fits))
+        chosen = chosen or best_by_validation(task, averages, fits)
         best = choose_fit(fits, chosen, task)
         members = members_with(best, fits, self.weights_of)
-        temperature = 1.0
-        if self.calibrate:
-            temperature = temperature_of(task, named(fits, chosen), label_rows, self.weights_of)
+        kept = [fit for fit in fits if fit.spec.name == chosen or self.keeps(fit)]
+        temperatures = {
+            name: temperature_of(task, named(kept, name), label_rows, self.weights_of)
+            if self.calibrate
+            else 1.0
+            for name in dict.fromkeys(fit.spec.name for fit in kept)
+        }
+        temperature = temperatures[chosen]
         backbone, targets = self.backbone(best, folder), label_rows.target_names
         given = {"temperature": temperature}
         write_chosen_head(folder, best, members, task, targets, backbone, **given)
         write_predictions(folder, fits, chosen, task, label_rows, **given)
         added = self.finish(folder, fits, chosen)
-        averages = Averages(task, label_rows.labels, fits, self.own_outputs(fits))
-        found = results(task, fits, chosen, self.own_scores(fits), averages)
+        found = results(task, fits, chosen, self.own_scores(fits), averages, temperatures)
         calibration = averages.calibration(chosen, temperature)
         own = self.weights_of(best)
         return {
@@ -180,14 +197,15 @@ class ReadoutStage(Stage):
 
 
 def run_experiment(
-    stage: Stage, out: str | Path, *, chosen: str, options: ExperimentOptions
+    stage: Stage, out: str | Path, *, chosen: str | None, options: ExperimentOptions
 ) -> Run:
     """Train every readout on every fold with every seed; go on with what a killed run left.
 
     Args:
         stage: What there is to fit, planned.
         out: The run folder.
-        chosen: The fits whose best (by validation) becomes the run's head.
+        chosen: The fits whose best (by validation) becomes the run's head; None for those of the
+            readout that is best by validation.
         options: Where and how many at once; what was planned before this says the rest.
     """
     options.start(stage)
@@ -198,9 +216,12 @@ def run_experiment(
     open_run_folder(folder, stage.plan(), config=options.config, overwrite=options.overwrite)
     stage.splits.save(folder / SPLITS_NAME)
     planned = stage.fits()
-    watched = _Watched(len(planned), options.on_epoch, options.on_fit)
-    with FitRunner(stage, planned=stage.num_planned, jobs=options.jobs, device=device) as runner:
-        runner.run([_WatchedJob(spec, folder, watched) for spec in planned])
+    with options.watching() as on_epoch:
+        watched = _Watched(len(planned), on_epoch, options.on_fit)
+        with FitRunner(
+            stage, planned=stage.num_planned, jobs=options.jobs, device=device
+        ) as runner:
+            runner.run([_WatchedJob(spec, folder, watched) for spec in planned])
     fits = [watched.fits[spec.folder] for spec in planned]
     write_results(folder, stage.write(folder, fits, chosen))
     return Run.open(folder)

@@ -27,6 +27,7 @@ from ..heads.registry import head_name
 from ..runs.fits import Fit, FitSpec
 from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run, open_run_folder
 from ..utils.files import write_text
+from ..utils.notebooks import notebook_bar
 from .head_training import Experiment, HeadSpec
 from .options import ExperimentOptions, with_keywords
 from .results import versus
@@ -44,7 +45,7 @@ TRIALS = 30
 SEEDS = (0, 1, 2, 3, 4)
 
 #: Options of a readout that `train-head` has flags for.
-_FLAGS = ("dim", "heads")
+_FLAGS = {"dim": "dim", "heads": "attention_heads"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _keep_best(tuned: Tuned, folder: Path) -> None:
     text = tomli_w.dumps(
         {
             "head": head.name,
-            **{name: head.options[name] for name in _FLAGS if name in head.options},
+            **{flag: head.options[name] for name, flag in _FLAGS.items() if name in head.options},
             "head_args": [f"{name}={value}" for name, value in others.items()],
             **asdict(training),
         }
@@ -166,16 +167,19 @@ def tune(
     experiment, folder = search.experiment, Path(out)
     options.start(experiment)
     open_run_folder(folder, search.plan(), config=options.config, overwrite=options.overwrite)
-    found = run_trials(
-        search,
-        folder,
-        trials=trials,
-        storage=storage,
-        device=options.device,
-        jobs=options.jobs,
-        on_epoch=options.on_epoch,
-        on_trial=on_trial,
-    )
+    with notebook_bar("trials", watched=on_trial is not None) as update:
+        if update is not None:
+            on_trial = lambda trial, best, done, total: update(done, total)  # noqa: E731
+        found = run_trials(
+            search,
+            folder,
+            trials=trials,
+            storage=storage,
+            device=options.device,
+            jobs=options.jobs,
+            on_epoch=options.on_epoch,
+            on_trial=on_trial,
+        )
     best = best_trial(search, found)
     if best is None:
         reasons = "; ".join(dict.fromkeys(trial.reason for trial in found if trial.reason))

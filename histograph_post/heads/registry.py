@@ -47,6 +47,7 @@ class HeadInfo:
         needs_edge_index: Whether it needs the edges of the graphs.
         warm_starts: Whether it can start at the checkpoint's own predictions.
         preset: Options of the class that this name stands for.
+        simple: Whether it is a fixed pooling and a classifier: what a head has to beat.
         lr: The learning rate that suits it on data of many graphs, by validation scores on frozen
             molecule networks: a few linear maps need larger steps than attention does.
         code: The specification of a readout of one's own, if it was named by one.
@@ -59,6 +60,7 @@ class HeadInfo:
     needs_edge_index: bool = False
     warm_starts: bool = False
     preset: Mapping[str, Any] = field(default_factory=dict)
+    simple: bool = False
     lr: float = 1e-3
     code: str | None = None
 
@@ -125,6 +127,7 @@ _HEADS = (
         "mean",
         "mean over the nodes of the last layer",
         ".readouts:LastLayer",
+        simple=True,
         preset={"reduce": "mean"},
         lr=1e-2,
     ),
@@ -132,12 +135,14 @@ _HEADS = (
         "sum",
         "sum over the nodes of the last layer",
         ".readouts:LastLayer",
+        simple=True,
         preset={"reduce": "sum"},
     ),
     HeadInfo(
         "max",
         "maximum over the nodes of the last layer",
         ".readouts:LastLayer",
+        simple=True,
         preset={"reduce": "max"},
         lr=1e-2,
     ),
@@ -145,6 +150,7 @@ _HEADS = (
         "mlp",
         "MLP probe of the last layer, node by node",
         ".readouts:LastLayer",
+        simple=True,
         levels=("node", "link"),
         preset={"reduce": "mean"},
     ),
@@ -152,19 +158,28 @@ _HEADS = (
         "linear",
         "(mean) last layer and a linear map, solved",
         ".readouts:LinearProbe",
+        simple=True,
         levels=LEVELS,
     ),
-    HeadInfo("layer-mean", "mean over all layers", ".readouts:LayerMean", levels=LEVELS),
+    HeadInfo(
+        "layer-mean",
+        "mean over all layers",
+        ".readouts:LayerMean",
+        simple=True,
+        levels=LEVELS,
+    ),
     HeadInfo(
         "concat",
         "(mean) of every layer, concatenated, and a linear map, solved",
         ".readouts:Concat",
+        simple=True,
         levels=LEVELS,
     ),
     HeadInfo(
         "probe",
         "mean, maximum and deviation of every layer, and a linear map, solved",
         ".readouts:Probe",
+        simple=True,
         levels=("graph", "node"),
     ),
     HeadInfo(
@@ -274,16 +289,21 @@ RIVALS: Mapping[str, HeadInfo] = MappingProxyType(
             "svm",
             "RBF support vectors on what probe reads; compared only",
             ".readouts:Probe",
+            simple=True,
             levels=("graph", "node"),
         ),
         "boosting": HeadInfo(
             "boosting",
             "boosted trees on what probe reads; compared only",
             ".readouts:Probe",
+            simple=True,
             levels=("graph", "node"),
         ),
     }
 )
+
+#: Readouts that a head has to beat to be worth it, those that are compared only among them.
+SIMPLE = tuple(name for name, info in {**HEADS, **RIVALS}.items() if info.simple)
 
 #: Readouts that were given a name in this process.
 _registered: dict[str, HeadInfo] = {}

@@ -73,7 +73,7 @@ class Standardizer(nn.Module):
         for history in batches:
             for rows in self._pieces(history):
                 precision = max(precision, torch.finfo(rows.dtype).eps)
-                piece = rows.to("cpu", torch.float64)  # [rows, sum of widths]
+                piece = rows.cpu().to(torch.float64)  # [rows, sum of widths]
                 piece_mean = piece.mean(0)
                 total = count + len(piece)
                 shift = piece_mean - mean

@@ -214,7 +214,8 @@ class StableEdgePooling(EdgePooling):
                 cluster[node] = size
                 size += 1
         clusters = torch.tensor(cluster, device=x.device)  # [num_nodes]
-        weight = torch.cat([score[contracted], score.new_ones(size - len(contracted))])  # [size]
+        kept = torch.tensor(contracted, dtype=torch.long, device=x.device)
+        weight = torch.cat([score[kept], score.new_ones(size - len(kept))])  # [size]
         rows = scatter(x, clusters, dim=0, dim_size=size, reduce="sum")  # [size, dim]
         new_batch = batch.new_empty(size).scatter_(0, clusters, batch)  # [size]
         return rows * weight.view(-1, 1), coalesce(clusters[edge_index], num_nodes=size), new_batch

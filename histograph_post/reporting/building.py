@@ -10,7 +10,6 @@ from ..caches import Cache
 from ..errors import CacheError, ConfigError, HistographError, OutputExistsError
 from ..experiments.folds import open_caches
 from ..heads.base import Readout
-from ..heads.registry import head_name
 from ..runs.run import REPORT_NAME, Run
 from ..utils.files import require_folder, require_free, write_text
 from .evidence import gather_evidence
@@ -123,16 +122,16 @@ def report(
         run: A finished run, or its folder; a folder of compared readouts is one too.
         out: The file; ``report.html`` in the run's folder by default.
         cache: The cache, or folder of per-fold caches, if it was moved.
-        head: A readout of your own, as ``my_head.py:MyHead`` or the class, if the run has one.
+        head: Another readout of the run than the one it predicts with, by name; or your own, as
+            ``my_head.py:MyHead`` or the class.
         figures: A folder that gets every figure as a file of its own.
         form: ``png`` or ``svg``, for those files.
         overwrite: Replace a file that is not the run's own older report, and figures.
         on_progress: Called with the steps done and the steps in all.
     """
     require_matplotlib()
-    if head is not None:
-        head_name(head)  # known by its name from here on
-    opened = Run.open(run.folder if isinstance(run, Run) else run).require_readouts()
+    given = Run.of(run)
+    opened = Run.open(given.folder).require_readouts().with_head(head or given.readout)
     target = opened.folder / REPORT_NAME if out is None else Path(out)
     _require_free(target, overwrite=overwrite, own=out is None)
     if figures is not None:
@@ -178,7 +177,7 @@ def build_page(
     return Page(
         title=run.name,
         kicker=f"{run.backbone.data.spec} · {run.task.kind} · {run.task.level} level",
-        headline=headline(run, ranked),
+        headline=headline(run),
         notes=[*notes, *evidence.notes],
         sections=[section for section in sections if not section.is_empty],
     )

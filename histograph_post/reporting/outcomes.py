@@ -44,49 +44,59 @@ class Outcome:
     labels: np.ndarray
 
 
-@lru_cache(maxsize=1)  # many figures of one report ask; a run is read once anyway
 def chosen_outcomes(run: Run) -> list[Outcome]:
-    """Return the chosen readout's predictions for the test rows of every fold.
+    """Return the predictions of the run's head for the test rows of every fold."""
+    return outcomes_of(run, run.head)
 
-    Runs of earlier versions have them for every seed by itself.
+
+@lru_cache(maxsize=1)  # many figures of one report ask; a run is read once anyway
+def _written_outcomes(run: Run) -> list[Outcome]:
+    """Return what the run has written of the readout it predicts with, a row once in each fold.
+
+    Runs of earlier versions have written every seed by itself: these are averaged.
     """
     try:
         with (run.folder / PREDICTIONS_NAME).open(encoding="utf-8", newline="") as file:
             columns, *lines = csv.reader(file)
     except (FileNotFoundError, ValueError):
         return []
-    seeds: dict[int, list[int]] = {}
+    has_seeds, seeds = columns[2] == "seed", dict[int, list[int]]()
     for fit in run.results["fits"]:
-        if fit["head"] == run.head:
+        if fit["head"] == run.results["head"]:
             seeds.setdefault(fit["fold"], []).append(fit["seed"])
-    has_seeds = columns[2] == "seed"
-    groups: dict[tuple[int, tuple[int, ...]], list[list[str]]] = {}
+    groups: dict[int, dict[str, list[list[str]]]] = {}
     for line in lines:
-        fold = int(line[1])
-        averaged = (int(line[2]),) if has_seeds else tuple(seeds.get(fold, ()))
-        groups.setdefault((fold, averaged), []).append(line)
+        groups.setdefault(int(line[1]), {}).setdefault(line[2] * has_seeds, []).append(line)
     num_targets, width = run.task.num_targets, run.task.out_dim
     # id, fold, (seed,) (class,) predictions, (spread,) labels
     first = 2 + has_seeds + (run.task.kind in ("binary", "multiclass"))
-    return [
-        Outcome(
-            fold=fold,
-            seeds=averaged,
-            rows=run.splits.folds[fold].test,
-            ids=[line[0] for line in members],
-            predicted=_numbers([line[first : first + width] for line in members]),
-            labels=_numbers([line[-num_targets:] for line in members]),
+    found = []
+    for fold, by_seed in groups.items():
+        members = next(iter(by_seed.values()))
+        each = [_numbers([line[first : first + width] for line in own]) for own in by_seed.values()]
+        found.append(
+            Outcome(
+                fold=fold,
+                seeds=tuple(seeds.get(fold, ())),
+                rows=run.splits.folds[fold].test,
+                ids=[line[0] for line in members],
+                predicted=np.mean(each, axis=0),  # [rows, outputs]
+                labels=_numbers([line[-num_targets:] for line in members]),
+            )
         )
-        for (fold, averaged), members in groups.items()
-    ]
+    return found
 
 
 def outcomes_of(run: Run, readout: str) -> list[Outcome]:
-    """Return the same of another readout, as far as its fits are still there."""
-    if readout == run.head:
-        return chosen_outcomes(run)
+    """Return what a readout said of the test rows of every fold, its seeds averaged.
+
+    Of another one than the run predicts with, as far as its fits are still there.
+    """
+    if readout == run.results["head"]:
+        return _written_outcomes(run)
     found = []
-    for outcome in chosen_outcomes(run):
+    temperature = run.results["readouts"][readout].get("temperature", 1.0)
+    for outcome in _written_outcomes(run):
         each = []
         for seed in outcome.seeds:
             try:
@@ -96,7 +106,8 @@ def outcomes_of(run: Run, readout: str) -> list[Outcome]:
             if np.array_equal(stored["rows"], outcome.rows):
                 each.append(torch.from_numpy(stored["outputs"]).double())  # [rows, outputs]
         if each:
-            predicted = run.task.probabilities(torch.stack(each).mean(dim=0)).numpy()
+            mean = torch.stack(each).mean(dim=0) / temperature  # [rows, outputs]
+            predicted = run.task.probabilities(mean).numpy()
             found.append(replace(outcome, predicted=predicted))
     return found
 

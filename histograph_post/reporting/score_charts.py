@@ -25,7 +25,7 @@ _MAX_INSIDE = 3
 
 
 def ranking_figure(run: Run, ranked: Mapping[str, Summary]) -> Figure:
-    """Draw the test score of every readout, best first."""
+    """Draw the test score of every readout, the best by validation first."""
     names = list(ranked)
     summaries = list(ranked.values())
     metric = metric_name(run.results["metric"])
@@ -58,8 +58,9 @@ def ranking_figure(run: Run, ranked: Mapping[str, Summary]) -> Figure:
     return Figure(
         name="ranking",
         title=f"Test {metric} of every readout",
-        caption="Mean and standard deviation over folds and seeds; each fit is a faint dot.",
-        alternative=f"Readouts from best to worst by test {metric}: {shown}.",
+        caption="Mean and standard deviation over folds and seeds; each fit is a faint dot. "
+        "Ordered by validation, below the checkpoint's own readout.",
+        alternative=f"Readouts by test {metric}, in the order of validation: {shown}.",
         picture=Chart(draw, size=(4.2, max(1.7, 0.9 + 0.27 * len(names)))),
     )
 

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
 from ..runs.run import Run
-from ..runs.summary import (
-    command,
-    counted,
-    facts,
-    own_verdict,
-    own_verdict_text,
-    ranked_trials,
-    reported,
-)
+from ..runs.summary import command, counted, facts, ranked_trials
+from ..runs.verdict import about_intervals, bold_row, ranked_names, reported, validation_of
 from ..utils.text import MISSING, difference, metric_name, number, setting, spread
 from .curve_charts import calibration_figure, precision_figure, roc_figure
 from .figures import CHOSEN, MUTED, Chart, Figure
@@ -58,38 +51,22 @@ def outcome_figures(run: Run) -> list[Figure]:
 
 
 def rank_readouts(run: Run) -> dict[str, Summary]:
-    """Return the test score of every readout, the checkpoint's own one among them, best first."""
-    found = {}
-    for name, row in run.results["readouts"].items():
-        if row["test"] is not None:
-            found[name] = Summary(**row["test"])
-    sign = -1 if run.results["higher_is_better"] else 1
-    return dict(sorted(found.items(), key=lambda pair: sign * pair[1].mean))
+    """Return the test score of every readout: the own one, then the best by validation first."""
+    readouts = run.results["readouts"]
+    order = ranked_names(run.results)
+    return {name: Summary(**readouts[name]["test"]) for name in order if readouts[name]["test"]}
 
 
-def headline(run: Run, ranked: Mapping[str, Summary]) -> str:
-    """Return the result in a sentence."""
-    metric = metric_name(run.results["metric"])
-    own = ranked.get(run.head)
-    if own is None:
-        return f"{run.head} was trained; no test part has a {metric}."
-    row = run.results["readouts"][run.head]
-    averaged = _averaged(row)
-    said = f"{run.head}: test {metric} {_mean_and_deviation(own)}"
-    if averaged is not None:
-        said = f"{run.head}, seeds averaged: test {metric} {_mean_and_deviation(averaged)}, "
-        said += f"single seeds {_mean_and_deviation(own)}"
-    said += f" over {counted(run)}"
+def headline(run: Run) -> str:
+    """Return the verdict, and what else the run was about: a search, or a backbone that moved."""
+    said = [str(run.verdict)]
     for versus, other in (
         (run.results.get("versus_frozen"), "on the frozen backbone"),
         (run.results.get("versus_default"), "with its defaults"),
-        (reported(row).get("versus_baseline"), "retrained"),
     ):
         if versus is not None:
-            said += f"; {difference(versus)} against {versus['baseline']}, {other}"
-    said += "" if run.results["higher_is_better"] else " (lower is better)"
-    verdict = own_verdict_text(run.results)
-    return f"{said}." + ("" if verdict is None else f" {verdict[0].upper()}{verdict[1:]}.")
+            said.append(f"{difference(versus)} against {versus['baseline']} {other}.")
+    return " ".join(said)
 
 
 def _averaged(row: Mapping[str, Any]) -> Summary | None:
@@ -106,7 +83,8 @@ def scores_section(run: Run, ranked: Mapping[str, Summary]) -> Section:
         "scores",
         "Scores",
         text=f"Every readout was trained on the same activations, splits and seeds: "
-        f"{counted(run)}. The epoch of each fit was chosen on the validation part.",
+        f"{counted(run)}. The epoch of each fit was chosen on the validation part, by which the "
+        "readouts are ordered, too.",
         tables=tables,
         figures=figures,
     )
@@ -117,11 +95,12 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
     if not names:
         return None
     own, baseline = OWN in ranked, readout_to_beat(run)
+    bold, _ = bold_row(run.results)
     averaged = any(row.get("averaged") for row in run.results["readouts"].values())
     rows = []
     for name in names:
         stored = run.results["readouts"][name]
-        valid, test = stored.get("valid"), ranked.get(name)
+        valid, test = validation_of(stored), ranked.get(name)
         shown = f"{name} (compared only)" if stored.get("compared_only") else name
         row = [shown, _mean_and_deviation(test)]
         if averaged:
@@ -145,29 +124,16 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
         caption=f"{metric_name(run.results['metric'])}"
         f"{'' if run.results['higher_is_better'] else ', lower is better'}: mean ± standard "
         f"deviation. {_about_differences(run)}",
-        chosen=names.index(run.head) if run.head in names else None,
+        chosen=names.index(bold) if bold in names else None,
     )
 
 
 def _about_differences(run: Run) -> str:
-    """Return what the differences of the table are of, what their intervals are over, and whom."""
-    row = reported(run.results["readouts"][run.head])
-    found = [row.get(name) for name in ("versus_own", "versus_baseline")]
-    over = next((each["over"] for each in found if each is not None and "over" in each), "folds")
-    of_what = "Differences are of single fits,"
+    """Return the order of the table, what its differences are of, and what is bold."""
+    of_what = "Differences are of single fits"
     if run.results["readouts"][run.head].get("averaged"):
-        of_what = "Seeds are averaged by their outputs, fold by fold; differences are of averages,"
-    how = {
-        "rows": "paired by test row, with the 95 % interval of a bootstrap of these rows: it says "
-        "nothing of other splits",
-        "seeds": "paired by seed, with the 95 % Student interval of their mean",
-        "folds": "paired by fold, with the 95 % Student interval of their mean; folds share "
-        "training data, so it is somewhat too narrow",
-    }[over]
-    keep = ""
-    if own_verdict(run.results) == "better":
-        keep = f" Keep your own readout rather than {run.head}."
-    return f"{of_what} {how}.{keep}"
+        of_what = "Seeds are averaged by their outputs, fold by fold; differences are of averages"
+    return f"{of_what}: {about_intervals(run.results)}. {bold_row(run.results)[1]}"
 
 
 def _versus(run: Run, name: str, other: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export import export as trace
@@ -27,7 +28,6 @@ from torch.export import save as save_program
 from ..caches.provenance import CANARY_NAME
 from ..errors import ModelError, OutputExistsError
 from ..heads.base import Readout
-from ..heads.registry import head_name
 from ..heads.standardize import Standardizer
 from ..models.checkpoints import save_weights
 from ..training.head_batches import HeadInputs
@@ -116,7 +116,8 @@ def export(
         whole: Backbone and head together, for :func:`~histograph_post.load` without the cache.
         model: See :func:`~histograph_post.load`, as for ``checkpoint``, ``key_map``, ``trust`` and
             ``in_dim``; for the whole model only.
-        head: A readout of your own, as ``my_head.py:MyHead`` or the class, if the run has one.
+        head: Another readout of the run than the one it predicts with, by name; or your own, as
+            ``my_head.py:MyHead`` or the class.
         checkpoint: The backbone's weights.
         key_map: Old weight names to new ones.
         trust: Unpickle a checkpoint that can run code.
@@ -124,9 +125,7 @@ def export(
         overwrite: Replace an older export.
         config: The options this came from, saved beside the file, or in the folder.
     """
-    if head is not None:
-        head_name(head)  # known by its name from here on
-    opened, target = Run.of(run), Path(out)
+    opened, target = Run.of(run).with_head(head), Path(out)
     if not whole:
         return _export_head(opened.saved_head, target, overwrite=overwrite, config=config)
     _require_free_folder(target, overwrite=overwrite)
@@ -142,7 +141,10 @@ def export(
     target.mkdir(parents=True, exist_ok=True)
     save_weights(predictor.backbone.state_dict(), target / MODEL_NAME)
     with atomic_path(target / HEAD_NAME) as partial:
-        shutil.copyfile(opened.folder / HEAD_NAME, partial)
+        if opened.readout is None:
+            shutil.copyfile(opened.folder / HEAD_NAME, partial)
+        else:
+            save_file(opened.saved_head.weights(), partial)
     named = opened.backbone.model
     if isinstance(model, str):
         named = named.to_follow(model)
@@ -154,7 +156,13 @@ def export(
         in_run=True,
     )
     opened.backbone.carry_canary(target)
-    write_json(backbone.file, {**opened.stored_head, "backbone": backbone.to_json()})
+    stored = dict(opened.stored_head)
+    if opened.readout is not None:  # its members are in one file from here on
+        stored["members"] = [
+            {name: value for name, value in member.items() if name != "file"}
+            for member in stored["members"]
+        ]
+    write_json(backbone.file, {**stored, "backbone": backbone.to_json()})
     if config is not None:
         write_config(target / CONFIG_NAME, config)
     load(target, model=model, in_dim=in_dim, device="cpu")  # refuses other weights

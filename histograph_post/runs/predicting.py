@@ -14,18 +14,18 @@ from torch_geometric.data import Batch, Data
 
 from ..capture import Capture, check_parity
 from ..data import DataSpec, GraphDataset, from_graphs
-from ..data.batching import budget_batches, make_batch
+from ..data.batching import budget_batches, make_batch, to_device
 from ..data.dataset import probe_graphs
 from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
-from ..heads.registry import head_name
 from ..models.model_call import given_to
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
 from ..utils import Level
 from ..utils.files import config_beside, require_free, write_config, write_text
 from ..utils.machine import NODE_BUDGET, resolve_device
+from ..utils.notebooks import notebook_bar
 from .predictions import Predictions, member_spread, row_names
 from .run import Run
 from .saved_head import SavedHead
@@ -58,16 +58,15 @@ def load(
         model: The backbone itself, for one that was handed over in memory (it is put into
             ``eval()`` and onto the device; a run that trained it puts its weights into a copy),
             or its specification, such as ``my_model.py:Net``; not needed for a built-in model.
-        head: A readout of your own, as ``my_head.py:MyHead`` or the class, if the run has one.
+        head: Another readout of the run than the one it predicts with, by name; or your own, as
+            ``my_head.py:MyHead`` or the class.
         checkpoint: The backbone's weights; by default where the cache had them from.
         key_map: TOML or JSON: old weight names to new ones; by default the cache's.
         trust: Unpickle a checkpoint that can run code.
         in_dim: Node features, for a model whose constructor insists on them.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
-    if head is not None:
-        head_name(head)  # known by its name from here on
-    opened, where = Run.of(run), resolve_device(device)
+    opened, where = Run.of(run).with_head(head), resolve_device(device)
     saved = opened.saved_head  # before a checkpoint is looked for
     backbone, notes = opened.backbone.build(
         model=model,
@@ -107,7 +106,7 @@ def predict(
         data_args: Arguments of the data. Those on node features and links are by default the ones
             of the data the head was trained on, if this is data of the same kind.
         model: See :func:`load`, as for ``head``, ``checkpoint``, ``key_map`` and ``trust``.
-        head: A readout of your own.
+        head: Another readout of the run, or your own.
         checkpoint: The backbone's weights.
         key_map: Old weight names to new ones.
         trust: Unpickle a checkpoint that can run code.
@@ -122,7 +121,7 @@ def predict(
         require_free(target, overwrite=overwrite)
         if config is not None:
             require_free(config_beside(target), overwrite=overwrite)
-    opened = Run.of(run)
+    opened = Run.of(run).with_head(head)
     if not isinstance(model, nn.Module):
         model = opened.backbone.model.to_follow(model).spec  # refuses before data are loaded
     notes: list[str] = []
@@ -138,14 +137,15 @@ def predict(
     predictor = load(
         opened,
         model=model,
-        head=head,
         checkpoint=checkpoint,
         key_map=key_map,
         trust=trust,
         in_dim=int(data.graphs[0].num_node_features),
         device=device,
     )
-    found = predictor.predict(data, node_budget=node_budget, on_progress=on_progress)
+    with notebook_bar("predicting", watched=on_progress is not None) as update:
+        on_progress = on_progress or update
+        found = predictor.predict(data, node_budget=node_budget, on_progress=on_progress)
     found = replace(found, notes=[*notes, *found.notes])
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +283,7 @@ class Predictor(nn.Module):
         with self.capture:
             for members in budget_batches(dataset.num_nodes, node_budget):
                 graphs = dataset.graphs[members.start : members.stop]
-                batch = make_batch(graphs).to(self.device)
+                batch = to_device(make_batch(graphs), self.device)
                 each = self.each(batch)  # [heads, rows, out_dim]
                 found.append(each.mean(dim=0).cpu().numpy())
                 spread = member_spread(self.task, each.cpu().numpy())  # [rows, columns]
@@ -307,8 +307,8 @@ class Predictor(nn.Module):
         """Whether a few graphs, spread over the data, have the same history alone and together."""
         if len(dataset) == 1:
             return True
-        probe = [graph.to(self.device) for graph in probe_graphs(dataset)]
-        return check_parity(self.backbone, self.capture.plan, probe).batch_independent
+        probed = check_parity(self.backbone, self.capture.plan, probe_graphs(dataset))
+        return probed.batch_independent
 
     def _scored(self, predictions: Predictions, dataset: GraphDataset) -> Predictions:
         """Add labels and scores where the data has labels of what the head predicts."""

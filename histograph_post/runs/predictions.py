@@ -7,6 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +16,10 @@ from torch import Tensor
 
 from ..metrics import expected_calibration_error
 from ..tasks import Task, has_labels
+from ..utils.notebooks import data_frame
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def row_names(
     return [f"{name}:{row}" for name, row in zip(owners, within, strict=True)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Predictions:
     """Predictions for every row of a data set, in its order."""
 
@@ -147,6 +152,19 @@ class Predictions:
             return None
         return np.asarray(self.task.classes)[chosen]
 
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in list(self.scores.items())[:1])
+        rows = f"{len(self)} {self.task.level}s"
+        return f"Predictions({rows}{f', {scores}' if scores else ''})"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return what :meth:`to_csv` writes as a pandas frame (extra ``pandas``), ids first."""
+        columns, *lines = csv.reader(io.StringIO(self.to_csv()))
+        rows = [dict(zip(columns, map(_value, line), strict=True)) for line in lines]
+        for row, name in zip(rows, self.ids, strict=True):
+            row["id"] = name  # as it is, whatever it looks like
+        return data_frame(rows, "id")
+
     def to_csv(self) -> str:
         """Return the predictions as the text of a csv file, labels last where there are any."""
         text = io.StringIO()
@@ -165,6 +183,14 @@ class Predictions:
                 [name, *predicted, *("" if value != value else f"{value:g}" for value in truth)]
             )
         return text.getvalue()
+
+
+def _value(cell: str) -> float | str | None:
+    """Return a cell of the csv file as what it stands for."""
+    try:
+        return float(cell) if cell else None
+    except ValueError:
+        return cell
 
 
 # --- calibration: whether what is called 80 % likely is right four times in five, and making it so

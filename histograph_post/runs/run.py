@@ -30,8 +30,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..caches.provenance import CANARY_NAME
 from ..errors import ConfigError, NotFoundError, OutputExistsError
 from ..utils.files import require_folder, to_json, write_config, write_json, write_text
+from ..utils.notebooks import data_frame
 
 if TYPE_CHECKING:
+    import pandas
     from torch import nn
 
     from ..heads.base import Readout
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from ..tasks import Task
     from .saved_backbone import SavedBackbone
     from .saved_head import HeadEnsemble, SavedHead
+    from .verdict import Verdict
 
 CONFIG_NAME = "config.toml"
 RUN_NAME = "run.json"
@@ -164,9 +167,14 @@ class Run:
 
     Files of the run are read here and nowhere else. Nothing needs torch but :attr:`task`,
     :attr:`saved_head`, :meth:`load_head` and :meth:`load_ensemble`.
+
+    Args:
+        folder: The folder.
+        readout: Another readout of the run than the one it predicts with, see :meth:`with_head`.
     """
 
     folder: Path
+    readout: str | None = None
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -215,8 +223,16 @@ class Run:
 
     @cached_property
     def stored_head(self) -> Mapping[str, Any]:
-        """``head.json``: the head that was chosen, its members, and its backbone."""
-        return read_json(self.folder, HEAD_CONFIG_NAME)
+        """``head.json``: the head that was chosen, its members, and its backbone.
+
+        The same of another readout, put together from its fits.
+        """
+        stored = read_json(self.folder, HEAD_CONFIG_NAME)
+        if self.readout is None:
+            return stored
+        from .choosing import stored_readout
+
+        return stored_readout(self, self.readout, stored)
 
     @cached_property
     def splits(self) -> Splits:
@@ -271,7 +287,25 @@ class Run:
     @property
     def head(self) -> str:
         """The name of the fits that the run is about, in tables and results."""
-        return str(self.results["head"])
+        return self.readout or str(self.results["head"])
+
+    def with_head(self, head: str | type[Readout] | None) -> Run:
+        """Return this run with another of its readouts, which then predicts and is looked at.
+
+        Args:
+            head: A name of :attr:`readouts`; or one of your own as ``my_head.py:MyHead`` or the
+                class, which is known from here on. None for the one the run predicts with.
+        """
+        from .choosing import readout_named
+
+        return self if head is None else Run(self.folder, readout_named(self, head))
+
+    @property
+    def verdict(self) -> Verdict:
+        """What to do, in a sentence: use the head, keep your own readout, or undecided."""
+        from .verdict import verdict_of
+
+        return verdict_of(self.results, self.readout)
 
     @property
     def readouts(self) -> list[str]:
@@ -297,6 +331,25 @@ class Run:
         return self.folder / fit_place(readout, fold, seed)
 
     # --- what was trained
+
+    def to_frame(self, *, fits: bool = False) -> pandas.DataFrame:
+        """Return the results as a pandas frame (extra ``pandas``), the best by validation first.
+
+        Args:
+            fits: A row per fit, with every score, instead of one per readout.
+        """
+        from .summary import fit_rows, readout_rows
+
+        if fits:
+            return data_frame(fit_rows(self))
+        return data_frame(readout_rows(self), "readout")
+
+    def __repr__(self) -> str:
+        if not (self.folder / RESULTS_NAME).is_file() or "readouts" not in self.results:
+            return f"Run({str(self.folder)!r})"
+        test = self.results["readouts"][self.head]["test"]
+        score = "" if test is None else f", test {self.results['metric']} {test['mean']:.4f}"
+        return f"Run({str(self.folder)!r}, {self.head}{score})"
 
     @cached_property
     def backbone(self) -> SavedBackbone:

@@ -135,7 +135,7 @@ class SavedMember:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SavedHead:
     """What a run says of its head: how to build it, what it predicts, what it was trained on."""
 
@@ -162,7 +162,12 @@ class SavedHead:
                 members = [SavedMember.from_json(stored, file)]
             else:
                 members = [
-                    SavedMember.from_json({**stored, **entry}, file, member_prefix(number))
+                    SavedMember.from_json(
+                        {**stored, **entry},
+                        # Of another readout than the chosen one, every fit has a file of its own.
+                        run.folder / entry["file"] if "file" in entry else file,
+                        "" if "file" in entry else member_prefix(number),
+                    )
                     for number, entry in enumerate(entries)
                 ]
             return cls(
@@ -175,6 +180,9 @@ class SavedHead:
                 best=next(each for each in members if (each.fold, each.seed) == run.chosen),
                 temperature=float(stored.get("temperature", 1.0)),
             )
+
+    def __repr__(self) -> str:
+        return f"SavedHead({self.name!r}, {len(self.members)} members, {str(self.folder)!r})"
 
     @property
     def info(self) -> HeadInfo:
@@ -190,14 +198,22 @@ class SavedHead:
 
     def build(self) -> HeadEnsemble:
         """Return all heads of the run as one."""
-        tensors = self._read(self.members[0].file)
+        files = {file: self._read(file) for file in {member.file for member in self.members}}
         built: list[HeadMember] = []
         for member in self.members:
-            head, standardizer = self._build(member, tensors)
+            head, standardizer = self._build(member, files[member.file])
             if built and _same(built[-1].standardizer, standardizer):
                 standardizer = built[-1].standardizer  # type: ignore[assignment]
             built.append(HeadMember(head, standardizer, member.scale))
         return HeadEnsemble(built, self.temperature)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights of all heads, as ``head.safetensors`` of a run has them."""
+        found: dict[str, Tensor] = {}
+        for number, member in enumerate(self.members):
+            own = _under(member.prefix, self._read(member.file))
+            found |= {f"{member_prefix(number)}{name}": value for name, value in own.items()}
+        return found
 
     def build_one(self, member: SavedMember) -> Built:
         """Return one trained head, and what its rows go through before it."""

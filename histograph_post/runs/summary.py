@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..heads.registry import HEADS
 from ..splits.types import PARTS
 from ..utils.specifications import Specification
-from ..utils.text import MISSING, difference, metric_name, plural
+from ..utils.text import MISSING, metric_name, plural
 from .run import CONFIG_NAME, Run
+from .verdict import ranked_names, reported, validation_of
 
 #: Arguments of a command that have no flag.
 _POSITIONAL = ("cache", "source")
@@ -26,6 +27,44 @@ def counted(run: Run) -> str:
     return f"{plural(len(folds), 'fold')} and {plural(len(seeds), 'seed')}"
 
 
+def readout_rows(run: Run) -> list[dict[str, Any]]:
+    """Return a row per readout: what counts of it, and its difference to the own readout."""
+    found = []
+    for name in ranked_names(run.results):
+        row = run.results["readouts"][name]
+        counts, valid = reported(row), validation_of(row)
+        test, versus = counts["test"] or {}, counts.get("versus_own") or {}
+        found.append(
+            {
+                "readout": name,
+                "valid": None if valid is None else valid["mean"],
+                "test": test.get("mean"),
+                "single_fits": (row["test"] or {}).get("mean"),
+                "deviation": (row["test"] or {}).get("deviation"),
+                **{f"versus_own_{part}": versus.get(part) for part in ("mean", "low", "high")},
+                "over": versus.get("over"),
+                "parameters": row["num_parameters"],
+            }
+        )
+    return found
+
+
+def fit_rows(run: Run) -> list[dict[str, Any]]:
+    """Return a row per fit: readout, fold, seed, and every score as ``part_metric``."""
+    return [
+        {
+            **{"readout": fit["head"], "fold": fit["fold"], "seed": fit["seed"]},
+            "best_epoch": fit["best_epoch"],
+            **{
+                f"{part}_{metric}": score
+                for part, scores in fit["scores"].items()
+                for metric, score in scores.items()
+            },
+        }
+        for fit in run.results["fits"]
+    ]
+
+
 def predicts_with(stored: Mapping[str, Any]) -> str:
     """Return which heads a run predicts with, as ``head.json`` has them."""
     members = stored.get("members", [stored])
@@ -33,68 +72,7 @@ def predicts_with(stored: Mapping[str, Any]) -> str:
         return f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"
     counts = {part: len({member[part] for member in members}) for part in ("fold", "seed")}
     several = [plural(count, part) for part, count in counts.items() if count > 1]
-    return f"the mean of {len(members)} {stored['head']} heads ({', '.join(several)})"
-
-
-# --- is the head worth it
-
-#: Of a difference: what its 95 % interval is over.
-_UNITS = {"folds": "folds", "seeds": "seeds", "rows": "test rows"}
-
-Verdict = Literal["better", "undecided", "worse"]
-
-
-def reported(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what counts of a readout's results: the seeds averaged, where there are several."""
-    averaged: Mapping[str, Any] | None = row.get("averaged")
-    return row if averaged is None else averaged
-
-
-def own_verdict(results: Mapping[str, Any]) -> Verdict | None:
-    """Return whether the backbone's own readout is better or worse than the head of a run.
-
-    It is undecided where the interval of their difference holds zero; None without an interval.
-    """
-    found = _versus_own(results)
-    if found is None or found["low"] is None:
-        return None
-    sign = 1 if results["higher_is_better"] else -1
-    low, high = sorted((sign * found["low"], sign * found["high"]))
-    return "worse" if low > 0 else "better" if high < 0 else "undecided"
-
-
-def own_verdict_text(
-    results: Mapping[str, Any], shown: Callable[[Mapping[str, Any]], str] = difference
-) -> str | None:
-    """Return the verdict on the backbone's own readout as a line; None where there is none.
-
-    Args:
-        results: ``results.json`` of a run.
-        shown: Writes a difference with its interval.
-    """
-    verdict, head = own_verdict(results), results["head"]
-    if verdict is None:
-        return None
-    said = {
-        "better": f"keep your own readout rather than {head}",
-        "undecided": f"undecided whether {head} is better than your own readout",
-        "worse": f"{head} is better than your own readout",
-    }[verdict]
-    found = _versus_own(results)
-    assert found is not None  # there is a verdict
-    lower = "" if results["higher_is_better"] else "; lower is better"
-    return f"{said}: {shown(found)}{interval_text(found)}{lower}"
-
-
-def interval_text(found: Mapping[str, Any]) -> str:
-    """Return what the interval of a difference is over."""
-    unit = _UNITS.get(found.get("over", ""))
-    return "" if found["low"] is None or unit is None else f" over {found['count']} {unit}"
-
-
-def _versus_own(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    found: Mapping[str, Any] | None = reported(results["readouts"][results["head"]])["versus_own"]
-    return found
+    return f"{len(members)} `{stored['head']}` heads averaged ({', '.join(several)})"
 
 
 def facts(run: Run) -> list[tuple[str, str]]:

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from ..data import GraphDataset
-from ..data.batching import LinkNegatives, RowBatch, count_batches, make_batch, row_batches
+from ..data.batching import (
+    LinkNegatives,
+    RowBatch,
+    count_batches,
+    make_batch,
+    row_batches,
+    to_device,
+)
 from ..data.links import NonEdges
 from ..errors import ModelError
 from ..models import call_model, prediction
@@ -68,7 +75,7 @@ class GraphBatches:
                     targets = torch.cat([targets, targets.new_zeros(len(owners), 1)])
             yield Step(
                 inputs=GraphInputs(
-                    batch.to(self._device),
+                    to_device(batch, self._device),
                     None if positions is None else positions.to(self._device),
                     None if pairs is None else pairs.to(self._device),
                 ),

@@ -156,24 +156,29 @@ def synchronize(device: torch.device) -> None:
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """Turn ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps`` into a device that is there."""
+    """Turn ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps`` into a device that is there.
+
+    Of several GPUs, each process that ``torchrun`` starts on a machine gets its own.
+    """
     import torch
 
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        name = next(kind for kind, is_there in available.items() if is_there)
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"device: found {name!r}, expected auto, cpu, cuda or mps") from None
-    available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if not available.get(device.type, False):
+    count = {"cuda": torch.cuda.device_count(), "mps": 1}.get(device.type, 0)
+    if not available.get(device.type, False) or (device.index or 0) >= max(count, 1):
         raise ConfigError(
             f"device: {name} was asked for, but this machine or build of torch has none"
         )
-    return device
+    if device.type == "cpu" or ":" in name:
+        return device
+    # A job may see no more than the GPU that is meant for it, which is then the first.
+    return torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")) % max(count, 1))

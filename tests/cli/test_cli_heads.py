@@ -18,23 +18,35 @@ from histograph_post.models import build_model
 from ..helpers import histograph
 
 
-def test_compare_ranks_the_readouts_by_their_test_score(demo_cache: Path, tmp_path: Path) -> None:
+def test_compare_ranks_the_readouts_by_validation(demo_cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "compare"
-    arguments = ["--heads", "linear,concat,mean,max", "--epochs", "3", "--lr", "0.02"]
+    arguments = ["--heads", "linear,concat,mean,max,svm", "--epochs", "3", "--lr", "0.02"]
     found = histograph("compare", demo_cache, "-o", out, *arguments)
     assert found.exit_code == 0, found.output
     lines = [line.split("│")[1:-1] for line in found.stdout.splitlines() if line.startswith("│")]
     rows = [[cell.strip() for cell in line] for line in lines]
-    assert [int(row[0]) for row in rows] == [1, 2, 3, 4, 5]
-    scores = [float(row[2].split()[0]) for row in rows]
-    assert scores == sorted(scores, reverse=True)
-    readouts = json.loads((out / "results.json").read_text())["readouts"]
-    assert {row[1]: score for row, score in zip(rows, scores, strict=True)} == {
-        name: round(row["test"]["mean"], 4) for name, row in readouts.items()
-    }
-    # The checkpoint's own readout costs no epochs; every other tells what one takes.
-    assert all((row[-1] == "-") == (row[1] == "own readout") for row in rows)
+    # The checkpoint's own readout has no place: it may have seen the validation part.
+    assert [row[0] for row in rows] == ["-", "1", "2", "3", "4", "5"]
+    assert rows[0][1:3] == ["own readout", "-"]
+    results = json.loads((out / "results.json").read_text())
+    valid = [float(row[2]) for row in rows[1:]]
+    assert valid == sorted(valid, reverse=True)
+    for _, name, _, test, _ in rows[1:]:
+        averaged = results["readouts"][name.removesuffix(" *")]["averaged"]
+        assert test.split()[0] == f"{averaged['test']['mean']:.4f}"
+    assert [row[1] for row in rows if row[1].endswith("*")] == ["svm *"]
+    assert "* compared only" in found.stderr
+    assert results["head"] == next(row[1] for row in rows[1:] if row[1] != "svm *")
+    assert results["verdict"]["text"] in found.stdout
     assert f"next: histograph report {out}" in found.stdout.replace("\n", "")
+
+
+def test_the_verdict_stays_where_all_else_is_quiet(demo_cache: Path, tmp_path: Path) -> None:
+    given = ("-o", tmp_path / "run", "--epochs", 1, "--dim", 8, "--seeds", 0, "-q")
+    done = histograph("train-head", demo_cache, *given)
+    assert done.stderr == ""
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert done.stdout.splitlines()[-1] == results["verdict"]["text"]
 
 
 def test_without_an_own_readout_the_table_compares_with_the_last_layer(tmp_path: Path) -> None:
@@ -189,9 +201,10 @@ def test_an_own_readout_that_is_better_is_to_be_kept(tmp_path: Path, seeds: str)
     arguments += ["--head-args", "probe=0"]
     found = histograph("train-head", tmp_path / "a.cache", "-o", tmp_path / "run", *arguments)
     assert found.exit_code == 0, found.output
-    kept = "keep your own readout rather than histograph"
-    assert kept in found.stdout.splitlines()[0]  # of the table
-    assert kept in found.stderr
+    kept = "Keep your own readout: histograph has test accuracy"
+    assert kept in found.stdout
     assert histograph("report", tmp_path / "run").exit_code == 0
     page = (tmp_path / "run" / "report.html").read_text()
-    assert page.count(kept.capitalize()) == 2
+    assert page.count(kept) == 1
+    bold = page[page.index('<tr class="chosen">') :].partition("</th>")[0]
+    assert bold.endswith("own readout")

@@ -17,7 +17,6 @@ from histograph_post.data import load_data
 from histograph_post.experiments.options import DEFAULT_SEEDS
 from histograph_post.models import build_model
 from histograph_post.runs.predictions import calibration_error, fit_temperature
-from histograph_post.runs.summary import own_verdict, own_verdict_text
 from histograph_post.splits import Split
 from histograph_post.training.options import TrainingOptions
 
@@ -78,6 +77,9 @@ def test_averages_are_scored_fold_by_fold(cached: hg.Cache, runs: Callable[..., 
     rows = [run.splits.folds[fold].test for fold in range(3)]
     theirs = [run.task.score(np.asarray(own)[part], labels[part]) for part in rows]
     assert against["mean"] == pytest.approx((expected["histograph"] - theirs).mean())
+    # Beside the interval over folds, one over all their test rows.
+    assert against["rows"]["count"] == sum(len(part) for part in rows) == len(labels)
+    assert against["rows"]["low"] <= against["mean"] <= against["rows"]["high"]
 
 
 def test_the_interval_of_a_single_fold_is_over_its_test_rows(
@@ -144,38 +146,6 @@ def test_without_a_validation_part_nothing_is_fitted(cached: hg.Cache, tmp_path:
         split=str(tmp_path / "splits.json"),
     )
     assert run.saved_head.temperature == 1.0
-
-
-def results_with(low: float | None, high: float | None, *, higher: bool = True) -> dict[str, Any]:
-    mean = None if low is None or high is None else (low + high) / 2
-    versus = {"mean": mean or 0.1, "low": low, "high": high, "count": 7, "over": "folds"}
-    row = {"versus_own": None, "averaged": {"versus_own": versus}}
-    return {"head": "histograph", "higher_is_better": higher, "readouts": {"histograph": row}}
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "higher", "verdict", "text"),
-    [
-        (0.01, 0.03, True, "worse", "histograph is better than your own readout"),
-        (-0.03, -0.01, True, "better", "keep your own readout"),
-        (-0.03, 0.01, True, "undecided", "undecided whether histograph is better"),
-        (0.01, 0.03, False, "better", "keep your own readout"),
-        (-0.03, -0.01, False, "worse", "histograph is better than your own readout"),
-        (None, None, True, None, None),
-    ],
-)
-def test_the_interval_says_whether_to_keep_ones_own_readout(
-    low: float | None, high: float | None, higher: bool, verdict: str | None, text: str | None
-) -> None:
-    results = results_with(low, high, higher=higher)
-    assert own_verdict(results) == verdict
-    said = own_verdict_text(results)
-    if text is None:
-        assert said is None
-    else:
-        assert said is not None
-        assert said.startswith(text)
-        assert "over 7 folds" in said
 
 
 def test_the_commands_have_the_same_seeds_as_the_library() -> None:

@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -212,10 +213,9 @@ class LayerAttention(nn.Module):
         for _, rows, embedding in self.blocks(history):
             products = rows @ filters[embedding].mT  # [num_nodes, layers of the block, heads]
             parts.append(graphs.mean(products))  # [num_graphs, layers of the block, heads]
-        scores = torch.cat(parts, dim=1)  # [num_graphs, L, heads], in the order of the blocks
-        if len(self.embeddings) > 1:
-            order = self._order()
-            scores = scores[:, sorted(range(len(order)), key=order.__getitem__)]
+        if len(parts) > 1:  # a block each: put them back into the order of the layers
+            parts = [parts[place] for place in np.argsort(self._order())]
+        scores = torch.cat(parts, dim=1)  # [num_graphs, L, heads]
         return scores.mT, graphs.mean(query)
 
     def blocks(self, history: History) -> Iterator[LayerBlock]:

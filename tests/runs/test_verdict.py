@@ -1,0 +1,139 @@
+"""The verdict: one sentence that says what to do, decided by intervals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from histograph_post.runs.verdict import bold_row, ranked_names, verdict_of
+
+BETTER, WORSE, UNCLEAR = (0.01, 0.03), (-0.03, -0.01), (-0.01, 0.03)
+
+
+def versus(interval: tuple[float, float] | None, **more: Any) -> dict[str, Any] | None:
+    if interval is None:
+        return None
+    low, high = interval
+    found = {"mean": (low + high) / 2, "low": low, "high": high, "count": 300, "over": "rows"}
+    return {**found, **more}
+
+
+def results_with(
+    own: tuple[float, float] | None,
+    rival: tuple[float, float] | None,
+    *,
+    higher: bool = True,
+    **more: Any,
+) -> dict[str, Any]:
+    """Results of a run of ``histograph`` beside ``mean``, with these intervals against others."""
+    score = {"mean": 0.8, "deviation": 0.01, "count": 3}
+    versus_rival = versus(rival, baseline="mean", **more)
+    row = {
+        "test": score,
+        "valid": score,
+        "num_parameters": 9,
+        "averaged": {
+            "test": score,
+            "valid": {**score, "mean": 0.7},
+            "versus_own": versus(own, **more),
+            "versus_rival": versus_rival,
+        },
+    }
+    simple = {"test": score, "valid": score, "versus_own": None, "simple": True}
+    readouts = {"mean": {**simple, "num_parameters": 3}, "histograph": row}
+    if own is not None:
+        readouts = {"own readout": {"test": score, "versus_own": None}, **readouts}
+    return {
+        "head": "histograph",
+        "metric": "accuracy" if higher else "rmse",
+        "higher_is_better": higher,
+        "readouts": readouts,
+    }
+
+
+@pytest.mark.parametrize(
+    ("own", "rival", "decision", "readout", "text"),
+    [
+        (BETTER, BETTER, "use", "histograph", "Use histograph: test accuracy 0.8000, +0.0200 ["),
+        (BETTER, UNCLEAR, "use", "histograph", "mean, retrained, may be as good: +0.0100 ["),
+        (BETTER, WORSE, "use", "mean", "Use mean rather than histograph, which has"),
+        (WORSE, BETTER, "keep", "own readout", "Keep your own readout: histograph has test"),
+        (UNCLEAR, WORSE, "keep", "own readout", "against your own readout and \N{MINUS SIGN}0.02"),
+        (UNCLEAR, BETTER, "undecided", "histograph", "Undecided: histograph has test accuracy"),
+        (None, BETTER, "use", "histograph", "Use histograph: test accuracy 0.8000, +0.0200 ["),
+        (None, WORSE, "use", "mean", "Use mean rather than histograph"),
+        (None, UNCLEAR, "undecided", "histograph", "Undecided between histograph, with"),
+        (None, None, "undecided", "histograph", "nothing to compare it with"),
+        (BETTER, None, "use", "histograph", "against your own readout (95 % interval over 300"),
+    ],
+)
+def test_the_intervals_decide(own: Any, rival: Any, decision: str, readout: str, text: str) -> None:
+    found = verdict_of(results_with(own, rival))
+    assert (found.decision, found.readout) == (decision, readout)
+    assert text in found.text
+    assert str(found) == found.text
+    assert found.text.endswith(".")
+
+
+def test_less_may_be_better() -> None:
+    assert verdict_of(results_with(WORSE, WORSE, higher=False)).decision == "use"
+    kept = verdict_of(results_with(BETTER, None, higher=False))
+    assert kept.decision == "keep"
+    assert "lower is better" in kept.text
+
+
+def test_what_would_decide_it_is_a_number_of_rows() -> None:
+    # Half the interval is twice the difference: four times the rows would touch zero, and twice
+    # that leaves it out four times in five.
+    found = verdict_of(results_with(UNCLEAR, None))
+    assert found.needs == {"count": 2500, "over": "rows"}
+    assert "about 2,500 test rows would decide it" in found.text
+    assert "take the simpler one" in verdict_of(results_with((-0.05, 0.0501), None)).text
+    assert verdict_of(results_with(BETTER, None)).needs is None
+
+
+def test_folds_and_rows_have_to_agree() -> None:
+    given = {"over": "folds", "count": 10}
+    agree = results_with(BETTER, None, **given, rows={"low": 0.001, "high": 0.04, "count": 900})
+    assert verdict_of(agree).decision == "use"
+    assert "over 10 folds; over their 900 test rows [+0.0010, +0.0400]" in verdict_of(agree).text
+    differ = results_with(BETTER, None, **given, rows={"low": -0.001, "high": 0.04, "count": 900})
+    found = verdict_of(differ)
+    assert found.decision == "undecided"
+    assert found.needs is not None
+    assert found.needs["over"] == "folds"
+
+
+def test_a_rival_that_is_compared_only_is_not_to_be_used() -> None:
+    results = results_with(BETTER, WORSE)
+    results["readouts"]["mean"]["compared_only"] = True
+    found = verdict_of(results)
+    assert (found.decision, found.readout) == ("use", "histograph")
+    assert "mean (compared only), is better" in found.text
+
+
+def test_without_a_test_part_nothing_is_decided() -> None:
+    results = results_with(None, None)
+    results["readouts"]["histograph"]["test"] = None
+    found = verdict_of(results)
+    assert found.decision == "undecided"
+    assert "no test part" in found.text
+
+
+def test_the_bold_row_is_the_best_by_validation_unless_the_own_readout_is_kept() -> None:
+    results = results_with(UNCLEAR, UNCLEAR)
+    # Validation of the seeds averaged counts: 0.8 of mean, 0.7 of histograph.
+    assert ranked_names(results) == ["own readout", "mean", "histograph"]
+    assert bold_row(results) == ("mean", "Bold: the best by validation.")
+    assert bold_row(results_with(WORSE, WORSE))[0] == "own readout"
+
+
+def test_runs_of_earlier_versions_know_the_retrained_last_layer_alone() -> None:
+    results = results_with(None, None)
+    row = results["readouts"]["histograph"]
+    del row["averaged"]
+    row |= {"versus_own": None, "versus_baseline": versus(BETTER, baseline="mean")}
+    del results["readouts"]["mean"]["simple"]
+    found = verdict_of(results)
+    assert (found.decision, found.rival) == ("use", "mean")
