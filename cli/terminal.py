@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from .formatting import duration as duration
 from .formatting import is_number, printable
 from .formatting import metric as metric
 from .formatting import size as size
-from .progress import FitWatch, log_lines, make_bar
+from .progress import FitWatch, advance_bar, log_lines, make_bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -139,14 +140,17 @@ class Terminal:
             self._out.print(f"next: {printable(next_command)}", markup=False, soft_wrap=True)
 
     @contextmanager
-    def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Yield ``update(done, total)``: a bar on a terminal, now and then a line in a log."""
+    def progress(self, what: str, *, at_once: bool = True) -> Iterator[Callable[[int, int], None]]:
+        """Yield ``update(done, total)``: a bar on a terminal, now and then a line in a log.
+
+        The bar is there from the beginning, or (``at_once=False``) from the first update.
+        """
         if self.quiet:
             yield lambda done, total: None
         elif self._err.is_terminal:
             with make_bar(self._err) as bar:
-                task = bar.add_task(what, total=None)
-                yield lambda done, total: bar.update(task, completed=done, total=total)
+                task = bar.add_task(what, total=None, visible=at_once, start=False)
+                yield functools.partial(advance_bar, bar, task)
         else:
             yield log_lines(what, self.info)
 

@@ -47,6 +47,12 @@ from .layout import Layout
 from .manifest import plan_hash
 from .provenance import Provenance, take_provenance
 
+#: Bytes of a shard's activations, if nobody asks for another size.
+SHARD_BYTES = 64 * 2**20
+
+#: With more shards than can be open at a time, every random batch opens files anew.
+MOST_SHARDS = 500
+
 
 @dataclass(frozen=True)
 class CacheOptions:
@@ -57,8 +63,9 @@ class CacheOptions:
     dtype: str = "float32"
     #: A batch takes consecutive graphs while it stays within this many nodes.
     node_budget: int = NODE_BUDGET
-    #: A shard, the unit of resuming and of distribution, takes about this many bytes.
-    shard_bytes: int = 64 * 2**20
+    #: A shard, the unit of resuming and of distribution, takes about this many bytes; None for
+    #: :data:`SHARD_BYTES`, or more where that would be more than :data:`MOST_SHARDS` shards.
+    shard_bytes: int | None = None
     compression: str | None = None
     #: Which of a model's several outputs is its prediction (a key or a position).
     output_key: str | int | None = None
@@ -67,7 +74,8 @@ class CacheOptions:
 
     def __post_init__(self) -> None:
         for name in ("node_budget", "shard_bytes"):
-            if getattr(self, name) < 1:
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise ConfigError(f"{name}: found {getattr(self, name)}, expected 1 or more")
 
 
@@ -104,6 +112,8 @@ class CachePlan:
     #: The model as the user named it, and the arguments of the data.
     model_spec: ModelSpec
     data_args: Mapping[str, Any]
+    #: Bytes of a shard's activations, about.
+    shard_bytes: int
     #: First and one-past-last graph of every shard.
     shards: tuple[tuple[int, int], ...]
     weights_sha256: str
@@ -231,6 +241,7 @@ def plan_cache(
         output_level=None if own.width is None else dataset.level,
         compression=options.compression,
     )
+    shard_bytes = _shard_bytes(options, dataset, layout)
     return CachePlan(
         model=model,
         device=where,
@@ -245,10 +256,20 @@ def plan_cache(
         options=options,
         model_spec=model_spec or ModelSpec(IN_MEMORY),
         data_args=dict(data_args or {}),
-        shards=tuple(plan_shards(dataset.num_nodes, layout.row_bytes, options.shard_bytes)),
+        shard_bytes=shard_bytes,
+        shards=tuple(plan_shards(dataset.num_nodes, layout.row_bytes, shard_bytes)),
         weights_sha256=weights_sha256(model.state_dict()),
         own=own,
     )
+
+
+def _shard_bytes(options: CacheOptions, dataset: GraphDataset, layout: Layout) -> int:
+    """Return how large shards are: as asked for, else so that there are not too many."""
+    if options.shard_bytes is not None:
+        return options.shard_bytes
+    total = int(dataset.num_nodes.sum()) * layout.row_bytes
+    least = -(-total // (MOST_SHARDS - 1))  # the last shard may be any size
+    return max(SHARD_BYTES, -(-least // 2**20) * 2**20)
 
 
 def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:

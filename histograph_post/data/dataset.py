@@ -109,6 +109,13 @@ class GraphDataset:
         return np.array([count_nodes(graph) for graph in self.graphs], dtype=np.int64)
 
     @cached_property
+    def num_edges(self) -> np.ndarray:
+        """Edges of each graph, int64 ``[num_graphs]``."""
+        if isinstance(self.graphs, StreamedGraphs):
+            return self.graphs.num_edges
+        return np.array([int(graph.num_edges) for graph in self.graphs], dtype=np.int64)
+
+    @cached_property
     def label_ptr(self) -> np.ndarray:
         """First label row of each graph, and the number of rows: int64 ``[num_graphs + 1]``."""
         if self.level == "graph":

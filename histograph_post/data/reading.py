@@ -5,7 +5,9 @@ None of this decides what the graphs are, so no file records it. Nothing here ne
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +45,21 @@ class Reading:
         if blocks < 2:
             return 0
         return min(blocks, usable_cores() if self.workers is None else self.workers)
+
+
+#: The files of rows, finished or not.
+ROW_FILES = re.compile(r"rows-\d+\.safetensors(\..*\.partial)?")
+
+
+def remove_rows(folder: Path) -> None:
+    """Remove the rows in a folder, and the folder if nothing else is in it."""
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if ROW_FILES.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def usable_cores() -> int:

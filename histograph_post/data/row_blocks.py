@@ -78,6 +78,8 @@ class AboutBlock:
     rows: np.ndarray
     #: Nodes of each graph: int64 ``[graphs]``.
     num_nodes: np.ndarray
+    #: Edges of each graph: int64 ``[graphs]``.
+    num_edges: np.ndarray
     #: Labels, if the rows have some: ``[graphs, targets]``.
     y: Tensor | None
     #: Attribute -> its type and the shape of one entry; empty for a block without graphs.
@@ -109,7 +111,13 @@ def write_block(
     graphs = [(first_row + at, each) for at, each in enumerate(made) if isinstance(each, Data)]
     tensors = {"rows": torch.tensor([row for row, _ in graphs], dtype=torch.int64)}
     types: dict[str, str] = {}
-    names = sorted(graphs[0][1].to_dict()) if graphs else []
+    names = list(graphs[0][1].to_dict()) if graphs else []
+    for row, graph in graphs:
+        if sorted(graph.to_dict()) != sorted(names):
+            raise DataError(
+                f"{spec}: row {row}: found attributes {', '.join(graph.to_dict())}, "
+                f"expected {', '.join(names)} as in row {graphs[0][0]}"
+            )
     for name in names:
         values = [_value(graph, name, f"{spec}: row {row}") for row, graph in graphs]
         _check_alike(values, [row for row, _ in graphs], name, spec)
@@ -117,16 +125,10 @@ def write_block(
         tensors[f"sizes.{name}"] = _narrowed(torch.tensor([each.size(dim) for each in values]))
         tensors[f"values.{name}"] = _narrowed(torch.cat(values, dim))
         types[name] = str(values[0].dtype).removeprefix("torch.")
-    for row, graph in graphs:
-        if sorted(graph.to_dict()) != names:
-            raise DataError(
-                f"{spec}: row {row}: found attributes {', '.join(sorted(graph.to_dict()))}, "
-                f"expected {', '.join(names)} as in row {graphs[0][0]}"
-            )
     skipped = [[first_row + at, *each] for at, each in enumerate(made) if isinstance(each, Skipped)]
     about = {"key": key, "types": types, "skipped": skipped, "notes": dict(notes)}
     with atomic_path(path) as partial:
-        text = json.dumps(about, sort_keys=True)
+        text = json.dumps(about)
         safetensors.torch.save_file(tensors, partial, {"about": text})
 
 
@@ -215,11 +217,14 @@ def look_at(path: Path) -> AboutBlock:
             if kind == "values":
                 form[attribute] = (about["types"][attribute], _form(stored, attribute)[1])
         rows = file.get_tensor("rows").numpy()
-        x = file.get_tensor("sizes.x").numpy() if len(rows) else np.empty(0)
+        nodes, edges = (
+            file.get_tensor(f"sizes.{name}").numpy().astype(np.int64) if form else rows
+            for name in ("x", "edge_index")
+        )  # without graphs there are no rows
         y = file.get_tensor("values.y") if "y" in form else None
     digest.update(json.dumps(about["types"], sort_keys=True).encode())
     if y is not None:
         y = y.to(getattr(torch, about["types"]["y"]))
     skipped = [(row, Skipped(reason, shown)) for row, reason, shown in about["skipped"]]
     notes = Counter(about["notes"])
-    return AboutBlock(path, rows, x.astype(np.int64), y, form, skipped, notes, digest.hexdigest())
+    return AboutBlock(path, rows, nodes, edges, y, form, skipped, notes, digest.hexdigest())

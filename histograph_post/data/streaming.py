@@ -86,6 +86,7 @@ class StreamedGraphs(Sequence[Data]):
         self._first = np.cumsum([0, *(len(block.rows) for block in blocks)])
         self.rows = np.concatenate([block.rows for block in blocks])
         self.num_nodes = np.concatenate([block.num_nodes for block in blocks])
+        self.num_edges = np.concatenate([block.num_edges for block in blocks])
         self.skipped = [pair for block in blocks for pair in block.skipped]
         self.notes = sum((block.notes for block in blocks), Counter[str]())
         self._digests = [block.digest for block in blocks]
