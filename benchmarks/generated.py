@@ -73,3 +73,39 @@ def _graph(random: np.random.Generator, like: GraphSet, num_nodes: int, label: i
         edge_attr=torch.from_numpy(bonds),  # [num_edges, 2]
         y=torch.tensor([label]),
     )
+
+
+def large_graph(
+    num_nodes: int = 1_000_000, num_edges: int = 10_000_000, channels: int = 16, classes: int = 8
+) -> Data:
+    """Return one random graph whose nodes are to be classified: joined mostly to their own kind.
+
+    A node's features are those of its class under noise four times as strong; most of its
+    neighbours are of its class, so that messages help. Of the nodes 60 % train, 20 % validate.
+
+    Args:
+        num_nodes: How many.
+        num_edges: In both directions together.
+        channels: Features of a node.
+        classes: What nodes are classified as.
+    """
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(num_nodes) % classes  # [num_nodes]
+    pairs = torch.randint(num_nodes, (2, num_edges // 2), generator=random)
+    alike = torch.rand(num_edges // 2, generator=random) < 0.6
+    # The nearest node of the class: labels repeat with the numbers of nodes.
+    same = (pairs[1] - (pairs[1] - pairs[0]) % classes).clamp(min=0)
+    pairs[1] = torch.where(alike, same, pairs[1])
+    features = 4 * torch.randn(num_nodes, channels, generator=random)
+    # The same for graphs of every size, so that what is learned on a small one holds on a large.
+    kinds = torch.randn(classes, channels, generator=torch.Generator().manual_seed(1))
+    features += kinds[labels]
+    part = torch.rand(num_nodes, generator=random)
+    return Data(
+        x=features,  # [num_nodes, channels]
+        edge_index=torch.cat([pairs, pairs.flip(0)], dim=1),  # [2, num_edges]
+        y=labels,
+        train_mask=part < 0.6,
+        val_mask=(part >= 0.6) & (part < 0.8),
+        test_mask=part >= 0.8,
+    )

@@ -133,13 +133,13 @@ def cache(
             resolve_splits(source.dataset, job.split, seed=split_seed),
             options=options,
             model_spec=source.spec,
-            data_args=job.data.args,
+            data_args=source.data.args,
             missing=source.missing,
             device=device,
         )
         if dataset is None:  # folds share data and layers: their notes are printed once
             dataset = source.dataset
-            for note in (*source.notes, *dataset.notes, *plan.capture.notes):
+            for note in (*source.notes, *dataset.notes, *plan.capture.notes, *plan.notes):
                 terminal.note(note)
         if job.note is not None:
             terminal.note(job.note)

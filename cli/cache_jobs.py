@@ -51,6 +51,11 @@ def find_jobs(
 
     if folder is not None and checkpoint is not None:
         raise typer.BadParameter("give a folder or --checkpoint, not both")
+    if folder is not None and folder.is_file():
+        raise typer.BadParameter(
+            f"{folder} is a file; a checkpoint is named with its model and data: "
+            f"--checkpoint {folder} --model SPEC --data SPEC"
+        )
     place = folder or checkpoint
     alone = place is not None and (not place.is_dir() or weights_in(place) is not None)
     if place is None or (folder is None and alone):

@@ -69,12 +69,19 @@ def demo(
 
     if (out / "finetuned" / "results.json").exists() and not overwrite:
         raise OutputExistsError(f"{out}: found an older demo; choose another -o, or --overwrite")
+    from histograph_post.experiments.workers import limited_threads
+
     steps = demo_steps(out, num_graphs)
     has_report = find_spec("matplotlib") is not None
+    terminal.info(
+        "Everything runs on one thread, as with OMP_NUM_THREADS=1: threads round differently, and "
+        "after 20 epochs a deep network ends elsewhere."
+    )
     results = []
-    for number, step in enumerate(steps if has_report else steps[:-1], start=1):
-        terminal.info(f"\n{number}. {step.why}\n$ {step.command}")
-        results.append(_type(terminal, step, overwrite=overwrite))
+    with limited_threads(1):
+        for number, step in enumerate(steps if has_report else steps[:-1], start=1):
+            terminal.info(f"\n{number}. {step.why}\n$ {step.command}")
+            results.append(_type(terminal, step, overwrite=overwrite))
     _show(terminal, out)
     if not has_report:
         terminal.info(

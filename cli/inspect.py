@@ -93,6 +93,7 @@ def inspect(
 
 def _inspect_checkpoint(terminal: Terminal, path: Path, *, state: str | None, trust: bool) -> None:
     from histograph_post.models import read_checkpoint
+    from histograph_post.models.public_models import family_of
 
     checkpoint = read_checkpoint(path, trust=trust, state=state)
     for note in checkpoint.notes:
@@ -109,7 +110,9 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, state: str | None, tr
     beside = [[name, str(value)] for name, value in checkpoint.metadata.items()]
     if beside:
         terminal.table("Beside the weights", ["name", "value"], beside[:_VALUES_SHOWN])
-    weights = checkpoint.state_dict
+    weights, public = checkpoint.state_dict, family_of(checkpoint.state_dict)
+    if public is not None:
+        terminal.note(f"these are the weights of {public}: --model {public} reads them")
     terminal.table(
         f"{path.name}: {len(weights)} tensors, "
         f"{sum(w.numel() for w in weights.values()):,} numbers, found at {checkpoint.found_at!r}",
@@ -127,10 +130,13 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, state: str | None, tr
             "stripped": list(checkpoint.stripped),
             "state_dicts": {checkpoint.found_at: len(weights), **checkpoint.others},
             "read_past": list(checkpoint.past),
+            "model": public,
             "beside": checkpoint.metadata,
             "tensors": {name: list(value.shape) for name, value in weights.items()},
         },
-        next_command=command("inspect", path, **_flags(terminal), model="SPEC", data="SPEC"),
+        next_command=command(
+            "inspect", path, **_flags(terminal), model=public or "SPEC", data="SPEC"
+        ),
     )
 
 
@@ -169,6 +175,8 @@ def _inspect_run(terminal: Terminal, run: Run) -> None:
             ),
         )
         return
+    from histograph_post.runs.repeating import run_command
+
     facts = texts.facts(run.require_readouts())
     terminal.table(f"{run.folder}", ["", ""], facts)
     compared = len(results["readouts"]) > _FEW_READOUTS
@@ -177,7 +185,7 @@ def _inspect_run(terminal: Terminal, run: Run) -> None:
         {
             "run": str(run.folder),
             "facts": dict(facts),
-            "command": texts.command(run),
+            "command": run_command(run),
             **results,
         },
         next_command=command("report", run.folder),

@@ -20,6 +20,7 @@ from . import (
     inspect,
     predict,
     pretrain,
+    recipes,
     report,
     train_head,
     tune,
@@ -67,6 +68,7 @@ register(app, report.report)
 register(app, export.export)
 register(app, inspect.inspect)
 register(app, verify.verify)
+register(app, recipes.recipes)
 register(app, bench.bench)
 register(app, demo.demo, runs_models=True)
 

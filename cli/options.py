@@ -14,13 +14,14 @@ HEAD, EXPERIMENT, TRAINING = "Head", "Experiment", "Training"
 _model = typer.Option(
     "--model",
     metavar="SPEC",
-    help="The model: gcn, gin, gat, sage, gps, file.py:Name or package.module:Name.",
+    help="The model: gcn, gin, gat, sage, gps, that of a public checkpoint (see histograph "
+    "recipes), file.py:Name or package.module:Name.",
 )
 _data = typer.Option(
     "--data",
     metavar="SPEC",
-    help="The data: tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, smiles:FILE.csv, "
-    "file.py:function, graphs.pt or demo:.",
+    help="The data: tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, moleculenet:NAME, "
+    "smiles:FILE.csv, file.py:function, graphs.pt or demo:.",
 )
 ModelOption = Annotated[str, _model]
 DataOption = Annotated[str, _data]

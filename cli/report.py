@@ -17,6 +17,7 @@ class FigureFormat(StrEnum):
 
     PNG = "png"
     SVG = "svg"
+    PDF = "pdf"
 
 
 def report(

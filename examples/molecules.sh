@@ -7,17 +7,16 @@
 # of SMILES and one of targets. OUT is a folder to write.
 # Needs pip install 'histograph-post[chem,report]'.
 set -euo pipefail
-here=$(dirname "$0")
 checkpoint=${1:?usage: bash molecules.sh CHECKPOINT MOLECULES.csv OUT}
 molecules=${2:?usage: bash molecules.sh CHECKPOINT MOLECULES.csv OUT}
 out=${3:?usage: bash molecules.sh CHECKPOINT MOLECULES.csv OUT}
 epochs=${EPOCHS:-30}
 
+# The name of the model also decides how molecules are encoded; `histograph recipes` lists others.
 # Unreadable molecules are left out and listed. The scaffold split tests on unlike molecules.
 # The model has no classifier, so there is no score of its own: it is the heads that predict.
-histograph cache --model "$here/pretrain_gnns_gcn.py:GNN" --checkpoint "$checkpoint" \
-    --data "smiles:$molecules" --data-args mol_features=pretrain \
-    --split scaffold -o "$out/molecules.cache"
+histograph cache --model pretrain-gnns:gcn --checkpoint "$checkpoint" \
+    --data "smiles:$molecules" --split scaffold -o "$out/molecules.cache"
 
 # Three readouts of the same frozen layers, three seeds each.
 histograph compare "$out/molecules.cache" --heads mean,concat,histograph \

@@ -3,8 +3,10 @@ scripts that do what their first lines say."""
 
 from __future__ import annotations
 
+import json
 import runpy
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -62,58 +64,27 @@ def test_node_classifiers_on_cora(shared_data, model, checkpoint, expected):
     assert correct[test.tolist()].double().mean().item() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("model", "checkpoint"),
-    [("GNN", "chem_gcn_contextpred.pth"), ("GraphSAGE", "chem_graphsage_contextpred.pth")],
-)
-def test_the_molecule_networks_equal_their_formulas(shared_data, model, checkpoint):
-    pretrained = load(
-        shared_data,
-        f"pretrain_gnns_gcn.py:{model}",
-        f"pretrain-gnns/{checkpoint}",
-        f"smiles:{shared_data / 'mol' / 'BBBP.csv'}",
-        mol_features="pretrain",
-    )
-    batch, output = run(pretrained, num_graphs=3)
-    weights = pretrained.checkpoint.state_dict
-    num_nodes = batch.num_nodes
-    adjacency, bond_sum = torch.zeros(num_nodes, num_nodes), torch.zeros(num_nodes, num_nodes, 300)
-    h = (
-        weights["x_embedding1.weight"][batch.x[:, 0]]
-        + weights["x_embedding2.weight"][batch.x[:, 1]]
-    )
-    loops = [(node, node, 4, 0) for node in range(num_nodes)]
-    bonds = [
-        (*pair, *bond)
-        for pair, bond in zip(batch.edge_index.T.tolist(), batch.edge_attr.tolist(), strict=True)
-    ]
-    for source, target, _, _ in bonds + loops:
-        adjacency[target, source] = 1
-    if model == "GNN":
-        scale = adjacency.sum(dim=0).rsqrt()
-        norm = scale[:, None] * adjacency * scale  # [num_nodes, num_nodes], target by source
-    else:
-        norm = adjacency / adjacency.sum(dim=1, keepdim=True)  # the mean over sources
-    for layer in range(5):
-        of = {name.split(".", 2)[2]: w for name, w in weights.items() if f"s.{layer}." in name}
-        for source, target, kind, direction in bonds + loops:
-            bond_sum[target, source] = (
-                of["edge_embedding1.weight"][kind] + of["edge_embedding2.weight"][direction]
-            )
-        h = h @ of["linear.weight"].T + of["linear.bias"]
-        h = norm @ h + torch.einsum("ts,tsd->td", norm, bond_sum)
-        h = h / h.norm(dim=1, keepdim=True) if model == "GraphSAGE" else h
-        h = (h - of["running_mean"]) / (of["running_var"] + 1e-5).sqrt() * of["weight"] + of["bias"]
-        h = h.relu() if layer < 4 else h
-    torch.testing.assert_close(output, h, rtol=1e-4, atol=1e-4)
-
-
 # --- the scripts, as their first lines say ----------------------------------------------------
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_notebook(tmp_path, monkeypatch, capsys):
+    """Cell after cell, as a reader runs them; without a kernel, whose start would take longer."""
+    notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    namespace: dict[str, object] = {}
+    for number, cell in enumerate(cells):
+        exec(compile(cell, f"cell {number}", "exec"), namespace)
+    assert not any(cell.get("outputs") for cell in notebook["cells"])  # nothing stale is shown
+    assert namespace["report"].path.is_file()
+    assert set(namespace["run"].results["readouts"]) >= {"own readout", "mean", "histograph"}
+    assert str(namespace["run"].verdict) in capsys.readouterr().out
 
 
 def test_a_custom_model_file(bash, tmp_path):

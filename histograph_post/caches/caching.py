@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from .. import __version__
-from ..capture import Capture
 from ..capture.repeating import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..data.reading import Reading, remove_rows
@@ -48,7 +47,7 @@ from .folder import (
     refuse_other_code,
 )
 from .layout import ShardInfo
-from .manifest import SPLITS_NAME, Manifest
+from .manifest import MOLECULES_NAME, SPLITS_NAME, Manifest
 from .planning import CacheOptions, CachePlan, plan_cache
 from .provenance import CANARY_NAME, Provenance
 from .reader import Cache
@@ -91,7 +90,7 @@ def write_shards(
         ShardThread(plan, folder) as thread,
         torch.inference_mode(),
         repeatable(plan.device),
-        Capture(plan.model, plan.capture) as recorder,
+        plan.recording() as recorder,
     ):
         for index in mine:
             start, stop = plan.shards[index]
@@ -243,6 +242,8 @@ def write_cache(
         return complete
     found = found_shards(plan, folder)
     written = {SPLITS_NAME: to_json(plan.splits.to_json())}
+    if plan.dataset.smiles is not None:
+        written[MOLECULES_NAME] = _molecules(plan.dataset.smiles, plan.dataset.names)
     if config is not None:
         written[CONFIG_NAME] = tomli_w.dumps(dict(config))
     if not any(found):
@@ -256,6 +257,12 @@ def write_cache(
     shards = write_shards(plan, folder, found, part=part, on_progress=on_progress)
     present = [shard for shard in shards if shard is not None]
     return join_shards(plan, folder, present) if len(present) == len(shards) else None
+
+
+def _molecules(smiles: Sequence[str], names: Sequence[str] | None) -> str:
+    """Return molecules as a file of SMILES has them."""
+    pairs = zip(smiles, names or [""] * len(smiles), strict=True)
+    return "".join(f"{text.strip()}\t{' '.join(name.split())}\n" for text, name in pairs)
 
 
 def cache(

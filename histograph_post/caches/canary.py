@@ -17,14 +17,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.utils import k_hop_subgraph, subgraph
 
 from ..capture import Capture, CapturePlan
 from ..capture.repeating import TOLERANCES, apart, device_of, repeatable
 from ..capture.tensors import eager_module, frozen
 from ..data import GraphDataset
-from ..data.batching import make_batch, sparse_names, to_device
+from ..data.batching import make_batch, to_device
 from ..data.dataset import probe_graphs
+from ..data.subgraphs import surroundings
 from ..errors import CacheError, HistographError
 from ..models.model_call import LABELS
 
@@ -101,11 +101,11 @@ class Canary:
 
 def _small_graphs(dataset: GraphDataset) -> Iterator[Data]:
     """Yield a small graph without labels and texts, and the same with all it has."""
-    graphs = sorted(probe_graphs(dataset), key=lambda graph: int(graph.num_nodes))
+    graphs = sorted(probe_graphs(dataset, whole=False), key=lambda graph: int(graph.num_nodes))
     fitting = (graph for graph in graphs if graph.num_nodes > 1 and graph.num_edges)
     graph = next(fitting, graphs[-1])
     if graph.num_nodes > _CANARY_NODES:
-        graph = _surroundings(graph)
+        graph = surroundings(graph, _CANARY_NODES)
     yield _inputs_only(graph)
     yield graph
 
@@ -118,26 +118,6 @@ def _inputs_only(graph: Data) -> Data:
         if is_label or not isinstance(value, Tensor):
             del bare[name]
     return bare
-
-
-def _surroundings(graph: Data) -> Data:
-    """Return the part of a large graph that is around the first node with an edge."""
-    start = int(graph.edge_index[0, 0]) if graph.edge_index.numel() else 0
-    nodes = torch.tensor([start])
-    for hops in range(1, 5):
-        reached, *_ = k_hop_subgraph(
-            start, hops, graph.edge_index, num_nodes=graph.num_nodes, flow="target_to_source"
-        )
-        nodes = torch.cat([nodes, reached[~torch.isin(reached, nodes)]])[:_CANARY_NODES]
-    nodes = nodes.sort().values
-    rest, parts = copy.copy(graph), {}
-    for _, prefix in sparse_names(graph.keys()).values():
-        pairs, values = rest.pop(f"{prefix}_index"), rest.pop(f"{prefix}_value")
-        parts[prefix] = subgraph(nodes, pairs, values, relabel_nodes=True, num_nodes=len(graph.x))
-    part = rest.subgraph(nodes)
-    for prefix, (pairs, values) in parts.items():
-        part[f"{prefix}_index"], part[f"{prefix}_value"] = pairs, values
-    return part
 
 
 def _run(

@@ -22,7 +22,7 @@ CONFIG_NAME = "config.toml"
 
 #: The names of what a cache writes, finished or not.
 _OURS = re.compile(
-    r"(manifest\.json|splits\.json|config\.toml|canary\.safetensors|shard-\d{5,}\.h5)"
+    r"(manifest\.json|splits\.json|config\.toml|canary\.safetensors|molecules\.smi|shard-\d{5,}\.h5)"
     r"(\.[^/]+-\d+\.partial)?"
 )
 

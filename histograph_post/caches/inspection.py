@@ -25,7 +25,7 @@ class Inspection:
     @property
     def notes(self) -> tuple[str, ...]:
         """What there is to know about the data and the layers."""
-        return (*self.plan.dataset.notes, *self.plan.capture.notes)
+        return (*self.plan.dataset.notes, *self.plan.capture.notes, *self.plan.notes)
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch_geometric.data import Batch
 
 from .. import __version__
 from ..capture import Capture, CapturePlan, Parity, check_parity, plan_capture
+from ..capture.edge_blocks import MOST_EDGES, blocks_are_exact, edges_in_blocks
 from ..capture.needed import require_unneeded
 from ..capture.repeating import (
     device_of,
@@ -30,8 +31,8 @@ from ..capture.repeating import (
 )
 from ..data import GraphDataset
 from ..data.batching import budget_batches, make_batch, to_device
-from ..data.dataset import probe_graphs, probe_numbers
-from ..errors import CacheError, CaptureError, ConfigError
+from ..data.dataset import LARGE_GRAPH, PROBE_NODES, probe_graphs, probe_numbers
+from ..errors import CacheError, CaptureError, ConfigError, ModelError
 from ..models import call_model, prediction
 from ..models.checkpoints import weights_sha256
 from ..models.model_call import received
@@ -118,6 +119,19 @@ class CachePlan:
     shards: tuple[tuple[int, int], ...]
     weights_sha256: str
     own: OwnOutput
+    #: Edges that a layer takes at a time; None for all of them.
+    edges_at_once: int | None = None
+    #: What a user should know, of how a large graph is planned and run.
+    notes: tuple[str, ...] = ()
+
+    @contextmanager
+    def recording(self) -> Iterator[Capture]:
+        """Record the model's history in the way that was planned."""
+        with (
+            edges_in_blocks(self.model, self.edges_at_once),
+            Capture(self.model, self.capture) as recorder,
+        ):
+            yield recorder
 
     @property
     def num_bytes(self) -> int:
@@ -216,19 +230,11 @@ def plan_cache(
     options = options or CacheOptions()
     where = resolve_device(device)
     model = model.to(where).eval()
-    probe = probe_graphs(dataset)
-    batch = to_device(Batch.from_data_list(probe), where)
-    with repeatable(where):
-        capture = plan_capture(model, batch, layers=options.layers, no_pass=options.no_pass)
-        if (note := repeat_note(where)) is not None:
-            capture = replace(capture, notes=(*capture.notes, note))
-        _refuse_chance(model, capture, batch)
-        require_unneeded(model, batch, capture, missing)
-    parity = check_parity(model, capture, probe)
-    _check(parity, [dataset.ids[number] for number in probe_numbers(dataset)], options)
     labels = dataset.labels()
     task = infer_task(labels, dataset.level) if has_labels(labels) else None
-    own = _own_output(model, capture, batch, task, dataset.level, options)
+    capture, parity, own, batch, notes = _try_out(model, dataset, task, options, missing, where)
+    at_once, note = _edges_at_once(model, capture, batch, dataset)
+    notes += note
     if missing:
         own = OwnOutput(problem=f"the checkpoint has no weights for {listed(missing)}")
     layout = Layout(
@@ -260,7 +266,80 @@ def plan_cache(
         shards=tuple(plan_shards(dataset.num_nodes, layout.row_bytes, shard_bytes)),
         weights_sha256=weights_sha256(model.state_dict()),
         own=own,
+        edges_at_once=at_once,
+        notes=tuple(notes),
     )
+
+
+class _TriedOut(NamedTuple):
+    """What a few graphs, or parts of large ones, tell of a model."""
+
+    capture: CapturePlan
+    parity: Parity
+    own: OwnOutput
+    batch: Batch
+    notes: list[str]
+
+
+def _try_out(
+    model: nn.Module,
+    dataset: GraphDataset,
+    task: Task | None,
+    options: CacheOptions,
+    missing: Collection[str],
+    device: torch.device,
+) -> _TriedOut:
+    """Run a model on a few graphs; of a large one on a part, unless it does not run on that.
+
+    A probe keeps every tensor of its pass. What it finds, layers and their order, does not depend
+    on the size of the graph; a model with weights for each node only runs on the whole.
+    """
+    ids = [dataset.ids[number] for number in probe_numbers(dataset)]
+    largest, refused = max(int(dataset.num_nodes[n]) for n in probe_numbers(dataset)), ""
+    for whole in (False, True):
+        probe = probe_graphs(dataset, whole=whole)
+        batch = to_device(Batch.from_data_list(probe), device)
+        try:
+            with repeatable(device):
+                capture = plan_capture(model, batch, layers=options.layers, no_pass=options.no_pass)
+                if (note := repeat_note(device)) is not None:
+                    capture = replace(capture, notes=(*capture.notes, note))
+                _refuse_chance(model, capture, batch)
+                require_unneeded(model, batch, capture, missing)
+            parity = check_parity(model, capture, probe)
+            own = _own_output(model, capture, batch, task, dataset.level, options)
+            break
+        except ModelError as error:
+            if whole or largest <= LARGE_GRAPH:
+                raise
+            refused = str(error)
+    _check(parity, ids, options)
+    notes = []
+    if largest > LARGE_GRAPH:
+        how = (
+            f"on the whole of it: on a part it fails ({refused})"
+            if refused
+            else (f"on {PROBE_NODES:,} of its nodes")
+        )
+        notes.append(f"a graph of {largest:,} nodes: the model was tried out {how}")
+    return _TriedOut(capture, parity, own, batch, notes)
+
+
+def _edges_at_once(
+    model: nn.Module, capture: CapturePlan, batch: Batch, dataset: GraphDataset
+) -> tuple[int | None, list[str]]:
+    """Return how many edges a layer is to take at a time, None for all, and what to say of it."""
+    edges = int(dataset.num_edges.max())
+    if edges <= MOST_EDGES:
+        return None, []
+    # Every block makes rows for all nodes: with fewer edges than nodes it would be mostly those.
+    most = max(MOST_EDGES, 2 * int(dataset.num_nodes.max()))
+    if blocks_are_exact(model, capture, batch):
+        return most, [f"a graph of {edges:,} edges: run layer by layer, {most:,} edges at a time"]
+    return None, [
+        f"a graph of {edges:,} edges: run with all of them at once, because the layers of this "
+        "model give something else with some at a time"
+    ]
 
 
 def _shard_bytes(options: CacheOptions, dataset: GraphDataset, layout: Layout) -> int:
@@ -372,7 +451,7 @@ def estimate_seconds(plan: CachePlan) -> float:
     """Time the model on one batch and scale up to all nodes: an estimate, not a promise."""
     _, stop = plan.shards[0]
     graphs = next(plan.batches(0, stop))
-    with torch.inference_mode(), Capture(plan.model, plan.capture) as recorder:
+    with torch.inference_mode(), plan.recording() as recorder:
         recorder.run(plan.load(graphs))  # the first pass warms up allocators and caches
         synchronize(plan.device)
         started = time.perf_counter()

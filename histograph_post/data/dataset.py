@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -16,6 +16,7 @@ from torch_geometric.data import Batch, Data
 from ..errors import DataError
 from ..splits import Splits
 from ..utils import LEVELS, Level
+from ..utils.machine import NODE_BUDGET
 from ..utils.specifications import IN_MEMORY
 from .checks import add_features, check_links, detect_level, prepare_graphs, refuse_hetero
 from .columns import SelectedRows, is_row_numbers
@@ -24,9 +25,21 @@ from .labels import align_labels, count_nodes, gather_labels, label_rows, take_m
 from .links import LinkOptions, split_links
 from .reading import Reading
 from .streaming import StreamedGraphs
+from .subgraphs import surroundings
 
 #: The name of the target where links are predicted.
 LINK_TARGET = ("link",)
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """The table that graphs were read from, with the rows that gave none."""
+
+    header: tuple[str, ...]
+    #: The cells of each column, from the first row below the header.
+    columns: tuple[Sequence[str], ...]
+    #: Why a row gave no graph, by its number.
+    problems: Mapping[int, str]
 
 
 @dataclass(eq=False, repr=False)
@@ -52,6 +65,10 @@ class GraphDataset:
     #: Source row of each graph (a line of a csv file); ``None`` stands for 0, 1, 2, ...
     rows: np.ndarray | None = None
     smiles: Sequence[str] | None = None
+    #: What the graphs are called where they come from; two may have one name.
+    names: Sequence[str] | None = None
+    #: The csv file the graphs are from, which predictions go beside.
+    table: SourceTable | None = None
     #: What was skipped, added or converted, one line each, for the user.
     notes: list[str] = field(default_factory=list)
     _fingerprint: str | None = field(default=None, init=False)
@@ -61,7 +78,7 @@ class GraphDataset:
             raise DataError(
                 f"{self.spec}: level is {self.level!r}, expected one of {', '.join(LEVELS)}"
             )
-        for name in ("ids", "rows", "smiles"):
+        for name in ("ids", "rows", "smiles", "names"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.graphs):
                 raise DataError(
@@ -180,6 +197,7 @@ def from_graphs(
     The given graphs are not changed. Without ``level`` it is read off the attributes: an
     ``edge_label_index`` makes links, a ``y`` with one row per node makes nodes, else graphs.
     ``train_mask``, ``val_mask`` and ``test_mask`` of node-level data become ``official``.
+    Graphs with a ``smiles`` are molecules, a ``name`` that no two share is their id.
     ``features`` (see :func:`.checks.add_features`) fills in ``x`` for graphs that have none. A
     graph without nodes is refused. ``level="link"`` on graphs that name no pairs holds out some of
     their own edges, in the way of ``links`` (see :mod:`.links`). Many graphs that can be indexed or
@@ -194,6 +212,10 @@ def from_graphs(
                 "features=, max_degree= or link_...="
             )
         return _on_disk(collected, spec, ids, target_names, official, rows, smiles, notes)
+    smiles = _texts(collected, "smiles") if smiles is None else smiles
+    called = _texts(collected, "name")
+    if ids is None and called is not None and len(set(called)) == len(called):
+        ids = called
     names = [str(name) for name in (ids if ids is not None else range(len(collected)))]
     if len(names) != len(collected):
         raise DataError(
@@ -230,6 +252,7 @@ def from_graphs(
         official=official,
         rows=rows,
         smiles=None if smiles is None else list(smiles),
+        names=called,
         notes=[*notes, *found],
     )
     labels = dataset.labels()
@@ -250,6 +273,7 @@ def as_links(dataset: GraphDataset, links: LinkOptions | None = None) -> GraphDa
         official=official,
         rows=dataset.rows,
         smiles=dataset.smiles,
+        names=dataset.names,
         notes=[*dataset.notes, *notes],
     )
 
@@ -297,6 +321,13 @@ def _on_disk(
     )
 
 
+def _texts(graphs: Sequence[Data], name: str) -> list[str] | None:
+    """Return an attribute of text that every graph has, as PyG's molecules do; else None."""
+    values = [graph.get(name) if isinstance(graph, Data) else None for graph in graphs]
+    texts = [value.strip() for value in values if isinstance(value, str) and value.strip()]
+    return texts if len(texts) == len(graphs) else None
+
+
 def _target_names(given: Sequence[str] | None, width: int, spec: str) -> list[str]:
     if given is None:
         return ["y"] if width == 1 else [f"y{column}" for column in range(width)]
@@ -340,6 +371,24 @@ def probe_numbers(dataset: GraphDataset) -> list[int]:
     return np.unique(spread).tolist()
 
 
-def probe_graphs(dataset: GraphDataset) -> list[Data]:
-    """Return the graphs to try a model on, copied."""
-    return [dataset.graphs[number].clone() for number in probe_numbers(dataset)]
+#: Graphs with more nodes are large: what is learned of a model on one is learned on a part of it.
+LARGE_GRAPH = NODE_BUDGET
+
+#: Nodes of such a part.
+PROBE_NODES = 2048
+
+
+def probe_graphs(dataset: GraphDataset, *, whole: bool = True) -> list[Data]:
+    """Return the graphs to try a model on, copied.
+
+    Args:
+        dataset: The data.
+        whole: Whether large graphs are to be as large as they are, and not a part of them.
+    """
+    graphs = [dataset.graphs[number] for number in probe_numbers(dataset)]
+    return [
+        surroundings(graph, PROBE_NODES)
+        if not whole and int(graph.num_nodes) > LARGE_GRAPH
+        else graph.clone()
+        for graph in graphs
+    ]

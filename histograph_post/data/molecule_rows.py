@@ -12,10 +12,8 @@ from .columns import TextColumn
 from .molecule_features import MoleculeEncoding, import_rdkit, molecule_encoding
 from .row_blocks import Skipped
 
-_UNREADABLE = "RDKit cannot read their SMILES"
-
-#: How many skipped rows are listed: all of them, unless the file is no table of molecules.
-_LISTED = 200
+#: Why most rows that give no graph do not.
+UNREADABLE = "RDKit cannot read the SMILES"
 
 
 class SmilesRows:
@@ -50,31 +48,16 @@ class SmilesRows:
 
 def molecule_graphs(smiles: Iterable[str], encoding: MoleculeEncoding) -> Iterator[Data | Skipped]:
     """Yield the graph of each molecule, or why it has none."""
-    unknown = f"an atom or bond has no {encoding.name} feature"
     chem, rd_base = import_rdkit()
     with rd_base.BlockLogs():
         for text in smiles:
             molecule = chem.MolFromSmiles(text)
             if molecule is None or not molecule.GetNumAtoms():
-                yield Skipped(_UNREADABLE, _short(text))
+                yield Skipped(UNREADABLE if text else "no SMILES")
                 continue
             try:
                 yield encoding.graph(molecule)
             except KeyError as error:
-                yield Skipped(unknown, f"{_short(text)} ({error.args[0]})")
-
-
-def skipped_notes(skipped: Sequence[tuple[int, Skipped]], num_rows: int) -> list[str]:
-    """Return a note for each reason why rows have no graph."""
-    reasons: dict[str, list[str]] = {}
-    for row, (reason, shown) in skipped:
-        reasons.setdefault(reason, []).append(f"row {row} {shown}")
-    return [
-        f"{len(rows)} of {num_rows} rows skipped, {reason}: {', '.join(rows[:_LISTED])}"
-        f"{', ...' if len(rows) > _LISTED else ''} (rows count from 0, below the header)"
-        for reason, rows in sorted(reasons.items(), key=lambda pair: pair[0] != _UNREADABLE)
-    ]
-
-
-def _short(smiles: str) -> str:
-    return f"{smiles[:40]}..." if len(smiles) > 43 else smiles or "(blank)"
+                value = error.args[0]
+                what = f"atomic number {value}" if type(value) is int else f"{value}"
+                yield Skipped(f"no {encoding.name} feature for {what}")

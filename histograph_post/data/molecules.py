@@ -20,9 +20,9 @@ from torch_geometric.data import Data
 
 from ..errors import DataError, NotFoundError
 from .columns import ColumnBuilder, SelectedRows
-from .dataset import GraphDataset, as_links
+from .dataset import GraphDataset, SourceTable, as_links
 from .molecule_features import MOLECULE_ENCODINGS, MoleculeEncoding, molecule_encoding
-from .molecule_rows import SmilesRows, molecule_graphs, skipped_notes
+from .molecule_rows import UNREADABLE, SmilesRows, molecule_graphs
 from .reading import STREAM_ARGS, STREAM_ROWS, Reading, is_streamed
 from .row_blocks import Skipped
 from .spec import LEVEL_ARGS, as_choice, check_names, level_options
@@ -31,8 +31,14 @@ from .streaming import StreamedGraphs, read_rows
 #: Names of columns that number or name the rows, compared in lower case and without punctuation.
 _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")
 
+#: Names of columns that hold what chemists call a molecule, compared in the same way.
+_NAME_COLUMNS = ("name", "compoundname", "compoundid", "moleculename", "drugname", "drug", "title")
+
 #: How many columns or names a message shows before it stops.
 _SHOWN = 5
+
+#: How many skipped rows are listed: all of them, unless the file is no table of molecules.
+_LISTED = 200
 
 #: A column of whole numbers that only ever grow counts the rows, unless there are this few.
 _MIN_COUNTED_ROWS = 10
@@ -45,41 +51,62 @@ def load_smiles(
 
     ``args``: ``smiles`` names the SMILES column (default: the one called that), ``targets`` the
     target columns (names or globs, separated by commas; empty for none; default: see
-    :func:`choose_targets`), ``mol_features`` the encoding (``ogb`` or ``pretrain``). A blank cell
-    is a missing label. A row that cannot be turned into a graph is skipped and noted. ``stream``
-    says whether graphs stay on disk (see :mod:`.streaming`); by default those of many rows do.
+    :func:`choose_targets`), ``mol_features`` the encoding (``ogb``, ``pretrain`` or ``pyg``). A
+    blank cell is a missing label. A row that cannot be turned into a graph is skipped and noted.
+    ``stream`` says whether graphs stay on disk (see :mod:`.streaming`); those of many rows do.
     """
     spec = f"smiles:{path}"
     check_names(args, ("smiles", "targets", "mol_features", *STREAM_ARGS, *LEVEL_ARGS), spec=spec)
-    wanted = level_options(args, own="graph", spec=spec)
-    features = as_choice(args, "mol_features", MOLECULE_ENCODINGS, default="ogb", spec=spec)
-    encoding = molecule_encoding(features)
     table = read_table(path)
     smiles_column = _smiles_column(table, args.get("smiles"))
-    targets, notes = choose_targets(table, smiles_column, _names(args.get("targets")))
+    return read_molecules(
+        table,
+        args,
+        spec=spec,
+        smiles_column=smiles_column,
+        targets=_names(args.get("targets")),
+        reading=reading,
+    )
+
+
+def read_molecules(
+    table: CsvTable,
+    args: Mapping[str, Any],
+    *,
+    spec: str,
+    smiles_column: str,
+    targets: str | Sequence[str] | None,
+    reading: Reading | None = None,
+) -> GraphDataset:
+    """Return a graph for each molecule of a table; see :func:`load_smiles`."""
+    wanted = level_options(args, own="graph", spec=spec)
+    features = as_choice(args, "mol_features", MOLECULE_ENCODINGS, default="ogb", spec=spec)
+    labels, notes = choose_targets(table, smiles_column, targets)
     smiles = table.column(smiles_column)
-    labels = np.stack(list(targets.values()), axis=1) if targets else None  # [rows, targets]
+    encoding = molecule_encoding(features)
     graphs: Sequence[Data]
     streamed = wanted["level"] != "link" and is_streamed(table.num_rows, args, spec=spec)
     if streamed:
         graphs = kept = read_rows(SmilesRows(smiles, features), reading, spec=spec)
-        rows = kept.rows
-        notes += skipped_notes(kept.skipped, table.num_rows)
+        rows, problems = kept.rows, {row: skipped.problem for row, skipped in kept.skipped}
     else:
-        graphs, rows, skipped = _graphs(smiles, encoding)
-        notes += skipped
+        graphs, rows, problems = encode(smiles, encoding)
+    notes += _skipped(problems, smiles)
     if not graphs:
         raise DataError(f"{spec}: found no molecule RDKit can read in column {smiles_column!r}")
-    if labels is not None:
-        attach_labels(graphs, labels[rows])
+    if labels:
+        values = np.stack(list(labels.values()), axis=1)  # [num_rows, num_targets]
+        attach_labels(graphs, values[rows])
     dataset = GraphDataset(
         spec=spec,
         graphs=graphs,
         ids=row_ids(table, rows),
         level="graph",
-        target_names=list(targets),
+        target_names=list(labels),
         rows=rows,
         smiles=SelectedRows(rows, smiles) if streamed else [smiles[row] for row in rows],
+        names=_called(table, rows),
+        table=SourceTable(table.header, table.columns, problems),
         notes=notes,
     )
     return as_links(dataset, wanted["links"]) if wanted["level"] == "link" else dataset
@@ -185,20 +212,70 @@ def row_ids(table: CsvTable, rows: np.ndarray) -> Sequence[str]:
     return SelectedRows(rows) if many else [str(row) for row in rows]
 
 
-def _graphs(
+def _called(table: CsvTable, rows: np.ndarray) -> Sequence[str] | None:
+    """Return the cells of the column of names, if the table has one."""
+    plain = {_plain(name): name for name in reversed(table.header)}
+    found = next((plain[name] for name in _NAME_COLUMNS if name in plain), None)
+    if found is None or len(rows) >= STREAM_ROWS:
+        return None if found is None else SelectedRows(rows, table.column(found))
+    return [table.column(found)[row] for row in rows]
+
+
+def encode(
     smiles: Sequence[str], encoding: MoleculeEncoding
-) -> tuple[list[Data], np.ndarray, list[str]]:
-    """Return a graph per readable molecule, the row of each, and notes on the rows skipped."""
+) -> tuple[list[Data], np.ndarray, dict[int, str]]:
+    """Return a graph per readable molecule, the row of each, and why other rows have none."""
     graphs: list[Data] = []
     rows: list[int] = []
-    skipped: list[tuple[int, Skipped]] = []
+    problems: dict[int, str] = {}
     for row, made in enumerate(molecule_graphs(smiles, encoding)):
         if isinstance(made, Skipped):
-            skipped.append((row, made))
+            problems[row] = made.problem
         else:
             graphs.append(made)
             rows.append(row)
-    return graphs, np.array(rows, dtype=np.int64), skipped_notes(skipped, len(smiles))
+    return graphs, np.array(rows, dtype=np.int64), problems
+
+
+def _skipped(problems: Mapping[int, str], smiles: Sequence[str]) -> list[str]:
+    """Return notes on the rows that gave no graph."""
+    unreadable, unknown = [], []
+    for row, problem in problems.items():
+        named = f"row {row} {_short(smiles[row])}"
+        if problem in (UNREADABLE, "no SMILES"):
+            unreadable.append(named)
+        else:
+            unknown.append(f"{named} ({problem})")
+    return [
+        f"{len(skipped)} of {len(smiles)} rows skipped, {reason}: {_some(skipped, _LISTED)} "
+        "(rows count from 0, below the header)"
+        for skipped, reason in (
+            (unreadable, "RDKit cannot read their SMILES"),
+            (unknown, "an atom or bond has no such feature"),
+        )
+        if skipped
+    ]
+
+
+def args_for_prediction(
+    path: Path, trained: Mapping[str, Any], targets: Sequence[str]
+) -> dict[str, Any]:
+    """Return the arguments with which a table is read to predict its rows.
+
+    Its labels are those that the head predicts, if it has them all; any other column of numbers is
+    none. The column of SMILES is called as it was in training, if there is one of that name.
+
+    Args:
+        path: The csv file.
+        trained: The arguments of the data that the head was trained on.
+        targets: What the head predicts.
+    """
+    table = read_table(path)
+    known = all(name in table.header and table.numbers(name) is not None for name in targets)
+    args: dict[str, Any] = {"targets": list(targets) if known else ""}
+    if trained.get("smiles") in table.header:
+        args["smiles"] = trained["smiles"]
+    return args
 
 
 def _names(value: Any) -> str | Sequence[str] | None:
@@ -214,6 +291,10 @@ def _plain(name: str) -> str:
 
 def _some(items: Sequence[str], shown: int = _SHOWN) -> str:
     return ", ".join(items[:shown]) + (", ..." if len(items) > shown else "")
+
+
+def _short(smiles: str) -> str:
+    return f"{smiles[:40]}..." if len(smiles) > 43 else smiles or "(blank)"
 
 
 # --- csv files

@@ -37,10 +37,8 @@ _NARROW = (torch.uint8, torch.int16, torch.int32)
 class Skipped(NamedTuple):
     """A row that has no graph."""
 
-    #: Why, as a note says it of all such rows.
-    reason: str
-    #: The row as a note shows it.
-    shown: str
+    #: Why.
+    problem: str
 
 
 class Block(NamedTuple):
@@ -125,7 +123,9 @@ def write_block(
         tensors[f"sizes.{name}"] = _narrowed(torch.tensor([each.size(dim) for each in values]))
         tensors[f"values.{name}"] = _narrowed(torch.cat(values, dim))
         types[name] = str(values[0].dtype).removeprefix("torch.")
-    skipped = [[first_row + at, *each] for at, each in enumerate(made) if isinstance(each, Skipped)]
+    skipped = [
+        [first_row + at, each.problem] for at, each in enumerate(made) if isinstance(each, Skipped)
+    ]
     about = {"key": key, "types": types, "skipped": skipped, "notes": dict(notes)}
     with atomic_path(path) as partial:
         text = json.dumps(about)
@@ -225,6 +225,6 @@ def look_at(path: Path) -> AboutBlock:
     digest.update(json.dumps(about["types"], sort_keys=True).encode())
     if y is not None:
         y = y.to(getattr(torch, about["types"]["y"]))
-    skipped = [(row, Skipped(reason, shown)) for row, reason, shown in about["skipped"]]
+    skipped = [(row, Skipped(problem)) for row, problem in about["skipped"]]
     notes = Counter(about["notes"])
     return AboutBlock(path, rows, nodes, edges, y, form, skipped, notes, digest.hexdigest())

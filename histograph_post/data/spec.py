@@ -5,6 +5,7 @@
 ``planetoid:Cora``                    Cora, CiteSeer, PubMed
 ``actor:``, ``wiki:chameleon``        heterophilic node sets as Geom-GCN prepared them
 ``ogbg:molhiv``                       Open Graph Benchmark, graph level
+``moleculenet:BBBP``                  MoleculeNet, as PyG keeps it
 ``smiles:file.csv``                   molecules with targets
 ``graphs.pt``                         graphs saved with ``torch.save``
 ``file.py:function``                  a function of yours that returns graphs
@@ -19,8 +20,8 @@ the data are imported when data are loaded: commands that only show a specificat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,13 @@ if TYPE_CHECKING:
     from .dataset import GraphDataset
     from .links import LinkOptions
 
+#: What comes before the colon of molecules, and how they are encoded unless ``mol_features`` says.
+MOLECULE_SOURCES = {"smiles": "ogb", "ogbg": "ogb", "moleculenet": "pyg"}
+
 #: Every form of a data specification, for messages.
 FORMS = (
-    "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, smiles:FILE.csv, demo:, "
-    "FILE.pt, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
+    "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, moleculenet:NAME, smiles:FILE.csv, "
+    "demo:, FILE.pt, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
 
 
@@ -73,6 +77,41 @@ class DataSpec(Specification):
             followed.spec, root=followed.root, args=followed.args, reading=self.reading
         )
 
+    @property
+    def mol_features(self) -> str | None:
+        """How molecules are encoded; None for data that are not read as molecules."""
+        default = MOLECULE_SOURCES.get(self.spec.partition(":")[0])
+        return None if default is None else str(self.args.get("mol_features", default))
+
+    def for_prediction(self, trained_on: DataSpec, targets: Sequence[str]) -> DataSpec:
+        """Return data to predict, with the arguments that they take over from those of training.
+
+        Molecules are encoded as they were then. Of a table, the columns that the head predicts are
+        the labels, if all of them are there, and no other column of numbers is.
+
+        Args:
+            trained_on: The data that the head was trained on.
+            targets: What it predicts.
+
+        Raises:
+            DataError: for molecules that are to be encoded in another way.
+        """
+        args = dict(self.args)
+        expected = trained_on.mol_features
+        if self.mol_features is not None and expected is not None:
+            found = args.setdefault("mol_features", expected)
+            if found != expected:
+                raise DataError(
+                    f"{self.spec}: found mol_features={found}, expected mol_features={expected}, "
+                    "which the head was trained on"
+                )
+        if self.spec.startswith("smiles:") and "targets" not in args:
+            from .molecules import args_for_prediction
+
+            path = _locate(self.spec.removeprefix("smiles:"), self.root)
+            args = {**args_for_prediction(path, trained_on.args, targets), **args}
+        return replace(self, args=args)
+
 
 def load_data(
     spec: str,
@@ -104,6 +143,10 @@ def load_data(
         from .ogb import load_ogbg
 
         return load_ogbg(name, root, args)
+    if colon and kind == "moleculenet":
+        from .molecule_net import load_moleculenet
+
+        return load_moleculenet(name, root, args)
     if colon and kind == "smiles":
         from .molecules import load_smiles
 

@@ -25,6 +25,7 @@ from ..training.head_batches import HeadBatches, LentRows, LoadedCache
 from ..training.history_rows import HistoryRows
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HeadNetwork
+from ..training.node_batches import NodeBatches, goes_by_nodes, whole_graph
 from ..training.solving import Solution, solve_linear
 from .rivals import fit_rival
 from .solved_fits import SolvedRows, collect_features, solve_fit
@@ -125,10 +126,12 @@ def fit_head(
     rows = split.train if spec.standardize else None
     network = HeadNetwork(made.head).to(device)
 
-    def batches(**given: Any) -> HeadBatches:
-        history = _history(made.head, loaded, rows)
-        needs_edges = head_info(spec.head).needs_edge_index
-        return HeadBatches(loaded, history, task, device, edges=needs_edges, **given)
+    def batches(**given: Any) -> HeadBatches | NodeBatches:
+        history, edges = _history(made.head, loaded, rows), made.head.needs_edge_index
+        if goes_by_nodes(made.head, loaded):
+            whole = whole_graph(made.head, loaded, rows, history)
+            return NodeBatches(loaded, history, task, device, edges=edges, whole=whole)
+        return HeadBatches(loaded, history, task, device, edges=edges, **given)
 
     def features() -> Tensor:
         found = _known_features(made.head, loaded, rows)
@@ -267,4 +270,6 @@ def lend_rows(
         statistics=_reads_statistics(head),
     )
     _start_solved(head, spec, loaded, split, task)  # once, here, for all seeds
+    if history and goes_by_nodes(head, loaded):
+        whole_graph(head, loaded, rows, loaded.history(rows))
     return replace(lent, results=loaded.results(rows))

@@ -23,8 +23,7 @@ from ..runs.fits import FIT_NAME, HEAD_NAME, OUTPUTS_NAME, Fit, FitSpec, Trained
 from ..runs.run import read_json
 from ..splits import Split
 from ..tasks import Task
-from ..training.head_batches import HeadBatches
-from ..training.loop import OnEpoch, Progress, Step, Trainer
+from ..training.loop import OnEpoch, Progress, Source, Step, Trainer
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
 from ..utils.files import atomic_path, write_json
 
@@ -143,7 +142,7 @@ class FeatureRows:
 
 @torch.no_grad()
 def collect_features(
-    head: Readout, source: HeadBatches, rows: np.ndarray, *, batch_size: int, allowed: int
+    head: Readout, source: Source, rows: np.ndarray, *, batch_size: int, allowed: int
 ) -> Tensor:
     """Return what a readout's classifier reads of each of these label rows.
 

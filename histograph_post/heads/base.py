@@ -87,7 +87,7 @@ class Readout(nn.Module):
     #: The levels this readout makes sense on.
     levels: ClassVar[tuple[str, ...]] = ("graph",)
     #: Whether :meth:`forward` needs the edges of the graphs.
-    needs_edge_index: ClassVar[bool] = False
+    needs_edge_index: bool = False
     #: Whether a graph whose nodes are replaced by one, their mean, has the same output. To be reset
     #: by a subclass that makes something else of a node.
     reads_means: bool = False

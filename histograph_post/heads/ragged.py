@@ -92,6 +92,13 @@ class Graphs:
         """Give every node the row of its graph: ``[num_graphs, ...]`` to ``[num_nodes, ...]``."""
         return values.index_select(0, self.index)
 
+    def take(self, graphs: npt.NDArray[np.int64]) -> tuple[Graphs, Tensor]:
+        """Return some of the graphs, in this order, and the nodes of them: ``[their nodes]``."""
+        nodes = torch.from_numpy(ranges(self.ptr[graphs], self.ptr[graphs + 1]))
+        sizes, device = self.sizes[graphs], self.index.device
+        index = torch.from_numpy(np.repeat(np.arange(len(graphs)), sizes)).to(device)
+        return Graphs(index, torch.from_numpy(sizes).to(device), sizes), nodes.to(device)
+
     def nonempty(self, dtype: torch.dtype) -> Tensor:
         """One for a graph that has nodes, zero for an empty one: ``[num_graphs, 1]``."""
         return (self.counts > 0).to(dtype).unsqueeze(-1)

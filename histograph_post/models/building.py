@@ -1,6 +1,7 @@
 """From a model specification to a working ``nn.Module``.
 
 gin                    a built-in model; its sizes come from the checkpoint or the arguments
+pretrain-gnns:gcn      the network of a public checkpoint (see ``public_models.py``)
 file.py:Name           a class, a function of that file returning a module, or a module
 package.module:Name    the same in an importable package
 """
@@ -20,13 +21,22 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from ..errors import ConfigError, HistographError, ModelError
-from ..utils.specifications import home_of, imported_place, is_defined_in, without_partial
+from ..utils.specifications import (
+    PUBLIC_MODELS,
+    home_of,
+    imported_place,
+    is_defined_in,
+    without_partial,
+)
 from .builtin_models import GNN
 from .builtin_settings import CHOICES, GNNSettings, settings_of
 from .sizes import build_sized
 
 #: The names of the built-in models.
 BUILT_IN: Final = CHOICES["kind"]
+
+#: What the names of public checkpoints begin with.
+_FAMILIES: Final = frozenset(name.partition(":")[0] for name in PUBLIC_MODELS)
 
 #: What people call the number of input features and of outputs in their constructors.
 INPUT_NAMES: Final = frozenset(
@@ -73,15 +83,23 @@ def build_model(
     filled = {} if filled is None else filled
     if spec in BUILT_IN:
         return _build_builtin(spec, args, state_dict, in_dim, out_dim, filled)
+    if spec in PUBLIC_MODELS:
+        from .public_models import build_public
+
+        return build_public(
+            spec, args, state_dict=state_dict, in_dim=in_dim, out_dim=out_dim, filled=filled
+        )
     place, colon, name = spec.rpartition(":")
     if not colon and spec.endswith(".py"):
         place, name = spec, ""
-    elif not (place and name):
-        close = difflib.get_close_matches(spec, BUILT_IN, n=1)
+    elif not (place and name) or place in _FAMILIES:
+        close = difflib.get_close_matches(spec, (*BUILT_IN, *PUBLIC_MODELS), n=1)
         hint = f", did you mean {close[0]}?" if close else ";"
+        public = [known for known in PUBLIC_MODELS if known.startswith(f"{place}:")]
+        known = f"{'public' if public else 'built-in'} ones are {', '.join(public or BUILT_IN)}"
         raise ModelError(
-            f"no model called {spec!r}{hint} built-in ones are {', '.join(BUILT_IN)}; "
-            "your own is named file.py:Name or package.module:Name"
+            f"no model called {spec!r}{hint} {known}; your own is named file.py:Name or "
+            "package.module:Name"
         )
     with imported_place(place, ModelError) as module:
         target = _find(module, name, place)

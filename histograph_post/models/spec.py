@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.spec import DataSpec
 from ..errors import NotFoundError
-from ..utils.specifications import Specification
+from ..utils.specifications import PUBLIC_MODELS, Specification
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -127,12 +127,13 @@ class ModelSpec(Specification):
                 not matter.
         """
         self.to_follow()  # before a file is read
-        weights, key_map = checkpoint or self.read_checkpoint(), self._read_key_map()
+        checkpoint = checkpoint or self.read_checkpoint()
+        weights, key_map, _ = self._weights(checkpoint)
         tensors = weights.state_dict if key_map is None else key_map.apply(weights.state_dict)
         filled: dict[str, Any] = {}
         model = self.build(state_dict=tensors, in_dim=in_dim, filled=filled)
-        report = self.fill(model, checkpoint=weights, allow_missing=allow_missing)
-        return LoadedModel(model.eval(), weights, report, replace(self, filled=filled))
+        report = self.fill(model, checkpoint=checkpoint, allow_missing=allow_missing)
+        return LoadedModel(model.eval(), checkpoint, report, replace(self, filled=filled))
 
     def fill(
         self,
@@ -144,12 +145,21 @@ class ModelSpec(Specification):
         """Load the weights into a model that exists."""
         from .loading import load_into
 
-        return load_into(
-            model,
-            checkpoint or self.read_checkpoint(),
-            key_map=self._read_key_map(),
-            allow_missing=allow_missing,
-        )
+        weights, key_map, left_out = self._weights(checkpoint or self.read_checkpoint())
+        report = load_into(model, weights, key_map=key_map, allow_missing=allow_missing)
+        return replace(report, left_out=(*report.left_out, *left_out))
+
+    def _weights(self, checkpoint: Checkpoint) -> tuple[Checkpoint, KeyMap | None, tuple[str, ...]]:
+        """Return the file, how its weights are renamed, and which of them are left out."""
+        key_map = self._read_key_map()
+        if self.spec not in PUBLIC_MODELS:
+            return checkpoint, key_map, ()
+        from .public_models import adapted
+
+        if key_map is not None:
+            checkpoint = replace(checkpoint, state_dict=key_map.apply(checkpoint.state_dict))
+        weights, left_out = adapted(self.spec, checkpoint)
+        return weights, None, left_out
 
     def _read_key_map(self) -> KeyMap | None:
         from .key_map import read_key_map
@@ -175,7 +185,8 @@ class LoadedModel:
     @property
     def notes(self) -> list[str]:
         """What a user should know of the weights."""
-        sizes = ", ".join(f"{name}={size}" for name, size in self.spec.filled.items())
+        known = {name: size for name, size in self.spec.filled.items() if size is not None}
+        sizes = ", ".join(f"{name}={size}" for name, size in known.items())
         filled = [f"the model was built with {sizes}, as weights and data ask for"] if sizes else []
         return [*self.checkpoint.notes, *self.report.notes, *filled]
 
@@ -185,6 +196,16 @@ class Pretrained(LoadedModel):
     """Such a model, and the graphs to run it on."""
 
     dataset: GraphDataset
+    #: The data as they were loaded: with the features that the model reads.
+    data: DataSpec
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the weights, and of what was chosen for them."""
+        features = self.data.args.get("mol_features")
+        if self.spec.spec not in PUBLIC_MODELS or features is None:
+            return super().notes
+        return [*super().notes, f"mol_features={features}, which {self.spec.spec} was trained on"]
 
 
 def load_pretrained(
@@ -202,15 +223,21 @@ def load_pretrained(
         dataset: The data of that specification, where it has been loaded before.
         allow_missing: See :meth:`ModelSpec.load`.
     """
+    from .recipes import suited_data
+
+    data = suited_data(model.spec, data)
     checkpoint = model.read_checkpoint()
     if dataset is None:
         dataset = data.load()
     sized = replace(model, out_dim=_output_width(dataset))
     in_dim = int(dataset.graphs[0].num_node_features)
     loaded = sized.load_reported(checkpoint=checkpoint, in_dim=in_dim, allow_missing=allow_missing)
-    return Pretrained(
-        loaded.model, checkpoint, loaded.report, replace(loaded.spec, out_dim=None), dataset
-    )
+    if model.spec in PUBLIC_MODELS:
+        from .public_checks import check_public
+
+        check_public(model, loaded.model, dataset)
+    spec = replace(loaded.spec, out_dim=None)
+    return Pretrained(loaded.model, checkpoint, loaded.report, spec, dataset, data)
 
 
 def _output_width(dataset: GraphDataset) -> int | None:

@@ -11,6 +11,7 @@ from ..errors import CacheError, ConfigError, HistographError, OutputExistsError
 from ..experiments.folds import open_caches
 from ..heads.base import Readout
 from ..runs.run import REPORT_NAME, Run
+from ..tasks import Task
 from ..utils.files import require_folder, require_free, write_text
 from .evidence import gather_evidence
 from .figures import Figure, Format, require_matplotlib
@@ -23,6 +24,7 @@ from .sections import (
     learning_section,
     outcomes_section,
     rank_readouts,
+    rows_section,
     scores_section,
     search_section,
     smoothing_section,
@@ -125,7 +127,7 @@ def report(
         head: Another readout of the run than the one it predicts with, by name; or your own, as
             ``my_head.py:MyHead`` or the class.
         figures: A folder that gets every figure as a file of its own.
-        form: ``png`` or ``svg``, for those files.
+        form: ``png``, ``svg`` or ``pdf``, for those files.
         overwrite: Replace a file that is not the run's own older report, and figures.
         on_progress: Called with the steps done and the steps in all.
     """
@@ -172,15 +174,35 @@ def build_page(
         smoothing_section(evidence.smoothing_figures, evidence.profile),
         outcomes_section(run),
         examples_section(evidence.example_figures, attended=evidence.attended),
+        rows_section(run, evidence.molecules),
         *facts_sections(run),
     ]
     return Page(
         title=run.name,
-        kicker=f"{run.backbone.data.spec} · {run.task.kind} · {run.task.level} level",
+        kicker=f"{run.kind} · {_data_name(run.backbone.data.spec)} · {_task_name(run.task)}",
         headline=headline(run),
+        decision=run.verdict.decision,
         notes=[*notes, *evidence.notes],
         sections=[section for section in sections if not section.is_empty],
     )
+
+
+_TASKS = {
+    "binary": "two classes",
+    "multiclass": "several classes",
+    "multilabel": "several labels",
+    "regression": "regression",
+}
+
+
+def _data_name(spec: str) -> str:
+    """Return a data specification without the folders of its file."""
+    scheme, colon, name = spec.partition(":")
+    return f"{scheme}:{Path(name).name}" if colon and "/" not in scheme else Path(spec).name
+
+
+def _task_name(task: Task) -> str:
+    return f"{_TASKS[task.kind]}, {task.level} level"
 
 
 def _require_free(path: Path, *, overwrite: bool, own: bool) -> None:

@@ -16,6 +16,7 @@ from ..tasks import Task
 from ..utils.text import number, plural
 from .figures import CHOSEN, DASHES, GRID, MUTED, RIVAL, Chart, Figure, series_colour
 from .outcomes import Outcome, chosen_outcomes, outcomes_of, readout_to_beat
+from .predicted_rows import combined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,77 +134,75 @@ def _listed(values: Mapping[str, float]) -> str:
 
 
 def _pooled(
-    task: Task, probabilities: Sequence[np.ndarray], outcomes: Sequence[Outcome]
+    task: Task, probabilities: np.ndarray, labels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return how sure every prediction was and whether it was right, all targets together."""
-    pairs = [
-        pair
-        for values, outcome in zip(probabilities, outcomes, strict=True)
-        for pair in confidences(task, values, outcome.labels)
-    ]
+    pairs = confidences(task, probabilities, labels)
     sure, right = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     return sure, right
 
 
+#: A bin of fewer rows is left out of the picture: it would jump between 0 and 1.
+_FEWEST_IN_BIN = 5
+
+_BEFORE, _AFTER = "before (as trained)", "after (calibrated)"
+
+
 def calibration_figure(run: Run) -> Figure | None:
-    """Draw the reliability diagram of the test rows of all folds, before and after calibration."""
-    outcomes, task = chosen_outcomes(run), run.task
-    after = [outcome.predicted for outcome in outcomes]
-    drawn = {"calibrated": after}
+    """Draw the reliability diagram of the test rows, before and after calibration."""
+    every, task = combined(chosen_outcomes(run)), run.task
+    drawn = {_AFTER: every.predicted}
     temperature = run.saved_head.temperature
     if temperature != 1:
         # What is stored is calibrated: this is the way back.
-        logits = [torch.from_numpy(task.logits(values)) * temperature for values in after]
-        before = [task.probabilities(values).numpy() for values in logits]
-        drawn = {"as trained": before, **drawn}
-    pooled = {name: _pooled(task, values, outcomes) for name, values in drawn.items()}
-    if not len(pooled["calibrated"][0]):
+        logits = torch.from_numpy(task.logits(every.predicted)) * temperature
+        drawn = {_BEFORE: task.probabilities(logits).numpy(), **drawn}
+    pooled = {name: _pooled(task, values, every.labels) for name, values in drawn.items()}
+    if not len(pooled[_AFTER][0]):
         return None
     found = {name: reliability(*pair) for name, pair in pooled.items()}
-    labels = np.concatenate([outcome.labels for outcome in outcomes])
-    errors = {
-        name: calibration_error(task, np.concatenate(values), labels)
-        for name, values in drawn.items()
-    }
+    errors = {name: calibration_error(task, values, every.labels) for name, values in drawn.items()}
+    lowest = 0.0 if task.kind == "multiclass" and len(task.classes) > 2 else 0.5
 
     def draw(axes: Axes) -> None:
-        last = found["calibrated"]
-        axes.bar(last.predicted, last.counts / last.counts.max() * 0.25, width=0.03, color=GRID)
+        last = found[_AFTER]
+        heights = last.counts / last.counts.max() * 0.25
+        axes.bar(last.predicted, heights, width=0.6 * (1 - lowest) / NUM_BINS, color=GRID)
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8)
         for name, each in found.items():
-            is_last = each is last
+            is_last, enough = each is last, each.counts >= _FEWEST_IN_BIN
             axes.plot(
-                each.predicted,
-                each.observed,
+                each.predicted[enough],
+                each.observed[enough],
                 color=CHOSEN if is_last else RIVAL,
                 linestyle=DASHES[0 if is_last else 1],
                 marker="o" if is_last else "s",
                 markersize=5 if is_last else 4,
                 label=name,
             )
-        axes.set_xlim(-0.02, 1.02)
+        axes.set_xlim(lowest - 0.02, 1.02)
         axes.set_ylim(-0.02, 1.02)
-        axes.set_aspect("equal")
         axes.set_xlabel("predicted probability")
         axes.set_ylabel("share that was right")
         if len(found) > 1:
-            axes.legend(loc="upper left")
+            axes.figure.legend(loc="outside lower left", ncols=2)
 
     if len(found) > 1:
-        said = f"{number(errors['as trained'])} as trained, {number(errors['calibrated'])} after"
+        said = f"{number(errors[_BEFORE])} before, {number(errors[_AFTER])} after"
         said += f" dividing logits by {temperature:.3g}, fitted on the validation part"
     else:
-        said = number(errors["calibrated"])
+        said = f"{number(errors[_AFTER])}; the run has no temperature other than 1"
     shown = ", ".join(
         f"{p:.2f} was right {o:.0%}"
-        for p, o in zip(found["calibrated"].predicted, found["calibrated"].observed, strict=True)
+        for p, o in zip(found[_AFTER].predicted, found[_AFTER].observed, strict=True)
     )
     of_what = "predicted classes" if task.kind != "multilabel" else "predictions of all targets"
     return Figure(
         name="calibration",
-        title="Calibration",
-        caption=f"Probabilities of the {of_what}, test rows of all folds in {NUM_BINS} bins; grey "
-        f"bars show how many rows a bin has. Expected calibration error {said}.",
+        title="Calibration before and after" if len(found) > 1 else "Calibration",
+        caption=f"Probabilities of the {of_what}, every test row once, in {NUM_BINS} bins; grey "
+        f"bars show how many rows a bin has, and those of fewer than {_FEWEST_IN_BIN} are not "
+        f"drawn. Expected calibration error {said}.",
         alternative=f"Reliability diagram; expected calibration error {said}; "
         f"what was predicted with {shown}.",
         picture=Chart(draw, size=(4.2, 3.7)),

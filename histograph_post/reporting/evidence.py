@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..errors import HistographError
 from ..runs.run import PREDICTIONS_NAME, Run
 from ..tasks import Task
 from ..utils.text import number, plural
+from .depth import depth_figure, score_depths
 from .figures import Figure
 from .graph_charts import example_figures
 from .layer_analysis import (
@@ -23,13 +24,15 @@ from .layer_analysis import (
     Sample,
     TrainedHead,
     load_fit_head,
+    owners_of,
     profile_layers,
     read_sample,
     sample_test_graphs,
 )
 from .layer_charts import evolution_figures, smoothness_figures, weight_sets_figure, weights_figure
-from .molecules import find_molecules
-from .outcomes import Outcome, choose_examples, chosen_outcomes
+from .molecules import Molecule, find_molecules
+from .outcomes import Outcome, choose_examples, chosen_outcomes, row_losses
+from .predicted_rows import MAX_ROWS, combined
 
 # --- layer weights by class: which graphs to average over
 
@@ -83,6 +86,8 @@ class Evidence:
     example_figures: list[Figure] = field(default_factory=list)
     #: Whether the examples are coloured by attention.
     attended: bool = False
+    #: Label row -> its molecule, of the rows that the table of predictions lists.
+    molecules: Mapping[int, Molecule] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -105,7 +110,7 @@ def gather_evidence(
             f"{PREDICTIONS_NAME}"
         )
         return found
-    steps = 3
+    steps = 4
 
     def done(step: int) -> None:
         if on_progress is not None:
@@ -125,8 +130,26 @@ def gather_evidence(
         _add_weights(found, run, caches, outcomes, own, sample, head)
     done(2)
     _add_examples(found, run, cache, own, head)
+    found.molecules = _find_listed(run, cache, outcomes)
     done(3)
+    depths = score_depths(run, caches)
+    if depths is not None:
+        found.layer_figures.append(depth_figure(run, depths))
+    done(4)
     return found
+
+
+def _find_listed(run: Run, cache: Cache, outcomes: Sequence[Outcome]) -> dict[int, Molecule]:
+    """Return the molecules of the rows that were predicted worst."""
+    if run.task.level != "graph":
+        return {}
+    every = combined(outcomes)
+    worst = np.argsort(-np.nan_to_num(row_losses(every, run.task), nan=-1.0), kind="stable")
+    rows = every.rows[worst[:MAX_ROWS]]
+    graphs = owners_of(cache, rows).tolist()
+    found = find_molecules(cache, graphs)
+    pairs = zip(rows.tolist(), graphs, strict=True)
+    return {row: found[graph] for row, graph in pairs if graph in found}
 
 
 def _cache_of(caches: Sequence[Cache], fold: int) -> Cache:
@@ -239,10 +262,9 @@ def _add_examples(
     molecules = find_molecules(cache, graphs.tolist()) if run.task.level == "graph" else {}
     found.attended = bool(attention)
     found.example_figures = example_figures(examples, cache, attention, molecules)
-    kind = cache.manifest.data.spec.partition(":")[0]
     missing = len(graphs) - len(molecules)
-    if kind in ("smiles", "ogbg") and run.task.level == "graph" and missing:
+    if cache.molecules() is not None and run.task.level == "graph" and missing:
         found.notes.append(
-            f"{plural(missing, 'molecule')} drawn as graphs: RDKit or {cache.manifest.data.spec} "
-            "is not there any more"
+            f"{plural(missing, 'molecule')} drawn as graphs: without RDKit (extra chem), or since "
+            "their SMILES has other atoms or bonds"
         )

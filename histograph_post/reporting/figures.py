@@ -67,6 +67,7 @@ SETTINGS: Mapping[str, Any] = MappingProxyType(
         "legend.fontsize": 8,
         "legend.frameon": False,
         "legend.labelcolor": INK,
+        "pdf.fonttype": 42,  # text that can be searched and edited, as journals ask for
         "lines.linewidth": 1.6,
         "lines.markersize": 4,
         "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
@@ -85,7 +86,7 @@ def series_colour(number: int) -> str:
     return SERIES[number % len(SERIES)]
 
 
-Format = Literal["png", "svg"]
+Format = Literal["png", "svg", "pdf"]
 
 #: Dots per inch of png files: enough for print.
 _RESOLUTION = 300
@@ -121,7 +122,8 @@ class Chart:
 
         stream = io.BytesIO()
         # Without a date the same figure has the same bytes.
-        metadata = {"Date": None} if form == "svg" else {"Software": "histograph-post"}
+        dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)
+        metadata = {dated: None} if dated else {"Software": "histograph-post"}
         with matplotlib.rc_context(dict(SETTINGS)):
             canvas = Canvas(figsize=self.size, layout="constrained")
             self.draw(canvas.subplots())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import coo_matrix
@@ -12,9 +12,11 @@ from scipy.sparse.csgraph import shortest_path
 
 from ..caches import Cache, CachedGraph
 from ..utils.text import plural
+from .attention_scale import attention_opacity, attention_shares
 from .figures import INK, MUTED, PAPER, RIVAL, Chart, Figure, Picture
-from .molecules import MoleculePicture
+from .molecules import Molecule, MoleculePicture
 from .outcomes import MAX_DRAWN_NODES, Example
+from .predicted_rows import row_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +87,7 @@ def example_figures(
     examples: Sequence[Example],
     cache: Cache,
     attention: Mapping[int, np.ndarray],
-    molecules: Mapping[int, Any],
+    molecules: Mapping[int, Molecule],
 ) -> list[Figure]:
     """Draw the graphs, or the neighbourhoods, of some test rows.
 
@@ -106,19 +108,16 @@ def _figure(
     graph: CachedGraph,
     cache: Cache,
     attention: Mapping[int, np.ndarray],
-    molecule: Any,
+    molecule: Molecule | None,
 ) -> Figure:
     received = attention.get(example.graph)
     num_nodes = int(cache.num_nodes[example.graph])
     focus = _focus(example, graph, cache)
     drawn = _part(graph, num_nodes, focus)
-    shares = None
-    if received is not None:
-        shown = received[drawn.nodes]
-        shares = shown / max(float(shown.max()), 1e-12)  # [drawn]
+    shares = None if received is None else attention_shares(received)[drawn.nodes]  # [drawn]
     picture: Picture
     if molecule is not None:
-        picture = MoleculePicture(molecule, shares)
+        picture = MoleculePicture(molecule.rdkit, shares)
     else:
         picture = Chart(lambda axes: _draw(axes, drawn, shares), size=(3.0, 2.1))
     size = plural(num_nodes, "atom" if molecule is not None else "node")
@@ -127,12 +126,15 @@ def _figure(
     said = ""
     if received is not None:
         times = float(received[drawn.nodes].max()) * num_nodes
-        said = f"; the strongest colour is {times:.1f} times the mean attention"
+        said = f"; at most {times:.1f} times the mean attention"
+    name = molecule.name if molecule is not None else ""
+    title = name or row_title(example.name, cache.manifest.layout.level, cache.num_graphs)
+    where = f"; row {example.name}" if name and name != example.name else ""
     return Figure(
         name=f"example-{example.rank}-{example.place}",
-        title=f"{example.rank.capitalize()} {example.place}: {example.name}",
-        caption=f"{example.text}; {size}{said}.",
-        alternative=f"Drawing of {'molecule' if molecule is not None else 'graph'} {example.name} "
+        title=f"{example.rank.capitalize()} {example.place}: {title}",
+        caption=f"{example.text}; {size}{said}{where}.",
+        alternative=f"Drawing of {'molecule' if molecule is not None else 'graph'} {title} "
         f"with {size}, {example.text}{said}.",
         picture=picture,
     )
@@ -203,7 +205,7 @@ def _draw(axes: Axes, drawn: Drawn, shares: np.ndarray | None) -> None:
         x,
         y,
         s=size,
-        facecolors=[to_rgba(RIVAL, 0.05 + 0.9 * float(value)) for value in values],
+        facecolors=[to_rgba(RIVAL, attention_opacity(float(value))) for value in values],
         edgecolors=INK,
         linewidths=ring,
         zorder=3,

@@ -290,7 +290,7 @@ def profile_layers(
             for layer in sample.layers
         )
 
-    with _one_thread():
+    with one_thread():
         return LayerProfile(
             names=tuple(names),
             smoothness=tuple(measure_smoothness(layer, sample) for layer in sample.layers),
@@ -301,7 +301,7 @@ def profile_layers(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Compute with one thread: thousands of small products are no work to share.
 
     On a machine that has other things to do, threads that wait for each other took ten times as

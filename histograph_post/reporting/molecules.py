@@ -3,95 +3,60 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..caches import Cache, CachedGraph
-from ..caches.folder import CONFIG_NAME
 from ..data.molecule_features import import_rdkit
-from ..data.molecules import CsvTable, read_table
 from ..errors import HistographError
-from .figures import INK, RIVAL, Format
+from .attention_scale import attention_opacity
+from .figures import INK, RIVAL, Chart, Format
+from .vector import draw_svg
 
 _SIZE = (300, 210)
 
 #: Of a molecule that fits: a small one must not fill the frame.
 _BOND_LENGTH = 26
 
-#: Opacity of the most attended atom: letters on top of it must stay readable.
-_DARKEST = 0.6
+
+@dataclass(frozen=True)
+class Molecule:
+    """A molecule of a cached graph."""
+
+    #: Of RDKit.
+    rdkit: Any
+    smiles: str
+    #: What it is called where it comes from; may be empty.
+    name: str = ""
 
 
-def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Any]:
-    """Return the RDKit molecules of some graphs, as far as the table they came from is there.
+def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Molecule]:
+    """Return the molecules of some graphs, as far as the cache knows their SMILES.
 
     A molecule counts only if it has the atoms and bonds of the cached graph.
 
     Args:
-        cache: Any cache; only ``smiles:`` and ``ogbg:`` data have a table.
+        cache: Any cache.
         graphs: Numbers of graphs in the cache.
     """
+    known = cache.molecules()
+    if known is None:
+        return {}
     try:
         chem, rd_base = import_rdkit()
-        table = _table(cache)
-    except HistographError:  # no RDKit, or a table that cannot be read any more
+    except HistographError:  # no RDKit
         return {}
-    column = None if table is None else _smiles_column(cache, table)
-    if table is None or column is None:
-        return {}
-    smiles, found = table.column(column), {}
+    found = {}
     with rd_base.BlockLogs():
         for number in graphs:
-            graph = cache[number]
-            for row in _rows(table, graph.id):
-                molecule = chem.MolFromSmiles(smiles[row])
-                if molecule is not None and _is_same(molecule, graph):
-                    found[number] = molecule
-                    break
+            smiles, name = known[number]
+            molecule = chem.MolFromSmiles(smiles)
+            if molecule is not None and _is_same(molecule, cache[number]):
+                found[number] = Molecule(molecule, smiles, name)
     return found
-
-
-def _table(cache: Cache) -> CsvTable | None:
-    """Return the table of molecules that a cache was made from."""
-    kind, _, name = cache.manifest.data.spec.partition(":")
-    places = [Path(), *_roots(cache), *cache.path.parents]
-    if kind == "smiles":
-        files = [place / Path(name).expanduser() for place in places]
-    elif kind == "ogbg":
-        inside = Path(f"ogbg_{name}", "mapping", "mol.csv.gz")
-        files = [place / more / inside for place in places for more in ("", "ogb")]
-    else:
-        return None
-    path = next((path for path in files if path.is_file()), None)
-    return None if path is None else read_table(path)
-
-
-def _roots(cache: Cache) -> list[Path]:
-    """Return the folder of offline data that the cache's own command was given."""
-    try:
-        options = tomllib.loads((cache.path / CONFIG_NAME).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return []
-    return [Path(options["data_root"])] if "data_root" in options else []
-
-
-def _smiles_column(cache: Cache, table: CsvTable) -> str | None:
-    wanted = str(cache.manifest.data.args.get("smiles", "smiles"))
-    return next((name for name in table.header if name.lower() == wanted.lower()), None)
-
-
-def _rows(table: CsvTable, name: str) -> Iterator[int]:
-    """Yield the rows that a graph's id may mean: a cell of a naming column, or a row number."""
-    for cells in table.columns:
-        if cells.count(name) == 1:
-            yield cells.index(name)
-    if name.isdigit() and int(name) < table.num_rows:
-        yield int(name)
 
 
 def _is_same(molecule: Any, graph: CachedGraph) -> bool:
@@ -114,7 +79,7 @@ class MoleculePicture:
 
     Args:
         molecule: From RDKit.
-        shares: How dark each atom is, 0 to 1, ``[num_atoms]``; None for no colour.
+        shares: Where each atom is on the scale of attention, ``[num_atoms]``; None for no colour.
     """
 
     molecule: Any
@@ -122,6 +87,10 @@ class MoleculePicture:
 
     def render(self, form: Format) -> bytes:
         """Return the drawing as a file."""
+        if form == "pdf":  # which RDKit does not write
+            svg = self.render("svg").decode()
+            width, height = (length / 100 for length in _SIZE)
+            return Chart(lambda axes: draw_svg(axes, svg), size=(width, height)).render(form)
         from rdkit.Chem.Draw import rdMolDraw2D
 
         scale = 1 if form == "svg" else 4
@@ -136,7 +105,8 @@ class MoleculePicture:
         red, green, blue = (int(RIVAL[at : at + 2], 16) / 255 for at in (1, 3, 5))
         shares = np.zeros(0) if self.shares is None else self.shares
         colours = {
-            atom: (red, green, blue, _DARKEST * float(share)) for atom, share in enumerate(shares)
+            atom: (red, green, blue, attention_opacity(float(share)))
+            for atom, share in enumerate(shares)
         }
         rdMolDraw2D.PrepareAndDrawMolecule(
             drawer,

@@ -27,6 +27,10 @@ def readout_to_beat(run: Run) -> str | None:
     return next((name for name in names if name in run.readouts and name != run.head), None)
 
 
+#: The column of how much the heads of a run differ, where it is one number per row.
+SPREAD = "spread"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a readout said of the test rows of one fold."""
@@ -42,6 +46,8 @@ class Outcome:
     predicted: np.ndarray
     #: NaN where missing: ``[rows, targets]``.
     labels: np.ndarray
+    #: How much the seeds differ in each row, ``[rows]``; None where that is not one number.
+    spread: np.ndarray | None = None
 
 
 def chosen_outcomes(run: Run) -> list[Outcome]:
@@ -70,6 +76,7 @@ def _written_outcomes(run: Run) -> list[Outcome]:
     num_targets, width = run.task.num_targets, run.task.out_dim
     # id, fold, (seed,) (class,) predictions, (spread,) labels
     first = 2 + has_seeds + (run.task.kind in ("binary", "multiclass"))
+    spread = columns.index(SPREAD) if SPREAD in columns else None
     found = []
     for fold, by_seed in groups.items():
         members = next(iter(by_seed.values()))
@@ -82,6 +89,7 @@ def _written_outcomes(run: Run) -> list[Outcome]:
                 ids=[line[0] for line in members],
                 predicted=np.mean(each, axis=0),  # [rows, outputs]
                 labels=_numbers([line[-num_targets:] for line in members]),
+                spread=_numbers([[line[spread]] for line in members])[:, 0] if spread else None,
             )
         )
     return found
@@ -108,7 +116,7 @@ def outcomes_of(run: Run, readout: str) -> list[Outcome]:
         if each:
             mean = torch.stack(each).mean(dim=0) / temperature  # [rows, outputs]
             predicted = run.task.probabilities(mean).numpy()
-            found.append(replace(outcome, predicted=predicted))
+            found.append(replace(outcome, predicted=predicted, spread=None))
     return found
 
 

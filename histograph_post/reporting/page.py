@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -24,12 +26,17 @@ class Table:
         rows: Cells.
         caption: A line below it.
         chosen: Number of the row to stress.
+        sortable: Whether a click on a heading sorts it; such a table scrolls in a window of its
+            own, and paper gets its first rows.
+        summary: Keep it folded under this line: what the figures show, in numbers.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
     chosen: int | None = None
+    sortable: bool = False
+    summary: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class Section:
     text: str = ""
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
+    #: What the colours of all figures mean, above them.
+    legend: Figure | None = None
     #: A command or a listing.
     code: str = ""
     #: Whether figures are small, three in a row.
@@ -58,7 +67,10 @@ class Page:
 
     title: str
     kicker: str
+    #: The verdict; what stands before its first colon says what to do.
     headline: str
+    #: ``use``, ``keep`` or ``undecided``: sets the colour beside it.
+    decision: str = "undecided"
     #: What is missing or was sampled, one line each.
     notes: Sequence[str] = ()
     sections: Sequence[Section] = field(default_factory=tuple)
@@ -66,30 +78,53 @@ class Page:
     @property
     def figures(self) -> list[Figure]:
         """Every figure, in order."""
-        return [figure for section in self.sections for figure in section.figures]
+        return [
+            figure
+            for section in self.sections
+            for figure in (section.legend, *section.figures)
+            if figure is not None
+        ]
 
     def to_html(self) -> str:
         """Return the page."""
-        style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+        style, script = (
+            files(__package__).joinpath(name).read_text(encoding="utf-8")
+            for name in ("page.css", "page.js")
+        )
+        digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
         links = "".join(f'<a href="#{part.key}">{escape(part.title)}</a>' for part in self.sections)
         notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="generator" content="{GENERATOR}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            # Nothing is loaded, not even by what a file name might have smuggled in.
+            # Nothing is loaded and no other script runs than ours, which sorts tables: not even
+            # what a file name might have smuggled in.
             '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-            "img-src data:; style-src 'unsafe-inline'\">\n"
+            f"img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'\">\n"
             '<link rel="icon" href="data:,">\n'
             f"<title>{escape(self.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
             f'<header>\n<p class="kicker">{escape(self.kicker)}</p>\n'
             f"<h1>{escape(self.title)}</h1>\n"
-            f'<p class="headline">{escape(self.headline)}</p>\n'
+            f'<p class="headline {escape(self.decision)}">{_stressed(self.headline)}</p>\n'
+            f'<nav aria-label="Contents">{links}</nav>\n'
             + (f'<ul class="notes">{notes}</ul>\n' if notes else "")
-            + f'<nav aria-label="Contents">{links}</nav>\n</header>\n<main>\n'
+            + "</header>\n<main>\n"
             + "".join(_section(section) for section in self.sections)
-            + f"</main>\n<footer>histograph-post {__version__}</footer>\n</body>\n</html>\n"
+            + f"</main>\n<footer>histograph-post {__version__}</footer>\n"
+            + f"<script>{script}</script>\n</body>\n</html>\n"
         )
+
+
+#: What to do is said in so many characters, before a colon.
+_SHORT = 60
+
+
+def _stressed(headline: str) -> str:
+    decision, colon, reasons = headline.partition(":")
+    if not colon or len(decision) > _SHORT:
+        return escape(headline)
+    return f"<strong>{escape(decision)}:</strong>{escape(reasons)}"
 
 
 def _section(section: Section) -> str:
@@ -99,6 +134,8 @@ def _section(section: Section) -> str:
     parts += [_table(table) for table in section.tables]
     if section.code:
         parts.append(f"<pre>{escape(section.code)}</pre>\n")
+    if section.legend is not None:
+        parts.append(f'<div class="legend">\n{_figure(section.legend)}</div>\n')
     if section.figures:
         kind = "figures small" if section.small else "figures"
         parts.append(f'<div class="{kind}">\n')
@@ -114,6 +151,10 @@ def _figure(figure: Figure) -> str:
     )
 
 
+#: A table of more columns is a list of cards on a phone.
+_NARROW = 3
+
+
 def _table(table: Table) -> str:
     width = max(len(row) for row in table.rows)
     numeric = [
@@ -127,22 +168,37 @@ def _table(table: Table) -> str:
         f'<th scope="col"{mark}>{escape(text)}</th>'
         for text, mark in zip(table.columns, marks, strict=False)
     )
+    labels = [f' data-label="{escape(text)}"' for text in table.columns] or [""] * width
     body = []
     for number, (first, *rest) in enumerate(table.rows):
         cells = "".join(
-            f"<td{mark}>{escape(text)}</td>" for text, mark in zip(rest, marks[1:], strict=False)
+            f"<td{mark}{label}>{_cell(text)}</td>"
+            for text, mark, label in zip(rest, marks[1:], labels[1:], strict=False)
         )
         stress = ' class="chosen"' if number == table.chosen else ""
-        body.append(f'<tr{stress}><th scope="row">{escape(first)}</th>{cells}</tr>')
-    kind = "" if table.columns else ' class="facts"'
+        body.append(f'<tr{stress}><th scope="row"{labels[0]}>{escape(first)}</th>{cells}</tr>')
+    kinds = ["facts"] if not table.columns else ["cards"] if width > _NARROW else []
+    kinds += ["sortable"] if table.sortable else []
+    kind = f' class="{" ".join(kinds)}"' if kinds else ""
     # Below the table and not in it: where a wide one is scrolled, its words stay in sight.
     caption = f'<p class="caption">{escape(table.caption)}</p>\n' if table.caption else ""
     heading = f"<thead><tr>{head}</tr></thead>" if head else ""
     rows = "\n".join(body)
-    return (
-        f'<div class="table" tabindex="0"><table{kind}>{heading}<tbody>\n{rows}\n</tbody></table>'
-        f"</div>\n{caption}"
+    whole = (
+        f'<div class="table{" tall" if table.sortable else ""}" tabindex="0"><table{kind}>{heading}'
+        f"<tbody>\n{rows}\n</tbody></table></div>\n{caption}"
     )
+    if table.summary:
+        return f"<details><summary>{escape(table.summary)}</summary>\n{whole}</details>\n"
+    return whole
+
+
+def _cell(text: str) -> str:
+    """Return the text of a cell; the interval of a difference may go to a line of its own."""
+    mean, bracket, interval = text.partition(" [")
+    if not bracket or not _is_numeric(mean):
+        return escape(text)
+    return f'<span>{escape(mean)} <span class="interval">[{escape(interval)}</span></span>'
 
 
 def _is_numeric(text: str) -> bool:

@@ -14,7 +14,7 @@ from ..runs.run import Run
 from ..tasks import Task
 from ..utils.text import MINUS, number
 from .figures import CHOSEN, INK, MUTED, Chart, Figure, series_colour
-from .outcomes import Outcome, chosen_outcomes, outcomes_of, readout_to_beat
+from .outcomes import Outcome, outcomes_of, readout_to_beat
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,21 +96,25 @@ def class_rows(outcome: Outcome, task: Task) -> tuple[np.ndarray, np.ndarray]:
     return truth, predicted.argmax(axis=1)
 
 
-def confusion_counts(outcomes: Sequence[Outcome], task: Task) -> np.ndarray:
-    """Count true (rows) by predicted (columns) classes over all folds: ``[classes, classes]``."""
+def confusion_counts(outcome: Outcome, task: Task) -> np.ndarray:
+    """Count true (rows) by predicted (columns) classes: ``[classes, classes]``."""
     counts = np.zeros((len(task.classes), len(task.classes)), dtype=np.int64)
-    for outcome in outcomes:
-        np.add.at(counts, class_rows(outcome, task), 1)
+    np.add.at(counts, class_rows(outcome, task), 1)
     return counts
 
 
-def confusion_figure(run: Run) -> Figure | None:
-    """Draw the confusion matrix; None where there are too many classes to read it."""
-    counts = confusion_counts(chosen_outcomes(run), run.task)
+def confusion_figure(outcome: Outcome, task: Task) -> Figure | None:
+    """Draw the confusion matrix; None where there are too many classes to read it.
+
+    Args:
+        outcome: Every test row once.
+        task: What is predicted.
+    """
+    counts = confusion_counts(outcome, task)
     if len(counts) > _MAX_CLASSES or not counts.any():
         return None
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)  # of each true class
-    names = [f"{value:g}" for value in run.task.classes]
+    names = [f"{value:g}" for value in task.classes]
     counted = len(names) <= _COUNTED_CLASSES
 
     def text(row: int, column: int) -> str:
@@ -134,8 +138,8 @@ def confusion_figure(run: Run) -> Figure | None:
     return Figure(
         name="confusion",
         title="Confusion matrix",
-        caption="Test rows of all folds together, as shares of the true class"
-        + (" and counts." if counted else "."),
+        caption="Test rows of all folds, each counted once (seeds averaged), as shares of the true "
+        + ("class and as counts." if counted else "class."),
         alternative=f"Confusion matrix; predicted right: {right}.",
         picture=Chart(draw, size=(4.2, 3.7)),
     )
@@ -203,17 +207,16 @@ def targets_figure(run: Run) -> Figure | None:
 _MAX_POINTS = 2000
 
 
-def target_rows(outcomes: Sequence[Outcome], target: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return true and predicted values of the rows of all folds that have a label."""
-    truth = np.concatenate([outcome.labels[:, target] for outcome in outcomes])
-    predicted = np.concatenate([outcome.predicted[:, target] for outcome in outcomes])
+def target_rows(outcome: Outcome, target: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return true and predicted values of the rows that have a label."""
+    truth, predicted = outcome.labels[:, target], outcome.predicted[:, target]
     present = ~np.isnan(truth)
     return truth[present], predicted[present]
 
 
-def scatter_figure(outcomes: Sequence[Outcome], target: int, name: str) -> Figure | None:
-    """Draw predicted against true values of one target."""
-    truth, predicted = target_rows(outcomes, target)
+def scatter_figure(outcome: Outcome, target: int, name: str) -> Figure | None:
+    """Draw predicted against true values of one target; ``outcome`` has every row once."""
+    truth, predicted = target_rows(outcome, target)
     if not len(truth):
         return None
     scores = regression_scores(truth, predicted)
@@ -234,15 +237,15 @@ def scatter_figure(outcomes: Sequence[Outcome], target: int, name: str) -> Figur
     return Figure(
         name=f"predicted-{_plain(name, target)}",
         title=f"Predicted against true: {name}",
-        caption=f"Test rows of all folds together: {said}.{sampled}",
+        caption=f"Test rows of all folds, each once (seeds averaged): {said}.{sampled}",
         alternative=f"Scatter plot of predicted against true {name} along the diagonal; {said}.",
         picture=Chart(draw, size=(4.2, 3.7)),
     )
 
 
-def error_figure(outcomes: Sequence[Outcome], target: int, name: str) -> Figure | None:
+def error_figure(outcome: Outcome, target: int, name: str) -> Figure | None:
     """Draw how the errors of one target are distributed."""
-    truth, predicted = target_rows(outcomes, target)
+    truth, predicted = target_rows(outcome, target)
     if not len(truth):
         return None
     errors = predicted - truth

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
-from ..runs.run import Run
-from ..runs.summary import command, counted, facts, ranked_trials
+from ..runs.repeating import repeat_commands
+from ..runs.run import PREDICTIONS_NAME, TRIALS_NAME, Run
+from ..runs.summary import counted, facts, ranked_trials
 from ..runs.verdict import about_intervals, bold_row, ranked_names, reported, validation_of
-from ..utils.text import MISSING, difference, metric_name, number, setting, spread
+from ..utils.text import MISSING, difference, metric_name, number, plural, setting, spread
+from .attention_scale import scale_figure
 from .curve_charts import calibration_figure, precision_figure, roc_figure
 from .figures import CHOSEN, MUTED, Chart, Figure
 from .layer_analysis import LayerProfile, Smoothness
+from .molecules import Molecule
 from .outcomes import chosen_outcomes, readout_to_beat
 from .page import Section, Table
+from .predicted_rows import combined, predictions_table
 from .prediction_charts import confusion_figure, error_figure, scatter_figure, targets_figure
 from .score_charts import learning_figures, ranking_figure
 
@@ -35,14 +39,15 @@ def outcome_figures(run: Run) -> list[Figure]:
     outcomes, task = chosen_outcomes(run), run.task
     if not any(len(outcome.rows) for outcome in outcomes):
         return []
+    every = combined(outcomes)
     found: list[Figure | None] = []
     if task.kind == "regression":
         for at, name in enumerate(run.saved_head.target_names[:_MAX_REGRESSIONS]):
-            found += [scatter_figure(outcomes, at, name), error_figure(outcomes, at, name)]
+            found += [scatter_figure(every, at, name), error_figure(every, at, name)]
     elif task.kind == "binary":
-        found += [roc_figure(run), precision_figure(run), confusion_figure(run)]
+        found += [roc_figure(run), precision_figure(run), confusion_figure(every, task)]
     elif task.kind == "multiclass":
-        found.append(confusion_figure(run))
+        found.append(confusion_figure(every, task))
     else:
         found.append(targets_figure(run))
     if task.kind != "regression":
@@ -177,6 +182,20 @@ def outcomes_section(run: Run) -> Section:
     return Section("predictions", "Predictions", figures=outcome_figures(run))
 
 
+def rows_section(run: Run, molecules: Mapping[int, Molecule]) -> Section:
+    """Return the test rows one by one, as a table to sort.
+
+    Args:
+        run: The run.
+        molecules: Label row -> its molecule, where it is one.
+    """
+    outcomes = [outcome for outcome in chosen_outcomes(run) if len(outcome.rows)]
+    table = None
+    if outcomes:
+        table = predictions_table(combined(outcomes), run.task, molecules, PREDICTIONS_NAME)
+    return Section("rows", "Every prediction", tables=[] if table is None else [table])
+
+
 def layers_section(figures: Sequence[Figure]) -> Section:
     """Return what the head made of the layers."""
     return Section("layers", "Layers", figures=figures)
@@ -209,6 +228,7 @@ def smoothing_section(figures: Sequence[Figure], profile: LayerProfile | None) -
                 ["layer", "name", "mean pairwise distance", "Dirichlet energy", "MAD"],
                 rows,
                 caption="Medians over graphs.",
+                summary="All layers in numbers",
             )
         ],
         figures=figures,
@@ -223,12 +243,13 @@ def examples_section(figures: Sequence[Figure], *, attended: bool) -> Section:
     """Return the graphs that were predicted best and worst."""
     text = "The test rows that the run predicted best and worst, in the fold of its best head."
     if attended:
-        text += " The stronger the colour of a node, the more attention that head gives it."
+        text += " Colour is the attention that this head gives a node, on one scale for all."
     return Section(
         "examples",
         "Best and worst predictions",
         text=text if figures else "",
         figures=figures,
+        legend=scale_figure() if figures and attended else None,
         small=True,
     )
 
@@ -238,14 +259,14 @@ def facts_sections(run: Run) -> list[Section]:
     table = Table((), [list(pair) for pair in facts(run)])
     return [
         Section("run", "What was trained", tables=[table]),
-        Section("repeat", "Repeat it", code=command(run)),
+        Section("repeat", "Repeat it", code=repeat_commands(run)),
     ]
 
 
 # --- the search behind a tuned readout: which options were tried, and what they gave
 
 #: Trials in the table.
-_MAX_TRIALS = 10
+_MAX_TRIALS = 8
 
 
 def search_section(run: Run) -> Section:
@@ -258,9 +279,9 @@ def search_section(run: Run) -> Section:
     given_up = sum(trial["state"] == "pruned" for trial in trials)
     failed = len(trials) - len(scored) - given_up
     text = (
-        f"{len(trials)} choices of options were tried, trial 0 the defaults; {given_up} of them "
-        f"were given up early and {failed} failed. Trial {tuning['trial']} was the best by "
-        "validation. The search has not looked at the test part."
+        f"{plural(len(trials), 'trial')}, of which trial 0 has the default options; {given_up} "
+        f"stopped early and {failed} failed. Trial {tuning['trial']} was the best by validation. "
+        "The search never looks at the test part."
     )
     return Section(
         "search",
@@ -282,7 +303,9 @@ def _trials_table(run: Run, names: list[str]) -> Table:
     ]
     metric = metric_name(run.results["metric"])
     columns = ["trial", f"validation {metric}", *(name.replace("_", " ") for name in names)]
-    return Table(columns, rows, caption="The best trials.", chosen=0)
+    return Table(
+        columns, rows, caption=f"The best trials; {TRIALS_NAME} has all of them.", chosen=0
+    )
 
 
 def _trials_figure(run: Run, trials: list[Any], scored: list[Any]) -> Figure:
@@ -305,7 +328,7 @@ def _trials_figure(run: Run, trials: list[Any], scored: list[Any]) -> Figure:
                 color=MUTED,
                 linewidths=0.9,
                 transform=bottom,
-                label="given up",
+                label="stopped early",
             )
         axes.set_xlabel("trial")
         axes.locator_params(axis="x", integer=True)
@@ -315,8 +338,8 @@ def _trials_figure(run: Run, trials: list[Any], scored: list[Any]) -> Figure:
     return Figure(
         name="search",
         title=f"Validation {metric} of every trial",
-        caption="A dot is the mean over folds and seeds of one choice of options; crosses were "
-        "given up before the end.",
+        caption="A dot is the mean over folds and seeds of one choice of options; crosses are "
+        "trials that were stopped early or failed.",
         alternative=f"Validation {metric} by trial: the first, with the defaults, has "
         f"{number(scores[0])}, the best {number(best[-1])}.",
         picture=Chart(draw),

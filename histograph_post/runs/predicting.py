@@ -131,7 +131,8 @@ def predict(
             shown = ", ".join(f"{name}={value}" for name, value in taken.items())
             notes = [f"data arguments of the run: {shown}"]
         root = None if data_root is None else Path(data_root)
-        data = DataSpec(str(data), {**taken, **(data_args or {})}, root).load()
+        named = DataSpec(str(data), {**taken, **(data_args or {})}, root)
+        data = named.for_prediction(opened.backbone.data, opened.stored_head["target_names"]).load()
     elif not isinstance(data, GraphDataset):
         data = from_graphs(data)
     predictor = load(
@@ -266,6 +267,8 @@ class Predictor(nn.Module):
             outputs=outputs,
             spread=spread,
             notes=notes,
+            smiles=None if dataset.smiles is None else _repeated(dataset.smiles, dataset.label_ptr),
+            table=dataset.table if self.task.level == "graph" else None,
         )
         return self._scored(predictions, given)
 
@@ -328,6 +331,11 @@ class Predictor(nn.Module):
         if dataset.fingerprint() == self._trained_on:
             notes.append("these are the data of the run: the scores include its training rows")
         return replace(predictions, labels=labels, scores=scores, notes=notes)
+
+
+def _repeated(names: Sequence[str], label_ptr: np.ndarray) -> list[str]:
+    """Return the name of each label row's graph."""
+    return [name for name, rows in zip(names, np.diff(label_ptr), strict=True) for _ in range(rows)]
 
 
 def _described(level: str, names: tuple[str, ...]) -> str:

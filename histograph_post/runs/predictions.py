@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from ..data.dataset import SourceTable
 from ..metrics import expected_calibration_error
 from ..tasks import Task, has_labels
 from ..utils.notebooks import data_frame
@@ -131,6 +133,10 @@ class Predictions:
     scores: Mapping[str, float] = field(default_factory=dict)
     #: What a user should know about the data and the pass.
     notes: Sequence[str] = ()
+    #: SMILES of each row's graph, of molecules.
+    smiles: Sequence[str] | None = None
+    #: The table that the graphs were read from, if every row of it was to give one.
+    table: SourceTable | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -158,17 +164,26 @@ class Predictions:
         return f"Predictions({rows}{f', {scores}' if scores else ''})"
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return what :meth:`to_csv` writes as a pandas frame (extra ``pandas``), ids first."""
-        columns, *lines = csv.reader(io.StringIO(self.to_csv()))
+        """Return a row per prediction as a pandas frame (extra ``pandas``), ids first."""
+        columns, *lines = self._own_rows()
         rows = [dict(zip(columns, map(_value, line), strict=True)) for line in lines]
         for row, name in zip(rows, self.ids, strict=True):
             row["id"] = name  # as it is, whatever it looks like
         return data_frame(rows, "id")
 
     def to_csv(self) -> str:
-        """Return the predictions as the text of a csv file, labels last where there are any."""
+        """Return the predictions as the text of a csv file.
+
+        Beside a table that the graphs were read from: its rows, all of them and in their order,
+        its columns, then ``prediction``, ``probability``, ``spread`` and ``status``: ``ok``, or why
+        there is no prediction. Else a row per prediction, with its labels last.
+        """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
+        writer.writerows(self._own_rows() if self.table is None else self._table_rows(self.table))
+        return text.getvalue()
+
+    def _own_rows(self) -> Iterator[list[str]]:
         labelled = [f"label_{name}" for name in self.target_names]
         columns = prediction_columns(self.task, self.target_names)
         cells = prediction_cells(self.task, self.outputs)
@@ -176,13 +191,50 @@ class Predictions:
             columns += spread_columns(self.task, self.target_names)
             pairs = zip(cells, number_cells(self.spread), strict=True)
             cells = [[*predicted, *spread] for predicted, spread in pairs]
-        writer.writerow(["id", *columns, *(labelled if self.labels is not None else ())])
+        named = ["id"] if self.smiles is None else ["id", "smiles"]
+        yield [*named, *columns, *(labelled if self.labels is not None else ())]
         for row, (name, predicted) in enumerate(zip(self.ids, cells, strict=True)):
+            molecule = [] if self.smiles is None else [self.smiles[row]]
             truth = () if self.labels is None else self.labels[row]
-            writer.writerow(
-                [name, *predicted, *("" if value != value else f"{value:g}" for value in truth)]
-            )
-        return text.getvalue()
+            known = ["" if value != value else f"{value:g}" for value in truth]
+            yield [name, *molecule, *predicted, *known]
+
+    def _table_rows(self, table: SourceTable) -> Iterator[list[str]]:
+        added = self._added()
+        status = _free("status", table.header)
+        yield [*table.header, *(_free(name, table.header) for name in added), status]
+        predicted = dict(zip(self.rows.tolist(), zip(*added.values(), strict=True), strict=True))
+        nothing = ("",) * len(added)
+        for row, cells in enumerate(zip(*table.columns, strict=True)):
+            problem = table.problems.get(row, "ok" if row in predicted else "not predicted")
+            yield [*cells, *predicted.get(row, nothing), problem]
+
+    def _added(self) -> dict[str, list[str]]:
+        """Return what is predicted, by the names of the columns beside a table."""
+        values = number_cells(self.probabilities.T)  # [columns, rows]
+        several = self.task.kind == "multilabel" or (
+            self.task.kind == "regression" and len(self.target_names) > 1
+        )
+        ends = [f"_{name}" for name in self.target_names] if several else [""]
+        added: dict[str, list[str]] = {}
+        if self.classes is not None:
+            added["prediction"] = [f"{value:g}" for value in self.classes]
+        if self.task.kind == "binary":
+            added["probability"] = values[0]
+        elif self.task.kind == "multiclass":
+            added["probability"] = number_cells(self.probabilities.max(axis=1)[None])[0]
+            for value, column in zip(self.task.classes, values, strict=True):
+                added[f"probability_{value:g}"] = column
+        elif self.task.kind == "multilabel":
+            chosen = (self.probabilities > 0.5).astype(int).T  # [targets, rows]
+            for end, column, row in zip(ends, values, chosen.tolist(), strict=True):
+                added |= {f"prediction{end}": [str(c) for c in row], f"probability{end}": column}
+        else:
+            added |= {f"prediction{end}": column for end, column in zip(ends, values, strict=True)}
+        if self.spread is not None:
+            spreads = number_cells(self.spread.T)  # [columns, rows]
+            added |= {f"spread{end}": column for end, column in zip(ends, spreads, strict=True)}
+        return added
 
 
 def _value(cell: str) -> float | str | None:
@@ -191,6 +243,12 @@ def _value(cell: str) -> float | str | None:
         return float(cell) if cell else None
     except ValueError:
         return cell
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    """Return a name for a column that a table does not have yet."""
+    numbered = (f"{name}_{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], numbered) if each not in taken)
 
 
 # --- calibration: whether what is called 80 % likely is right four times in five, and making it so

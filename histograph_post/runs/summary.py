@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,14 +9,8 @@ from ..heads.registry import HEADS
 from ..splits.types import PARTS
 from ..utils.specifications import Specification
 from ..utils.text import MISSING, metric_name, plural
-from .run import CONFIG_NAME, Run
+from .run import Run
 from .verdict import ranked_names, reported, validation_of
-
-#: Arguments of a command that have no flag.
-_POSITIONAL = ("cache", "source")
-
-#: Options that are on unless they are turned off.
-_SWITCHES = ("standardize", "normalize", "baseline", "calibrate")
 
 
 def counted(run: Run) -> str:
@@ -130,51 +123,10 @@ def _splits(run: Run) -> str:
     return f"{splits.kind}{seed}, {folds}: {sizes} {splits.unit}s"
 
 
-def command(run: Run) -> str:
-    """Return the command that gives a run again, or the call, as a user would write it."""
-    if run.config is None:
-        return _python_call(run)
-    words = ["histograph", run.kind]
-    words += [str(run.config[each]) for each in _POSITIONAL if each in run.config]
-    for option, value in run.config.items():
-        if option not in _POSITIONAL:
-            words += _flags(option, value)
-    saved = shlex.quote(str(run.folder / CONFIG_NAME))
-    return (
-        f"{shlex.join(words)}\n\n# the same, from the saved options\n"
-        f"histograph {run.kind} --config {saved}"
-    )
-
-
-def _python_call(run: Run) -> str:
-    head = next((h for h in run.plan.get("heads", []) if h["name"] == run.head), None)
-    options = {} if head is None else head["options"]
-    arguments = [
-        repr(run.backbone.cache.name),
-        repr(run.name),
-        f"head={run.head!r}",
-        f"seeds={tuple(run.plan.get('seeds', (0,)))!r}",
-        f"training=hg.TrainingOptions(**{dict(run.plan.get('training', {}))!r})",
-        *(f"{name}={value!r}" for name, value in options.items()),
-    ]
-    return f"import histograph_post as hg\n\nhg.train_head({', '.join(arguments)})"
-
-
 def ranked_trials(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the trials of a search that have a score, as ``results.json`` has them, best first."""
     scored = [trial for trial in results["tuning"]["trials"] if trial["score"] is not None]
     return sorted(scored, key=lambda trial: trial["score"], reverse=results["higher_is_better"])
-
-
-def _flags(name: str, value: Any) -> list[str]:
-    flag = "-o" if name == "out" else f"--{name.replace('_', '-')}"
-    if value is True:
-        return [flag]
-    if value is False:
-        return [f"--no-{name}"] if name in _SWITCHES else []
-    if isinstance(value, list):
-        return [word for item in value for word in (flag, str(item))]
-    return [flag, str(value)]
 
 
 def _range(sizes: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ from ..data.batching import LinkNegatives, Negatives, RowBatch, count_batches, r
 from ..data.links import NonEdges
 from ..errors import CacheError
 from ..heads.base import History, last_layer
+from ..heads.histograph.landmarks import WholeGraph
 from ..heads.history import TableRows
 from ..heads.ragged import ranges
 from ..heads.standardize import Standardizer
@@ -55,6 +56,8 @@ class HeadInputs:
     positions: Tensor | None = None
     #: Statistics of the graphs, where they are known: ``[num_graphs, 3, sum(D_l)]``.
     statistics: Tensor | None = None
+    #: What is known of the one graph of which these are some nodes, for a head that needs it.
+    whole: WholeGraph | None = None
     #: Node pairs to score, for links, negatives that were drawn for training last: ``[2, rows]``.
     pairs: Tensor | None = None
 

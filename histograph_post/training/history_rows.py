@@ -67,6 +67,10 @@ class HistoryRows(Protocol):
         """Return the rows of some graphs to look at: a tensor, one per layer, or where they lie."""
         ...
 
+    def nodes(self, rows: np.ndarray) -> History:
+        """Return copies of some rows, whatever graph they belong to."""
+        ...
+
 
 class RowsInMemory:
     """All rows of a history, in memory.
@@ -100,6 +104,13 @@ class RowsInMemory:
         rows = torch.from_numpy(ranges(starts, stops))  # [rows]
         return [layer.index_select(0, rows) for layer in self._history]
 
+    def nodes(self, rows: np.ndarray) -> History:
+        """Return copies of some rows, whatever graph they belong to."""
+        chosen = torch.from_numpy(rows)
+        if isinstance(self._history, Tensor):
+            return self._history.index_select(0, chosen)  # [rows, L, D]
+        return [layer.index_select(0, chosen) for layer in self._history]
+
 
 class RowsOnDisk:
     """The rows of a cache that is too large for memory; each batch is read when it is asked for.
@@ -123,6 +134,17 @@ class RowsOnDisk:
     def select(self, graphs: np.ndarray) -> History:
         """Read the rows of some graphs."""
         return _read_standardized(self._cache, graphs, self._standardizer, self._memory)
+
+    def nodes(self, rows: np.ndarray) -> History:
+        """Read some rows of the one graph there is."""
+        chosen, stored = torch.from_numpy(rows), self._cache[0].history
+        layers = [stored] if isinstance(stored, Tensor) else stored
+        found = [layer.index_select(0, chosen).float() for layer in layers]
+        history = found[0] if isinstance(stored, Tensor) else found
+        self._cache.release()
+        if self._standardizer is not None:
+            self._standardizer.apply_(history)
+        return history
 
 
 def _shared_rows(memory: SharedMemory, uniform: bool, ptr: np.ndarray) -> RowsInMemory:

@@ -205,7 +205,8 @@ class HeadNetwork(nn.Module):
         statistics = inputs.statistics
         outputs = read_out(self.head, inputs.history, inputs.batch, inputs.num_graphs, statistics)
         if outputs is None:
-            known = {} if statistics is None else {"statistics": statistics}
+            given = {"statistics": statistics, "whole": inputs.whole}
+            known = {name: value for name, value in given.items() if value is not None}
             outputs = self.head(
                 inputs.history,
                 inputs.batch,

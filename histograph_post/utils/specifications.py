@@ -26,8 +26,17 @@ from ..errors import DataError, HistographError, ModelError, NotFoundError
 #: The models of this package.
 BUILT_IN_MODELS: Final = ("gcn", "gin", "gat", "sage", "gps")
 
+#: Networks of public checkpoints, which this package also has.
+PUBLIC_MODELS: Final = (
+    *("pretrain-gnns:gcn", "pretrain-gnns:gin", "pretrain-gnns:gat", "pretrain-gnns:sage"),
+    *("molclr:gcn", "molclr:gin"),
+    *("ogb:gcn", "ogb:gin", "ogb:gcn-virtual", "ogb:gin-virtual"),
+)
+
 #: What comes before the colon of the data that this package reads itself.
-BUILT_IN_DATA: Final = ("tu", "planetoid", "actor", "wiki", "ogbg", "smiles", "demo")
+BUILT_IN_DATA: Final = (
+    *("tu", "planetoid", "actor", "wiki", "ogbg", "moleculenet", "smiles", "demo"),
+)
 
 #: Files of graphs, which are read without running code from them.
 GRAPH_FILES: Final = (".pt", ".pth")
@@ -41,7 +50,7 @@ def is_built_in(what: Literal["model", "data"], spec: Any) -> bool:
     if not isinstance(spec, str):
         return False
     if what == "model":
-        return spec in BUILT_IN_MODELS
+        return spec in BUILT_IN_MODELS or spec in PUBLIC_MODELS
     kind, colon, _ = spec.partition(":")
     return (bool(colon) and kind in BUILT_IN_DATA) or spec.endswith(GRAPH_FILES)
 

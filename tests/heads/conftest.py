@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from histograph_post.heads.histograph import HistoGraphHead
 
-Oracle = Callable[[Any, Sequence[Tensor], Sequence[int]], Tensor]
+Oracle = Callable[..., Tensor]
 
 
 def _positions(num_layers: int, dim: int) -> Tensor:
@@ -83,7 +83,62 @@ def _node_attention(head: Any, nodes: Tensor) -> Tensor:
     return attended.squeeze(1)
 
 
-def _one_graph(head: Any, layers: Sequence[Tensor]) -> Tensor:
+def _attend_to_keys(head: Any, nodes: Tensor, keys_of: Callable[[int], Any]) -> Tensor:
+    """Attention of every node to keys of its own, given as rows ``[keys, dim]`` and counts."""
+    module, options = head.node_attention, head.options
+    weights, biases = module.in_projection.weight.chunk(3), module.in_projection.bias.chunk(3)
+    found = []
+    for node in range(len(nodes)):
+        rows, counts = keys_of(node)
+        query = nodes[node] @ weights[0].t() + biases[0]
+        key, value = rows @ weights[1].t() + biases[1], rows @ weights[2].t() + biases[2]
+        if options.zero_token:
+            zero = torch.zeros_like(key[:1])
+            key, value = torch.cat([key, zero]), torch.cat([value, zero])
+            counts = [*counts, 1.0]
+        size = options.dim // options.heads
+        parts = []
+        for part in range(options.heads):
+            channels = slice(part * size, (part + 1) * size)
+            scores = key[:, channels] @ query[channels] / math.sqrt(size)
+            shares = scores.exp() * scores.new_tensor(counts)
+            parts.append((shares / shares.sum()) @ value[:, channels])
+        found.append(module.out_projection(torch.cat(parts)))
+    return torch.stack(found)
+
+
+def _neighbors(nodes: Tensor, edges: Tensor) -> Callable[[int], Any]:
+    """A node attends to those with an edge to it, and to itself."""
+
+    def keys_of(node: int) -> Any:
+        sources = [int(u) for u, v in edges.t().tolist() if v == node and u != node]
+        return nodes[[*sources, node]], [1.0] * (len(sources) + 1)
+
+    return keys_of
+
+
+def _landmarks(head: Any, nodes: Tensor, layers: Sequence[Tensor]) -> Callable[[int], Any]:
+    """All nodes attend to the means of groups, which count as often as they have nodes."""
+    rows = torch.cat([layer.detach().to(nodes.dtype) for layer in layers], dim=-1)
+    above = (rows - rows.mean(0)) @ head.landmarks.directions > 0  # [num_nodes, planes]
+    members: dict[tuple[bool, ...], list[int]] = {}
+    for node, sides in enumerate(above.tolist()):
+        members.setdefault(tuple(sides), []).append(node)
+    means = torch.stack([nodes[group].mean(0) for group in members.values()])
+    return lambda node: (means, [float(len(group)) for group in members.values()])
+
+
+def _attended(head: Any, nodes: Tensor, layers: Sequence[Tensor], edges: Tensor) -> Tensor:
+    kind = head.options.node_attention
+    if kind == "neighbors":
+        return _attend_to_keys(head, nodes, _neighbors(nodes, edges))
+    if kind == "landmark" or (kind == "auto" and len(nodes) > head.node_attention.exact_nodes):
+        return _attend_to_keys(head, nodes, _landmarks(head, nodes, layers))
+    assert kind in ("auto", "exact"), f"no oracle for {kind}"
+    return _node_attention(head, nodes)
+
+
+def _one_graph(head: Any, layers: Sequence[Tensor], edges: Tensor) -> Tensor:
     """Output of one graph ``[out_dim]``, or of its nodes ``[num_nodes, ...]``."""
     options, module = head.options, head.layer_weights
     last = layers[-1]
@@ -106,8 +161,8 @@ def _one_graph(head: Any, layers: Sequence[Tensor]) -> Tensor:
         dim=-1,
     )  # [num_nodes, dim]
     attended = nodes
-    if options.node_attention:
-        attended = _node_attention(head, nodes)
+    if options.node_attention != "none":
+        attended = _attended(head, nodes, layers, edges)
         if options.residual:
             attended = attended + nodes
     if options.layer_norm:
@@ -152,11 +207,21 @@ def _statistics(head: Any, rows: Tensor) -> Tensor:
 
 @pytest.fixture(scope="session")
 def literal_histograph() -> Oracle:
-    """``literal_histograph(head, layers, sizes)``: the head's output by the paper's algorithm."""
+    """``literal_histograph(head, layers, sizes)``: the head's output by the paper's algorithm.
 
-    def run(head: Any, layers: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    Edges ``[2, num_edges]`` of the batch may follow, for attention along them.
+    """
+
+    def run(
+        head: Any, layers: Sequence[Tensor], sizes: Sequence[int], edges: Tensor | None = None
+    ) -> Tensor:
         parts = [layer.split(list(sizes)) for layer in layers]
-        outputs = [_one_graph(head, graph) for graph in zip(*parts, strict=True)]
+        edges = torch.empty(2, 0, dtype=torch.long) if edges is None else edges
+        outputs, first = [], 0
+        for size, graph in zip(sizes, zip(*parts, strict=True), strict=True):
+            inside = (edges[0] >= first) & (edges[0] < first + size)
+            outputs.append(_one_graph(head, graph, edges[:, inside] - first))
+            first += size
         return torch.stack(outputs) if head.options.level == "graph" else torch.cat(outputs)
 
     return run
@@ -168,6 +233,17 @@ class Toy:
     @staticmethod
     def batch(sizes: Sequence[int]) -> Tensor:
         return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+
+    @staticmethod
+    def edges(sizes: Sequence[int]) -> Tensor:
+        """Edges of every graph, with one of a node to itself and one that is there twice."""
+        random, found, first = torch.Generator().manual_seed(3), [], 0
+        for size in sizes:
+            pairs = torch.randint(size, (2, 3 * size), generator=random)
+            loop = pairs[:, :1].clone().fill_(size - 1)
+            found.append(torch.cat([pairs, pairs[:, :1], loop], dim=1) + first)
+            first += size
+        return torch.cat(found, dim=1)  # [2, num_edges]
 
     @staticmethod
     def history(widths: Sequence[int], sizes: Sequence[int], seed: int = 0) -> list[Tensor]:

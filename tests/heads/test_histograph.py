@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from histograph_post.errors import DataError
 from histograph_post.heads.histograph import PAPER_FORM, HistoGraphHead
 from histograph_post.heads.histograph.layer_attention import NORMALIZATIONS
+from histograph_post.heads.histograph.node_attention import NODE_ATTENTIONS
 from histograph_post.heads.ragged import Graphs
 from histograph_post.heads.statistics import layer_statistics
 
@@ -36,7 +37,11 @@ OPTIONS = [
     {"layer_attention": "last"},
     {"layer_attention": "random", "layer_heads": 2},
     {"layer_heads": 4},
-    {"node_attention": False},
+    {"node_attention": "none"},
+    {"node_attention": "neighbors", "zero_token": True},
+    {"node_attention": "landmark", "landmarks": 4, "zero_token": True, "history_layers": 3},
+    {"node_attention": "neighbors", "level": "node"},
+    {"node_attention": "landmark", "landmarks": 2, "level": "node"},
     {"zero_token": True},
     {"residual": False},
     {"output_norm": False},
@@ -68,13 +73,13 @@ class TestAgainstThePaper:
         head = toy.head(widths, 1 if options.get("level") == "link" else 3, **options)
         oracle = copy.deepcopy(head)
         history = [layer.requires_grad_() for layer in toy.history(widths, SIZES)]
-        expected = literal_histograph(oracle, history, SIZES)
+        expected = literal_histograph(oracle, history, SIZES, toy.edges(SIZES))
         probe = torch.randn(expected.shape, dtype=torch.float64)
         (expected * probe).sum().backward()
         expected_history = [layer.grad for layer in history]
 
         history = [layer.detach().requires_grad_() for layer in history]
-        output = head(history, toy.batch(SIZES))
+        output = head(history, toy.batch(SIZES), edge_index=toy.edges(SIZES))
         (output * probe).sum().backward()
 
         torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-10)
@@ -138,22 +143,50 @@ class TestAgainstThePaper:
 
 class TestSymmetries:
     @pytest.mark.parametrize("level", ["graph", "node"])
-    def test_order_of_nodes_does_not_matter(self, toy: Any, level: str) -> None:
-        head = toy.head([6] * 3, level=level)
-        history = torch.stack(toy.history([6] * 3, [9]), 1)
+    @pytest.mark.parametrize("kind", NODE_ATTENTIONS)
+    def test_order_of_nodes_does_not_matter(self, toy: Any, level: str, kind: str) -> None:
+        head = toy.head([6] * 3, level=level, node_attention=kind)
+        history, edges = torch.stack(toy.history([6] * 3, [9]), 1), toy.edges([9])
         order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
-        expected = head(history) if level == "graph" else head(history)[order]
-        torch.testing.assert_close(head(history[order]), expected)
+        expected = head(history, edge_index=edges)
+        expected = expected if level == "graph" else expected[order]
+        found = head(history[order], edge_index=order.argsort()[edges])
+        torch.testing.assert_close(found, expected)
 
-    @pytest.mark.parametrize("options", [{}, {"layer_norm": True}, {"mix": "all"}])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"layer_norm": True},
+            {"mix": "all"},
+            *({"node_attention": kind} for kind in NODE_ATTENTIONS),
+        ],
+    )
     def test_a_graph_never_sees_its_batch_mates(self, toy: Any, options: dict[str, Any]) -> None:
         head = toy.head([6] * 4, **options)
-        history = toy.history([6] * 4, SIZES)
-        together = head(history, toy.batch(SIZES))
-        alone = [
-            head([layer.split(SIZES)[graph] for layer in history]) for graph in range(len(SIZES))
-        ]
+        history, edges = toy.history([6] * 4, SIZES), toy.edges(SIZES)
+        together = head(history, toy.batch(SIZES), edge_index=edges)
+        alone, first = [], 0
+        for graph, size in enumerate(SIZES):
+            own = edges[:, (edges[0] >= first) & (edges[0] < first + size)] - first
+            layers = [layer.split(SIZES)[graph] for layer in history]
+            alone.append(head(layers, edge_index=own))
+            first += size
         torch.testing.assert_close(together, torch.cat(alone), rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("level", ["graph", "node"])
+    def test_large_graphs_have_landmarks_and_the_others_of_a_batch_do_not(
+        self, toy: Any, literal_histograph: Any, level: str
+    ) -> None:
+        head = toy.head([6] * 4, level=level, landmarks=4)
+        head.node_attention.exact_nodes = 4
+        history = toy.history([6] * 4, SIZES)
+        found = head(history, toy.batch(SIZES))
+        torch.testing.assert_close(found, literal_histograph(head, history, SIZES))
+        exact = toy.head([6] * 4, level=level)(history, toy.batch(SIZES))
+        same = torch.tensor([size <= 4 for size in SIZES])
+        same = same if level == "graph" else same[toy.batch(SIZES)]
+        torch.testing.assert_close(found[same], exact[same])
+        assert not torch.isclose(found[~same], exact[~same]).any()
 
     def test_a_broken_batch_mate_breaks_nobody_else(self, toy: Any) -> None:
         head = toy.head([6] * 4)
@@ -173,6 +206,53 @@ class TestSymmetries:
         assert scores.shape == (4,)
         torch.testing.assert_close(scores, head.score(embeddings, pairs.flip(0)))
         assert scores.unique().numel() == 4
+
+
+class TestSomeNodes:
+    """A head that is given some nodes of a graph, and what there is to know of all of them."""
+
+    NODES = 40
+
+    @pytest.mark.parametrize("kind", ["landmark", "auto", "neighbors", "none"])
+    @pytest.mark.parametrize("layer_attention", ["learned", "mean"])
+    @pytest.mark.parametrize("widths", [(6, 6, 6, 6), (3, 6, 6, 5)], ids=["equal", "mixed"])
+    def test_outputs_and_gradients_are_those_of_the_whole_graph(
+        self, toy: Any, widths: tuple[int, ...], layer_attention: str, kind: str
+    ) -> None:
+        options = {"level": "node", "mix": "all", "layer_heads": 2, "history_layers": 3}
+        head = toy.head(
+            widths,
+            node_attention=kind,
+            layer_attention=layer_attention,
+            landmarks=8,
+            **options,
+        ).float()
+        if kind == "auto":
+            head.node_attention.exact_nodes = 30
+        layers = [layer.float() for layer in toy.history(widths, [self.NODES])]
+        edges, asked = toy.edges([self.NODES]), torch.tensor([3, 8, 31, 12])
+        expected = head(layers, edge_index=edges)[asked]
+        probe = torch.randn(expected.shape)
+        (expected * probe).sum().backward()
+        wanted = {name: grad.clone() for name, grad in gradients(head).items()}
+        head.zero_grad()
+
+        whole = head.whole_graph([[layer[:7] for layer in layers], [layer[7:] for layer in layers]])
+        given, own = asked, edges[:, :0]
+        if kind == "neighbors":
+            own = edges[:, torch.isin(edges[1], asked)]
+            given = torch.cat([asked, own[0]]).unique()
+            own = torch.searchsorted(given, own)
+        rows = [layer[given] for layer in layers]
+        found = head(rows, edge_index=own, whole=whole)[torch.isin(given, asked)]
+        order = torch.arange(4) if kind != "neighbors" else asked.argsort().argsort()
+        (found[order] * probe).sum().backward()
+        torch.testing.assert_close(found[order], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradients(head), wanted, rtol=1e-3, atol=1e-4)
+
+    def test_exact_attention_needs_all_nodes(self, toy: Any) -> None:
+        head = toy.head([6] * 3, level="node", node_attention="exact")
+        assert head.whole_graph([torch.zeros(4, 3, 6)]) is None
 
 
 class TestSmallCases:

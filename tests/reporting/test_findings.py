@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,13 @@ from sklearn.metrics import confusion_matrix, roc_auc_score
 
 from histograph_post.caches import Cache
 from histograph_post.heads.histograph import HistoGraphHead
+from histograph_post.reporting.attention_scale import attention_shares
 from histograph_post.reporting.building import find_caches
+from histograph_post.reporting.depth import layer_rows, score_depths
 from histograph_post.reporting.evidence import gather_evidence, group_weights
 from histograph_post.reporting.graph_charts import layout, neighbourhood
 from histograph_post.reporting.outcomes import Outcome, choose_examples, chosen_outcomes, row_losses
+from histograph_post.reporting.predicted_rows import combined, row_title
 from histograph_post.reporting.prediction_charts import confusion_counts, target_areas
 from histograph_post.runs.run import Run
 from histograph_post.tasks import Task
@@ -76,12 +80,53 @@ def test_over_smoothing_of_a_layer_is_that_of_the_cache(binary_run: Path) -> Non
     assert set(profile.head) == {"layers weighed", "nodes attended"}
 
 
-def test_confusion_is_sklearns_over_all_fits() -> None:
+def test_confusion_is_sklearns_and_counts_a_row_once() -> None:
     task = Task("multiclass", "graph", 1, "accuracy", (0.0, 1.0, 5.0))
     first = outcome([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]], [[0], [1]])
     second = outcome([[0.1, 0.8, 0.1], [0.0, 0.0, 1.0]], [[1], [float("nan")]])
+    apart = replace(second, rows=np.array([2, 3]))
     oracle = confusion_matrix([0, 1, 1], [0, 2, 1], labels=[0, 1, 2])
-    assert np.array_equal(confusion_counts([first, second], task), oracle)
+    assert np.array_equal(confusion_counts(combined([first, apart]), task), oracle)
+    # A row that two folds test is the mean of both.
+    again = replace(first, fold=1, predicted=np.array([[0.1, 0.8, 0.1], [0.1, 0.6, 0.3]]))
+    both = combined([first, again])
+    assert both.predicted == pytest.approx(np.array([[0.4, 0.5, 0.1], [0.1, 0.4, 0.5]]))
+    oracle = confusion_matrix([0, 1], [1, 2], labels=[0, 1, 2])
+    assert np.array_equal(confusion_counts(both, task), oracle)
+
+
+def test_attention_has_one_scale_whatever_the_graph() -> None:
+    assert attention_shares(np.full(5, 0.2)) == pytest.approx(np.full(5, 0.4))  # at the mean
+    times = np.array([0.1, 0.25, 0.5, 2, 4, 8, 30, 0, 0, 0, 0, 0, 0, 0])
+    received = times / times.mean() / len(times)
+    given = received / received.mean()  # in times the mean
+    expected = np.log2(np.clip(given, 1 / 4, 8) * 4) / 5
+    assert attention_shares(received) == pytest.approx(expected)
+
+
+def test_layers_kept_are_means_of_the_cached_ones(binary_run: Path) -> None:
+    run = Run.open(binary_run)
+    (cache,), _ = find_caches(run, None)
+    found = score_depths(run, [cache])
+    assert found is not None
+    assert found.depths == (1, 2, 3, 4)
+    assert found.num_folds == 3
+    assert found.is_whole
+    rows = np.array([5, 0, 7])
+    for layer, values in enumerate(layer_rows(cache, rows)):
+        for row, value in zip(rows, values, strict=True):
+            history = cache[int(row)].history
+            assert isinstance(history, torch.Tensor)
+            assert value.numpy() == pytest.approx(
+                history[:, layer].float().mean(0).numpy(), abs=1e-5
+            )
+
+
+def test_rows_are_named() -> None:
+    assert row_title("317", "graph", 600) == "graph 317"
+    assert row_title("aspirin", "graph", 600) == "aspirin"
+    assert row_title("0:12", "node", 1) == "node 12"
+    assert row_title("3:4-9", "link", 5) == "graph 3, nodes 4 and 9"
 
 
 def test_targets_skip_missing_labels() -> None:

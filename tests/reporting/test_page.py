@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +31,7 @@ EXPECTED = {
 ALWAYS = {
     *("ranking", "learning-validation", "learning-loss", "layer-weights", "evolution-distance"),
     *("smoothing-distance", "smoothing-dirichlet", "smoothing-cosine"),
-    *("example-best-1", "example-worst-1"),
+    *("attention-scale", "example-best-1", "example-worst-1"),
 }
 
 
@@ -41,6 +43,8 @@ def test_every_kind_of_task_has_its_figures(
     page = Reader(written.path.read_text(encoding="utf-8"))
     assert set(page.figures) == set(written.figures)
     assert set(page.figures) >= ALWAYS | EXPECTED[kind]
+    assert ("depth" in page.figures) == (kind != "link")
+    assert len(page.tables) >= 4  # readouts, metrics, layers, rows and facts
     assert all(len(words) > 20 and "nan" not in words for words in page.figures.values())
     assert all(reference.startswith(("#", "data:")) for reference in page.references)
     assert not [note for note in written.notes if "missing" in note]
@@ -54,7 +58,10 @@ def test_page_is_self_contained_and_its_names_are_unique(binary_report: Report) 
     assert len(names) == len(set(names))
     used = re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', html)
     assert {a or b for a, b in used} <= set(names)
-    assert "<script" not in html
+    # One script, which the page allows by its hash; nothing else may run.
+    (script,) = re.findall(r"<script>(.*?)</script>", html, flags=re.DOTALL)
+    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in html
 
 
 def test_headline_table_has_the_scores_and_the_paired_differences(

@@ -58,8 +58,8 @@ def test_per_fold_caches(binary_run: Path, tmp_path: Path) -> None:
 def test_molecules_are_drawn_as_molecules(tmp_path: Path) -> None:
     table = tmp_path / "alcohols.csv"
     smiles = ["C" * n + "O" for n in range(2, 14)] + ["c1ccccc1" + "C" * n for n in range(12)]
-    lines = [f"{text},{int(text.endswith('O'))}" for text in smiles]
-    table.write_text("smiles,alcohol\n" + "\n".join(lines) + "\n")
+    lines = [f"{text},{int(text.endswith('O'))},molecule {at}" for at, text in enumerate(smiles)]
+    table.write_text("smiles,alcohol,name\n" + "\n".join(lines) + "\n")
     data = hg.load_data(f"smiles:{table}")
     torch.manual_seed(0)
     categories = [119, 5, 12, 12, 10, 6, 6, 2, 2]
@@ -68,8 +68,15 @@ def test_molecules_are_drawn_as_molecules(tmp_path: Path) -> None:
     hg.train_head(tmp_path / "a.cache", tmp_path / "run", training=QUICK, dim=8, heads=2)
     page = Reader(hg.report(tmp_path / "run").path.read_text(encoding="utf-8"))
     assert page.figures["example-best-1"].startswith("Drawing of molecule")
-    # another table of the same name and size: its rows are not these graphs
-    table.write_text(table.read_text().replace("O,", "OC,").replace("c1ccccc1", "C1CCCCCC1"))
+    (rows,) = [table for table in page.tables if "SMILES" in table[0]]
+    assert {row[1] for row in rows[1:]} <= set(smiles)
+    assert {row[0] for row in rows[1:]} <= {f"molecule {at}" for at in range(len(smiles))}
+    figures = hg.report(tmp_path / "run", tmp_path / "f.html", figures=tmp_path / "f", form="pdf")
+    assert all(path.read_bytes().startswith(b"%PDF-") for path in figures.files)
+    # The cache knows its molecules, whatever becomes of the table; other ones are not drawn.
+    table.unlink()
+    known = tmp_path / "a.cache" / "molecules.smi"
+    known.write_text(known.read_text().replace("O\t", "OC\t").replace("c1ccccc1", "C1CCCCCC1"))
     written = hg.report(tmp_path / "run")
     page = Reader(written.path.read_text(encoding="utf-8"))
     assert page.figures["example-best-1"].startswith("Drawing of graph")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -17,6 +18,8 @@ import histograph_post as hg
 from histograph_post.errors import CacheError, MissingExtraError, OutputExistsError
 from histograph_post.models import build_model
 from histograph_post.reporting import Report
+from histograph_post.runs.repeating import repeat_commands
+from histograph_post.runs.run import Run
 
 from ..helpers import histograph
 
@@ -91,6 +94,32 @@ def test_command(binary_run: Path, tmp_path: Path) -> None:
     # Not even a report: it may be that of another run.
     with pytest.raises(OutputExistsError, match=r"r\.html: found a file; choose another -o"):
         hg.report(binary_run, tmp_path / "r.html")
+
+
+def test_figures_as_pdf(binary_run: Path, tmp_path: Path) -> None:
+    written = hg.report(binary_run, tmp_path / "r.html", figures=tmp_path / "figures", form="pdf")
+    assert {path.suffix for path in written.files} == {".pdf"}
+    assert all(path.read_bytes().startswith(b"%PDF-") for path in written.files)
+
+
+def test_a_run_is_repeated_from_the_cache_on(tmp_path: Path) -> None:
+    cache, head, tuned = (str(tmp_path / name) for name in ("c", "head", "tuned"))
+    small = ("--model", "gin", "--model-args", "num_layers=2", "--data", "demo:")
+    small += ("--data-args", "num_graphs=40")
+    backbone = str(tmp_path / "gin")
+    for arguments in (
+        ("pretrain", *small, "--epochs", "1", "-o", backbone),
+        ("cache", f"{backbone}/fold-0", "-o", cache),
+        ("train-head", cache, "--epochs", "1", "--seeds", "0", "--dim", "8", "-o", head),
+        ("finetune", head, "--epochs", "1", "-o", tuned),
+    ):
+        done = histograph(*arguments, "-q")
+        assert done.exit_code == 0, done.output
+    said = repeat_commands(Run.open(tuned)).replace(" \\\n   ", "")
+    commands = [line for line in said.splitlines() if line.startswith("histograph")]
+    names = [shlex.split(line)[1:3] for line in commands]
+    expected = [["cache", f"{backbone}/fold-0"], ["train-head", cache], ["finetune", head]]
+    assert names == [*expected, ["finetune", "--config"]]
 
 
 def test_unfinished_run_is_refused_in_one_line(tmp_path: Path) -> None:

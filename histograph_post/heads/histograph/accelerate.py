@@ -41,7 +41,7 @@ OLDEST_NUMBA = (0, 62)
 #: Set to False to do without the kernels.
 enabled = True
 
-#: Graphs with more nodes are left to PyTorch, whose threads share out the work on one graph.
+#: Graphs with more nodes are left to the head: PyTorch's threads share out the work on one graph.
 LARGEST_GRAPH = 1024
 
 #: Nodes of a part of a batch: enough for matrix products to be fast.
@@ -56,20 +56,25 @@ ANY_VALUE = frozenset(
         *("in_dims", "out_dim", "dim", "heads", "layer_heads", "history_layers", "standardize"),
         *("normalization", "eps", "radius", "residual", "mix", "mixing", "mixing_init", "probe"),
         *("mixing_delay", "output_norm", "mlp_layers", "dropout", "shortcut", "statistics"),
-        *("statistics_dropout", "solved"),
+        *("statistics_dropout", "solved", "landmarks"),
     )
 )
 
-#: Options that the kernels are made for one value of.
-ONE_VALUE = {
-    **{"level": "graph", "layer_attention": "learned", "node_attention": True},
-    **{"zero_token": False, "attention_dropout": 0.0, "key_dropout": 0.0, "layer_norm": False},
+#: Options that the kernels are made for some values of. They are given graphs of up to
+#: ``LARGEST_GRAPH`` nodes, in which ``auto`` is exact.
+SOME_VALUES = {
+    **{"level": ("graph",), "layer_attention": ("learned",), "node_attention": ("auto", "exact")},
+    **{"zero_token": (False,), "attention_dropout": (0.0,), "key_dropout": (0.0,)},
+    **{"layer_norm": (False,)},
 }
 
 #: The modules of a head that the kernels stand for, and those that are called as they are.
 REPLACED = ("layer_weights", "node_attention")
 CALLED = ("statistics", "statistics_dropout", "all_layers", "mixing", "output_norm", "mlp")
 LAST_CALLED = ("output", "shortcut", "probe", "probe_share")
+
+#: A module that has no part in small graphs.
+NOT_CALLED = ("landmarks",)
 
 
 @cache
@@ -94,7 +99,7 @@ def allows(head: nn.Module) -> bool:
     return (
         type(layers) is LayerAttention
         and type(attention) is NodeAttention
-        and {*REPLACED, *CALLED, *LAST_CALLED, "norm"}.issuperset(_members(head))
+        and {*REPLACED, *CALLED, *LAST_CALLED, *NOT_CALLED, "norm"}.issuperset(_members(head))
         and _members(layers) == ["query", "key", "encoding", "embeddings"]
         and _members(layers.embeddings) == ["0"]
         and _members(attention) == ["in_projection", "out_projection"]
@@ -118,7 +123,11 @@ def _members(module: nn.Module) -> list[str]:
 @cache
 def _allows_options(options: HistoGraphConfig) -> bool:
     others = {name: value for name, value in asdict(options).items() if name not in ANY_VALUE}
-    return others == ONE_VALUE and len(set(options.kept_dims)) == 1
+    return (
+        others.keys() == SOME_VALUES.keys()
+        and all(value in SOME_VALUES[name] for name, value in others.items())
+        and len(set(options.kept_dims)) == 1
+    )
 
 
 def read_out(
@@ -149,10 +158,14 @@ def read_out(
         return None
     assert isinstance(head, HistoGraphHead)  # it is allowed
     graphs = head.check(history, batch, num_graphs)
-    if not 0 < graphs.sizes.min(initial=1) <= graphs.sizes.max(initial=0) <= LARGEST_GRAPH:
+    small = (graphs.sizes > 0) & (graphs.sizes <= LARGEST_GRAPH)  # [num_graphs]
+    if not small.any():
         return None
     starts = history.starts if isinstance(history, TableRows) else graphs.ptr[:-1]
-    attended = _attend(head, table, starts, graphs)  # [num_graphs, dim]
+    if small.all():
+        attended = _attend(head, table, starts, graphs)  # [num_graphs, dim]
+    else:
+        attended = _attend_some(head, table, starts, graphs, small)
     if statistics is None:
         rows = history.copy() if isinstance(history, TableRows) else table  # [num_nodes, L, D]
         statistics = layer_statistics(rows, graphs)  # [num_graphs, 3, L * D]
@@ -160,6 +173,21 @@ def read_out(
     if _num_threads is None or statistics.requires_grad:
         return head.predict(attended, described, graphs, last)
     return head.predict(attended, described, graphs, last, map_parts=_Map.of)
+
+
+def _attend_some(
+    head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graphs, small: np.ndarray
+) -> Tensor:
+    """Do what :func:`_attend` does for small graphs, and let the head read the others itself."""
+    few, many = np.flatnonzero(~small), np.flatnonzero(small)
+    of_few, of_many = graphs.take(few)[0], graphs.take(many)[0]
+    rows = TableRows(table, starts[few], graphs.sizes[few]).copy()  # [their nodes, L, D]
+    depth = len(head.kept_dims)
+    found = [
+        head.read_graphs(rows[:, -depth:], of_few),
+        _attend(head, table, starts[many], of_many),
+    ]
+    return torch.cat(found)[torch.from_numpy(np.concatenate([few, many])).argsort()]
 
 
 def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graphs) -> Tensor:

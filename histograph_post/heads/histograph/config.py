@@ -12,9 +12,13 @@ from ...utils.decoding import decode
 from ..history import kept_dims
 from ..statistics import DERIVED, STATISTICS
 from .layer_attention import LAYER_ATTENTIONS, NORMALIZATIONS
+from .node_attention import NODE_ATTENTIONS
 
 MIXINGS = ("learned", "fixed", "delayed")
 BASES = ("statistics", "all", "last")
+
+#: What ``node_attention`` was in the first version, by what it is.
+_FIRST_VERSION = {True: "exact", False: "none"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,12 @@ class HistoGraphConfig:
         eps: Smallest magnitude of the divisor of ``signed``.
         radius: Largest distance of ``bounded`` weights from the mean over layers.
         layer_heads: Sets of layer weights, each for its own slice of the channels.
-        node_attention: Whether nodes attend to each other at all.
+        node_attention: What a node attends to. ``exact``: all nodes of its graph, as in the paper.
+            ``landmark``: the means of groups of them, see :mod:`.landmarks`. ``neighbors``: the
+            nodes with an edge to it, and itself. ``none``: nothing. ``auto``: ``exact`` in graphs
+            of up to :data:`.node_attention.EXACT_NODES` nodes, ``landmark`` in larger ones. True
+            and False, of the first version, are ``exact`` and ``none``.
+        landmarks: Groups of nodes for ``landmark``, a power of two.
         zero_token: Add a key and value of zeros to the node attention.
         attention_dropout: Drop single attention weights.
         key_dropout: Drop whole nodes as keys.
@@ -79,7 +88,8 @@ class HistoGraphConfig:
     eps: float = 1e-6
     radius: float = 2.0
     layer_heads: int = 4
-    node_attention: bool = True
+    node_attention: str = "auto"
+    landmarks: int = 256
     zero_token: bool = False
     attention_dropout: float = 0.0
     key_dropout: float = 0.0
@@ -101,6 +111,9 @@ class HistoGraphConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "in_dims", tuple(int(width) for width in self.in_dims))
+        given: Any = self.node_attention
+        if isinstance(given, bool):
+            object.__setattr__(self, "node_attention", _FIRST_VERSION[given])
         if not self.in_dims or min(self.in_dims) < 1:
             raise ConfigError(f"in_dims: found {self.in_dims}, expected one width per layer")
         for name in ("out_dim", "dim", "heads", "layer_heads"):
@@ -117,6 +130,7 @@ class HistoGraphConfig:
             ("level", LEVELS),
             ("layer_attention", LAYER_ATTENTIONS),
             ("normalization", NORMALIZATIONS),
+            ("node_attention", NODE_ATTENTIONS),
             ("mix", BASES),
             ("mixing", MIXINGS),
         ):
@@ -124,6 +138,8 @@ class HistoGraphConfig:
         learned = self.mixing != "fixed"
         inside = 0 < self.mixing_init < 1 if learned else 0 <= self.mixing_init <= 1
         self._require("mixing_init", inside, "a number between 0 and 1, not at the ends if learned")
+        count = self.landmarks
+        self._require("landmarks", count > 0 and not count & (count - 1), "a power of two")
         self._require("probe", 0 <= self.probe <= 1, "a number from 0 to 1")
         names = self.statistics_names
         known = len({*names}) == len(names) and {*STATISTICS, *DERIVED}.issuperset(names)
@@ -158,6 +174,9 @@ class HistoGraphConfig:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> HistoGraphConfig:
         """Read what :meth:`to_json` wrote; unknown and missing names are refused."""
+        kind = values.get("node_attention", cls.node_attention)
+        if isinstance(kind, bool):
+            values = {**values, "node_attention": _FIRST_VERSION[kind]}
         return decode(cls, values, "head configuration", error=ConfigError, defaults=True)
 
     def changed(self) -> dict[str, Any]:

@@ -25,10 +25,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -39,8 +40,9 @@ from ..history import History, TableRows, last_layer
 from ..ragged import Graphs
 from ..statistics import GraphStatistics, WideDropout, layer_statistics
 from .config import HistoGraphConfig
+from .landmarks import LandmarkGroups, Landmarks, WholeGraph
 from .layer_attention import LayerAttention
-from .node_attention import NodeAttention
+from .node_attention import NodeAttention, Reach
 
 
 def map_parts(linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
@@ -88,12 +90,18 @@ class HistoGraphHead(Readout):
             NodeAttention(
                 dim,
                 config.heads,
+                kind=config.node_attention,
                 zero_token=config.zero_token,
                 dropout=config.attention_dropout,
                 key_dropout=config.key_dropout,
             )
-            if config.node_attention
+            if config.node_attention != "none"
             else None
+        )
+        self.needs_edge_index = config.node_attention == "neighbors"
+        by_landmarks = config.node_attention in ("landmark", "auto")
+        self.landmarks = (
+            LandmarkGroups(config.kept_dims, config.landmarks) if by_landmarks else None
         )
         self.norm = nn.LayerNorm(dim) if config.layer_norm else None
         names, kept = config.statistics_names, config.kept_dims
@@ -138,6 +146,7 @@ class HistoGraphHead(Readout):
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
         statistics: Tensor | None = None,
+        whole: WholeGraph | None = None,
     ) -> Tensor:
         """Read the history out.
 
@@ -146,38 +155,95 @@ class HistoGraphHead(Readout):
                 or where rows of it lie in a table.
             batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph.
             num_graphs: Graphs in the batch, if the last ones may be empty.
-            edge_index: Not used; structural readouts take it in this place.
+            edge_index: Edges of the batch ``[2, num_edges]``, for attention along them.
             statistics: Of all layers of these graphs, as
                 :func:`~histograph_post.heads.statistics.layer_statistics` gives them, if they are
                 known already: ``[num_graphs, 3, sum(D_l)]``.
+            whole: What there is to know of the one graph of which only some nodes are given, at
+                node level; see :meth:`whole_graph`.
 
         Returns:
             ``[num_graphs, out_dim]``, ``[num_nodes, out_dim]`` or ``[num_nodes, dim]``, by level.
         """
         layers, graphs = self.read(history, batch, num_graphs)
-        read = self.read_graphs if self.level == "graph" else self.read_nodes
-        attended = read(layers, graphs)  # [rows, dim]
+        if self.level == "graph":
+            attended = self.read_graphs(layers, graphs, edge_index)  # [num_graphs, dim]
+        else:
+            attended = self.read_nodes(layers, graphs, edge_index, whole)  # [num_nodes, dim]
         described = self.describe(layers, graphs, statistics)  # [rows, described_dim]
         last = None if self.shortcut is None else self._last_rows(layers, graphs)
         return self.predict(attended, described, graphs, last)
 
-    def read_graphs(self, history: History, graphs: Graphs) -> Tensor:
+    def read_graphs(
+        self, history: History, graphs: Graphs, edge_index: Tensor | None = None
+    ) -> Tensor:
         """Return what attention makes of each graph, steps 1 to 7: ``[num_graphs, dim]``.
 
         Args:
             history: The layers that are kept, as :meth:`read` returns them.
             graphs: Which graph each node belongs to.
+            edge_index: Edges of the batch, for attention along them.
         """
         nodes, _ = self.layer_weights(history, graphs)  # steps 1 to 5: [num_nodes, dim]
+        reach = self._reach(nodes, history, graphs, edge_index)
         if self.node_attention is None or self.norm is not None:
-            return graphs.mean(self._attend_nodes(nodes, graphs))  # [num_graphs, dim]
-        attended = self.node_attention.pool(nodes, graphs)  # steps 6 and 7: [num_graphs, dim]
+            return graphs.mean(self._attend_nodes(nodes, graphs, reach))  # [num_graphs, dim]
+        attended = self.node_attention.pool(nodes, graphs, reach)  # steps 6 and 7
         return attended + graphs.mean(nodes) if self.options.residual else attended
 
-    def read_nodes(self, history: History, graphs: Graphs) -> Tensor:
+    def read_nodes(
+        self,
+        history: History,
+        graphs: Graphs,
+        edge_index: Tensor | None = None,
+        whole: WholeGraph | None = None,
+    ) -> Tensor:
         """Return what attention makes of each node, steps 1 to 6: ``[num_nodes, dim]``."""
-        nodes, _ = self.layer_weights(history, graphs)  # steps 1 to 5: [num_nodes, dim]
-        return self._attend_nodes(nodes, graphs)
+        nodes, weights = self.layer_weights(history, graphs, whole)  # steps 1 to 5
+        if whole is None:
+            reach = self._reach(nodes, history, graphs, edge_index)
+        else:
+            reach = Reach(self._landmarks_of(whole, weights), edge_index)
+        return self._attend_nodes(nodes, graphs, reach)
+
+    def _reach(
+        self, nodes: Tensor, history: History, graphs: Graphs, edge_index: Tensor | None
+    ) -> Reach:
+        """Return what the nodes of whole graphs may attend to, besides each other."""
+        if self.node_attention is None or self.landmarks is None:
+            return Reach(edge_index=edge_index)
+        used = graphs.sizes > self.node_attention.exact_nodes  # [num_graphs]
+        if torch.compiler.is_exporting():  # for graphs of any size
+            if self.options.node_attention == "auto":
+                return Reach()
+        elif not used.any():
+            return Reach()
+        groups = self.landmarks(history, graphs)  # [num_nodes]
+        return Reach(Landmarks.of(nodes, groups, graphs, self.landmarks.count, used))
+
+    def _landmarks_of(self, whole: WholeGraph, weights: Tensor) -> Landmarks | None:
+        """Sum the layers of the landmarks of one graph, as those of its nodes are summed."""
+        if whole.counts is None:
+            return None
+        count = len(whole.counts)
+        one = Graphs.from_batch(None, count, 1, weights.device)
+        rows = self.layer_weights.combine(whole.landmarks, weights, one)  # [k, dim]
+        counts = whole.counts.to(rows.dtype).unsqueeze(0)  # [1, k]
+        return Landmarks(rows.unsqueeze(0), counts, np.ones(1, dtype=np.bool_))
+
+    def whole_graph(self, pieces: Iterable[History]) -> WholeGraph | None:
+        """Return what makes :meth:`forward` exact on some nodes of a graph; None if nothing does.
+
+        Exact attention needs all nodes. Along edges, the nodes that are asked for come with those
+        that have an edge to them.
+
+        Args:
+            pieces: All nodes of the graph, in pieces as :meth:`forward` takes them; it is gone
+                through twice.
+        """
+        if self.level != "node" or self.options.node_attention == "exact":
+            return None
+        return WholeGraph.of(pieces, self.kept_dims, self.landmarks)
 
     def describe(
         self, history: History, graphs: Graphs, statistics: Tensor | None = None
@@ -280,22 +346,29 @@ class HistoGraphHead(Readout):
         batch: Tensor | None = None,
         *,
         num_graphs: int | None = None,
+        edge_index: Tensor | None = None,
     ) -> Explanation:
-        """Return the layer weights and the node attention behind a prediction, without dropout."""
+        """Return the layer weights and the node attention behind a prediction, without dropout.
+
+        Without ``edge_index`` there is no attention along edges to be told: all nodes count alike.
+        """
         layers, graphs = self.read(history, batch, num_graphs)
         nodes, weights = self.layer_weights(layers, graphs)
-        if self.node_attention is None:
-            attention = graphs.spread(graphs.divisor.to(nodes.dtype).reciprocal())  # [num_nodes]
-        else:
-            attention = self.node_attention.received(nodes, graphs)  # [num_nodes]
+        attention = graphs.spread(graphs.divisor.to(nodes.dtype).reciprocal())  # [num_nodes]
+        if self.node_attention is not None and (
+            edge_index is not None or not self.needs_edge_index
+        ):
+            reach = self._reach(nodes, layers, graphs, edge_index)
+            attention = self.node_attention.received(nodes, graphs, reach)  # [num_nodes]
         return Explanation(weights.squeeze(1), attention)
 
     def node_stages(self, history: History, graphs: Graphs) -> dict[str, Tensor]:
         """Return every node with its layers summed, then attended to: ``[num_nodes, dim]`` each."""
         nodes, _ = self.layer_weights(history, graphs)
         stages: dict[str, Tensor] = {"layers weighed": nodes}
-        if self.node_attention is not None:
-            stages["nodes attended"] = self._attend_nodes(nodes, graphs)
+        if self.node_attention is not None and not self.needs_edge_index:
+            reach = self._reach(nodes, history, graphs, None)
+            stages["nodes attended"] = self._attend_nodes(nodes, graphs, reach)
         return stages
 
     @torch.no_grad()
@@ -348,11 +421,11 @@ class HistoGraphHead(Readout):
         #: Of the probe in the predictions: all of it until training begins.
         self.register_buffer("probe_share", torch.ones(()).to(self.output.weight))
 
-    def _attend_nodes(self, nodes: Tensor, graphs: Graphs) -> Tensor:
+    def _attend_nodes(self, nodes: Tensor, graphs: Graphs, reach: Reach) -> Tensor:
         """Node attention with residual and LayerNorm: ``[num_nodes, dim]``."""
         attended = nodes
         if self.node_attention is not None:
-            attended = self.node_attention(nodes, graphs)
+            attended = self.node_attention(nodes, graphs, reach)
             if self.options.residual:
                 attended = attended + nodes
         return attended if self.norm is None else self.norm(attended)

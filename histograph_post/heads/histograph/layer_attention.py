@@ -30,6 +30,7 @@ from ..ragged import Graphs
 
 if TYPE_CHECKING:
     from .config import HistoGraphConfig
+    from .landmarks import WholeGraph
 
 LAYER_ATTENTIONS = ("learned", "mean", "last", "random")
 
@@ -153,17 +154,24 @@ class LayerAttention(nn.Module):
         weights = NORMALIZATIONS[self.options.normalization](zeros, self.options)  # [1, 1, 3]
         return torch.allclose(weights, torch.full_like(weights, 1 / 3))
 
-    def forward(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, history: History, graphs: Graphs, whole: WholeGraph | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Weigh and sum the layers.
 
         Args:
             history: The layers that are kept, ``[num_nodes, L, D]`` or L of ``[num_nodes, D_l]``.
             graphs: Which graph each node belongs to.
+            whole: What there is to know of the one graph whose nodes these are some of.
 
         Returns:
             Node embeddings ``[num_nodes, dim]`` and layer weights ``[num_graphs, heads, L]``.
         """
-        weights = self.weights(history, graphs)  # [num_graphs, heads, L]
+        weights = self.weights(history, graphs, whole)  # [num_graphs, heads, L]
+        return self.combine(history, weights, graphs), weights
+
+    def combine(self, history: History, weights: Tensor, graphs: Graphs) -> Tensor:
+        """Sum the layers of every node by the weights of its graph: ``[num_nodes, dim]``."""
         of_nodes = graphs.spread(weights)  # [num_nodes, heads, L]
         sums: dict[int, Tensor] = {}  # sum_l alpha_l x_l, one per embedding
         for layers, rows, embedding in self.blocks(history):
@@ -175,9 +183,9 @@ class LayerAttention(nn.Module):
         for embedding, combined in sums.items():
             maps = self._split(self._map(embedding).t())  # [width, heads, dim / heads]
             nodes = nodes + torch.einsum("nhw,whd->nhd", combined, maps)
-        return nodes.flatten(1), weights  # [num_nodes, dim], [num_graphs, heads, L]
+        return nodes.flatten(1)
 
-    def weights(self, history: History, graphs: Graphs) -> Tensor:
+    def weights(self, history: History, graphs: Graphs, whole: WholeGraph | None = None) -> Tensor:
         """Return the layer weights of every graph: ``[num_graphs, heads, L]``."""
         kind, num_layers = self.options.layer_attention, len(self.in_dims)
         if kind == "mean":
@@ -190,7 +198,8 @@ class LayerAttention(nn.Module):
             return weights
         if kind == "random":
             return self.normalize(self.random_scores.expand(graphs.num_graphs, -1, -1))
-        scores, mean_query = self.scores(history, graphs)
+        found = self.scores(history, graphs) if whole is None else self.scores_of(whole)
+        scores, mean_query = found
         # What does not depend on a layer's activations: the query times b + P_l as a key.
         keys = self._split(self.offsets() @ self.key)  # [L, heads, dim / heads]
         fixed = torch.einsum("ghd,lhd->ghl", self._split(mean_query), keys)
@@ -217,6 +226,25 @@ class LayerAttention(nn.Module):
             parts = [parts[place] for place in np.argsort(self._order())]
         scores = torch.cat(parts, dim=1)  # [num_graphs, L, heads]
         return scores.mT, graphs.mean(query)
+
+    def scores_of(self, whole: WholeGraph) -> tuple[Tensor, Tensor]:
+        """Return what :meth:`scores` does for all nodes of a graph, from what is known of them.
+
+        With ``q = x_last A + a``, the mean over nodes of ``q . (x_l B)`` is the sum over channels
+        of ``A * (S_l B) + a * (m_l B)``, where ``S_l`` is the mean of the products of the channels
+        of both layers, and ``m_l`` the mean of layer l.
+        """
+        embedding = self.last_embedding
+        query = embedding.weight.t() @ self.query  # A: [D_last, dim]
+        offset = (embedding.bias + self.encoding[-1]) @ self.query  # a: [dim]
+        scores = []
+        for layer, own in enumerate(self.embedding_of):
+            key = self._map(own).t() @ self.key  # B: [D_l, dim]
+            products, mean = whole.products[layer].to(key), whole.means[layer].to(key)
+            channels = (query * (products @ key)).sum(0) + offset * (mean @ key)  # [dim]
+            scores.append(self._split(channels).sum(-1))  # [heads]
+        mean_query = whole.means[-1].to(query) @ query + offset  # [dim]
+        return torch.stack(scores, dim=-1).unsqueeze(0), mean_query.unsqueeze(0)
 
     def blocks(self, history: History) -> Iterator[LayerBlock]:
         """Yield all layers: at once if they need not be converted, else one after the other.

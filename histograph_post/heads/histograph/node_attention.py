@@ -3,19 +3,35 @@
 Graphs of similar size share a dense bucket under a padding budget; a large graph is on its own,
 with fused attention whose memory is linear in its nodes. No graph is padded to the largest of its
 batch, and no graph sees another.
+
+To all nodes of a graph is the paper's form, and takes time in the square of them. Two others have
+the same weights and take less: to groups of alike nodes (:mod:`.landmarks`), and along edges
+(:mod:`.edge_attention`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from ...errors import DataError
 from ..ragged import Bucket, Graphs, Layout, bucket_layout
+from .edge_attention import attend_along_edges, received_along_edges
+from .landmarks import Landmarks
+
+#: What a node may attend to.
+NODE_ATTENTIONS = ("auto", "exact", "landmark", "neighbors", "none")
+
+#: Graphs of more nodes are attended to by landmarks where the choice is ``auto``.
+EXACT_NODES = 1 << 14
 
 #: Scores a bucket may waste on padding: computing them costs about as much as one more bucket.
 PADDING_BUDGET = 1 << 14
@@ -30,17 +46,33 @@ LARGE_GRAPH = 256
 BLOCK_WEIGHTS = 1 << 23
 
 
-class NodeAttention(nn.Module):
-    """Exact softmax attention of every node to the nodes of its own graph.
+@dataclass(frozen=True)
+class Reach:
+    """What nodes may attend to, besides all nodes of their graphs.
 
-    Same weights, same result as :class:`torch.nn.MultiheadAttention` on each graph alone.
+    Args:
+        landmarks: Groups of nodes, for graphs that are attended to by them.
+        edge_index: Edges of the batch, for attention along them: ``[2, num_edges]``.
+    """
+
+    landmarks: Landmarks | None = None
+    edge_index: Tensor | None = None
+
+
+class NodeAttention(nn.Module):
+    """Softmax attention of every node to nodes of its own graph.
+
+    Same weights, and in the ``exact`` form the same result, as
+    :class:`torch.nn.MultiheadAttention` on each graph alone.
 
     Args:
         dim: Width of the node embeddings.
         heads: Attention heads; must divide ``dim``.
+        kind: One of :data:`NODE_ATTENTIONS`, without ``none``.
         zero_token: Add a key and value of zeros to every graph (``add_zero_attn``).
         dropout: Drop single attention weights while training.
-        key_dropout: Drop whole nodes as keys while training; never all of a graph.
+        key_dropout: Drop whole keys, nodes or groups of them, while training; never all of a graph,
+            and along edges never the node itself.
     """
 
     def __init__(
@@ -48,15 +80,18 @@ class NodeAttention(nn.Module):
         dim: int,
         heads: int,
         *,
+        kind: str = "exact",
         zero_token: bool = False,
         dropout: float = 0.0,
         key_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.dim, self.heads = dim, heads
+        self.dim, self.heads, self.kind = dim, heads, kind
         self.zero_token = zero_token
         self.dropout, self.key_dropout = dropout, key_dropout
         self.padding_budget, self.large_graph = PADDING_BUDGET, LARGE_GRAPH
+        #: Graphs of more nodes are attended to by landmarks.
+        self.exact_nodes: float = {"landmark": -1, "auto": EXACT_NODES}.get(kind, math.inf)
         self.in_projection = nn.Linear(dim, 3 * dim)  # queries, keys, values
         self.out_projection = nn.Linear(dim, dim)
         self.reset_parameters()
@@ -68,21 +103,52 @@ class NodeAttention(nn.Module):
         self.out_projection.reset_parameters()
         nn.init.zeros_(self.out_projection.bias)
 
-    def forward(self, nodes: Tensor, graphs: Graphs) -> Tensor:
+    def forward(self, nodes: Tensor, graphs: Graphs, reach: Reach | None = None) -> Tensor:
         """Return the attended node embeddings: ``[num_nodes, dim]``."""
-        attended: Tensor = self.out_projection(self.contexts(nodes, graphs))
+        attended: Tensor = self.out_projection(self.contexts(nodes, graphs, reach))
         return attended
 
-    def pool(self, nodes: Tensor, graphs: Graphs) -> Tensor:
+    def pool(self, nodes: Tensor, graphs: Graphs, reach: Reach | None = None) -> Tensor:
         """Return the mean of :meth:`forward` over each graph's nodes: ``[num_graphs, dim]``.
 
         The mean commutes with the output projection, which then runs per graph and not per node.
         """
-        pooled: Tensor = self.out_projection(graphs.mean(self.contexts(nodes, graphs)))
+        pooled: Tensor = self.out_projection(graphs.mean(self.contexts(nodes, graphs, reach)))
         return pooled * graphs.nonempty(pooled.dtype)  # an empty graph has no bias either
 
-    def contexts(self, nodes: Tensor, graphs: Graphs) -> Tensor:
+    def contexts(self, nodes: Tensor, graphs: Graphs, reach: Reach | None = None) -> Tensor:
         """Return what every node finds, before the output projection: ``[num_nodes, dim]``."""
+        if self.kind == "neighbors":
+            projected = self.in_projection(nodes).unflatten(-1, (3, self.heads, -1))
+            drop = self.dropout if self.training else 0.0
+            edges, kept = _edges(reach), self._kept_keys(graphs)
+            return attend_along_edges(projected, edges, self.zero_token, drop, kept)
+        return self._each_kind(nodes, graphs, reach, self._exact_contexts, self._landmark_contexts)
+
+    def _each_kind(
+        self,
+        nodes: Tensor,
+        graphs: Graphs,
+        reach: Reach | None,
+        exact: Callable[[Tensor, Graphs], Tensor],
+        by_landmarks: Callable[[Tensor, Graphs, Landmarks], Tensor],
+    ) -> Tensor:
+        """Let every graph be attended to in its own way: a row for each node."""
+        landmarks = None if reach is None else reach.landmarks
+        if landmarks is None:
+            return exact(nodes, graphs)
+        if landmarks.used.all():
+            return by_landmarks(nodes, graphs, landmarks)
+        large, others = np.flatnonzero(landmarks.used), np.flatnonzero(~landmarks.used)
+        (far, far_nodes), (near, near_nodes) = graphs.take(large), graphs.take(others)
+        found = [
+            by_landmarks(nodes[far_nodes], far, landmarks.take(large, far_nodes)),
+            exact(nodes[near_nodes], near),
+        ]
+        return torch.cat(found)[torch.cat([far_nodes, near_nodes]).argsort()]
+
+    def _exact_contexts(self, nodes: Tensor, graphs: Graphs) -> Tensor:
+        """Attend to all nodes of a graph: ``[num_nodes, dim]``."""
         projected = self.in_projection(nodes)  # [num_nodes, 3 * dim]
         if torch.compiler.is_exporting():
             return self._padded_contexts(projected, graphs)
@@ -98,12 +164,59 @@ class NodeAttention(nn.Module):
             contexts.append(context.transpose(1, 2).flatten(2))
         return layout.unpad(contexts)  # [num_nodes, dim]
 
+    def _landmark_contexts(self, nodes: Tensor, graphs: Graphs, landmarks: Landmarks) -> Tensor:
+        """Attend to groups of nodes: ``[num_nodes, dim]``."""
+        counts = landmarks.counts
+        if self.training and self.key_dropout:
+            kept = counts * (torch.rand_like(counts) >= self.key_dropout)  # [num_graphs, k]
+            counts = torch.where(kept.any(1, keepdim=True), kept, counts)
+        query, key, value, mask = self._by_landmarks(nodes, landmarks.rows, counts)
+        if torch.compiler.is_exporting():  # a query at a time, with the keys of its graph
+            found = self._attend(
+                query.unflatten(-1, (self.heads, 1, -1)), *map(graphs.spread, (key, value, mask))
+            )  # [num_nodes, heads, 1, d]
+            return found.flatten(1)
+        layout = self._layout(graphs)
+        if not layout.buckets:
+            return nodes
+        contexts = []  # one [graphs, width, dim] per bucket
+        for bucket, rows in zip(layout.buckets, layout.pad(query), strict=True):
+            own = bucket.graphs
+            queries = rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [.., heads, width, d]
+            context = self._attend(queries, key[own], value[own], mask[own])
+            contexts.append(context.transpose(1, 2).flatten(2))
+        return layout.unpad(contexts)  # [num_nodes, dim]
+
+    def _by_landmarks(
+        self, nodes: Tensor, rows: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries ``[num_nodes, dim]``, keys and values ``[num_graphs, heads, k, d]``.
+
+        And what is added to scores: the logarithm of how many nodes a group stands for,
+        ``[num_graphs, 1, 1, k]``.
+        """
+        mask = self._with_token(counts.log().unsqueeze(-1)).squeeze(-1)  # a token counts as one
+        weights, biases = self.in_projection.weight, self.in_projection.bias
+        query = functional.linear(nodes, weights[: self.dim], biases[: self.dim])
+        both = functional.linear(rows, weights[self.dim :], biases[self.dim :])
+        key, value = both.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return query, self._with_token(key), self._with_token(value), mask[:, None, None]
+
     @torch.no_grad()
-    def received(self, nodes: Tensor, graphs: Graphs) -> Tensor:
+    def received(self, nodes: Tensor, graphs: Graphs, reach: Reach | None = None) -> Tensor:
         """Return the attention each node gets, averaged over queries and heads: ``[num_nodes]``.
 
         It sums to one over each graph (to less if there is a zero token). Nothing is dropped.
         """
+        if self.kind == "neighbors":
+            projected = self.in_projection(nodes).unflatten(-1, (3, self.heads, -1))
+            share = graphs.spread(graphs.divisor.to(nodes.dtype).reciprocal())  # [num_nodes]
+            return received_along_edges(projected, _edges(reach), self.zero_token, share)
+        return self._each_kind(
+            nodes, graphs, reach, self._exactly_received, self._received_by_landmarks
+        )
+
+    def _exactly_received(self, nodes: Tensor, graphs: Graphs) -> Tensor:
         layout = self._layout(graphs)
         if not layout.buckets:
             return nodes.new_zeros(0)
@@ -123,6 +236,19 @@ class NodeAttention(nn.Module):
                 total = total + torch.einsum("gq,ghqk->gk", shares, scores.softmax(-1))
             parts.append((total / self.heads)[:, : bucket.width, None])
         return layout.unpad(parts).squeeze(-1)  # [num_nodes]
+
+    def _received_by_landmarks(self, nodes: Tensor, graphs: Graphs, landmarks: Landmarks) -> Tensor:
+        """Return the attention each node gets where its group shares it out: ``[num_nodes]``."""
+        assert landmarks.groups is not None  # all nodes are there
+        query, key, _, mask = self._by_landmarks(nodes, landmarks.rows, landmarks.counts)
+        count, found = landmarks.counts.size(1), torch.zeros_like(landmarks.counts)
+        for graph, rows in enumerate(query.split(graphs.sizes.tolist())):
+            for block in rows.unflatten(-1, (self.heads, -1)).split(self._block_size(key[:1])):
+                scores = block.transpose(0, 1) @ key[graph].mT / math.sqrt(block.size(-1))
+                weights = (scores + mask[graph]).softmax(-1)  # [heads, queries, keys]
+                found[graph] += weights[..., :count].sum((0, 1)) / self.heads / len(rows)
+        shares = found / landmarks.counts.clamp(min=1)  # [num_graphs, k], of a node
+        return shares[graphs.index, landmarks.groups]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Softmax attention in memory linear in the keys: ``[graphs, heads, queries, d]``."""
@@ -208,6 +334,13 @@ class NodeAttention(nn.Module):
     def extra_repr(self) -> str:
         """Describe the options in one line."""
         return (
-            f"dim={self.dim}, heads={self.heads}, zero_token={self.zero_token}, "
+            f"dim={self.dim}, heads={self.heads}, kind={self.kind!r}, "
+            f"zero_token={self.zero_token}, "
             f"dropout={self.dropout}, key_dropout={self.key_dropout}"
         )
+
+
+def _edges(reach: Reach | None) -> Tensor:
+    if reach is None or reach.edge_index is None:
+        raise DataError("node_attention='neighbors': found no edge_index, expected the edges")
+    return reach.edge_index

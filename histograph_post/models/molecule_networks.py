@@ -1,0 +1,215 @@
+"""The networks of public molecule checkpoints, written here from their public definitions.
+
+Pretrain-gnns (Hu et al., "Strategies for Pre-training Graph Neural Networks", 2020) and MolCLR
+(Wang et al., "Molecular Contrastive Learning of Representations", 2022) read atoms as (atomic
+number - 1, chirality) and bonds as (type, direction). They embed the bonds anew in every layer and
+give every atom a bond to itself. Attributes carry the names of the weights in the published files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import add_self_loops, degree, softmax
+
+from .builtin_models import POOLS
+
+#: The type of the bond from an atom to itself, after the four of RDKit.
+SELF_LOOP = 4
+
+
+class BondConv(MessagePassing):
+    """A convolution over bonds and self loops, whose messages carry the embedding of their bond."""
+
+    #: How messages are put together.
+    AGGREGATION = "sum"
+
+    def __init__(self, width: int, bonds: Sequence[int], bond_width: int | None = None) -> None:
+        super().__init__(aggr=self.AGGREGATION)
+        num_types, num_directions = bonds
+        self.edge_embedding1 = nn.Embedding(num_types, bond_width or width)
+        self.edge_embedding2 = nn.Embedding(num_directions, bond_width or width)
+
+    def with_self_loops(
+        self, edge_index: Tensor, edge_attr: Tensor, num_nodes: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the edges with self loops, and the embeddings of all their bonds."""
+        edge_index, _ = add_self_loops(edge_index, num_nodes=num_nodes)  # [2, E + N]
+        loops = edge_attr.new_tensor([SELF_LOOP, 0]).expand(num_nodes, 2)  # [N, 2]
+        edge_attr = torch.cat([edge_attr, loops])  # [E + N, 2]
+        kind, direction = edge_attr[:, 0], edge_attr[:, 1]  # [E + N] each
+        return edge_index, self.edge_embedding1(kind) + self.edge_embedding2(direction)
+
+    def message(self, x_j: Tensor, bond: Tensor) -> Tensor:
+        """Return the message of each edge, ``[E + N, width]``."""
+        return x_j + bond
+
+
+class PretrainGIN(BondConv):
+    """The sum of the messages, through two linear layers."""
+
+    def __init__(self, width: int, bonds: Sequence[int]) -> None:
+        super().__init__(width, bonds)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        """Return ``[N, width]``."""
+        edge_index, bond = self.with_self_loops(edge_index, edge_attr, x.shape[0])
+        return self.mlp(self.propagate(edge_index, x=x, bond=bond))
+
+
+class PretrainGCN(BondConv):
+    """The sum of the messages, each divided by the root of the degrees at its two ends."""
+
+    def __init__(self, width: int, bonds: Sequence[int]) -> None:
+        super().__init__(width, bonds)
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        """Return ``[N, width]``."""
+        edge_index, bond = self.with_self_loops(edge_index, edge_attr, x.shape[0])
+        source, target = edge_index  # [E + N] each
+        scale = degree(source, x.shape[0], dtype=x.dtype).pow(-0.5)  # [N], a self loop each
+        share = (scale[source] * scale[target]).unsqueeze(-1)  # [E + N, 1]
+        return self.propagate(edge_index, x=self.linear(x), bond=bond, share=share)
+
+    def message(self, x_j: Tensor, bond: Tensor, share: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the message of each edge, ``[E + N, width]``."""
+        return share * (x_j + bond)
+
+
+class PretrainSAGE(BondConv):
+    """The mean of the messages, brought to length one."""
+
+    AGGREGATION = "mean"
+
+    def __init__(self, width: int, bonds: Sequence[int]) -> None:
+        super().__init__(width, bonds)
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        """Return ``[N, width]``."""
+        edge_index, bond = self.with_self_loops(edge_index, edge_attr, x.shape[0])
+        return F.normalize(self.propagate(edge_index, x=self.linear(x), bond=bond), dim=-1)
+
+
+class PretrainGAT(BondConv):
+    """Messages weighed by attention, in two heads whose mean is taken.
+
+    The weights of the messages that *leave* an atom add up to one: so the published networks were
+    trained.
+    """
+
+    HEADS = 2
+
+    def __init__(self, width: int, bonds: Sequence[int]) -> None:
+        super().__init__(width, bonds, self.HEADS * width)
+        self.weight_linear = nn.Linear(width, self.HEADS * width)
+        self.att = nn.Parameter(torch.empty(1, self.HEADS, 2 * width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        nn.init.xavier_uniform_(self.att)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        """Return ``[N, width]``."""
+        num_nodes = x.shape[0]
+        edge_index, bond = self.with_self_loops(edge_index, edge_attr, num_nodes)
+        out = self.propagate(
+            edge_index, x=self.weight_linear(x), bond=bond, source=edge_index[0], total=num_nodes
+        )  # [N, HEADS * width]
+        return out.view(num_nodes, self.HEADS, -1).mean(dim=1) + self.bias  # [N, width]
+
+    def message(  # type: ignore[override]
+        self, x_i: Tensor, x_j: Tensor, bond: Tensor, source: Tensor, total: int
+    ) -> Tensor:
+        """Return the message of each edge, ``[E + N, HEADS * width]``."""
+        x_i = x_i.view(x_i.shape[0], self.HEADS, -1)  # [E + N, HEADS, width]
+        values = (x_j + bond).view(x_i.shape)  # [E + N, HEADS, width]
+        scores = (torch.cat([x_i, values], dim=-1) * self.att).sum(dim=-1)  # [E + N, HEADS]
+        weights = softmax(F.leaky_relu(scores, 0.2), source, num_nodes=total)  # [E + N, HEADS]
+        return (values * weights.unsqueeze(-1)).flatten(1)
+
+
+class MolclrGCN(BondConv):
+    """The plain sum of the messages; a bond adds one number to all channels.
+
+    MolCLR computes a normalisation by degree here and does not use it.
+    """
+
+    def __init__(self, width: int, bonds: Sequence[int]) -> None:
+        super().__init__(width, bonds, 1)
+        self.weight = nn.Parameter(torch.empty(width, width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        """Return ``[N, width]``."""
+        edge_index, bond = self.with_self_loops(edge_index, edge_attr, x.shape[0])
+        return self.propagate(edge_index, x=x @ self.weight, bond=bond) + self.bias
+
+
+class MoleculeGNN(nn.Module):
+    """Atom embeddings, then convolutions with a batch norm each; no ReLU after the last.
+
+    Args:
+        conv: The convolution.
+        atoms: Rows of the two tables of atoms.
+        bonds: Rows of the two tables of bonds.
+        num_layer: How many convolutions.
+        emb_dim: Their width.
+        drop_ratio: Of the dropout after each, while it is trained.
+    """
+
+    def __init__(
+        self,
+        conv: type[BondConv],
+        *,
+        atoms: Sequence[int],
+        bonds: Sequence[int],
+        num_layer: int,
+        emb_dim: int,
+        drop_ratio: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.x_embedding1 = nn.Embedding(atoms[0], emb_dim)
+        self.x_embedding2 = nn.Embedding(atoms[1], emb_dim)
+        self.gnns = nn.ModuleList(conv(emb_dim, bonds) for _ in range(num_layer))
+        self.batch_norms = nn.ModuleList(nn.BatchNorm1d(emb_dim) for _ in range(num_layer))
+        self.drop_ratio = drop_ratio
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        """Return the embedding of every atom, ``[N, emb_dim]``."""
+        h = self.x_embedding1(x[:, 0]) + self.x_embedding2(x[:, 1])  # [N, emb_dim]
+        last = len(self.gnns) - 1
+        for number, (conv, norm) in enumerate(zip(self.gnns, self.batch_norms, strict=True)):
+            h = norm(conv(h, edge_index, edge_attr))  # [N, emb_dim]
+            h = h if number == last else F.relu(h)  # [N, emb_dim]
+            h = F.dropout(h, self.drop_ratio, training=self.training)  # [N, emb_dim]
+        return h
+
+
+class MoleculePrediction(nn.Module):
+    """Such a network with a pool and a linear map: what its authors fine-tune."""
+
+    def __init__(self, gnn: MoleculeGNN, num_tasks: int, graph_pooling: str = "mean") -> None:
+        super().__init__()
+        self.gnn = gnn
+        self.graph_pred_linear = nn.Linear(gnn.x_embedding1.embedding_dim, num_tasks)
+        self.pool = POOLS[graph_pooling]
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor,
+        batch: Tensor | None = None,
+        batch_size: int | None = None,
+    ) -> Tensor:
+        """Return ``[num_graphs, num_tasks]``."""
+        h = self.gnn(x, edge_index, edge_attr)  # [N, emb_dim]
+        return self.graph_pred_linear(self.pool(h, batch, batch_size))

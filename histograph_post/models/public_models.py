@@ -1,0 +1,275 @@
+"""Public checkpoints by name: their networks are built to the sizes of a file, or it is refused.
+
+A file must hold the family that was named: the names of its weights decide, and their shapes; where
+two families have both in common, ``public_checks.py`` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from ..errors import CheckpointError, ModelError
+from .builtin_models import POOLS
+from .checkpoints import Checkpoint
+from .molecule_networks import (
+    BondConv,
+    MolclrGCN,
+    MoleculeGNN,
+    MoleculePrediction,
+    PretrainGAT,
+    PretrainGCN,
+    PretrainGIN,
+    PretrainSAGE,
+)
+from .ogb_networks import OgbGCN, OgbGIN, OgbNodes, OgbPrediction
+from .recipes import RECIPES
+
+_CONVS: Final[dict[str, type[BondConv]]] = {
+    "pretrain-gnns:gcn": PretrainGCN,
+    "pretrain-gnns:gin": PretrainGIN,
+    "pretrain-gnns:gat": PretrainGAT,
+    "pretrain-gnns:sage": PretrainSAGE,
+    "molclr:gcn": MolclrGCN,
+    "molclr:gin": PretrainGIN,
+}
+
+#: The first weight of an encoder, after which everything of it is found.
+_FIRST: Final = ("x_embedding1.weight", "atom_encoder.atom_embedding_list.0.weight")
+
+#: How names in an encoder begin.
+_ENCODER: Final = re.compile(
+    r"(x_embedding[12]|gnns|batch_norms|atom_encoder|convs|virtualnode_embedding"
+    r"|mlp_virtualnode_list)\."
+)
+
+#: The layer that predicts, where there is one.
+_READOUT: Final = "graph_pred_linear."
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the shapes of a file say about its network; by default the published sizes."""
+
+    atoms: Sequence[int]
+    bonds: Sequence[int]
+    num_layer: int = 5
+    emb_dim: int = 300
+    #: Outputs of its own readout; None for an encoder, which has none.
+    num_tasks: int | None = None
+
+
+_DEFAULTS: Final = {
+    "pretrain-gnns": Sizes([120, 3], [6, 3]),
+    "molclr": Sizes([119, 3], [5, 3]),
+    "ogb": Sizes([119, 5, 12, 12, 10, 6, 6, 2, 2], [5, 6, 2]),
+}
+
+#: Arguments that leave no trace in the weights, and what they may be.
+_CHOICES: Final[dict[str, dict[str, Sequence[Any]]]] = {
+    "pretrain-gnns": {"graph_pooling": tuple(POOLS)},
+    "molclr": {"graph_pooling": tuple(POOLS)},
+    "ogb": {"graph_pooling": tuple(POOLS), "residual": (False, True), "JK": ("last", "sum")},
+}
+
+#: Arguments of all of them.
+_NUMBERS: Final[dict[str, Any]] = {"drop_ratio": (int, float), "num_layer": int, "emb_dim": int}
+
+
+def build_public(
+    name: str,
+    args: Mapping[str, Any],
+    *,
+    state_dict: Mapping[str, Tensor] | None = None,
+    in_dim: int | Sequence[int] | None = None,
+    out_dim: int | None = None,
+    filled: dict[str, Any] | None = None,
+) -> nn.Module:
+    """Return the network of a public checkpoint with initial weights.
+
+    Args:
+        name: One of those in ``recipes.py``.
+        args: ``graph_pooling`` and ``drop_ratio``, for OGB's also ``residual`` and ``JK``; where
+            there are no weights to read sizes from, ``num_layer`` and ``emb_dim``.
+        state_dict: The weights to be loaded later, as :func:`adapted` names them.
+        in_dim: Node features of the data.
+        out_dim: Outputs that the labels ask for, where there are no weights.
+        filled: Sizes from when the model was built before; receives those of now.
+    """
+    family, kind = name.split(":")
+    options = _checked(name, args)
+    if state_dict:
+        sizes = sizes_of(state_dict)
+    else:
+        known: dict[str, Any] = {"num_tasks": out_dim, **(filled or {}), **options}
+        names = vars(_DEFAULTS[family])
+        sizes = replace(
+            _DEFAULTS[family], **{key: value for key, value in known.items() if key in names}
+        )
+    for key in ("num_layer", "emb_dim"):
+        if options.pop(key, getattr(sizes, key)) != getattr(sizes, key):
+            raise ModelError(
+                f"{name}: the weights have {key}={getattr(sizes, key)}, not {args[key]}"
+            )
+    columns = in_dim if in_dim is None or isinstance(in_dim, int) else len(in_dim)
+    if columns is not None and columns != len(sizes.atoms):
+        raise ModelError(
+            f"{name} reads {len(sizes.atoms)} node features, the data has {columns}; its molecules "
+            f"are encoded with mol_features={RECIPES[name].features}"
+        )
+    if filled is not None:
+        filled |= vars(sizes)
+    pooling = options.pop("graph_pooling", "mean")
+    shape = {**vars(sizes), **options}
+    num_tasks = shape.pop("num_tasks")
+    if family == "ogb":
+        conv, _, virtual = kind.partition("-")
+        ogb_conv = OgbGCN if conv == "gcn" else OgbGIN
+        nodes = OgbNodes(ogb_conv, virtual_node=bool(virtual), **shape)
+        return nodes if num_tasks is None else OgbPrediction(nodes, num_tasks, pooling)
+    gnn = MoleculeGNN(_CONVS[name], **shape)
+    return gnn if num_tasks is None else MoleculePrediction(gnn, num_tasks, pooling)
+
+
+def _checked(name: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a public model; those it does not have are refused."""
+    choices = _CHOICES[name.partition(":")[0]]
+    for key, value in args.items():
+        if key not in (*choices, *_NUMBERS):
+            expected = ", ".join([*choices, *_NUMBERS])
+            raise ModelError(f"{name}: unknown argument {key!r}, expected one of {expected}")
+        if key in choices and value not in choices[key]:
+            expected = ", ".join(map(str, choices[key]))
+            raise ModelError(f"{name}: {key}={value}, expected one of {expected}")
+        if key in _NUMBERS and not (isinstance(value, _NUMBERS[key]) and value >= 0):
+            raise ModelError(f"{name}: {key}={value}, expected a number of 0 or more")
+    return dict(args)
+
+
+def sizes_of(weights: Mapping[str, Tensor]) -> Sizes:
+    """Read the sizes off weights that :func:`adapted` has named."""
+    atoms = [
+        value
+        for name, value in weights.items()
+        if re.search(r"(^|\.)(x_embedding[12]|atom_embedding_list\.\d+)\.weight$", name)
+    ]
+    bonds = [
+        value.shape[0]
+        for name, value in weights.items()
+        if re.search(r"\.0\.(edge_embedding[12]|bond_encoder\.bond_embedding_list\.\d+)\.w", name)
+    ]
+    layers = {m[1] for m in (re.search(r"(?:gnns|convs)\.(\d+)\.", name) for name in weights) if m}
+    readout = weights.get(f"{_READOUT}weight")
+    return Sizes(
+        atoms=[table.shape[0] for table in atoms],
+        bonds=bonds,
+        num_layer=len(layers),
+        emb_dim=atoms[0].shape[1],
+        num_tasks=None if readout is None else readout.shape[0],
+    )
+
+
+# --- the weights of a file
+
+
+def family_of(weights: Mapping[str, Tensor]) -> str | None:
+    """Return the public model whose weights these look like, by names and shapes; else None.
+
+    GCN and GraphSAGE of pretrain-gnns look alike: it is the former that is returned, unless what
+    the batch norms were given always had length one, as GraphSAGE makes it.
+    """
+    names = {name.rpartition("gnns.0.")[2] for name in weights if "gnns.0." in name}
+    ogb = {name.rpartition("convs.0.")[2] for name in weights if "convs.0." in name}
+    if "bond_encoder.bond_embedding_list.0.weight" in ogb:
+        virtual = any("virtualnode_embedding." in name for name in weights)
+        kind = "gcn" if "root_emb.weight" in ogb else "gin" if "eps" in ogb else None
+        return None if kind is None else f"ogb:{kind}{'-virtual' if virtual else ''}"
+    if "edge_embedding1.weight" not in names:
+        return None
+    bonds = next(v for k, v in weights.items() if k.endswith("gnns.0.edge_embedding1.weight"))
+    if "mlp.0.weight" in names:
+        molclr = bonds.shape[0] == _DEFAULTS["molclr"].bonds[0]
+        return "molclr:gin" if molclr else "pretrain-gnns:gin"
+    if "att" in names:
+        return "pretrain-gnns:gat"
+    if "weight" in names:
+        return "molclr:gcn"
+    if "linear.weight" not in names:
+        return None
+    return "pretrain-gnns:sage" if _unit_length(weights) else "pretrain-gnns:gcn"
+
+
+def _unit_length(weights: Mapping[str, Tensor]) -> bool:
+    """Whether the inputs of all batch norms had length one: their second moments add up to it."""
+    lengths = [
+        float((weights[name.replace("running_mean", "running_var")] + mean.square()).sum())
+        for name, mean in weights.items()
+        if re.search(r"(^|\.)batch_norms\.\d+\.running_mean$", name)
+        and name.replace("running_mean", "running_var") in weights
+    ]
+    return bool(lengths) and all(abs(length - 1) < 0.05 for length in lengths)
+
+
+def adapted(name: str, checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
+    """Return a file's weights by the names of this package's networks, and what is left out.
+
+    An encoder may stand under any name (``gnn.``, ``molecule_model.``), with or without a readout.
+    Projections, decoders and other parts that only served to train it are left out.
+
+    Raises:
+        CheckpointError: for the weights of another family, which is named.
+    """
+    weights = checkpoint.state_dict
+    found = family_of(weights)
+    undecided = (found, name) == ("pretrain-gnns:gcn", "pretrain-gnns:sage")
+    if found != name and not undecided:  # :func:`check_family` decides
+        raise _other_family(name, found, checkpoint.path)
+    prefixes = [key.removesuffix(first) for key in weights for first in _FIRST if _ends(key, first)]
+    if len(prefixes) != 1:
+        raise CheckpointError(
+            f"{checkpoint.path}: found {len(prefixes)} tables of atoms, expected the weights of "
+            f"one {name}: choose with --state NAME"
+        )
+    start = prefixes[0]
+    encoder = {
+        key.removeprefix(start): value
+        for key, value in weights.items()
+        if key.startswith(start) and _ENCODER.match(key.removeprefix(start))
+    }
+    outer = start[: start.rstrip(".").rfind(".") + 1]
+    readout = {
+        key.removeprefix(outer): value
+        for key, value in weights.items()
+        if key.startswith(outer + _READOUT) and not name.startswith("molclr")
+    }
+    if readout:
+        within = "gnn_node." if name.startswith("ogb") else "gnn."
+        encoder = {within + key: value for key, value in encoder.items()}
+    taken = {**encoder, **readout}
+    parts = dict.fromkeys(
+        key.removeprefix(outer).partition(".")[0]
+        for key in weights
+        if not (key.startswith(start) and _ENCODER.match(key.removeprefix(start)))
+        and key.removeprefix(outer) not in readout
+    )
+    return replace(checkpoint, state_dict=taken, stripped=()), tuple(parts)
+
+
+def _ends(key: str, first: str) -> bool:
+    return key == first or key.endswith(f".{first}")
+
+
+def _other_family(name: str, found: str | None, path: Path) -> CheckpointError:
+    if found is None:
+        return CheckpointError(
+            f"{path}: found none of the weights of {name}, expected such a file; histograph "
+            "recipes lists where they are, and another model is named --model file.py:Name"
+        )
+    return CheckpointError(
+        f"{path}: found the weights of {found}, expected those of {name}: type --model {found}"
+    )
