@@ -124,7 +124,7 @@ def cache(
     part = _part(shard)
     kept = rows or (None if dry_run else Path(f"{out}.rows"))
     for job in jobs:
-        with terminal.progress("reading rows", at_once=False) as update:
+        with terminal.progress("reading rows") as update:
             data_spec = replace(job.data, reading=Reading(kept, workers, part, update))
             source = load_pretrained(job.model, data_spec, dataset=dataset, allow_missing=True)
         plan = plan_cache(
@@ -201,6 +201,7 @@ def _write(
             overwrite=overwrite,
             config=terminal.options,
             on_progress=update,
+            on_note=terminal.note,
         )
 
 

@@ -137,7 +137,7 @@ def demo_steps(out: Path, num_graphs: int | None = None) -> list[Step]:
 
 def _type(terminal: Terminal, step: Step, *, overwrite: bool) -> Any:
     """Give a command as if it had been typed; return its JSON object if that was asked for."""
-    from .main import app
+    from .app import app
 
     arguments = [*step.arguments, *(["--overwrite"] if overwrite else [])]
     arguments += ["--quiet"] if terminal.quiet else []

@@ -159,6 +159,7 @@ class ExperimentFlags(OptionGroup):
             overwrite=self.overwrite,
             config=terminal.options,
             on_start=watch.started,
+            on_note=terminal.note,
             on_epoch=watch.epoch_done,
             on_fit=watch.fit_done,
         )

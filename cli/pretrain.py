@@ -104,6 +104,7 @@ def pretrain(
         "jobs": jobs,
         "overwrite": overwrite,
         "config": terminal.options,
+        "on_note": terminal.note,
     }
     if head is None:
         for name, value in (

@@ -9,15 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
     TaskID,
     TaskProgressColumn,
     TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -27,25 +24,25 @@ from .formatting import duration, metric, rate
 _LOG_INTERVAL = 10.0
 
 
-class _RateColumn(ProgressColumn):
-    """How fast it goes."""
+class _TimesColumn(ProgressColumn):
+    """The time that it took so far, and that is left."""
 
     def render(self, task: Task) -> Text:
-        return Text(rate(task.finished_speed or task.speed or 0.0))
+        parts = [f"{duration(task.elapsed or 0.0)} elapsed"]
+        if task.time_remaining:
+            parts.append(f"{duration(task.time_remaining)} left")
+        return Text(", ".join(parts))
 
 
 def make_bar(console: Console) -> Progress:
-    """Return a bar with what is done, how fast it goes and the time that is left."""
+    """Return a bar with what is done and the time that is left; it goes when the work is over."""
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=14),
         TaskProgressColumn(),
-        MofNCompleteColumn(),
-        _RateColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        _TimesColumn(),
         console=console,
+        transient=True,
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import typer
 
+from .app import app
 from .command import shared_options
-from .main import app
 
 _INTRODUCTION = """\
 # The commands

@@ -17,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from histograph_post.errors import MissingExtraError
+from histograph_post.runs.run import EVENTS_NAME
+from histograph_post.utils.outputs import folder_in_use
 
 from .formatting import duration as duration
 from .formatting import is_number, printable
@@ -64,8 +66,13 @@ class Terminal:
             width=None if sys.stdout.isatty() else _FILE_WIDTH,
             highlight=False,
         )
+        # A terminal breaks lines anywhere: there they are wrapped at words. A log has them whole.
+        is_terminal = sys.stderr.isatty()
         self._err = Console(
-            file=sys.stderr, force_terminal=sys.stderr.isatty(), highlight=False, soft_wrap=True
+            file=sys.stderr,
+            force_terminal=is_terminal,
+            highlight=False,
+            soft_wrap=not is_terminal,
         )
 
     @property
@@ -78,6 +85,13 @@ class Terminal:
         """Print a line that is not the result (stderr)."""
         if not self.quiet:
             self._err.print(printable(text), markup=False)
+
+    def load_torch(self) -> None:
+        """Load PyTorch, which takes seconds, under a spinner where somebody watches."""
+        if self.quiet or not self._err.is_terminal or "torch" in sys.modules:
+            return
+        with self._err.status("loading PyTorch"):
+            import torch_geometric  # noqa: F401
 
     def detail(self, text: str) -> None:
         """Print a line for those who asked for details (stderr)."""
@@ -140,19 +154,27 @@ class Terminal:
             self._out.print(f"next: {printable(next_command)}", markup=False, soft_wrap=True)
 
     @contextmanager
-    def progress(self, what: str, *, at_once: bool = True) -> Iterator[Callable[[int, int], None]]:
-        """Yield ``update(done, total)``: a bar on a terminal, now and then a line in a log.
+    def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """Yield ``update(done, total)``: a bar on a terminal, now and then a line in a log."""
+        with self.steps(what) as (update,):
+            yield update
 
-        The bar is there from the beginning, or (``at_once=False``) from the first update.
+    @contextmanager
+    def steps(self, *names: str) -> Iterator[list[Callable[[int, int], None]]]:
+        """Yield an ``update(done, total)`` for each of these steps; one may never be called.
+
+        A step is shown from its first update on, and its clock starts then.
         """
         if self.quiet:
-            yield lambda done, total: None
+            yield [lambda done, total: None for _ in names]
         elif self._err.is_terminal:
             with make_bar(self._err) as bar:
-                task = bar.add_task(what, total=None, visible=at_once, start=False)
-                yield functools.partial(advance_bar, bar, task)
+                tasks = [
+                    bar.add_task(name, total=None, visible=False, start=False) for name in names
+                ]
+                yield [functools.partial(advance_bar, bar, task) for task in tasks]
         else:
-            yield log_lines(what, self.info)
+            yield [log_lines(name, self.info) for name in names]
 
     def note(self, text: str) -> None:
         """Print a note: what is good to know before the work begins (stderr)."""
@@ -227,13 +249,13 @@ class EventFiles:
     """Writes what every epoch measured, a folder per fit (extra ``tensorboard``).
 
     Args:
-        folder: Where they go; made with the first measurement.
+        run: The run they go into, which is there when something is measured.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, run: Path) -> None:
         if find_spec("tensorboard") is None:
             raise MissingExtraError("--tensorboard", extra="tensorboard")
-        self._folder = Path(folder)
+        self._run = run
         self._writers: dict[str, Any] = {}
 
     def write(self, name: str, measured: Mapping[str, float]) -> None:
@@ -243,8 +265,9 @@ class EventFiles:
         epoch = int(measured["epoch"])
         if name not in self._writers:
             # A fit that goes on may repeat its last epochs: what was written of them is void.
+            folder = folder_in_use(self._run) / EVENTS_NAME / name
             self._writers[name] = SummaryWriter(
-                str(self._folder / name), purge_step=epoch, flush_secs=_FLUSH_EVERY
+                str(folder), purge_step=epoch, flush_secs=_FLUSH_EVERY
             )
         for key, value in measured.items():
             if key != "epoch":

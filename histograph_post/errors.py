@@ -35,6 +35,10 @@ class OutputExistsError(HistographError, FileExistsError):
     """An output would overwrite something that is already there."""
 
 
+class OutputInUseError(HistographError, BlockingIOError):
+    """Another process writes the same output."""
+
+
 class MissingExtraError(HistographError, ImportError):
     """An optional dependency is needed; the message names the extra to install."""
 

@@ -138,7 +138,7 @@ def _answer(request: Path, replies: Path, added: Mapping[str, Sequence[str]]) ->
 
 
 def _histograph(words: list[str]) -> tuple[int, str, str]:
-    from histograph_cli.main import app
+    from histograph_cli.app import app
 
     result = CliRunner().invoke(app, words)
     unexpected = result.exception and not isinstance(result.exception, SystemExit)

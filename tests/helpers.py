@@ -9,7 +9,7 @@ from torch_geometric.nn import GCNConv
 from typer.testing import CliRunner, Result
 
 import histograph_post as hg
-from histograph_cli.main import app
+from histograph_cli.app import app
 from histograph_post.models import build_model
 
 

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from typer.testing import Result
 
-from histograph_cli.main import app
+from histograph_cli.app import app
 from histograph_cli.progress import log_lines, make_bar
 from histograph_post.data import load_data
 from histograph_post.models import build_model
@@ -46,7 +46,7 @@ def test_every_command_has_the_shared_options(name: str) -> None:
 
 _COMPLETE = """
 import sys
-from histograph_cli.main import app
+from histograph_cli.app import app
 try:
     app(prog_name="histograph")
 finally:

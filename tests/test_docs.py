@@ -20,7 +20,7 @@ import typer
 from typer.testing import CliRunner
 
 import histograph_post as hg
-from histograph_cli.main import app
+from histograph_cli.app import app
 from histograph_cli.reference import reference
 from histograph_post.heads.histograph import HistoGraphConfig
 from histograph_post.heads.registry import HEADS, RIVALS

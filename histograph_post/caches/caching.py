@@ -10,13 +10,13 @@ A killed job goes on where it stopped, and ends with the same bytes as one that 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
@@ -25,33 +25,22 @@ from .. import __version__
 from ..capture.repeating import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..data.reading import Reading, remove_rows
-from ..errors import CacheError, CaptureError, ConfigError
+from ..errors import CacheError, CaptureError, ConfigError, OutputExistsError
 from ..models import ModelSpec
 from ..models.checkpoints import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
-from ..utils.files import (
-    atomic_path,
-    remove_leftovers,
-    sha256_file,
-    to_json,
-    write_text,
-)
+from ..utils.files import config_text, sha256_file, to_json, write_bytes, write_text
 from ..utils.notebooks import notebook_bar
+from ..utils.outputs import OutputFolder
 from .blocks import ShardThread
-from .folder import (
-    CONFIG_NAME,
-    found_shards,
-    open_folder,
-    refuse_foreign_files,
-    refuse_other_code,
-)
+from .folder import CONFIG_NAME, find_shard, is_of_a_cache, open_folder
 from .layout import ShardInfo
 from .manifest import MOLECULES_NAME, SPLITS_NAME, Manifest
 from .planning import CacheOptions, CachePlan, plan_cache
 from .provenance import CANARY_NAME, Provenance
 from .reader import Cache
-from .writer import ShardGraphs, ShardWriter, existing_shard, write_manifest
+from .writer import ShardGraphs, ShardWriter, write_manifest
 
 #: Called with the number of nodes done and the number of nodes in all.
 ProgressCallback = Callable[[int, int], None]
@@ -113,9 +102,7 @@ def write_shards(
         )
     # Another job may have finished a shard meanwhile.
     return [
-        info
-        or thread.infos.get(index)
-        or existing_shard(folder, index, plan.layout, plan.hash, *plan.shards[index])
+        info or thread.infos.get(index) or find_shard(plan, folder, index)
         for index, info in enumerate(found)
     ]
 
@@ -148,9 +135,8 @@ def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
     )
 
 
-def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> Cache:
+def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> None:
     """Score the model's own outputs over all shards and write the manifest, which ends the work."""
-    remove_leftovers(folder)
     named = plan.model_spec
     manifest = Manifest(
         tool_version=__version__,
@@ -180,7 +166,6 @@ def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> C
         )
         manifest = replace(manifest, own_metrics=scores, no_metrics_because=None)
     write_manifest(folder, manifest)
-    return Cache.open(folder)
 
 
 def _recorded_provenance(plan: CachePlan, folder: Path) -> Provenance:
@@ -221,6 +206,7 @@ def write_cache(
     overwrite: bool = False,
     config: Mapping[str, Any] | None = None,
     on_progress: ProgressCallback | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> Cache | None:
     """Write what is missing of a planned cache; None while shards of other jobs are missing.
 
@@ -228,35 +214,42 @@ def write_cache(
         plan: From :func:`plan_cache`.
         out: Folder of the cache. One that a killed run left behind is completed.
         part: ``(i, n)``: this is job ``i`` of ``n``; whichever finishes last writes the manifest.
-        overwrite: Replace another cache in that folder.
+        overwrite: Replace another cache in that folder, once this one is complete.
         config: The options this came from, saved beside the shards.
         on_progress: Called with the nodes done and the nodes of this job.
+        on_note: Called with what the user should know of what was there.
     """
     number, count = part
     if not 0 <= number < count:
         raise ConfigError(f"shard: found {number}/{count}, expected i/n with 0 <= i < n")
-    folder = Path(out)
-    complete = open_folder(plan, folder, overwrite=overwrite, shared=count > 1)
-    refuse_other_code(plan, folder)
-    if complete is not None:
-        return complete
-    found = found_shards(plan, folder)
+    if os.path.islink(out):
+        raise OutputExistsError(f"{out}: found a link, expected a folder or nothing")
     written = {SPLITS_NAME: to_json(plan.splits.to_json())}
     if plan.dataset.smiles is not None:
         written[MOLECULES_NAME] = _molecules(plan.dataset.smiles, plan.dataset.names)
     if config is not None:
-        written[CONFIG_NAME] = tomli_w.dumps(dict(config))
-    if not any(found):
-        refuse_foreign_files(folder, written)
-    for name, text in written.items():
-        write_text(folder / name, text)
-    _, canary = plan.provenance
-    if canary is not None and not (folder / CANARY_NAME).exists():
-        with atomic_path(folder / CANARY_NAME) as partial:
-            partial.write_bytes(canary)
-    shards = write_shards(plan, folder, found, part=part, on_progress=on_progress)
-    present = [shard for shard in shards if shard is not None]
-    return join_shards(plan, folder, present) if len(present) == len(shards) else None
+        written[CONFIG_NAME] = config_text(config)
+    shared = count > 1
+    with OutputFolder(out, is_of_a_cache, shared=shared) as output:
+        found = open_folder(
+            plan, output, written, overwrite=overwrite, shared=shared, on_note=on_note
+        )
+        folder = output.folder
+        if not isinstance(found, Cache):
+            for name, text in written.items():
+                write_text(folder / name, text)
+            _, canary = plan.provenance
+            if canary is not None and not (folder / CANARY_NAME).exists():
+                write_bytes(folder / CANARY_NAME, canary)
+            shards = write_shards(plan, folder, found, part=part, on_progress=on_progress)
+            present = [shard for shard in shards if shard is not None]
+            if len(present) < len(shards):
+                return None
+            output.alone()
+            if folder.is_dir():  # else another job was sooner, and it has replaced the old one
+                join_shards(plan, folder, present)
+        output.finish()
+    return Cache.open(out)
 
 
 def _molecules(smiles: Sequence[str], names: Sequence[str] | None) -> str:

@@ -2,76 +2,110 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import CacheError, HistographError, OutputExistsError
-from ..utils.files import PARTIAL_SUFFIX, remove_leftovers
+from ..utils.files import finished_name, read_limited, sha256_file
+from ..utils.outputs import OutputFolder
 from .canary import Canary
 from .layout import ShardInfo, shard_name
-from .manifest import MANIFEST_NAME
+from .manifest import MANIFEST_NAME, MOLECULES_NAME, SPLITS_NAME
 from .planning import CachePlan
 from .provenance import CANARY_NAME
 from .reader import Cache
-from .writer import existing_shard
+from .writer import existing_shard, hash_path, remove_hashes, withdraw_manifest
 
 #: The resolved configuration of the command, beside the shards.
 CONFIG_NAME = "config.toml"
 
-#: The names of what a cache writes, finished or not.
-_OURS = re.compile(
-    r"(manifest\.json|splits\.json|config\.toml|canary\.safetensors|molecules\.smi|shard-\d{5,}\.h5)"
-    r"(\.[^/]+-\d+\.partial)?"
-)
+
+def is_of_a_cache(name: str) -> bool:
+    """Whether a cache writes something of that name into its folder."""
+    fixed = (MANIFEST_NAME, SPLITS_NAME, CONFIG_NAME, CANARY_NAME, MOLECULES_NAME)
+    return name in fixed or re.fullmatch(r"shard-\d{5,}\.(h5|sha256)", name) is not None
 
 
-def open_folder(plan: CachePlan, folder: Path, *, overwrite: bool, shared: bool) -> Cache | None:
-    """Make the folder ready for writing; return the cache if it is complete already.
+def open_folder(
+    plan: CachePlan,
+    output: OutputFolder,
+    written: Mapping[str, str],
+    *,
+    overwrite: bool,
+    shared: bool,
+    on_note: Callable[[str], None] | None = None,
+) -> Cache | list[ShardInfo | None]:
+    """Make a folder ready for writing; return the cache if it is complete, else what is there.
 
-    Of an overwritten folder that several jobs share, shards of this very plan stay: another job
-    may just have written them.
+    What is there of another plan is replaced, if that is asked for, once the cache is complete.
+
+    Args:
+        plan: What is to be written.
+        output: The folder.
+        written: The small files of the cache, and their text.
+        overwrite: Whether a cache that is there is replaced; one of this very plan that is not
+            complete, or that several jobs write, is gone on with.
+        shared: Whether several jobs write it.
+        on_note: Told of shards that have changed since they were written.
     """
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise OutputExistsError(f"{folder}: found a file or a link, expected a folder or nothing")
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = list(folder.iterdir())
-    foreign = [path.name for path in paths if not _OURS.fullmatch(path.name)]
+    _refuse_foreign_names(output.folder)
+    again = overwrite and not shared and (output.folder / MANIFEST_NAME).exists()
+    try:
+        found = None if again else _found(plan, output.folder, written, on_note)
+    except OutputExistsError:
+        if not overwrite:
+            raise
+        found = None
+    if found is None:
+        _refuse_foreign_names(output.replace())
+        try:
+            found = _found(plan, output.folder, written, on_note)
+        except OutputExistsError:
+            shutil.rmtree(output.folder)
+            found = [None] * len(plan.shards)
+    output.clean()
+    output.folder.mkdir(exist_ok=True)
+    return found
+
+
+def _refuse_foreign_names(folder: Path) -> None:
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    foreign = [name for name in names if not is_of_a_cache(finished_name(name))]
     if foreign:
         raise OutputExistsError(
             f"{folder}: found {foreign[0]!r}, which is not a cache's; choose another -o"
         )
-    if (folder / MANIFEST_NAME).exists() and not (overwrite and not shared):
+
+
+def _found(
+    plan: CachePlan,
+    folder: Path,
+    written: Mapping[str, str],
+    on_note: Callable[[str], None] | None,
+) -> Cache | list[ShardInfo | None]:
+    """Return what is there of this very cache; what is there of another one is refused."""
+    if (folder / MANIFEST_NAME).exists():
         found = Cache.open(folder)
-        if found.manifest.plan_hash == plan.hash and found.splits == plan.splits:
-            names = [shard_name(shard.index) for shard in found.manifest.shards]
-            if all((folder / name).exists() for name in names):
-                return found
-            (folder / MANIFEST_NAME).unlink(missing_ok=True)  # no longer complete: fill the gaps
-        elif not overwrite:
+        if found.manifest.plan_hash != plan.hash or found.splits != plan.splits:
             raise OutputExistsError(
                 f"{folder}: found a cache of {found.manifest.data.spec} by weights "
                 f"{found.manifest.weights_sha256[:12]} that this command would not write; "
                 "choose another -o, or --overwrite"
             )
-    if overwrite:
-        _clear(plan, folder, paths, keep_own=shared)
-    remove_leftovers(folder)
-    return None
-
-
-def _clear(plan: CachePlan, folder: Path, paths: Sequence[Path], *, keep_own: bool) -> None:
-    """Remove a cache, the manifest first: without it the rest is none."""
-    own = set()
-    if keep_own:
-        for index, (start, stop) in enumerate(plan.shards):
-            with contextlib.suppress(CacheError):
-                if existing_shard(folder, index, plan.layout, plan.hash, start, stop):
-                    own.add(shard_name(index))
-    for path in sorted(paths, key=lambda path: path.name != MANIFEST_NAME):
-        if path.name not in own and not path.name.endswith(PARTIAL_SUFFIX):
-            path.unlink(missing_ok=True)
+        refuse_other_code(plan, folder)
+        names = [shard_name(shard.index) for shard in found.manifest.shards]
+        if all((folder / name).exists() for name in names):
+            remove_hashes(folder)  # of a job that was killed at its very end
+            return found
+        withdraw_manifest(folder, found.manifest)  # no longer complete: fill the gaps
+    refuse_other_code(plan, folder)
+    shards = [find_shard(plan, folder, index, on_note) for index in range(len(plan.shards))]
+    if not any(shards):
+        refuse_foreign_files(folder, written)
+    return shards
 
 
 def refuse_other_code(plan: CachePlan, folder: Path) -> None:
@@ -92,15 +126,39 @@ def refuse_other_code(plan: CachePlan, folder: Path) -> None:
         )
 
 
-def found_shards(plan: CachePlan, folder: Path) -> list[ShardInfo | None]:
-    """Return the shards that are there already; shards of another plan are refused."""
+def find_shard(
+    plan: CachePlan, folder: Path, index: int, on_note: Callable[[str], None] | None = None
+) -> ShardInfo | None:
+    """Return a shard that is there already and as it was written; None to write it again.
+
+    A shard of another plan is refused.
+    """
+    path = folder / shard_name(index)
+    if not os.path.lexists(path):
+        return None
+    info, problem = None, None
     try:
-        return [
-            existing_shard(folder, index, plan.layout, plan.hash, start, stop)
-            for index, (start, stop) in enumerate(plan.shards)
-        ]
+        info = existing_shard(folder, index, plan.layout, plan.hash, *plan.shards[index])
     except CacheError as error:
-        raise OutputExistsError(f"{error}; choose another -o, or --overwrite") from None
+        problem = error
+    recorded, found = _recorded_hash(path), "" if info is None else info.sha256
+    if problem is not None:
+        found = "" if recorded is None else sha256_file(path)
+        if found == (recorded or ""):  # it is another's, and whole
+            raise OutputExistsError(f"{problem}; choose another -o, or --overwrite") from None
+    if found == recorded:
+        return info
+    if on_note is not None:
+        known = "which is recorded nowhere" if recorded is None else f"expected {recorded[:12]}"
+        on_note(f"{path}: found SHA-256 {found[:12]}, {known}; written again")
+    return None
+
+
+def _recorded_hash(shard: Path) -> str | None:
+    try:
+        return read_limited(hash_path(shard), 100).decode("ascii").strip()
+    except (CacheError, UnicodeDecodeError):
+        return None
 
 
 def refuse_foreign_files(folder: Path, written: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from torch_geometric.data import Batch
 
 from .. import __version__
 from ..capture import Capture, CapturePlan, Parity, check_parity, plan_capture
-from ..capture.edge_blocks import MOST_EDGES, blocks_are_exact, edges_in_blocks
+from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
 from ..capture.needed import require_unneeded
 from ..capture.repeating import (
     device_of,
@@ -233,8 +233,16 @@ def plan_cache(
     labels = dataset.labels()
     task = infer_task(labels, dataset.level) if has_labels(labels) else None
     capture, parity, own, batch, notes = _try_out(model, dataset, task, options, missing, where)
-    at_once, note = _edges_at_once(model, capture, batch, dataset)
-    notes += note
+    edges = int(dataset.num_edges.max())
+    sizes = {"num_nodes": int(dataset.num_nodes.max()), "num_edges": edges}
+    at_once = edges_at_once(model, capture, batch, **sizes)
+    if edges > MOST_EDGES:
+        how = (
+            "run with all of them at once: with some at a time the layers give something else"
+            if at_once is None
+            else f"run layer by layer, {at_once:,} edges at a time"
+        )
+        notes.append(f"a graph of {edges:,} edges: {how}")
     if missing:
         own = OwnOutput(problem=f"the checkpoint has no weights for {listed(missing)}")
     layout = Layout(
@@ -323,23 +331,6 @@ def _try_out(
         )
         notes.append(f"a graph of {largest:,} nodes: the model was tried out {how}")
     return _TriedOut(capture, parity, own, batch, notes)
-
-
-def _edges_at_once(
-    model: nn.Module, capture: CapturePlan, batch: Batch, dataset: GraphDataset
-) -> tuple[int | None, list[str]]:
-    """Return how many edges a layer is to take at a time, None for all, and what to say of it."""
-    edges = int(dataset.num_edges.max())
-    if edges <= MOST_EDGES:
-        return None, []
-    # Every block makes rows for all nodes: with fewer edges than nodes it would be mostly those.
-    most = max(MOST_EDGES, 2 * int(dataset.num_nodes.max()))
-    if blocks_are_exact(model, capture, batch):
-        return most, [f"a graph of {edges:,} edges: run layer by layer, {most:,} edges at a time"]
-    return None, [
-        f"a graph of {edges:,} edges: run with all of them at once, because the layers of this "
-        "model give something else with some at a time"
-    ]
 
 
 def _shard_bytes(options: CacheOptions, dataset: GraphDataset, layout: Layout) -> int:

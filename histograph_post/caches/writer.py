@@ -30,6 +30,9 @@ from .layout import Counts, Layout, ShardInfo, shard_name
 from .manifest import MANIFEST_NAME, Manifest
 from .shard import Shard, check_contents
 
+#: Of the file with the hash of a shard, beside it.
+HASH_SUFFIX = ".sha256"
+
 
 @dataclass(frozen=True)
 class ShardGraphs:
@@ -250,6 +253,8 @@ class ShardWriter:
             finally:
                 self._close(file)
             self._info = inspect_shard(partial, self._layout, self._plan_hash)
+            # Before the shard has its name: a shard that is there has its hash beside it.
+            write_text(hash_path(self._path), self._info.sha256 + "\n")
 
     def _create_datasets(self, file: h5f.FileID) -> None:
         layout, counts = self._layout, self._counts
@@ -285,6 +290,11 @@ class ShardWriter:
             raise cannot_write(self._path, error) from None
 
 
+def hash_path(shard: Path) -> Path:
+    """Return where the hash of a shard stands until the manifest has it."""
+    return shard.with_suffix(HASH_SUFFIX)
+
+
 def existing_shard(
     folder: Path, index: int, layout: Layout, plan_hash: str, start: int, stop: int
 ) -> ShardInfo | None:
@@ -306,5 +316,19 @@ def existing_shard(
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, which makes the cache complete."""
+    """Write the manifest, which makes the cache complete and has the hash of every shard."""
     write_text(folder / MANIFEST_NAME, manifest.to_text())
+    remove_hashes(folder)
+
+
+def remove_hashes(folder: Path) -> None:
+    """Remove what the manifest has, too."""
+    for path in folder.glob(f"shard-*{HASH_SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+def withdraw_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make a complete cache one that is not, and keep what the manifest knows of its shards."""
+    for shard in manifest.shards:
+        write_text(hash_path(folder / shard_name(shard.index)), shard.sha256 + "\n")
+    (folder / MANIFEST_NAME).unlink(missing_ok=True)

@@ -47,8 +47,8 @@ class Reading:
         return min(blocks, usable_cores() if self.workers is None else self.workers)
 
 
-#: The files of rows, finished or not.
-ROW_FILES = re.compile(r"rows-\d+\.safetensors(\..*\.partial)?")
+#: The files of rows, finished or not, and of what is predicted of them.
+ROW_FILES = re.compile(r"rows-[0-9a-f]+\.(safetensors|outputs)(\..*\.partial)?")
 
 
 def remove_rows(folder: Path) -> None:

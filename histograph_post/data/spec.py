@@ -20,6 +20,7 @@ the data are imported when data are loaded: commands that only show a specificat
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,20 +114,26 @@ class DataSpec(Specification):
         return replace(self, args=args)
 
 
+#: The environment variable with the folder of offline copies.
+ROOT_VARIABLE = "HISTOGRAPH_DATA_ROOT"
+
+
 def load_data(
     spec: str,
     *,
-    root: Path | None = None,
+    root: str | Path | None = None,
     args: Mapping[str, Any] | None = None,
     reading: Reading | None = None,
 ) -> GraphDataset:
     """Load the data that ``spec`` names.
 
     ``root`` holds offline copies of the benchmark sets and is only read; relative files are also
-    looked for there. ``args`` depend on the kind of data; an unknown one is refused. ``reading``
-    says how many rows are read: they stay on disk (see :mod:`.streaming`).
+    looked for there; by default what the environment variable ``HISTOGRAPH_DATA_ROOT`` says.
+    ``args`` depend on the kind of data; an unknown one is refused. ``reading`` says how many rows
+    are read, whose graphs stay on disk (see :mod:`.streaming`).
     """
     args = args or {}
+    root = root or os.environ.get(ROOT_VARIABLE) or None
     root = None if root is None else Path(root)
     kind, colon, name = spec.partition(":")
     if colon and kind in ("tu", "planetoid", "actor", "wiki"):
@@ -157,6 +164,8 @@ def load_data(
         from .synthetic import load_demo
 
         return load_demo(name, args)
+    if colon and kind in _MEANT:
+        raise DataError(f"{spec}: found no kind of data {kind!r}, expected {_MEANT[kind]}{name}")
     if spec.endswith(GRAPH_FILES):
         from .files import load_graph_file
 
@@ -166,6 +175,16 @@ def load_data(
 
         return load_function(spec, root, args, reading)
     raise DataError(f"{spec}: not a data specification, expected one of {FORMS}{_hint(spec)}")
+
+
+#: Kinds of data by the names that somebody may give them, and by ours.
+_MEANT = {
+    **dict.fromkeys(("ogb", "ogbg-mol", "OGB"), "ogbg:"),
+    **dict.fromkeys(("TU", "tudataset", "TUDataset"), "tu:"),
+    **dict.fromkeys(("Planetoid", "planet"), "planetoid:"),
+    **dict.fromkeys(("wikipedia", "Wikipedia"), "wiki:"),
+    **dict.fromkeys(("csv", "smi"), "smiles:"),
+}
 
 
 def _hint(spec: str) -> str:

@@ -22,6 +22,7 @@ from ..heads.registry import (
     head_name,
     head_names,
     is_solved,
+    own_code,
     refuse_rivals,
 )
 from ..metrics import Key
@@ -119,9 +120,10 @@ class Experiment(ReadoutStage):
     ) -> Fit:
         """Train one readout on the cached activations of one fold."""
         fold = self._only_fold(spec.fold)
-        return fit_head(
-            spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
-        )
+        with own_code(head_info(spec.head).load()):
+            return fit_head(
+                spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
+            )
 
     def _only_fold(self, number: int) -> Fold:
         """Return a fold; no other keeps its activations in memory."""

@@ -79,6 +79,8 @@ class ExperimentOptions:
     config: Mapping[str, Any] | None = None
     #: Called once, before the first fit, with the name of the metric and notes for the user.
     on_start: Callable[[str, Sequence[str]], None] | None = None
+    #: Called with a note on what was found, such as a fit that is damaged and is fitted again.
+    on_note: Callable[[str], None] | None = None
     #: Called after every epoch.
     on_epoch: Callable[[FitProgress], None] | None = None
     #: Called after every fit with the number of fits that are done, and of all.
@@ -99,6 +101,11 @@ class ExperimentOptions:
         for name in names:
             if getattr(self, name) != getattr(_DEFAULTS, name):
                 raise ConfigError(f"{name}: found one, but {reason}")
+
+    def note(self, text: str) -> None:
+        """Tell whoever listens."""
+        if self.on_note is not None:
+            self.on_note(text)
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[FitProgress], None] | None]:

@@ -16,6 +16,7 @@ import torch
 from joblib import cpu_count
 
 from ..errors import ConfigError
+from ..runs.folder import BrokenFitError
 from ..training.loop import Trainer
 from .workers import CannotSendError, FitJob, StopTraining, Worker, limited_threads, pickle_stage
 
@@ -89,7 +90,11 @@ class FitRunner:
         """Do these fits and come back when all are over; those that are done are just told."""
         left = []
         for job in jobs:
-            found = self._stage.find(job.spec, job.folder)
+            found = None
+            try:
+                found = self._stage.find(job.spec, job.folder)
+            except BrokenFitError as error:
+                job.broken(str(error))
             if found is not None:
                 job.done(found)
                 self._clock.total -= 1

@@ -27,8 +27,9 @@ from ..models import BUILT_IN, ModelSpec, call_model
 from ..models.builtin_models import GNN
 from ..models.checkpoints import save_weights, weights_sha256
 from ..runs.fits import Fit, FitSpec
+from ..runs.folder import check_seal
 from ..runs.predictions import LabelRows, row_names
-from ..runs.run import MODEL_NAME
+from ..runs.run import MODEL_NAME, RESULTS_NAME, read_json
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import TargetScale, Task, infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
@@ -154,6 +155,11 @@ class Pretraining(Stage):
         """The number of folds, whichever this call trains."""
         return len(self.splits.folds)
 
+    def parts(self) -> Sequence[str]:
+        """Return the folders of the folds, if others are left to other calls."""
+        left = len(self.folds) < self.num_planned
+        return [fold_name(fold) for fold in self.folds] if left else ()
+
     def fits(self) -> list[FitSpec]:
         """Return a fit for each fold that is asked for."""
         return [
@@ -166,6 +172,7 @@ class Pretraining(Stage):
         place = folder / fold_name(spec.fold)
         if not is_finished(place):
             return None
+        check_seal(place, read_json(place, RESULTS_NAME), spec.plan)
         (place / STATE_NAME).unlink(missing_ok=True)  # of a run killed at its very end
         return self._as_fit(spec, load_fold(place), load_log(place))
 
@@ -184,7 +191,7 @@ class Pretraining(Stage):
             # The checkpoint has to predict in the units of the labels, and where a user's model
             # could undo a scale is not known: it learns them as they are.
             trainer.scale = TargetScale()
-        seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
+        seconds = train_resumably(trainer, folder, plan=spec.plan, on_epoch=on_epoch)
         if isinstance(model, GNN):
             _undo_scale(model, trainer.scale)
             trainer.scale = TargetScale()
@@ -204,7 +211,7 @@ class Pretraining(Stage):
         own_split = replace(self.splits, folds=(split,))
         save_weights(model.state_dict(), folder / MODEL_NAME)
         named = (self.model_spec, self.data_spec)
-        save_fold(folder, trained, *named, own_split, trainer.progress.log)
+        save_fold(folder, trained, *named, own_split, trainer.progress.log, plan=spec.plan)
         (folder / STATE_NAME).unlink(missing_ok=True)
         return self._as_fit(spec, trained, trainer.progress.log, seconds)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..errors import ConfigError
@@ -35,7 +34,7 @@ from ..runs.run import (
 )
 from ..runs.verdict import verdict_of
 from ..tasks import Task
-from ..utils.files import atomic_path, write_json, write_text
+from ..utils.files import write_bytes, write_json, write_text
 from .averaging import OWN as OWN
 from .averaging import Averages, distinct, outputs_on_test
 
@@ -227,12 +226,10 @@ def write_chosen_head(
     for number, member in enumerate(members):
         found, prefix = load_file(folder / member.spec.folder / HEAD_NAME), member_prefix(number)
         tensors |= {f"{prefix}{name}": value for name, value in found.items()}
-    with atomic_path(folder / HEAD_NAME) as partial:
-        save_file(tensors, partial)
+    write_bytes(folder / HEAD_NAME, save(tensors))
     source = folder / best.spec.folder
     if (source / MODEL_NAME).is_file():
-        with atomic_path(folder / MODEL_NAME) as partial:
-            shutil.copyfile(source / MODEL_NAME, partial)
+        write_bytes(folder / MODEL_NAME, (source / MODEL_NAME).read_bytes())
     stored = _of_a_member(folder, best)
     write_json(
         folder / HEAD_CONFIG_NAME,

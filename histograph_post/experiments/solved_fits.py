@@ -6,7 +6,6 @@ depend on a seed, so that the seeds of a fold share one solution.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,13 +18,24 @@ from torch import Tensor
 
 from ..heads.base import Readout
 from ..heads.standardize import Standardizer
-from ..runs.fits import FIT_NAME, HEAD_NAME, OUTPUTS_NAME, Fit, FitSpec, Trained, load_fit, save_fit
+from ..runs.fits import (
+    FIT_NAME,
+    HEAD_NAME,
+    OUTPUTS_NAME,
+    Fit,
+    FitSpec,
+    Trained,
+    find_fit,
+    load_fit,
+    save_fit,
+)
+from ..runs.folder import BrokenFitError
 from ..runs.run import read_json
 from ..splits import Split
 from ..tasks import Task
 from ..training.loop import OnEpoch, Progress, Source, Step, Trainer
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
-from ..utils.files import atomic_path, write_json
+from ..utils.files import write_bytes, write_json
 
 #: Share of the memory that training may take for the features of all rows, and once more for those
 #: that are solved; more are kept in a file, and a part of the training rows is drawn.
@@ -102,17 +112,24 @@ def fit_of_another_seed(spec: FitSpec, folder: Path) -> Fit | None:
     """
     place = folder / spec.folder
     seeds = sorted(place.parent.glob(f"fold-{spec.fold}-seed-*"))
-    source = next((found for found in seeds if (found / FIT_NAME).is_file()), None)
+    source = next((found for found in seeds if _is_done(spec, found)), None)
     if source is None:
         return None
-    if not (place / FIT_NAME).is_file():
+    if source != place:
         place.mkdir(parents=True, exist_ok=True)
         for name in (HEAD_NAME, OUTPUTS_NAME):
             if (source / name).is_file():
-                with atomic_path(place / name) as partial:
-                    shutil.copyfile(source / name, partial)
+                write_bytes(place / name, (source / name).read_bytes())
         write_json(place / FIT_NAME, {**read_json(source, FIT_NAME), "seed": spec.seed})
     return load_fit(spec, place)
+
+
+def _is_done(spec: FitSpec, place: Path) -> bool:
+    """Whether there is a fit that differs in nothing but its seed."""
+    try:
+        return find_fit(replace(spec, seed=int(place.name.rpartition("-")[2])), place) is not None
+    except (BrokenFitError, ValueError):
+        return False
 
 
 class FeatureRows:
@@ -180,7 +197,11 @@ def collect_features(
 
 def rows_that_fit(rows: np.ndarray, width: int, allowed: int) -> np.ndarray:
     """Return rows whose features take their share of memory: all, or a part drawn at random."""
-    most = max(FEWEST_ROWS, int(FEATURES_SHARE * allowed) // (4 * width))
+    return draw_rows(rows, max(FEWEST_ROWS, int(FEATURES_SHARE * allowed) // (4 * width)))
+
+
+def draw_rows(rows: np.ndarray, most: int) -> np.ndarray:
+    """Return rows, or as many of them as there may be, drawn at random."""
     if len(rows) <= most:
         return rows
     return np.sort(np.random.default_rng(0).choice(rows, most, replace=False))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,13 +20,16 @@ import torch
 
 from ..metrics import Key
 from ..runs.fits import Fit, FitSpec, find_fit
+from ..runs.folder import finish_run, open_run_folder
 from ..runs.predictions import LabelRows
-from ..runs.run import METRICS_NAME, RUN_NAME, SPLITS_NAME, Run, open_run_folder, write_results
+from ..runs.run import METRICS_NAME, RESULTS_NAME, SPLITS_NAME, Run
 from ..splits import Splits
 from ..tasks import Task, label_summary
 from ..training.loop import OnEpoch
+from ..utils.decoding import json_sha256
 from ..utils.files import write_text
 from ..utils.machine import resolve_device
+from ..utils.outputs import OutputFolder, OutputLock
 from ..utils.text import plural
 from .averaging import Averages, members_with, temperature_of
 from .options import ExperimentOptions, FitProgress
@@ -39,7 +42,6 @@ from .results import (
     write_chosen_head,
     write_predictions,
 )
-from .trained_backbones import remove_folds
 from .workers import FitJob
 
 
@@ -72,7 +74,11 @@ class Stage(ABC):
         """Do one fit, or go on with it; the folder is the run's."""
 
     def find(self, spec: FitSpec, folder: Path) -> Fit | None:
-        """Return a fit that is done; the folder is the run's."""
+        """Return a fit that is done; the folder is the run's.
+
+        Raises:
+            BrokenFitError: for one that has been changed, or is another run's.
+        """
         return find_fit(spec, folder / spec.folder)
 
     def fits_at_once(self) -> int:
@@ -104,6 +110,10 @@ class Stage(ABC):
     def num_planned(self) -> int:
         """The number of fits that the result is made of, also of other calls."""
         return len(self.fits())
+
+    def parts(self) -> Sequence[str]:
+        """Return the folders of a run to which others add theirs; none if all of it is done."""
+        return ()
 
     def check(self, device: torch.device) -> None:
         """Refuse a device that cannot do what is asked for."""
@@ -209,22 +219,44 @@ def run_experiment(
         options: Where and how many at once; what was planned before this says the rest.
     """
     options.start(stage)
-    folder, device = Path(out), resolve_device(options.device)
-    stage.check(device)
-    if options.overwrite and (folder / RUN_NAME).is_file():
-        remove_folds(folder)
-    open_run_folder(folder, stage.plan(), config=options.config, overwrite=options.overwrite)
+    stage.check(resolve_device(options.device))
+    parts = stage.parts()
+    with (
+        open_run_folder(
+            out,
+            stage.plan(),
+            config=options.config,
+            overwrite=options.overwrite,
+            shared=bool(parts),
+        ) as output,
+        ExitStack() as stack,
+    ):
+        for part in parts:
+            stack.enter_context(OutputLock(output.folder / part))
+        return finish_experiment(stage, output, chosen=chosen, options=options)
+
+
+def finish_experiment(
+    stage: Stage, output: OutputFolder, *, chosen: str | None, options: ExperimentOptions
+) -> Run:
+    """Do what is left of a run, in its folder; the arguments are :func:`run_experiment`'s."""
+    folder, plan = output.folder, json_sha256(stage.plan(), "run")
     stage.splits.save(folder / SPLITS_NAME)
-    planned = stage.fits()
+    planned = [replace(spec, plan=plan) for spec in stage.fits()]
     with options.watching() as on_epoch:
-        watched = _Watched(len(planned), on_epoch, options.on_fit)
+        watched = _Watched(len(planned), replace(options, on_epoch=on_epoch))
         with FitRunner(
-            stage, planned=stage.num_planned, jobs=options.jobs, device=device
+            stage,
+            planned=stage.num_planned,
+            jobs=options.jobs,
+            device=resolve_device(options.device),
         ) as runner:
             runner.run([_WatchedJob(spec, folder, watched) for spec in planned])
     fits = [watched.fits[spec.folder] for spec in planned]
-    write_results(folder, stage.write(folder, fits, chosen))
-    return Run.open(folder)
+    with OutputLock(folder / RESULTS_NAME, wait=True):  # of whoever does another part of it
+        finish_run(folder, stage.write(folder, fits, chosen))
+    output.finish()
+    return Run.open(output.target)
 
 
 class _Watched:
@@ -232,17 +264,12 @@ class _Watched:
 
     Args:
         total: Fits in all.
-        on_epoch: Told after every epoch.
-        on_fit: Told after every fit.
+        options: Say who is told.
     """
 
-    def __init__(
-        self,
-        total: int,
-        on_epoch: Callable[[FitProgress], None] | None,
-        on_fit: Callable[[Fit, int, int], None] | None,
-    ) -> None:
-        self._total, self._on_epoch, self._on_fit = total, on_epoch, on_fit
+    def __init__(self, total: int, options: ExperimentOptions) -> None:
+        self._total, self.note = total, options.note
+        self._on_epoch, self._on_fit = options.on_epoch, options.on_fit
         self._shares: dict[Path, float] = {}
         #: Those that are done, by their folder.
         self.fits: dict[Path, Fit] = {}
@@ -276,6 +303,10 @@ class _WatchedJob(FitJob):
     def done(self, fit: Fit) -> None:
         """Take note of the result."""
         self._watched.done(fit)
+
+    def broken(self, reason: str) -> None:
+        """Tell that what is there cannot be used."""
+        self._watched.note(f"{reason}; fitted again")
 
 
 def _write_metrics(folder: Path, fits: Sequence[Fit]) -> None:

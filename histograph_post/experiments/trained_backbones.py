@@ -12,7 +12,6 @@ results.json        the scores; written last, so it makes the folder complete
 from __future__ import annotations
 
 import json
-import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,13 +28,14 @@ from ..errors import ConfigError, NotFoundError
 from ..models import ModelSpec, parse_args
 from ..models.checkpoints import save_weights, weights_sha256
 from ..runs.fits import Fit, FitSpec, train_fit
+from ..runs.folder import require_sealed, seal
 from ..runs.run import CONFIG_NAME, METRICS_NAME, MODEL_NAME, RESULTS_NAME, SPLITS_NAME, read_json
 from ..splits import Split, Splits
 from ..tasks import Task
 from ..training.graph_batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HistoryNetwork, checkpoint_layers
-from ..utils.files import atomic_path, write_json, write_text
+from ..utils.files import write_bytes, write_json, write_text
 from .results import choose_fit, named
 from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing, parameters_of
 
@@ -95,12 +95,6 @@ def is_finished(folder: Path) -> bool:
     return (folder / RESULTS_NAME).is_file()
 
 
-def remove_folds(folder: Path) -> None:
-    """Remove the folders of all folds of a run."""
-    for member in fold_folders(folder):
-        shutil.rmtree(member)
-
-
 def save_fold(
     folder: Path,
     trained: TrainedFold,
@@ -108,6 +102,8 @@ def save_fold(
     data: DataSpec,
     splits: Splits,
     log: Sequence[Mapping[str, float]],
+    *,
+    plan: str,
 ) -> None:
     """Write all that is needed to use a trained backbone, and what came of it.
 
@@ -118,16 +114,19 @@ def save_fold(
         data: The data as the user names them.
         splits: That fold alone.
         log: What was measured after every epoch.
+        plan: Hash of all that the run depends on.
     """
     write_text(folder / CONFIG_NAME, tomli_w.dumps(_config(model, data)))
     splits.save(folder / SPLITS_NAME)
     write_text(folder / METRICS_NAME, "".join(json.dumps(dict(entry)) + "\n" for entry in log))
-    write_json(folder / RESULTS_NAME, trained.to_json())
+    sealed = seal(folder, (MODEL_NAME, CONFIG_NAME, SPLITS_NAME, METRICS_NAME), plan)
+    write_json(folder / RESULTS_NAME, {**trained.to_json(), **sealed})
 
 
 def load_fold(folder: Path) -> TrainedFold:
     """Read the scores of a finished fold back."""
-    return TrainedFold(**read_json(folder, RESULTS_NAME))
+    stored = read_json(folder, RESULTS_NAME)
+    return TrainedFold(**{k: v for k, v in stored.items() if k not in ("plan", "files")})
 
 
 def load_log(folder: Path) -> list[dict[str, float]]:
@@ -182,6 +181,7 @@ def _read_checkpoint(folder: Path, model: str | None, data: str | None) -> FoldC
             f"{folder}: found no {RESULTS_NAME}, expected a finished fold; "
             "give the command that trains it again"
         )
+    require_sealed(folder, read_json(folder, RESULTS_NAME))
     path = folder / CONFIG_NAME
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -332,8 +332,7 @@ def write_folds(
         assert best.backbone is not None  # of fits of that name
         place = folder / fold_name(number)
         place.mkdir(exist_ok=True)
-        with atomic_path(place / MODEL_NAME) as partial:
-            shutil.copyfile(folder / best.spec.folder / MODEL_NAME, partial)
+        write_bytes(place / MODEL_NAME, (folder / best.spec.folder / MODEL_NAME).read_bytes())
         trained = TrainedFold(
             fold=number,
             seed=best.spec.seed,
@@ -345,4 +344,4 @@ def write_folds(
             head=best.spec.head,
         )
         own_split = replace(splits, folds=(splits.folds[number],))
-        save_fold(place, trained, model, data, own_split, best.log)
+        save_fold(place, trained, model, data, own_split, best.log, plan=best.spec.plan)

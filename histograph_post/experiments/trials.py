@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..runs.fits import Fit, FitSpec
 from ..runs.run import STUDY_NAME, TRIAL_FITS_NAME, TRIALS_NAME
 from ..utils.decoding import json_sha256
-from ..utils.files import write_text
+from ..utils.files import write_bytes, write_text
 from ..utils.machine import resolve_device
 from .options import FitProgress
 from .parallel import FitRunner
@@ -188,7 +188,11 @@ def _open_study(search: Search, folder: Path, storage: str | None) -> optuna.Stu
     optuna = import_optuna()
     kept: Any = storage
     if storage is None:
-        backend = optuna.storages.journal.JournalFileBackend(str(folder / STUDY_NAME))
+        path = folder / STUDY_NAME
+        _drop_torn_line(path)
+        path.with_name(f"{STUDY_NAME}.lock").unlink(missing_ok=True)  # of an earlier version
+        # Nobody else writes the run's folder. Optuna's own lock would outlive a process.
+        backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_NoLock())
         kept = optuna.storages.JournalStorage(backend)
     try:
         return _make_study(search, kept, json_sha256(search.plan(), "search")[:16])
@@ -198,6 +202,27 @@ def _open_study(search: Search, folder: Path, storage: str | None) -> optuna.Stu
             f"storage {storage}: cannot be used ({reason}), "
             "expected a URL such as sqlite:///study.db"
         ) from None
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Remove what a killed process had written of the last line of a log."""
+    if not path.is_file():
+        return
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:
+        write_bytes(path, whole)
+
+
+class _NoLock:
+    """Stands for a lock where none is needed."""
+
+    def acquire(self) -> bool:
+        """Take it."""
+        return True
+
+    def release(self) -> None:
+        """Give it back."""
 
 
 def _make_study(search: Search, storage: Any = None, name: str | None = None) -> optuna.Study:
@@ -265,9 +290,11 @@ class _TrialRun:
             search.experiment, heads=(head,), training=training, lrs={}, seeds=search.trial_seeds
         )
         # Named by what is tried, too: a trial that was killed goes on with the fits it has.
-        name = f"{number}-{json_sha256(dict(trial.params), 'trial')[:16]}"
-        self._folder = folder / TRIAL_FITS_NAME / name
-        self.jobs = [_TrialJob(spec, self._folder, self) for spec in experiment.fits()]
+        tried = json_sha256(dict(trial.params), "trial")
+        self._folder = folder / TRIAL_FITS_NAME / f"{number}-{tried[:16]}"
+        plan = json_sha256([search.plan(), tried], "trial")
+        specs = [replace(spec, plan=plan) for spec in experiment.fits()]
+        self.jobs = [_TrialJob(spec, self._folder, self) for spec in specs]
         self._scores: dict[_TrialJob, float] = {}
         self._given_up = False
         self._reason: str | None = None

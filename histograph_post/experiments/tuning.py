@@ -25,14 +25,15 @@ from ..errors import ConfigError
 from ..heads.base import Readout
 from ..heads.registry import head_name
 from ..runs.fits import Fit, FitSpec
-from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run, open_run_folder
+from ..runs.folder import open_run_folder
+from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run
 from ..utils.files import write_text
 from ..utils.notebooks import notebook_bar
 from .head_training import Experiment, HeadSpec
 from .options import ExperimentOptions, with_keywords
 from .results import versus
 from .search import Search, Space, Trial, best_trial, plan_search, read_space
-from .stage import run_experiment
+from .stage import finish_experiment
 from .trials import TrialCallback, run_trials
 
 #: What the tuned readout is called after its name.
@@ -57,9 +58,16 @@ class Tuned(Experiment):
     best: Trial = field(kw_only=True)
 
     @property
+    def is_default(self) -> bool:
+        """Whether the best options are the defaults, which need not be trained twice."""
+        defaults, best = self.search.defaults(), self.best.values
+        return all(name in defaults and defaults[name] == best[name] for name in best)
+
+    @property
     def chosen(self) -> str:
         """What the tuned readout is called in tables and results."""
-        return f"{self.heads[-1].name}-{STAGE}"
+        name = self.heads[-1].name
+        return name if self.is_default else f"{name}-{STAGE}"
 
     def plan(self) -> dict[str, Any]:
         """Return what the search depends on, as plain values: the rest follows from it."""
@@ -74,6 +82,8 @@ class Tuned(Experiment):
                 self.fit_spec(own, fold.number, seed) for own in self.heads for seed in self.seeds
             ]
             tuned = [self.fit_spec(head, fold.number, seed) for seed in self.seeds]
+            if self.is_default:
+                tuned = []
             found += [*specs, *(replace(spec, training=training, stage=STAGE) for spec in tuned)]
         return found
 
@@ -106,7 +116,8 @@ def _keep_best(tuned: Tuned, folder: Path) -> None:
     path = folder / BEST_NAME
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         (folder / RESULTS_NAME).unlink(missing_ok=True)
-        shutil.rmtree(folder / FITS_NAME / tuned.chosen, ignore_errors=True)
+        place = folder / FITS_NAME / f"{tuned.heads[-1].name}-{STAGE}"
+        shutil.rmtree(place, ignore_errors=True)
     write_text(path, text)
 
 
@@ -164,15 +175,19 @@ def tune(
         search_seed=search_seed,
         prune=prune,
     )
-    experiment, folder = search.experiment, Path(out)
+    experiment = search.experiment
     options.start(experiment)
-    open_run_folder(folder, search.plan(), config=options.config, overwrite=options.overwrite)
-    with notebook_bar("trials", watched=on_trial is not None) as update:
+    with (
+        open_run_folder(
+            out, search.plan(), config=options.config, overwrite=options.overwrite
+        ) as output,
+        notebook_bar("trials", watched=on_trial is not None) as update,
+    ):
         if update is not None:
             on_trial = lambda trial, best, done, total: update(done, total)  # noqa: E731
         found = run_trials(
             search,
-            folder,
+            output.folder,
             trials=trials,
             storage=storage,
             device=options.device,
@@ -180,13 +195,11 @@ def tune(
             on_epoch=options.on_epoch,
             on_trial=on_trial,
         )
-    best = best_trial(search, found)
-    if best is None:
-        reasons = "; ".join(dict.fromkeys(trial.reason for trial in found if trial.reason))
-        raise ConfigError(f"{folder}: found no trial with a score ({reasons}), expected one")
-    given = {field.name: getattr(experiment, field.name) for field in fields(Experiment)}
-    tuned = Tuned(**given, search=search, trials=found, best=best)
-    _keep_best(tuned, folder)
-    # Of the same run: its trials have just been written, and its start has been told.
-    rest = replace(options, overwrite=False, on_start=None)
-    return run_experiment(tuned, folder, chosen=tuned.chosen, options=rest)
+        best = best_trial(search, found)
+        if best is None:
+            reasons = "; ".join(dict.fromkeys(trial.reason for trial in found if trial.reason))
+            raise ConfigError(f"{out}: found no trial with a score ({reasons}), expected one")
+        given = {field.name: getattr(experiment, field.name) for field in fields(Experiment)}
+        tuned = Tuned(**given, search=search, trials=found, best=best)
+        _keep_best(tuned, output.folder)
+        return finish_experiment(tuned, output, chosen=tuned.chosen, options=options)

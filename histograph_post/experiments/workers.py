@@ -86,6 +86,9 @@ class FitJob:
     def done(self, fit: Fit) -> None:
         """Take note of the result."""
 
+    def broken(self, reason: str) -> None:
+        """Take note that what is there of it is of no use: it is done again."""
+
     def failed(self, error: Exception) -> None:
         """Take note that there will be no result."""
         raise error

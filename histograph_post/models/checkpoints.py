@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, HistographError, NotFoundError, UnsafeCheckpointError
 from ..utils.decoding import parse_json
-from ..utils.files import atomic_path, read_limited
+from ..utils.files import read_limited, write_bytes
 from .inert import StandIn
 from .spec import INDEX_SUFFIX, weights_in
 from .state_dicts import NOT_WEIGHTS, StateDict, choose_state_dict
@@ -286,6 +286,5 @@ def save_weights(state_dict: Mapping[str, Any], path: Path) -> None:
         for name, value in state_dict.items()
         if isinstance(value, Tensor)
     }
-    with atomic_path(path) as partial:
-        # Its own writer leaves files that others cannot read.
-        partial.write_bytes(safetensors.torch.save(weights))
+    # Its own writer leaves files that others cannot read.
+    write_bytes(path, safetensors.torch.save(weights))

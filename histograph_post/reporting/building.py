@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from ..experiments.folds import open_caches
 from ..heads.base import Readout
 from ..runs.run import REPORT_NAME, Run
 from ..tasks import Task
-from ..utils.files import require_folder, require_free, write_text
+from ..utils.files import require_folder
+from ..utils.outputs import OutputLock, output_file
 from .evidence import gather_evidence
 from .figures import Figure, Format, require_matplotlib
 from .page import GENERATOR, Page
@@ -132,18 +134,21 @@ def report(
         on_progress: Called with the steps done and the steps in all.
     """
     require_matplotlib()
-    given = Run.of(run)
+    given = run if isinstance(run, Run) else Run(Path(run))
     opened = Run.open(given.folder).require_readouts().with_head(head or given.readout)
     target = opened.folder / REPORT_NAME if out is None else Path(out)
-    _require_free(target, overwrite=overwrite, own=out is None)
     if figures is not None:
         require_folder(Path(figures))
-    page = build_page(opened, None if cache is None else Path(cache), on_progress=on_progress)
-    files: list[Path] = []
-    if figures is not None:
-        files = _write_figures(page.figures, Path(figures), form, overwrite=overwrite)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, page.to_html())
+    older = out is None and _is_report(target)
+    with ExitStack() as stack:
+        write = stack.enter_context(output_file(target, overwrite=overwrite or older))
+        if figures is not None:
+            stack.enter_context(OutputLock(Path(figures)))
+        page = build_page(opened, None if cache is None else Path(cache), on_progress=on_progress)
+        files: list[Path] = []
+        if figures is not None:
+            files = _write_figures(page.figures, Path(figures), form, overwrite=overwrite)
+        write(page.to_html().encode())
     return Report(
         target, tuple(figure.name for figure in page.figures), tuple(files), tuple(page.notes)
     )
@@ -205,13 +210,12 @@ def _task_name(task: Task) -> str:
     return f"{_TASKS[task.kind]}, {task.level} level"
 
 
-def _require_free(path: Path, *, overwrite: bool, own: bool) -> None:
-    """Refuse to write over anything but a run's own older report, before anything is computed."""
-    if own and path.is_file() and not overwrite:
-        with path.open("rb") as file:
-            if GENERATOR.encode() in file.read(_HEADER_BYTES):
-                return
-    require_free(path, overwrite=overwrite)
+def _is_report(path: Path) -> bool:
+    """Whether a file is a page of ours."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return GENERATOR.encode() in file.read(_HEADER_BYTES)
 
 
 def _write_figures(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export import export as trace
@@ -31,17 +31,11 @@ from ..heads.base import Readout
 from ..heads.standardize import Standardizer
 from ..models.checkpoints import save_weights
 from ..training.head_batches import HeadInputs
-from ..utils.files import (
-    atomic_path,
-    config_beside,
-    require_folder,
-    require_free,
-    to_json,
-    write_config,
-    write_json,
-)
+from ..utils.files import config_text, finished_name, to_json, write_bytes, write_json, write_text
+from ..utils.outputs import OutputFolder, output_file
+from .folder import write_checksums
 from .predicting import load
-from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, Run
+from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, SUMS_NAME, Run
 from .saved_head import SavedHead
 
 #: The file inside a ``.pt2`` that says what goes in and what comes out.
@@ -128,44 +122,50 @@ def export(
     opened, target = Run.of(run).with_head(head), Path(out)
     if not whole:
         return _export_head(opened.saved_head, target, overwrite=overwrite, config=config)
-    _require_free_folder(target, overwrite=overwrite)
-    predictor = load(
-        opened,
-        model=model,
-        checkpoint=checkpoint,
-        key_map=key_map,
-        trust=trust,
-        in_dim=in_dim,
-        device="cpu",
-    )
-    target.mkdir(parents=True, exist_ok=True)
-    save_weights(predictor.backbone.state_dict(), target / MODEL_NAME)
-    with atomic_path(target / HEAD_NAME) as partial:
-        if opened.readout is None:
-            shutil.copyfile(opened.folder / HEAD_NAME, partial)
-        else:
-            save_file(opened.saved_head.weights(), partial)
-    named = opened.backbone.model
-    if isinstance(model, str):
-        named = named.to_follow(model)
-    backbone = replace(
-        opened.backbone,
-        file=target / HEAD_CONFIG_NAME,
-        model=replace(named, checkpoint=Path(MODEL_NAME)),
-        cache=target,
-        in_run=True,
-    )
-    opened.backbone.carry_canary(target)
-    stored = dict(opened.stored_head)
-    if opened.readout is not None:  # its members are in one file from here on
-        stored["members"] = [
-            {name: value for name, value in member.items() if name != "file"}
-            for member in stored["members"]
-        ]
-    write_json(backbone.file, {**stored, "backbone": backbone.to_json()})
-    if config is not None:
-        write_config(target / CONFIG_NAME, config)
-    load(target, model=model, in_dim=in_dim, device="cpu")  # refuses other weights
+    with OutputFolder(target, _is_ours) as output:
+        _refuse_others(target, overwrite=overwrite)
+        predictor = load(
+            opened,
+            model=model,
+            checkpoint=checkpoint,
+            key_map=key_map,
+            trust=trust,
+            in_dim=in_dim,
+            device="cpu",
+        )
+        folder = output.replace()  # an export is there when all of it is
+        _refuse_others(folder, overwrite=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        save_weights(predictor.backbone.state_dict(), folder / MODEL_NAME)
+        own = opened.readout is None
+        weights = opened.folder / HEAD_NAME
+        write_bytes(
+            folder / HEAD_NAME, weights.read_bytes() if own else save(opened.saved_head.weights())
+        )
+        named = opened.backbone.model
+        if isinstance(model, str):
+            named = named.to_follow(model)
+        backbone = replace(
+            opened.backbone,
+            file=folder / HEAD_CONFIG_NAME,
+            model=replace(named, checkpoint=Path(MODEL_NAME)),
+            cache=folder,
+            in_run=True,
+        )
+        opened.backbone.carry_canary(folder)
+        stored = dict(opened.stored_head)
+        if not own:  # its members are in one file from here on
+            stored["members"] = [
+                {name: value for name, value in member.items() if name != "file"}
+                for member in stored["members"]
+            ]
+        write_json(backbone.file, {**stored, "backbone": backbone.to_json()})
+        if config is not None:
+            write_text(folder / CONFIG_NAME, config_text(config))
+        write_checksums(folder)
+        load(folder, model=model, in_dim=in_dim, device="cpu")  # refuses other weights
+        output.finish()
     code = "..." if isinstance(model, nn.Module) else repr(named.spec)
     argument = "" if named.is_built_in else f", model={code}"
     return Exported(target, f"hg.load({str(target)!r}{argument})(batch)", notes=predictor.notes)
@@ -174,22 +174,18 @@ def export(
 def _export_head(
     saved: SavedHead, target: Path, *, overwrite: bool, config: Mapping[str, Any] | None
 ) -> Exported:
-    require_free(target, overwrite=overwrite)
-    if config is not None:
-        require_free(config_beside(target), overwrite=overwrite)
     if saved.info.needs_edge_index:
         raise ModelError(_refusal(saved, "it changes the graph as it goes"))
     program = HeadProgram(saved).eval()
-    buffer = io.BytesIO()
-    description = to_json(describe(saved))
-    save_program(trace_program(program, saved), buffer, extra_files={DESCRIPTION_NAME: description})
-    buffer.seek(0)
-    difference = check_program(load_program(buffer), program, saved)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if config is not None:
-        write_config(config_beside(target), config)
-    with atomic_path(target) as partial:
-        partial.write_bytes(buffer.getvalue())
+    if any(getattr(each, "needs_edge_index", False) for each in program.modules()):
+        raise ModelError(_refusal(saved, "it attends along edges"))
+    with output_file(target, overwrite=overwrite, config=config) as write:
+        buffer = io.BytesIO()
+        description = {DESCRIPTION_NAME: to_json(describe(saved))}
+        save_program(trace_program(program, saved), buffer, extra_files=description)
+        buffer.seek(0)
+        difference = check_program(load_program(buffer), program, saved)
+        write(buffer.getvalue())
     inputs = "history, sizes, pairs" if saved.task.level == "link" else "history, sizes"
     usage = f"torch.export.load({str(target)!r}).module()({inputs})"
     return Exported(target, usage, difference)
@@ -297,10 +293,14 @@ def _refusal(saved: SavedHead, reason: str) -> str:
     )
 
 
-def _require_free_folder(folder: Path, *, overwrite: bool) -> None:
-    require_folder(folder)
+def _is_ours(name: str) -> bool:
+    """Whether an export has something of that name."""
+    return name in (CONFIG_NAME, MODEL_NAME, HEAD_NAME, HEAD_CONFIG_NAME, CANARY_NAME, SUMS_NAME)
+
+
+def _refuse_others(folder: Path, *, overwrite: bool) -> None:
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    foreign = names - {CONFIG_NAME, MODEL_NAME, HEAD_NAME, HEAD_CONFIG_NAME, CANARY_NAME}
+    foreign = {name for name in names if not _is_ours(finished_name(name))}
     if foreign:
         raise OutputExistsError(
             f"{folder}: found {min(foreign)!r}, which is not an export's; choose another -o"

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file as load_arrays
-from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import save_file as save_tensors
+from safetensors.numpy import save as array_bytes
+from safetensors.torch import save as tensor_bytes
 from torch import Tensor, nn
 
 from ..heads.registry import head_config
@@ -24,13 +24,17 @@ from ..splits import PARTS, Split
 from ..tasks import TargetScale, Task
 from ..training.loop import STATE_NAME, OnEpoch, Progress, Trainer, train_resumably
 from ..training.options import TrainingOptions
-from ..utils.files import atomic_path, write_json
+from ..utils.files import write_bytes, write_json
+from .folder import BrokenFitError, check_seal, require_sealed, seal
 from .run import HEAD_NAME as HEAD_NAME
-from .run import fit_place, read_json
+from .run import MODEL_NAME, fit_place, read_json
 
 FIT_NAME = "fit.json"
 #: Outputs for the test rows and for the validation rows; of earlier versions for the former only.
 OUTPUTS_NAME = "test.safetensors"
+
+#: What else a fit may have written, before ``fit.json``.
+FIT_FILES = (HEAD_NAME, OUTPUTS_NAME, MODEL_NAME)
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class FitSpec:
     warm_start: bool = False
     #: What is trained besides the head, in a word; empty for the head alone.
     stage: str = ""
+    #: Hash of all that the run depends on: a fit of another one is not taken for this one's.
+    plan: str = ""
 
     @property
     def name(self) -> str:
@@ -125,7 +131,7 @@ def train_fit(
             and says what changed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    seconds = train_resumably(trainer, folder, on_epoch=on_epoch)
+    seconds = train_resumably(trainer, folder, plan=spec.plan, on_epoch=on_epoch)
     return save_fit(
         spec,
         Trained.of(trainer),
@@ -236,16 +242,17 @@ def _save(
         if module is not None:
             tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
     if head is not None:
-        with atomic_path(folder / HEAD_NAME) as partial:
-            save_tensors({k: value.contiguous().clone() for k, value in tensors.items()}, partial)
-    with atomic_path(folder / OUTPUTS_NAME) as partial:
-        arrays = {
-            "rows": fit.test_rows,
-            "outputs": fit.test_outputs,
-            "valid_rows": fit.valid_rows,
-            "valid_outputs": fit.valid_outputs,
-        }
-        save_arrays({name: np.array(values) for name, values in arrays.items()}, partial)
+        # As bytes: the library's own writer leaves files of its own if it is killed.
+        copies = {name: value.contiguous().clone() for name, value in tensors.items()}
+        write_bytes(folder / HEAD_NAME, tensor_bytes(copies))
+    arrays = {
+        "rows": fit.test_rows,
+        "outputs": fit.test_outputs,
+        "valid_rows": fit.valid_rows,
+        "valid_outputs": fit.valid_outputs,
+    }
+    copied = {name: np.array(values) for name, values in arrays.items()}
+    write_bytes(folder / OUTPUTS_NAME, array_bytes(copied))
     write_json(
         folder / FIT_NAME,
         {
@@ -260,14 +267,24 @@ def _save(
             "num_parameters": fit.num_parameters,
             "seconds_per_epoch": fit.seconds_per_epoch,
             "log": list(fit.log),
+            **seal(folder, FIT_FILES, fit.spec.plan),
         },
     )
 
 
 def find_fit(spec: FitSpec, folder: Path) -> Fit | None:
-    """Return the fit in that folder if it is done, else None."""
+    """Return the fit in that folder if it is done, else None.
+
+    Raises:
+        BrokenFitError: for one that is another run's, or has been changed.
+    """
     if not (folder / FIT_NAME).exists():
         return None
+    stored = read_json(folder, FIT_NAME)
+    check_seal(folder, stored, spec.plan)
+    found = tuple(stored.get(name) for name in ("head", "fold", "seed"))
+    if found != (spec.name, spec.fold, spec.seed):
+        raise BrokenFitError(f"{folder}: found the fit {found}, expected {spec.label}")
     (folder / STATE_NAME).unlink(missing_ok=True)  # of a run killed just before its fit was done
     return load_fit(spec, folder)
 
@@ -275,6 +292,7 @@ def find_fit(spec: FitSpec, folder: Path) -> Fit | None:
 def load_fit(spec: FitSpec, folder: Path) -> Fit:
     """Read a finished fit back."""
     stored = read_json(folder, FIT_NAME)
+    require_sealed(folder, stored)
     arrays = load_arrays(folder / OUTPUTS_NAME)
     return Fit(
         spec=spec,

@@ -12,13 +12,14 @@ fits/             every fit: readout, fold and seed
 tensorboard/      event files, if they were asked for
 study.log         the trials of a search, trials.csv, the same as a table, best.toml, the best
                   options, and trials/, fits of a trial that is not over
+SHA256SUMS        the hash of every file above, which readers compare
 report.html       the report, once it has been asked for
 """
 
 from __future__ import annotations
 
 import json
-import shutil
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,9 +28,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..caches.manifest import MANIFEST_NAME
 from ..caches.provenance import CANARY_NAME
-from ..errors import ConfigError, NotFoundError, OutputExistsError
-from ..utils.files import require_folder, to_json, write_config, write_json, write_text
+from ..errors import ConfigError, NotFoundError
+from ..utils.files import sha256_file
 from ..utils.notebooks import data_frame
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from ..metrics import Key
     from ..splits import Splits
     from ..tasks import Task
+    from .embedding import Embeddings
     from .saved_backbone import SavedBackbone
     from .saved_head import HeadEnsemble, SavedHead
     from .verdict import Verdict
@@ -60,76 +63,14 @@ STUDY_NAME = "study.log"
 TRIALS_NAME = "trials.csv"
 BEST_NAME = "best.toml"
 TRIAL_FITS_NAME = "trials"
+SUMS_NAME = "SHA256SUMS"
 
-_FILES = (
+#: Files at the top of a run.
+RUN_FILES = (
     *(CONFIG_NAME, RUN_NAME, SPLITS_NAME, METRICS_NAME, RESULTS_NAME, PREDICTIONS_NAME),
     *(HEAD_NAME, HEAD_CONFIG_NAME, MODEL_NAME, REPORT_NAME, CANARY_NAME),
-    *(STUDY_NAME, f"{STUDY_NAME}.lock", TRIALS_NAME, BEST_NAME),
+    *(STUDY_NAME, f"{STUDY_NAME}.lock", TRIALS_NAME, BEST_NAME, SUMS_NAME),
 )
-
-#: Characters of a value that an error shows.
-_SHORT = 40
-
-
-def open_run_folder(
-    folder: Path,
-    plan: Mapping[str, Any],
-    *,
-    config: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Make a folder ready for a run; go on with a run that has the same plan.
-
-    Args:
-        folder: Where the run goes.
-        plan: All that the result depends on, as plain values.
-        config: The options this came from, saved beside it.
-        overwrite: Replace another run in that folder.
-    """
-    text = to_json(dict(plan))
-    require_folder(folder)
-    marker = folder / RUN_NAME
-    if folder.is_dir() and any(folder.iterdir()):
-        if not marker.is_file():
-            raise OutputExistsError(
-                f"{folder}: found files that are not a run's; choose another -o"
-            )
-        if overwrite:
-            _clear(folder)
-        elif marker.read_text(encoding="utf-8") != text:
-            found = json.loads(marker.read_text(encoding="utf-8"))
-            changed = _first_difference(found, json.loads(text))
-            raise OutputExistsError(
-                f"{folder}: found a run with {changed}; choose another -o, or --overwrite"
-            )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(marker, text)
-    if config is not None:
-        write_config(folder / CONFIG_NAME, config)
-
-
-def _clear(folder: Path) -> None:
-    """Remove what a run wrote, and nothing else."""
-    for name in _FILES:
-        (folder / name).unlink(missing_ok=True)
-    for name in (FITS_NAME, EVENTS_NAME, TRIAL_FITS_NAME):
-        if (folder / name).is_dir():
-            shutil.rmtree(folder / name)
-
-
-def _first_difference(found: Any, expected: Any, name: str = "") -> str:
-    """Say where two plans differ first, and in what."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        keys = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
-        place = f"{name} {keys[0]}" if name else keys[0]
-        return _first_difference(found.get(keys[0]), expected.get(keys[0]), place)
-    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-        pairs = zip(found, expected, strict=True)
-        return next(_first_difference(*pair, name) for pair in pairs if pair[0] != pair[1])
-    texts = [json.dumps(value) for value in (found, expected)]
-    if any(len(text) > _SHORT for text in texts):
-        return f"another {name}"
-    return f"{name} {texts[0]}, expected {texts[1]}"
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -145,11 +86,6 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: found {type(value).__name__}, expected an object")
     return value
-
-
-def write_results(folder: Path, results: Mapping[str, Any]) -> None:
-    """Write ``results.json``, which makes a run complete."""
-    write_json(folder / RESULTS_NAME, dict(results))
 
 
 Kind = Literal["train-head", "compare", "tune", "finetune", "pretrain", "export"]
@@ -191,6 +127,11 @@ class Run:
         found = run if isinstance(run, Run) else cls(Path(run))
         if not found.folder.is_dir():
             raise NotFoundError(f"{found.folder}: found no folder, expected a run")
+        if (found.folder / MANIFEST_NAME).is_file():
+            raise ConfigError(
+                f"{found.folder}: found a cache, expected a run; train one with "
+                f"`histograph train-head {found.folder} -o RUN`"
+            )
         return found
 
     @property
@@ -199,6 +140,33 @@ class Run:
         return self.folder.resolve().name
 
     # --- the small files
+
+    @cached_property
+    def sums(self) -> Mapping[str, str]:
+        """``SHA256SUMS``: the hash of every file; empty for a run of an earlier version."""
+        try:
+            text = (self.folder / SUMS_NAME).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}
+        except UnicodeDecodeError:
+            text = "?"
+        lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)", line) for line in text.splitlines()]
+        if not all(lines):
+            raise ConfigError(f"{self.folder / SUMS_NAME}: not a list of SHA-256 sums")
+        return {line[2]: line[1] for line in lines if line is not None}
+
+    def require_own(self, *names: str) -> None:
+        """Refuse files that are not as the run has written them: edited, or of another run."""
+        for name in names:
+            path, expected = self.folder / name, self.sums.get(name)
+            if expected is None or not path.is_file():
+                continue
+            found = sha256_file(path)
+            if found != expected:
+                raise ConfigError(
+                    f"{path}: found other contents (SHA-256 {found[:12]}) than {SUMS_NAME} lists "
+                    f"({expected[:12]}), expected the run's own; give its command again to mend it"
+                )
 
     @cached_property
     def results(self) -> Mapping[str, Any]:
@@ -388,6 +356,12 @@ class Run:
     def load_ensemble(self) -> HeadEnsemble:
         """Return the heads that the run predicts with as one, from activations to outputs."""
         return self.saved_head.build()
+
+    def embed(self, data: Any, out: str | Path | None = None, **options: Any) -> Embeddings:
+        """Return what the best head reads out of new graphs; see :func:`.embedding.embed`."""
+        from .embedding import embed
+
+        return embed(self, data, out, **options)
 
     @contextmanager
     def reading_head(self) -> Iterator[None]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from ..data.spec import DataSpec
 from ..errors import CacheError, CheckpointError, NotFoundError
 from ..models.spec import ModelSpec, weights_in
 from ..utils.decoding import decode
-from ..utils.files import atomic_path
+from ..utils.files import write_bytes
 from ..utils.specifications import GRAPH_FILES
 
 if TYPE_CHECKING:
@@ -243,8 +242,7 @@ class SavedBackbone:
     def carry_canary(self, folder: Path) -> None:
         """Copy the canary into the folder of a run or an export, which then needs no cache."""
         if self.provenance is not None and self.provenance.canary_sha256 is not None:
-            with atomic_path(folder / CANARY_NAME) as partial:
-                shutil.copyfile(self.folder / CANARY_NAME, partial)
+            write_bytes(folder / CANARY_NAME, (self.folder / CANARY_NAME).read_bytes())
 
 
 def describe_backbone(cache: Cache, run: Path) -> dict[str, Any]:
@@ -272,8 +270,7 @@ def write_provenance(
     trained.load_state_dict(load_file(weights), strict=False)
     provenance, canary = take_provenance(trained, plan, dataset)
     if canary is not None:
-        with atomic_path(folder / CANARY_NAME) as partial:
-            partial.write_bytes(canary)
+        write_bytes(folder / CANARY_NAME, canary)
     return provenance
 
 

@@ -224,6 +224,11 @@ class SavedHead:
         return SavedMember.from_json(read_json(folder, FIT_NAME), folder / HEAD_NAME)
 
     def _read(self, path: Path) -> dict[str, Tensor]:
+        # What says how the head is built counts as well.
+        config = self.folder / HEAD_CONFIG_NAME
+        fit = [] if path.parent == self.folder else [path.with_name(FIT_NAME)]
+        names = [each.relative_to(self.folder).as_posix() for each in (path, config, *fit)]
+        Run.of(self.folder).require_own(*names)
         try:
             return load_file(path)
         except (OSError, SafetensorError) as error:

@@ -7,6 +7,7 @@ parameters are trainable, and in nothing else.
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..splits import Split
 from ..tasks import TargetScale, Task
-from ..utils.files import PARTIAL_SUFFIX, atomic_path
+from ..utils.files import write_bytes
 from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 
 #: Told after every epoch.
@@ -297,6 +298,7 @@ def train_resumably(
     trainer: Trainer,
     folder: Path,
     *,
+    plan: str = "",
     on_epoch: OnEpoch | None = None,
     save_every: float = SAVE_EVERY,
 ) -> float:
@@ -307,14 +309,15 @@ def train_resumably(
     Args:
         trainer: Made just as it was when the state was saved.
         folder: Where the state is kept; it exists.
+        plan: Says of which run this is; the state of another one is left alone.
         on_epoch: Told after every epoch.
         save_every: Seconds between saved states.
     """
-    for leftover in folder.glob(f"*{PARTIAL_SUFFIX}"):
-        leftover.unlink()
     path = folder / STATE_NAME
     if path.exists():
-        trainer.restore(torch.load(path, weights_only=True, map_location="cpu"))
+        found = torch.load(path, weights_only=True, map_location="cpu")
+        if found.pop("plan", "") == plan:
+            trainer.restore(found)
     seconds: list[float] = []
     saved = time.perf_counter()
     while not trainer.is_done:
@@ -323,8 +326,9 @@ def train_resumably(
         now = time.perf_counter()
         seconds.append(now - started)
         if now - saved >= save_every:
-            with atomic_path(path) as partial:
-                torch.save(trainer.state(), partial)
+            state = io.BytesIO()
+            torch.save({**trainer.state(), "plan": plan}, state)
+            write_bytes(path, state.getvalue())
             saved = time.perf_counter()
         if on_epoch is not None:
             on_epoch(trainer)

@@ -15,7 +15,7 @@ import platform
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -28,8 +28,8 @@ from ..errors import CacheError, ConfigError, NotFoundError, OutputExistsError
 #: Every unfinished file carries this suffix; a name without it is complete.
 PARTIAL_SUFFIX = ".partial"
 
-#: This machine, as it stands in the names of unfinished files.
-_HOST = re.sub(r"[^A-Za-z0-9_.]", "_", platform.node()) or "host"
+#: This machine, as it stands in the names of unfinished files and in locks.
+HOST = re.sub(r"[^A-Za-z0-9_]", "_", platform.node()) or "host"
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     writers of the same file never share one. If the body raises, the sibling is removed and
     ``path`` is untouched.
     """
-    partial = path.with_name(f"{path.name}.{_HOST}-{os.getpid()}{PARTIAL_SUFFIX}")
+    partial = path.with_name(f"{path.name}.{HOST}-{os.getpid()}{PARTIAL_SUFFIX}")
     try:
         yield partial
         # Some writers make private files; an output is as readable as any file the user makes.
@@ -48,15 +48,40 @@ def atomic_path(path: Path) -> Iterator[Path]:
         _sync(partial)
         os.replace(partial, path)
         _sync(path.parent)
+    except OSError as error:
+        if error.filename is None:  # of a write, which does not say where
+            error.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the unfinished files that killed processes of this machine left in a folder."""
-    for path in folder.glob(f"*.{_HOST}-*{PARTIAL_SUFFIX}"):
-        number = path.name.removesuffix(PARTIAL_SUFFIX).rpartition("-")[2]
-        if number.isdigit() and not _is_running(int(number)):
+#: The names of unfinished files: those of :func:`atomic_path`, and those of a library's own writer
+#: that earlier versions used.
+_UNFINISHED = re.compile(r"(.+)\.([A-Za-z0-9_]+)-(\d+)\.partial|\.tmp[A-Za-z0-9]{6}")
+
+
+def finished_name(name: str) -> str:
+    """Return the name that an unfinished file would have got; that of any other file as it is."""
+    found = _UNFINISHED.fullmatch(name)
+    return name if found is None or found[1] is None else found[1]
+
+
+def remove_leftovers(folder: Path, *, alone: bool = False, of: Collection[str] = ()) -> None:
+    """Remove the unfinished files that killed processes left in a folder.
+
+    Args:
+        folder: Where to look; for any file, if alone, also in the folders in it.
+        alone: Whether nobody else writes there; if not, only what dead processes of this machine
+            left is removed.
+        of: The names of the files that were being written; any by default.
+    """
+    found = folder.rglob("*") if alone and not of else folder.iterdir()
+    for path in list(found):
+        name = _UNFINISHED.fullmatch(path.name)
+        if name is None or path.is_dir() or (of and name[1] not in of):
+            continue
+        if alone or (name[2] == HOST and not _is_running(int(name[3]))):
             path.unlink(missing_ok=True)
 
 
@@ -104,10 +129,15 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` atomically."""
+    with atomic_path(path) as partial:
+        partial.write_bytes(data)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` atomically, as UTF-8."""
-    with atomic_path(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
 
 
 def to_json(value: Any) -> str:
@@ -234,6 +264,6 @@ def config_beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.config.toml")
 
 
-def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Write options as a file that ``--config`` takes."""
-    write_text(path, tomli_w.dumps(dict(config)))
+def config_text(config: Mapping[str, Any]) -> str:
+    """Return options as the text of a file that ``--config`` takes."""
+    return tomli_w.dumps(dict(config))

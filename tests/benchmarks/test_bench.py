@@ -28,7 +28,7 @@ from histograph_benchmarks.head_steps import (
 from histograph_benchmarks.measuring import Ratio, race
 from histograph_benchmarks.suite import MEASUREMENTS, run_suite
 from histograph_benchmarks.workloads import CHECKPOINT, GraphRows, Sizes, Workloads
-from histograph_cli.main import app
+from histograph_cli.app import app
 from histograph_post.models.molecule_networks import MoleculeGNN
 
 TINY = Sizes(
@@ -159,7 +159,7 @@ def test_real_data_and_weights_are_used_and_left_alone(shared_data: Path, tmp_pa
 def test_help_does_not_import_torch() -> None:
     code = (
         "import sys\n"
-        "from histograph_cli.main import app\n"
+        "from histograph_cli.app import app\n"
         "try: app(['bench', '--help'])\n"
         "finally: sys.exit(3 if 'torch' in sys.modules else 0)\n"
     )

@@ -59,7 +59,9 @@ def test_interrupt_while_a_shard_is_closed_leaves_no_half_of_it(
     def interrupted(descriptor: int) -> None:
         if threading.current_thread() is not threading.main_thread():
             synced.append(descriptor)
-            if len(synced) == 3:  # the second shard; the first was synced with its folder
+            # The second shard. Of the first its hash, and then itself, were synced, each with its
+            # folder, and so was the hash of the second.
+            if len(synced) == 7:
                 os.kill(os.getpid(), signal.SIGINT)  # which the main thread takes meanwhile
         sync(descriptor)
 
@@ -67,6 +69,6 @@ def test_interrupt_while_a_shard_is_closed_leaves_no_half_of_it(
     with pytest.raises(KeyboardInterrupt):
         cache(model, dataset, tmp_path / "a", shard_bytes=20_000)
     found = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert found[1:3] == ["shard-00000.h5", "shard-00001.h5"]
+    assert {"shard-00000.h5", "shard-00001.h5"} <= set(found)
     assert not [name for name in found if name.endswith(".partial")]
     assert cache(model, dataset, tmp_path / "a", shard_bytes=20_000) is not None

@@ -12,7 +12,7 @@ import torch
 import typer
 from safetensors.torch import save_file
 
-from histograph_cli.main import app
+from histograph_cli.app import app
 from histograph_post.models import build_model
 
 from ..helpers import histograph
@@ -34,7 +34,7 @@ def cache_arguments(checkpoint: Path, out: Path, *more: object) -> tuple[object,
 
 def test_help_answers_without_importing_torch() -> None:
     code = (
-        "import sys; from histograph_cli.main import app\n"
+        "import sys; from histograph_cli.app import app\n"
         "for words in (['--help'], ['cache', '--help'], ['train-head', '--help']):\n"
         "    try: app(words)\n"
         "    except SystemExit: pass\n"

@@ -68,12 +68,13 @@ def test_json_has_the_scores_and_the_command_that_repeats_them(
 def test_comparison_is_ranked(folder: Path) -> None:
     done = histograph("inspect", folder / "compared", "-q")
     readouts = json.loads((folder / "compared" / "results.json").read_text())["readouts"]
-    order = sorted(readouts, key=lambda name: -readouts[name]["test"]["mean"])
-    table = done.stdout[done.stdout.index("rank") :]  # behind the facts, which name a readout too
-    places = [table.index(f"│ {name} ") for name in order]
-    assert places == sorted(places)
+    table = done.stdout[done.stdout.index("Readouts by validation") :]  # behind the facts
+    shown = sorted(readouts, key=lambda name: table.index(f"│ {name} "))
+    assert shown[0] == "own readout"
+    valid = [(readouts[n].get("averaged") or readouts[n])["valid"]["mean"] for n in shown[1:]]
+    assert valid == sorted(valid, reverse=True)
     assert (
-        "hg.train_head"
+        "hg.compare"
         in json.loads(histograph("inspect", folder / "compared", "--json").stdout)["command"]
     )
 
@@ -99,7 +100,7 @@ def test_unfinished_run_is_refused_in_one_line(folder: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("what", ["run", "compared", "caches", "caches/fold-0.cache"])
 def test_folders_are_shown_without_torch(folder: Path, what: str) -> None:
     code = (
-        "import sys; from histograph_cli.main import app\n"
+        "import sys; from histograph_cli.app import app\n"
         "try: app(['inspect', sys.argv[1]])\n"
         "except SystemExit as done: assert not done.code\n"
         "slow = {'torch', 'torch_geometric', 'sklearn', 'h5py', 'scipy'} & set(sys.modules)\n"

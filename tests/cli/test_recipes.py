@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from histograph_cli.main import app
+from histograph_cli.app import app
 from histograph_post.models import build_model
 from histograph_post.utils.specifications import PUBLIC_MODELS
 

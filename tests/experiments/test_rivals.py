@@ -15,7 +15,7 @@ from sklearn.svm import SVC, SVR
 from typer.testing import CliRunner
 
 import histograph_post as hg
-from histograph_cli.main import app
+from histograph_cli.app import app
 from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
 from histograph_post.errors import ConfigError

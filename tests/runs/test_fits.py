@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,8 @@ def test_a_fit_of_an_earlier_version_has_no_validation_outputs(
         (tmp_path / path.name).write_bytes(path.read_bytes())
     arrays = load_file(folder / OUTPUTS_NAME)
     save_file({name: arrays[name] for name in ("rows", "outputs")}, tmp_path / OUTPUTS_NAME)
+    stored = json.loads((tmp_path / "fit.json").read_text())
+    (tmp_path / "fit.json").write_text(json.dumps({**stored, "files": {}}))
     fit = load_fit(spec, tmp_path)
     assert fit.valid_rows.shape == (0,)
     assert fit.valid_outputs.shape == (0, 1)

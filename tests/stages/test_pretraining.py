@@ -16,7 +16,7 @@ import torch
 from torch_geometric.data import Data
 from typer.testing import CliRunner
 
-from histograph_cli.main import app
+from histograph_cli.app import app
 from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, ModelError, NotFoundError, OutputExistsError
 from histograph_post.experiments.folds import open_caches

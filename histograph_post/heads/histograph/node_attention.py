@@ -86,15 +86,20 @@ class NodeAttention(nn.Module):
         key_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.dim, self.heads, self.kind = dim, heads, kind
+        self.dim, self.heads = dim, heads
         self.zero_token = zero_token
         self.dropout, self.key_dropout = dropout, key_dropout
         self.padding_budget, self.large_graph = PADDING_BUDGET, LARGE_GRAPH
-        #: Graphs of more nodes are attended to by landmarks.
-        self.exact_nodes: float = {"landmark": -1, "auto": EXACT_NODES}.get(kind, math.inf)
+        self.attend_to(kind)
         self.in_projection = nn.Linear(dim, 3 * dim)  # queries, keys, values
         self.out_projection = nn.Linear(dim, dim)
         self.reset_parameters()
+
+    def attend_to(self, kind: str) -> None:
+        """Choose what nodes attend to; all choices have the same weights."""
+        self.kind = kind
+        #: Graphs of more nodes are attended to by landmarks.
+        self.exact_nodes: float = {"landmark": -1, "auto": EXACT_NODES}.get(kind, math.inf)
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as :class:`torch.nn.MultiheadAttention` does."""

@@ -1,0 +1,216 @@
+"""The folder of a run as it is written: made ready, gone on with, completed, and bound together.
+
+``run.json`` comes first and says what the run is; ``SHA256SUMS``, which ``sha256sum -c`` reads, and
+``results.json`` come last. Whoever uses a file of a finished run compares it with that list, so
+that nothing of another run, or edited since, is taken for its own. A fit, which is done before the
+run is, lists its own files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, NotFoundError, OutputExistsError
+from ..utils.files import config_text, finished_name, sha256_file, to_json, write_text
+from ..utils.outputs import OutputFolder
+from .run import (
+    CONFIG_NAME,
+    EVENTS_NAME,
+    FITS_NAME,
+    REPORT_NAME,
+    RESULTS_NAME,
+    RUN_FILES,
+    RUN_NAME,
+    STUDY_NAME,
+    SUMS_NAME,
+    TRIAL_FITS_NAME,
+)
+
+#: Characters of a value that an error shows.
+_SHORT = 40
+
+#: Written after a run, or while a search goes on: no part of what it is made of.
+_NOT_LISTED = (SUMS_NAME, REPORT_NAME, STUDY_NAME, f"{STUDY_NAME}.lock")
+
+
+def is_of_a_run(name: str) -> bool:
+    """Whether a run writes something of that name into its folder."""
+    return (
+        name in RUN_FILES
+        or name in (FITS_NAME, EVENTS_NAME, TRIAL_FITS_NAME)
+        or re.fullmatch(r"fold-\d+", name) is not None
+    )
+
+
+@contextmanager
+def open_run_folder(
+    target: str | Path,
+    plan: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    shared: bool = False,
+) -> Iterator[OutputFolder]:
+    """Make a folder ready for a run; go on with a run that has the same plan.
+
+    Args:
+        target: Where the run goes.
+        plan: All that the result depends on, as plain values.
+        config: The options this came from, saved beside it.
+        overwrite: Replace a run that is there, once this one is finished; one that was killed is
+            gone on with.
+        shared: Whether others may do their part of the same plan at the same time.
+    """
+    text = to_json(dict(plan))
+    with OutputFolder(target, is_of_a_run, shared=shared and not overwrite) as output:
+        marked = _marker(output.folder)
+        if overwrite and marked and (marked != text or _is_finished(output.folder)):
+            marked = _marker(output.replace())
+            if marked is not None and marked != text:
+                shutil.rmtree(output.folder)
+                marked = None
+        if marked is not None and marked != text:
+            changed = _first_difference(_parsed(marked), json.loads(text))
+            raise OutputExistsError(
+                f"{output.folder}: found a run with {changed}; choose another -o, or --overwrite"
+            )
+        output.clean()
+        output.folder.mkdir(exist_ok=True)
+        if marked is None:
+            write_text(output.folder / RUN_NAME, text)
+        if config is not None:
+            write_text(output.folder / CONFIG_NAME, config_text(config))
+        yield output
+
+
+def _marker(folder: Path) -> str | None:
+    """Return what ``run.json`` says; None for no folder or an empty one; no others are touched."""
+    try:
+        return (folder / RUN_NAME).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        if any(finished_name(name) != RUN_NAME for name in names):
+            raise OutputExistsError(
+                f"{folder}: found files that are not a run's; choose another -o"
+            ) from None
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise OutputExistsError(
+            f"{folder / RUN_NAME}: cannot be read ({error}); choose another -o"
+        ) from None
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / RESULTS_NAME).is_file()
+
+
+def _first_difference(found: Any, expected: Any, name: str = "") -> str:
+    """Say where two plans differ first, and in what."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        keys = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
+        if not keys:
+            return "another layout"
+        place = f"{name} {keys[0]}" if name else keys[0]
+        return _first_difference(found.get(keys[0]), expected.get(keys[0]), place)
+    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        pairs = zip(found, expected, strict=True)
+        return next(_first_difference(*pair, name) for pair in pairs if pair[0] != pair[1])
+    texts = [json.dumps(value) for value in (found, expected)]
+    if not name or any(len(text) > _SHORT for text in texts):
+        return f"another {name or 'plan'}"
+    return f"{name} {texts[0]}, expected {texts[1]}"
+
+
+# --- what it is made of
+
+
+def finish_run(folder: Path, results: Mapping[str, Any]) -> None:
+    """Write ``results.json``, which makes a run complete, and before it the list of all files."""
+    text = to_json(dict(results))
+    write_checksums(folder, {RESULTS_NAME: hashlib.sha256(text.encode()).hexdigest()})
+    write_text(folder / RESULTS_NAME, text)
+
+
+def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> None:
+    """List every file of a run, or an export, with its SHA-256.
+
+    Args:
+        folder: The run.
+        known: Those of files that are written afterwards.
+    """
+    found = {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+    sums = {
+        name: sha256_file(path)
+        for name, path in found.items()
+        if is_of_a_run(name.split("/")[0])
+        and name.split("/")[0] not in (*_NOT_LISTED, EVENTS_NAME, TRIAL_FITS_NAME)
+    }
+    lines = [f"{value}  {name}\n" for name, value in sorted({**sums, **(known or {})}.items())]
+    write_text(folder / SUMS_NAME, "".join(lines))
+
+
+# --- fits, which are done before the run is
+
+
+class BrokenFitError(Exception):
+    """A fit is not what it was when it was saved, or not this run's; it has to be fitted again."""
+
+
+def seal(folder: Path, names: Sequence[str], plan: str) -> dict[str, Any]:
+    """Return what binds a fit: the run it is of, and the hashes of its files."""
+    files = {name: sha256_file(folder / name) for name in names if (folder / name).is_file()}
+    return {"plan": plan, "files": files}
+
+
+def check_seal(folder: Path, stored: Mapping[str, Any], plan: str | None = None) -> None:
+    """Refuse a fit whose files have changed, or that is of another run.
+
+    Args:
+        folder: Of the fit.
+        stored: What was written last of it, with its seal; of earlier versions without.
+        plan: The run that it should be of; of whatever run by default.
+
+    Raises:
+        BrokenFitError: which says what is wrong.
+    """
+    if plan is not None and stored.get("plan") != plan:
+        raise BrokenFitError(f"{folder}: found a fit of another run")
+    files = stored.get("files", {})
+    if not isinstance(files, Mapping):
+        raise BrokenFitError(f"{folder}: found no list of files")
+    for name, expected in files.items():
+        try:
+            found = sha256_file(folder / name)
+        except NotFoundError:
+            raise BrokenFitError(f"{folder / name}: found no file") from None
+        if found != expected:
+            raise BrokenFitError(
+                f"{folder / name}: found other contents than it was saved with "
+                f"(SHA-256 {found[:12]}, expected {expected[:12]})"
+            )
+
+
+def require_sealed(folder: Path, stored: Mapping[str, Any]) -> None:
+    """Refuse to use a fit, or the checkpoint of a fold, whose files have changed."""
+    try:
+        check_seal(folder, stored)
+    except BrokenFitError as error:
+        raise ConfigError(f"{error}; give the run's own command again to fit it anew") from None

@@ -1,0 +1,291 @@
+"""Where a command writes: one writer at a time, what is there kept until the new is done.
+
+Beside an output ``x`` stand, while it is written, ``x.writing``, the lock, which says who writes
+and dies with the process, and ``x.partial``, a folder that is to replace ``x``. Both are gone once
+the command is done; what a killed one leaves, the next one goes on with or removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+from ..errors import OutputExistsError, OutputInUseError
+from .files import (
+    HOST,
+    PARTIAL_SUFFIX,
+    config_beside,
+    config_text,
+    remove_leftovers,
+    require_folder,
+    require_free,
+    write_bytes,
+    write_text,
+)
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there, nobody is kept out
+    fcntl = None  # type: ignore[assignment]
+
+LOCK_SUFFIX = ".writing"
+
+#: Inside an output that has just taken the place of another: that other one.
+_REPLACED = ".histograph-replaced"
+
+#: What a lock says of its holder, at most.
+_LONGEST_HOLDER = 1000
+
+
+class OutputLock:
+    """The right to write an output; it ends with the process, however that ends.
+
+    Where the file system knows no locks, or nothing can be written beside the output, nobody is
+    kept out.
+
+    Args:
+        path: The output, a file or a folder.
+        shared: Whether others that ask for it shared may have it, too.
+        wait: Whether to wait for it; else whoever holds it is named.
+    """
+
+    def __init__(self, path: Path, *, shared: bool = False, wait: bool = False) -> None:
+        real = Path(os.path.realpath(path))
+        self._output, self._path = path, real.with_name(real.name + LOCK_SUFFIX)
+        self._shared, self._wait = shared, wait
+        self._file: int | None = None
+
+    def __enter__(self) -> Self:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        while fcntl is not None and self._file is None:
+            try:
+                file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    break  # the folder itself may still take files
+                raise
+            try:
+                self._take(file)
+            except BaseException:
+                os.close(file)
+                raise
+        return self
+
+    def _take(self, file: int) -> None:
+        """Lock an open lock file, unless it is no longer the one of that name."""
+        kind = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
+        holder = _read_holder(file)
+        if holder is None:
+            raise OutputExistsError(f"{self._path}: found a file, expected none: it is the lock's")
+        try:
+            fcntl.flock(file, kind if self._wait else kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputInUseError(
+                f"{self._output}: found another writer ({holder or 'not known yet'}), expected "
+                "none; wait until it is done, or choose another -o"
+            ) from None
+        except OSError:
+            pass  # no locks on this file system
+        if not _is_at(file, self._path):  # its last holder has removed it meanwhile
+            os.close(file)
+            return
+        self._file = file
+        os.ftruncate(file, 0)
+        os.pwrite(file, json.dumps(_this_process()).encode(), 0)
+
+    def alone(self) -> None:
+        """Wait until nobody else shares it."""
+        if self._shared and self._file is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._shared = False
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is None:
+            return
+        # The last of those that share it removes the file: whoever is alone, or comes alone next.
+        if not self._shared and _is_at(self._file, self._path):
+            self._path.unlink(missing_ok=True)
+        os.close(self._file)
+        self._file = None
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Whether an open file is the one at that path."""
+    try:
+        return os.path.samestat(os.fstat(file), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _this_process() -> dict[str, Any]:
+    words = [os.path.basename(sys.argv[0] or "python"), *sys.argv[1:2]]
+    if words[0] == "__main__.py":
+        words[0] = "histograph"
+    return {
+        "command": " ".join(word for word in words if not word.startswith("-")),
+        "process": os.getpid(),
+        "host": HOST,
+        "since": datetime.now().strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def _read_holder(file: int) -> str | None:
+    """Return who holds a lock, "" if that is not known yet, None for a file that is no lock."""
+    text = os.pread(file, _LONGEST_HOLDER, 0)
+    try:
+        found = json.loads(text or b"{}")
+        if not isinstance(found, dict):
+            return None
+        said = {name: str(found[name]) for name in _this_process()} if found else None
+    except (ValueError, RecursionError):
+        # Of a process that was killed as it wrote this.
+        return "" if text.startswith(b'{"command"') else None
+    except KeyError:
+        return None
+    if said is None:
+        return ""
+    return "{command}, process {process} on {host}, since {since}".format(**said)
+
+
+@contextmanager
+def output_file(
+    path: Path, *, overwrite: bool, config: Mapping[str, Any] | None = None
+) -> Iterator[Callable[[bytes], None]]:
+    """Be the only one to write a file; yield what writes it, all at once.
+
+    A file and the options beside it always belong together, whenever the process is killed.
+
+    Args:
+        path: The file.
+        overwrite: Whether it may be there.
+        config: The options it comes from.
+    """
+    beside, text = config_beside(path), None if config is None else config_text(config)
+
+    def refuse() -> None:
+        require_free(path, overwrite=overwrite)
+        if text is not None and not os.path.exists(path) and _holds(beside, text):
+            return  # of a process that was killed before it wrote the file
+        if text is not None:
+            require_free(beside, overwrite=overwrite)
+
+    def write(data: bytes) -> None:
+        if os.path.exists(path):
+            beside.unlink(missing_ok=True)
+        elif text is not None:
+            write_text(beside, text)
+        write_bytes(path, data)
+        if text is not None and not os.path.exists(beside):
+            write_text(beside, text)
+
+    refuse()
+    with OutputLock(path):
+        refuse()  # another one may just have been done with it
+        remove_leftovers(path.parent, alone=True, of=(path.name, beside.name))
+        yield write
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
+
+
+#: The outputs that this process has open, by the real path.
+_open: dict[str, OutputFolder] = {}
+
+
+class OutputFolder:
+    """A folder that a command writes; a context manager.
+
+    Args:
+        target: The folder.
+        ours: Whether something of that name in such a folder is the command's own; other files
+            outlive their folder's replacement.
+        shared: Whether others may write their part of it at the same time.
+    """
+
+    def __init__(
+        self, target: str | Path, ours: Callable[[str], bool], *, shared: bool = False
+    ) -> None:
+        self.target = Path(target)
+        #: Where to write now.
+        self.folder = self.target
+        self._real = Path(os.path.realpath(target))
+        self._beside = self._real.with_name(self._real.name + PARTIAL_SUFFIX)
+        self._lock = OutputLock(self.target, shared=shared)
+        self._ours, self._shared = ours, shared
+
+    def __enter__(self) -> Self:
+        require_folder(self.target)
+        self._lock.__enter__()
+        try:
+            self._settle()
+        except BaseException:
+            self._lock.__exit__()
+            raise
+        _open[str(self._real)] = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _open.pop(str(self._real), None)
+        self._lock.__exit__()
+
+    def clean(self) -> None:
+        """Remove what killed processes left unfinished, once the folder is known to be ours."""
+        if not self.folder.is_dir():
+            return
+        remove_leftovers(self.folder, alone=not self._shared)
+        locks = [] if self._shared else list(self.folder.glob(f"*{LOCK_SUFFIX}"))
+        for path in locks:  # of parts that nobody writes now
+            if self._ours(path.name.removesuffix(LOCK_SUFFIX)):
+                path.unlink(missing_ok=True)
+
+    def replace(self) -> Path:
+        """Write beside what is there, which stays until :meth:`finish`; return where.
+
+        What a killed process has written there is there still.
+        """
+        require_folder(self._beside)
+        self.folder = self._beside
+        return self.folder
+
+    def alone(self) -> None:
+        """Wait until nobody else writes a part of it."""
+        self._lock.alone()
+        self._shared = False
+        self.clean()
+
+    def finish(self) -> None:
+        """Let what was written take the place of what was there."""
+        if self.folder == self.target or not self._beside.is_dir():
+            return  # or another job, with which this one shares it, has done so
+        with contextlib.suppress(FileNotFoundError):
+            for path in list(self._real.iterdir()):
+                if not self._ours(path.name) and not os.path.lexists(self._beside / path.name):
+                    os.rename(path, self._beside / path.name)
+            os.rename(self._real, self._beside / _REPLACED)
+        os.rename(self._beside, self._real)
+        self.folder = self.target
+        self._settle()
+
+    def _settle(self) -> None:
+        """Finish what takes the place of another, also where a killed process was at it."""
+        with contextlib.suppress(FileNotFoundError):  # others that share it may be at it, too
+            if (self._beside / _REPLACED).is_dir() and not os.path.lexists(self._real):
+                os.rename(self._beside, self._real)
+        shutil.rmtree(self._real / _REPLACED, ignore_errors=True)
+
+
+def folder_in_use(target: Path) -> Path:
+    """Return where an output is being written by this process; itself if it is not."""
+    found = _open.get(os.path.realpath(target))
+    return target if found is None else found.folder

@@ -1,0 +1,71 @@
+"""Ctrl-C and SIGTERM at any moment: one line, and the exit code that a shell expects."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: Sends a signal to itself at each of some moments: when a module is looked for, or at the end.
+WORDS = """
+import atexit, os, signal, sys
+number, *moments = sys.argv.pop(1).split(",")
+
+def send():
+    os.kill(os.getpid(), int(number))
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in moments:
+            moments.remove(name)
+            try:
+                send()
+            finally:
+                if "twice" in moments:
+                    send()
+
+sys.meta_path.insert(0, Finder())
+if "end" in moments:
+    atexit.register(send)
+from histograph_cli.main import main
+main()
+"""
+
+INTERRUPTED = "interrupted; run the same command again to go on\n"
+TERMINATED = "terminated; run the same command again to go on\n"
+
+
+def run(moments: str, *words: str, number: int = signal.SIGINT) -> tuple[int, str]:
+    command = [sys.executable, "-c", WORDS, f"{int(number)},{moments}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("moments", ["typer", "rich.console", "histograph_cli.app"])
+def test_while_python_is_importing(moments: str) -> None:
+    assert run(moments, "--help") == (130, INTERRUPTED)
+
+
+def test_after_the_work_is_done() -> None:
+    assert run("end", "--version") == (130, INTERRUPTED)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)]
+)
+@pytest.mark.parametrize("moments", ["torch", "torch,twice"])
+def test_while_a_command_is_at_work(
+    tmp_path: Path, moments: str, number: signal.Signals, expected: str
+) -> None:
+    words = ("train-head", str(tmp_path / "a.cache"), "-o", str(tmp_path / "run"))
+    assert run(moments, *words, number=number) == (128 + number, expected)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_one_after_the_line() -> None:
+    words = ("verify", "nowhere.cache")
+    assert run("histograph_post.caches,end", *words) == (130, INTERRUPTED)

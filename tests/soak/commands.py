@@ -1,0 +1,168 @@
+"""What is attacked: every command that writes, on a workspace of tiny data."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import histograph_post as hg
+from histograph_cli.app import app
+from histograph_post.utils.files import sha256_file
+
+DATA = ("--data", "demo:", "--data-args", "num_graphs=36")
+MODEL = ("--model", "gin", "--model-args", "hidden=4", "--model-args", "num_layers=2")
+TRAIN = ("--epochs", "2", "--jobs", "1", "-q")
+SPLIT = ("--split", "random:0.5,0.25,0.25")
+
+
+def give(*words: object) -> None:
+    """Give a command in this process; raise its exit code if that is not 0."""
+    code = app([str(word) for word in words], "histograph", standalone_mode=False)
+    if code:
+        raise SystemExit(code)
+
+
+def cache_by_shards(work: Path, out: Path, *, overwrite: bool = False, seed: int = 0) -> None:
+    """Write a cache of several shards, of a model in memory."""
+    from ..helpers import make_model
+
+    dataset = hg.load_data("demo:", args={"num_graphs": 36})
+    model = make_model(seed=seed, hidden=4)
+    hg.cache(model, dataset, out, shard_bytes=12_000, node_budget=300, overwrite=overwrite)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that is given, killed and given again.
+
+    Args:
+        name: What the table calls it.
+        run: Does it, in the workspace, with this output.
+        before: Puts there what it is to replace.
+        is_file: Whether the output is a file, not a folder.
+        slow: Whether it is left out of the short sample.
+    """
+
+    name: str
+    run: Callable[[Path, Path], None]
+    before: Callable[[Path, Path], None] | None = None
+    is_file: bool = False
+    slow: bool = False
+
+
+def typed(*words: object) -> Callable[[Path, Path], None]:
+    """Return what gives a command; ``{work}`` stands for the workspace, the output is added."""
+
+    def run(work: Path, out: Path) -> None:
+        give(*(str(word).replace("{work}", str(work)) for word in words), "-o", out)
+
+    return run
+
+
+PRETRAIN = ("pretrain", *MODEL, *DATA, "--folds", "3", *TRAIN)
+READOUT = ("--head", "set2set", "--dim", "4")
+TRAIN_HEAD = ("train-head", "{work}/a.cache", *READOUT, "--seeds", "0", *TRAIN)
+COMPARE = ("compare", "{work}/a.cache", "--heads", "mean,probe", "--dim", "4", "--seeds", "0-1")
+TUNE = ("tune", "{work}/a.cache", "--trials", "5", "--seeds", "0", *READOUT[:2], *TRAIN)
+FINETUNE = ("finetune", "{work}/run", *TRAIN)
+EXPORT = ("export", "{work}/run", "-q")
+PREDICT = ("predict", "{work}/run", *DATA, "-q")
+CACHE = ("cache", "{work}/backbones/fold-0", "-q")
+
+
+def prepare(work: Path) -> None:
+    """Make what the commands read: a backbone per fold, a cache and a run."""
+    give(*PRETRAIN, "-o", work / "backbones")
+    give("cache", work / "backbones" / "fold-0", "-q", "-o", work / "a.cache")
+    words = [str(word).replace("{work}", str(work)) for word in TRAIN_HEAD]
+    give(*words, "-o", work / "run")
+
+
+COMMANDS = (
+    Command("cache", typed(*CACHE)),
+    Command("cache, several shards", cache_by_shards),
+    Command("pretrain", typed(*PRETRAIN)),
+    Command("train-head", typed(*TRAIN_HEAD)),
+    Command("compare", typed(*COMPARE, *TRAIN)),
+    Command("tune", typed(*TUNE)),
+    Command("finetune", typed(*FINETUNE), slow=True),
+    Command("export --whole", typed(*EXPORT, "--whole")),
+    Command("export", typed(*EXPORT), is_file=True, slow=True),
+    Command("predict", typed(*PREDICT), is_file=True),
+    Command("report", typed("report", "{work}/run", "-q"), is_file=True, slow=True),
+    Command(
+        "cache --overwrite",
+        lambda work, out: cache_by_shards(work, out, overwrite=True),
+        before=lambda work, out: cache_by_shards(work, out, seed=1),
+    ),
+    Command(
+        "train-head --overwrite",
+        typed(*TRAIN_HEAD, "--overwrite"),
+        before=typed(*TRAIN_HEAD, "--lr", "0.5"),
+    ),
+    Command(
+        "tune --overwrite",
+        typed(*TUNE, "--overwrite"),
+        before=typed(*TUNE, "--search-seed", "5"),
+        slow=True,
+    ),
+    Command(
+        "export --whole --overwrite",
+        typed(*EXPORT, "--whole", "--overwrite"),
+        before=typed(*EXPORT, "--whole"),
+    ),
+    Command(
+        "predict --overwrite",
+        typed(*PREDICT, "--overwrite"),
+        before=typed("predict", "{work}/run", "--data", "demo:", "-q"),
+        is_file=True,
+    ),
+)
+
+#: Files whose bytes are other ones every time: a clock is in them.
+_CLOCKED = re.compile(r"study\.log|.*\.pt2")
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """Return all there is below a folder, without what depends on a clock or on the folder."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir():
+            found[name] = "a folder"
+        elif _CLOCKED.fullmatch(path.name):
+            found[name] = "a file"
+        elif path.name == "fit.json":
+            stored = json.loads(path.read_text())
+            found[name] = {k: v for k, v in stored.items() if k != "seconds_per_epoch"}
+        elif path.name == "SHA256SUMS":
+            sums = dict(line.split("  ")[::-1] for line in path.read_text().splitlines())
+            wrong = [own for own, value in sums.items() if sha256_file(path.parent / own) != value]
+            found[name] = {"listed": sorted(sums), "wrong": wrong}
+        else:
+            text = path.read_bytes()
+            found[name] = text.replace(str(folder).encode(), b"OUT")
+    return found
+
+
+def difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    """Say in what two folders differ; None if in nothing."""
+    names = sorted(expected.keys() ^ found.keys())
+    if names:
+        return f"{'no' if names[0] in expected else 'left behind:'} {names[0]}"
+    for name, value in expected.items():
+        if found[name] != value:
+            return f"other contents of {name}"
+    return None
+
+
+def clear(folder: Path) -> Path:
+    """Return an empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
