@@ -141,7 +141,7 @@ class HistoGraphHead(Readout):
     def forward(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -153,7 +153,8 @@ class HistoGraphHead(Readout):
         Args:
             history: ``[num_nodes, L, D]`` or one ``[num_nodes, D_l]`` per layer, any float type;
                 or where rows of it lie in a table.
-            batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph.
+            batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph; or the
+                graphs themselves, where the host knows their sizes.
             num_graphs: Graphs in the batch, if the last ones may be empty.
             edge_index: Edges of the batch ``[2, num_edges]``, for attention along them.
             statistics: Of all layers of these graphs, as
@@ -175,7 +176,7 @@ class HistoGraphHead(Readout):
     def classifier_inputs(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -357,7 +358,7 @@ class HistoGraphHead(Readout):
         project = self.layer_weights.last_embedding if self.all_layers is None else self.all_layers
         base = map_parts(project, [self.statistics_dropout(part) for part in described])
         if self.level == "graph":
-            base = base * graphs.nonempty(base.dtype)  # an empty graph has no bias either
+            base = graphs.empty_to_zero(base)  # an empty graph has no bias either
         mixed: Tensor = self.mixing(attended, base)  # [rows, dim]
         return mixed if self.output_norm is None else self.output_norm(mixed)
 
@@ -384,7 +385,7 @@ class HistoGraphHead(Readout):
     def explain(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -395,7 +396,7 @@ class HistoGraphHead(Readout):
         """
         layers, graphs = self.read(history, batch, num_graphs)
         nodes, weights = self.layer_weights(layers, graphs)
-        attention = graphs.spread(graphs.divisor.to(nodes.dtype).reciprocal())  # [num_nodes]
+        attention = graphs.spread(graphs.divisor_as(nodes.dtype).reciprocal())  # [num_nodes]
         if self.node_attention is not None and (
             edge_index is not None or not self.needs_edge_index
         ):
