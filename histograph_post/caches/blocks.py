@@ -9,11 +9,9 @@ the whole block in one copy, and nobody else waits for it.
 from __future__ import annotations
 
 import math
-import shutil
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -211,13 +209,12 @@ class ShardThread:
     #: The manifest's entry for every shard that is complete, by its number.
     infos: dict[int, ShardInfo]
 
-    def __init__(self, plan: CachePlan, folder: Path) -> None:
+    def __init__(self, plan: CachePlan) -> None:
         self.infos = {}
         self._plan = plan
-        self._folder = folder
         self._memory = BlockMemory(plan.layout, plan.batch_nodes, plan.device)
         # All blocks that wait, which a kill costs, are less than a shard.
-        blocks_of_shard = plan.options.shard_bytes // (plan.batch_nodes * plan.layout.row_bytes)
+        blocks_of_shard = plan.shard_bytes // (plan.batch_nodes * plan.layout.row_bytes)
         self._most_blocks = _MOST_BLOCKS if blocks_of_shard > _MOST_BLOCKS else 1
         self._pool = ThreadPoolExecutor(1)
         self._blocks: deque[Future[None]] = deque()
@@ -278,7 +275,6 @@ class ShardThread:
         try:
             check()
             block.fetch()
-            self._require_space(writer, block)
             if block.graphs.start == 0:
                 self._unfinished = writer
                 writer.open()
@@ -291,21 +287,3 @@ class ShardThread:
         except BaseException:
             self._stopped = True
             raise
-
-    def _require_space(self, writer: ShardWriter, block: RowBlock) -> None:
-        """Stop before a full disk, which HDF5 does not survive."""
-        # A plain shard takes all of its space at once, a compressed one by and by.
-        if self._plan.layout.compression is not None:
-            num_nodes, what = block.num_nodes, "batch"
-        elif block.graphs.start == 0:
-            num_nodes, what = writer.num_nodes, "shard"
-        else:
-            return
-        needed = num_nodes * self._plan.layout.row_bytes
-        free = shutil.disk_usage(self._folder).free
-        if free < needed * 1.05 + 2**20:
-            raise CacheError(
-                f"{self._folder}: found {free / 1e6:.0f} MB of free space, "
-                f"expected {needed / 1e6:.0f} MB for the next {what}; "
-                "make room and run the same command again"
-            )

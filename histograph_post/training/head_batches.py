@@ -164,7 +164,13 @@ class LoadedCache:
 
         def fit() -> Standardizer:
             graphs = np.unique(np.searchsorted(self.label_ptr, rows, side="right") - 1)
-            return Standardizer(self.cache.widths).fit(history_pieces(self.cache, graphs))
+            found = Standardizer(self.cache.widths).fit(history_pieces(self.cache, graphs))
+            if not all(bool(value.isfinite().all()) for value in found.state_dict().values()):
+                raise CacheError(
+                    f"{self.cache.path}: found activations that are not finite, expected numbers; "
+                    "histograph verify says where"
+                )
+            return found
 
         return copy.deepcopy(self._standardizer.of(rows, fit))
 

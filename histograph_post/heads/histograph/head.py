@@ -8,16 +8,16 @@ activations ``X [N, L, D_in]`` of N nodes after L layers:
 3. ``Q = X~_last Wq``, ``K = X~ Wk``, ``V = X~``.
 4. ``c = mean over nodes of (Q K^T / sqrt(D))``: a score per layer.
 5. ``alpha = normalize(c)``, ``H = sum_l alpha_l X~_l``: the layers of every node are summed.
-6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph.
+6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph, or of a large one over groups.
 7. ``G = mean over nodes of Z``; node and link tasks keep ``Z``.
 8. ``Y = a G + (1 - a) base``, where ``base`` is what statistics of all layers over the nodes (or
    the mean of the last layer) are projected to; an MLP turns ``Y`` into outputs.
 9. A head that is trained on a cache predicts the mean of these outputs and those of a linear probe
    of the same statistics, solved beforehand.
 
-Steps 1 to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`. A graph never sees
-its batch-mates: all means and all attention are taken inside each graph, so a graph has one output,
-whatever it is batched with.
+Steps 1 to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`, where a ``Reach`` is
+what a node may attend to instead of all nodes. A graph never sees its batch-mates: all means and
+all attention are taken inside each graph, so a graph has one output, whatever it is batched with.
 """
 
 from __future__ import annotations
