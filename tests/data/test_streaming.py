@@ -178,7 +178,7 @@ def test_a_table_at_a_url_is_downloaded(table: Path) -> None:
         file.write(table.read_bytes())
     found = load_data("smiles:memory://tables/molecules.csv")
     assert found.labels().tolist() == load_data(f"smiles:{table}").labels().tolist()
-    with pytest.raises(DataError, match="memory://nowhere.csv: not read"):
+    with pytest.raises(DataError, match=r"memory://nowhere\.csv: not read"):
         load_data("smiles:memory://nowhere.csv")
 
 
