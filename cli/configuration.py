@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
@@ -12,6 +11,7 @@ from typing import Any
 import typer
 
 from histograph_post.errors import ConfigError
+from histograph_post.utils.decoding import read_toml_file
 
 #: Options on how to run, not on what to make: they stay out of the saved configuration.
 _NOT_SAVED = {
@@ -55,10 +55,7 @@ def _read(
         command: The command to read for.
         commands: The names of every command's options, as Python spells them.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
+    document = read_toml_file(path)
     tables = {name: value for name, value in document.items() if isinstance(value, dict)}
     shared = {name: value for name, value in document.items() if name not in tables}
     for name in tables:

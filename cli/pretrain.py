@@ -180,7 +180,7 @@ class _FoldWatch:
         valid = fit.scores.get("valid", {}).get(self._metric)
         self._terminal.info(
             f"[{done}/{total}] fold {fit.spec.fold}: valid {self._metric} {shown(valid)} "
-            f"at epoch {fit.best_epoch}"
+            f"at epoch {fit.best_epoch}{', then diverged' * fit.diverged}"
         )
 
 
@@ -189,7 +189,7 @@ def show_folds(terminal: Terminal, results: Any) -> None:
     parts = ("valid", "test")
     rows = [
         [
-            f"fold {fold['fold']}",
+            f"fold {fold['fold']}{' (diverged)' * bool(fold.get('diverged'))}",
             fold["best_epoch"],
             *(shown(fold["scores"].get(part, {}).get(results["metric"])) for part in parts),
         ]

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
@@ -23,6 +24,16 @@ from .formatting import duration, metric, rate
 #: Where nobody watches, a line this often (seconds) is enough.
 _LOG_INTERVAL = 10.0
 
+#: Columns of a terminal that has room for counts and rates, too.
+_WIDE = 110
+
+
+class _RateColumn(ProgressColumn):
+    """How fast it goes."""
+
+    def render(self, task: Task) -> Text:
+        return Text(rate(task.finished_speed or task.speed or 0.0))
+
 
 class _TimesColumn(ProgressColumn):
     """The time that it took so far, and that is left."""
@@ -36,10 +47,12 @@ class _TimesColumn(ProgressColumn):
 
 def make_bar(console: Console) -> Progress:
     """Return a bar with what is done and the time that is left; it goes when the work is over."""
+    counts = [MofNCompleteColumn(), _RateColumn()] if console.width >= _WIDE else []
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=14),
         TaskProgressColumn(),
+        *counts,
         _TimesColumn(),
         console=console,
         transient=True,
@@ -141,6 +154,6 @@ class FitWatch:
             place = f"strength {fit.strength:.2g}"
         self._write(
             f"[{done}/{total}] {fit.spec.label}: "
-            f"valid {self._metric} {metric(valid)} at {place}"
+            f"valid {self._metric} {metric(valid)} at {place}{', then diverged' * fit.diverged}"
             + (f", {duration(left)} left" if left else "")
         )

@@ -66,7 +66,7 @@ def show_results(
         rows.append(
             [
                 *([place if name != OWN else "-"] if ranked else []),
-                f"{name} *" if row.get("compared_only") else name,
+                _label(name, row),
                 *(["-" if valid is None else f"{valid['mean']:.4f}"] if ranked else []),
                 _spread(reported(row)["test"]),
                 *([singles] if averaged and not ranked else []),
@@ -109,11 +109,23 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
             f"expected calibration error on the test part: {errors}, by temperature "
             f"{calibration['temperature']:.3g} from the validation part"
         )
+    diverged = sum(bool(fit.get("diverged")) for fit in results["fits"])
+    if diverged:
+        terminal.note(
+            f"{plural(diverged, 'fit')} of {len(results['fits'])} diverged and counted with the "
+            "best epoch before that, or untrained: lower --lr"
+        )
     if results.get("left_out"):
         terminal.info(
             f"the run predicts with {plural(results['members'], 'head')}; {results['left_out']} "
             f"more of {results['head']} have other backbones and are in the table only"
         )
+
+
+def _label(name: str, row: Any) -> str:
+    """Return what a readout is called in the table, with what is to be known of its fits."""
+    name = f"{name} *" if row.get("compared_only") else name
+    return f"{name} ({row['diverged']} diverged)" if row.get("diverged") else name
 
 
 def _spread(test: Any) -> str:

@@ -150,6 +150,7 @@ def test_a_bar_has_its_rate_and_the_time_left() -> None:
     line = shown.getvalue()
     assert "300/1000" in line
     assert "/s" in line
+    assert "elapsed, " in line
     assert "left" in line
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from .. import __version__
 from ..capture.repeating import repeatable
@@ -83,7 +84,7 @@ def write_shards(
             on_progress(done, total)
 
     with (
-        ShardThread(plan, folder) as thread,
+        ShardThread(plan) as thread,
         torch.inference_mode(),
         repeatable(plan.device),
         plan.recording() as recorder,
@@ -99,8 +100,8 @@ def write_shards(
                 block = thread.block(writer, range(members.start - start, members.stop - start))
                 captured = recorder.run(batch, block.put)
                 outputs = plan.outputs(captured.output, batch)
-                _check_outputs(plan, outputs, batch, members)
-                thread.write(writer, block, outputs)
+                check = partial(_check_outputs, plan, outputs, batch.batch, members)
+                thread.write(writer, block, outputs, check)
                 advance(int(batch.num_nodes))
     if weights_sha256(plan.model.state_dict()) != plan.weights_sha256:
         raise CaptureError(
@@ -114,12 +115,12 @@ def write_shards(
     ]
 
 
-def _check_outputs(plan: CachePlan, outputs: Tensor | None, batch: Batch, members: range) -> None:
+def _check_outputs(plan: CachePlan, outputs: Tensor | None, owners: Tensor, members: range) -> None:
     """Refuse outputs of the model's own that are not finite, naming the graph."""
     if outputs is None or bool(torch.isfinite(outputs).all()):
         return
     row = int((~torch.isfinite(outputs)).any(dim=1).nonzero()[0])
-    graph = members[int(batch.batch[row]) if plan.layout.output_level == "node" else row]
+    graph = members[int(owners[row]) if plan.layout.output_level == "node" else row]
     raise CacheError(
         f"graph {plan.dataset.ids[graph]!r}: found an output of the model that is not finite, "
         "expected numbers"

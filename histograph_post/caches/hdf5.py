@@ -1,21 +1,22 @@
 """A shard as an HDF5 file: created so that its bytes depend on its contents only; inspected.
 
-Only writing and resuming do this, on files that this program wrote: crafted files crash the HDF5
-library. A reader maps the bytes that the manifest names instead (see
+The library does not survive a write that fails, as on a full disk: it writes through a
+:class:`CheckedFile`, which never tells it. Only writing and resuming use it, on files that this
+program wrote: crafted files crash it. A reader maps the bytes that the manifest names instead (see
 :class:`~histograph_post.caches.layout.ShardInfo`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import h5py
 import numpy as np
-from h5py import h5a, h5d, h5f, h5g, h5l, h5p, h5s, h5t, h5z
+from h5py import h5a, h5d, h5f, h5fd, h5g, h5l, h5p, h5s, h5t, h5z
 
 from ..errors import CacheError
 from ..utils.decoding import is_count
@@ -36,10 +37,92 @@ from .manifest import FORMAT_VERSION
 COUNT_ATTRIBUTES = ("index", "start", "stop", "num_nodes", "num_edges", "num_labels")
 TEXT_ATTRIBUTES = {"format_version": "S8", "plan_hash": "S64"}
 
+T = TypeVar("T")
+
 _FILTERS = [h5z.FILTER_SHUFFLE, h5z.FILTER_DEFLATE]
 
 
-def create_file(path: Path, plan_hash: str, index: int, start: int, counts: Counts) -> h5f.FileID:
+class CheckedFile:
+    """The file of a shard that is being written, as the HDF5 library sees it: nothing ever fails.
+
+    What does fail is kept for :meth:`check`, and nothing is written after it.
+
+    Args:
+        path: The file, which must not exist.
+        name: What it is called in errors.
+    """
+
+    def __init__(self, path: Path, name: Path) -> None:
+        self._name = name
+        self._file = path.open("xb+", buffering=0)
+        self._place, self._size = 0, 0
+        self._failed = False
+        self._error: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise what went wrong since the last check."""
+        error, self._error = self._error, None
+        if isinstance(error, OSError):
+            error.filename = str(self._name)
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Close the file; the library must have let go of it."""
+        self._file.close()
+
+    # --- what the library calls
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to where the next call reads or writes: a place, or the end of the file."""
+        self._place = self._size if whence == os.SEEK_END else offset
+        return self._place
+
+    def tell(self) -> int:
+        """Return where the next call reads or writes."""
+        return self._place
+
+    def write(self, data: memoryview) -> int:
+        """Write all of ``data``, however many writes that takes."""
+        self._attempt(lambda: self._write_all(data))
+        self._place += len(data)
+        self._size = max(self._size, self._place)
+        return len(data)
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Read back what was written; what is not there is zero."""
+        count = self._attempt(lambda: self._file.readinto(buffer)) or 0
+        buffer[count:] = bytes(len(buffer) - count)
+        self._place += len(buffer)
+        return len(buffer)
+
+    def truncate(self, size: int) -> int:
+        """Set the size of the file."""
+        self._attempt(lambda: self._file.truncate(size))
+        self._size = size
+        return size
+
+    def flush(self) -> None:
+        """Do nothing: no write is held back."""
+
+    def _write_all(self, data: memoryview) -> None:
+        while data:
+            data = data[self._file.write(data) :]
+
+    def _attempt(self, call: Callable[[], T]) -> T | None:
+        """Make a call unless one has failed before."""
+        if not self._failed:
+            try:
+                self._file.seek(self._place)
+                return call()
+            except BaseException as error:  # an interrupt must not reach the library either
+                self._failed, self._error = True, error
+        return None
+
+
+def create_file(
+    checked: CheckedFile, plan_hash: str, index: int, start: int, counts: Counts
+) -> h5f.FileID:
     """Create the file of a shard, without datasets yet."""
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)
@@ -47,9 +130,8 @@ def create_file(path: Path, plan_hash: str, index: int, start: int, counts: Coun
     access.set_fclose_degree(h5f.CLOSE_STRONG)
     access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
     access.set_alignment(1, ALIGNMENT)
-    # Room for HDF5's own descriptors at the front, so that values are not torn apart by them.
-    access.set_meta_block_size(8 * 2**10)
-    file = h5f.create(os.fsencode(path), h5f.ACC_EXCL, creation, access)
+    access.set_fileobj_driver(h5fd.fileobj_driver, checked)
+    file = h5f.create(b"shard", h5f.ACC_TRUNC, creation, access)  # the name is not used
     sizes = (counts.num_nodes, counts.num_edges, counts.num_labels)
     numbers = (index, start, start + counts.num_graphs, *sizes)
     for name, number in zip(COUNT_ATTRIBUTES, numbers, strict=True):
@@ -104,9 +186,8 @@ class RowWriter(Protocol):
 class PlainWriter:
     """Stores rows as they are: one write per block."""
 
-    def __init__(self, dataset: h5d.DatasetID, path: Path) -> None:
+    def __init__(self, dataset: h5d.DatasetID) -> None:
         self._dataset = dataset
-        self._path = path
         self._done = 0
 
     def write(self, block: np.ndarray) -> None:
@@ -115,10 +196,7 @@ class PlainWriter:
             return
         place = self._dataset.get_space()
         place.select_hyperslab((self._done, *(0 for _ in block.shape[1:])), block.shape)
-        try:
-            self._dataset.write(h5s.create_simple(block.shape), place, np.ascontiguousarray(block))
-        except OSError as error:
-            raise cannot_write(self._path, error) from None
+        self._dataset.write(h5s.create_simple(block.shape), place, np.ascontiguousarray(block))
         self._done += len(block)
 
     def finish(self) -> None:
@@ -128,9 +206,8 @@ class PlainWriter:
 class CompressedWriter:
     """Stores rows in compressed chunks; what does not fill a chunk yet is held back."""
 
-    def __init__(self, dataset: h5d.DatasetID, spec: Dataset, path: Path) -> None:
+    def __init__(self, dataset: h5d.DatasetID, spec: Dataset) -> None:
         self._dataset = dataset
-        self._path = path
         self._chunk = np.zeros((spec.chunk_rows, *spec.shape[1:]), spec.dtype)
         self._start = 0
         self._filled = 0
@@ -153,18 +230,9 @@ class CompressedWriter:
 
     def _write_chunk(self) -> None:
         origin = (self._start, *(0 for _ in self._chunk.shape[1:]))
-        try:
-            self._dataset.write_direct_chunk(origin, compress(self._chunk))
-        except OSError as error:
-            raise cannot_write(self._path, error) from None
+        self._dataset.write_direct_chunk(origin, compress(self._chunk))
         self._start += len(self._chunk)
         self._filled = 0
-
-
-def cannot_write(path: Path, error: Exception) -> CacheError:
-    """Return the error for a shard that the file system did not take, as on a full disk."""
-    reason = str(error).partition("\n")[0]
-    return CacheError(f"{path}: cannot be written ({reason})")
 
 
 # --- reading it back

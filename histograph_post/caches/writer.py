@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -17,10 +18,10 @@ from ..errors import CacheError
 from ..utils.files import atomic_path, write_text
 from .blocks import BlockMemory, RowBlock
 from .hdf5 import (
+    CheckedFile,
     CompressedWriter,
     PlainWriter,
     RowWriter,
-    cannot_write,
     create_dataset,
     create_file,
     create_group,
@@ -133,6 +134,7 @@ class ShardWriter:
         self._activations: list[RowWriter] = []
         self._next_graph = 0
         self._info: ShardInfo | None = None
+        self._file: CheckedFile
         self._steps = self._writing()
 
     def __enter__(self) -> Self:
@@ -204,6 +206,7 @@ class ShardWriter:
         ptr = self._arrays["ptr"]
         first_row, stop_row = ptr[[graphs.start, graphs.stop]].tolist()
         num_nodes = stop_row - first_row
+        taken, staging = (memory or BlockMemory(self._layout, num_nodes)).take()
         return RowBlock(
             self._layout,
             graphs,
@@ -212,7 +215,8 @@ class ShardWriter:
                 int(np.searchsorted(ptr, first_row + row, "right")) - 1
             ],
             where=str(self._path),
-            memory=(memory or BlockMemory(self._layout, num_nodes)).take(),
+            memory=taken,
+            staging=staging,
         )
 
     def write(self, block: RowBlock, outputs: Tensor | None = None) -> None:
@@ -225,6 +229,7 @@ class ShardWriter:
             rows.write(values)
         if outputs is not None and self._outputs is not None:
             self._outputs.write(outputs.detach().float().cpu().numpy())
+        self._file.check()
         self._next_graph = block.graphs.stop
 
     def _expect(self, found: object, expected: object, what: str) -> None:
@@ -243,15 +248,19 @@ class ShardWriter:
         with atomic_path(self._path) as partial:
             # Left behind by a killed process that had the same number as this one.
             partial.unlink(missing_ok=True)
-            file = create_file(
-                partial, self._plan_hash, self.index, self._graphs.start, self._counts
-            )
-            try:
-                self._create_datasets(file)
-                yield
-                self._finish()
-            finally:
-                self._close(file)
+            with closing(CheckedFile(partial, self._path)) as self._file:
+                start = self._graphs.start
+                file = create_file(self._file, self._plan_hash, self.index, start, self._counts)
+                try:
+                    self._create_datasets(file)
+                    self._file.check()
+                    yield
+                    self._finish()
+                finally:
+                    try:
+                        file.close()
+                    finally:
+                        self._file.check()
             self._info = inspect_shard(partial, self._layout, self._plan_hash)
             # Before the shard has its name: a shard that is there has its hash beside it.
             write_text(hash_path(self._path), self._info.sha256 + "\n")
@@ -259,7 +268,7 @@ class ShardWriter:
     def _create_datasets(self, file: h5f.FileID) -> None:
         layout, counts = self._layout, self._counts
         for dataset in layout.descriptors(counts, len(self._arrays["ids"])):
-            plain = PlainWriter(create_dataset(file, dataset), self._path)
+            plain = PlainWriter(create_dataset(file, dataset))
             if dataset.name == "outputs":
                 self._outputs = plain
             else:
@@ -270,9 +279,9 @@ class ShardWriter:
         for dataset in layout.activations(counts.num_nodes):
             if layout.compression and dataset.num_bytes:
                 chunked = create_dataset(file, dataset, chunked=True)
-                self._activations.append(CompressedWriter(chunked, dataset, self._path))
+                self._activations.append(CompressedWriter(chunked, dataset))
             else:
-                self._activations.append(PlainWriter(create_dataset(file, dataset), self._path))
+                self._activations.append(PlainWriter(create_dataset(file, dataset)))
 
     def _finish(self) -> None:
         if self._next_graph != self.num_graphs:
@@ -282,12 +291,6 @@ class ShardWriter:
             )
         for rows in self._activations:
             rows.finish()
-
-    def _close(self, file: h5f.FileID) -> None:
-        try:
-            file.close()
-        except (OSError, RuntimeError) as error:
-            raise cannot_write(self._path, error) from None
 
 
 def hash_path(shard: Path) -> Path:

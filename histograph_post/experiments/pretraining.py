@@ -207,6 +207,7 @@ class Pretraining(Stage):
             },
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
             weights_sha256=weights_sha256(model.state_dict()),
+            diverged=trainer.progress.diverged,
         )
         own_split = replace(self.splits, folds=(split,))
         save_weights(model.state_dict(), folder / MODEL_NAME)
@@ -235,6 +236,7 @@ class Pretraining(Stage):
             valid_rows=np.empty(0, dtype=np.int64),
             valid_outputs=np.empty((0, self.task.out_dim)),
             log=log,
+            diverged=trained.diverged,
             backbone={"weights_sha256": trained.weights_sha256},
         )
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..errors import ConfigError
@@ -34,7 +33,8 @@ from ..runs.run import (
 )
 from ..runs.verdict import verdict_of
 from ..tasks import Task
-from ..utils.files import write_bytes, write_json, write_text
+from ..utils.files import copy_file, write_json, write_text
+from ..utils.tensors import load_tensors, save_tensors
 from .averaging import OWN as OWN
 from .averaging import Averages, distinct, outputs_on_test
 
@@ -89,6 +89,7 @@ def results(
             "versus_baseline": versus(fits, name, baseline, metric),
             "averaged": averaged,
             "num_parameters": members[0].num_parameters,
+            **({"diverged": diverged} if (diverged := sum(f.diverged for f in members)) else {}),
             **({"compared_only": True} if name in RIVALS else {}),
             **({"simple": True} if name in SIMPLE else {}),
             **({"temperature": temperatures[name]} if name in temperatures else {}),
@@ -224,12 +225,13 @@ def write_chosen_head(
     """
     tensors: dict[str, Tensor] = {}
     for number, member in enumerate(members):
-        found, prefix = load_file(folder / member.spec.folder / HEAD_NAME), member_prefix(number)
+        found = load_tensors(folder / member.spec.folder / HEAD_NAME, "the weights of a head")
+        prefix = member_prefix(number)
         tensors |= {f"{prefix}{name}": value for name, value in found.items()}
-    write_bytes(folder / HEAD_NAME, save(tensors))
+    save_tensors(folder / HEAD_NAME, tensors)
     source = folder / best.spec.folder
     if (source / MODEL_NAME).is_file():
-        write_bytes(folder / MODEL_NAME, (source / MODEL_NAME).read_bytes())
+        copy_file(source / MODEL_NAME, folder / MODEL_NAME)
     stored = _of_a_member(folder, best)
     write_json(
         folder / HEAD_CONFIG_NAME,

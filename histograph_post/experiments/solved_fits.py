@@ -35,7 +35,7 @@ from ..splits import Split
 from ..tasks import Task
 from ..training.loop import OnEpoch, Progress, Source, Step, Trainer
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
-from ..utils.files import write_bytes, write_json
+from ..utils.files import copy_file, write_json
 
 #: Share of the memory that training may take for the features of all rows, and once more for those
 #: that are solved; more are kept in a file, and a part of the training rows is drawn.
@@ -119,7 +119,7 @@ def fit_of_another_seed(spec: FitSpec, folder: Path) -> Fit | None:
         place.mkdir(parents=True, exist_ok=True)
         for name in (HEAD_NAME, OUTPUTS_NAME):
             if (source / name).is_file():
-                write_bytes(place / name, (source / name).read_bytes())
+                copy_file(source / name, place / name)
         write_json(place / FIT_NAME, {**read_json(source, FIT_NAME), "seed": spec.seed})
     return load_fit(spec, place)
 
@@ -185,7 +185,7 @@ def collect_features(
         inputs = step.inputs
         found = head.classifier_inputs(
             inputs.history,
-            inputs.batch,
+            inputs.members,
             num_graphs=inputs.num_graphs,
             edge_index=inputs.edge_index,
         )  # [num_graphs, width] or [num_nodes, width]

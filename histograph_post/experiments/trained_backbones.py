@@ -12,7 +12,6 @@ results.json        the scores; written last, so it makes the folder complete
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,7 +34,8 @@ from ..tasks import Task
 from ..training.graph_batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HistoryNetwork, checkpoint_layers
-from ..utils.files import write_bytes, write_json, write_text
+from ..utils.decoding import decode, read_json_lines, read_toml_file
+from ..utils.files import copy_file, write_json, write_text
 from .results import choose_fit, named
 from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing, parameters_of
 
@@ -56,10 +56,15 @@ class TrainedFold:
     weights_sha256: str
     #: The readout it was trained with, if that was not the model's own.
     head: str | None = None
+    #: Whether training had to stop because the loss was not finite.
+    diverged: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return what is the same on every run with the same seed on the same machine."""
-        return asdict(self)
+        found = asdict(self)
+        if not self.diverged:
+            del found["diverged"]
+        return found
 
 
 @dataclass(frozen=True)
@@ -126,13 +131,13 @@ def save_fold(
 def load_fold(folder: Path) -> TrainedFold:
     """Read the scores of a finished fold back."""
     stored = read_json(folder, RESULTS_NAME)
-    return TrainedFold(**{k: v for k, v in stored.items() if k not in ("plan", "files")})
+    where = str(folder / RESULTS_NAME)
+    return decode(TrainedFold, stored, where, error=ConfigError, defaults=True, unknown=True)
 
 
 def load_log(folder: Path) -> list[dict[str, float]]:
     """Read back what was measured after every epoch of a finished fold."""
-    lines = (folder / METRICS_NAME).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    return read_json_lines(folder / METRICS_NAME)
 
 
 def _config(model: ModelSpec, data: DataSpec) -> dict[str, Any]:
@@ -184,7 +189,7 @@ def _read_checkpoint(folder: Path, model: str | None, data: str | None) -> FoldC
     require_sealed(folder, read_json(folder, RESULTS_NAME))
     path = folder / CONFIG_NAME
     try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        config = read_toml_file(path)
         recorded_model = ModelSpec(
             config["model"],
             parse_args(config["model_args"]),
@@ -204,10 +209,10 @@ def _read_checkpoint(folder: Path, model: str | None, data: str | None) -> FoldC
             folder / config["split"],
             load_fold(folder).head,
         )
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
     except KeyError as error:
         raise ConfigError(f"{path}: found no {error}, expected what training wrote") from None
+    except TypeError as error:
+        raise ConfigError(f"{path}: found a value of another type ({error})") from None
 
 
 # --- training a backbone together with its head
@@ -332,7 +337,7 @@ def write_folds(
         assert best.backbone is not None  # of fits of that name
         place = folder / fold_name(number)
         place.mkdir(exist_ok=True)
-        write_bytes(place / MODEL_NAME, (folder / best.spec.folder / MODEL_NAME).read_bytes())
+        copy_file(folder / best.spec.folder / MODEL_NAME, place / MODEL_NAME)
         trained = TrainedFold(
             fold=number,
             seed=best.spec.seed,
@@ -342,6 +347,7 @@ def write_folds(
             num_parameters=best.num_parameters,
             weights_sha256=best.backbone["weights_sha256"],
             head=best.spec.head,
+            diverged=best.diverged,
         )
         own_split = replace(splits, folds=(splits.folds[number],))
         save_fold(place, trained, model, data, own_split, best.log, plan=best.spec.plan)

@@ -9,14 +9,14 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from ..caches import Cache
+from ..errors import HistographError
 from ..experiments.results import BASELINES, OWN
 from ..runs.fits import OUTPUTS_NAME
 from ..runs.run import PREDICTIONS_NAME, Run
 from ..tasks import Task
+from ..utils.tensors import load_arrays
 from ..utils.text import number
 from .layer_analysis import owners_of
 
@@ -108,8 +108,8 @@ def outcomes_of(run: Run, readout: str) -> list[Outcome]:
         each = []
         for seed in outcome.seeds:
             try:
-                stored = load_file(run.fit_folder(readout, outcome.fold, seed) / OUTPUTS_NAME)
-            except (OSError, SafetensorError):
+                stored = load_arrays(run.fit_folder(readout, outcome.fold, seed) / OUTPUTS_NAME)
+            except (OSError, HistographError):
                 continue
             if np.array_equal(stored["rows"], outcome.rows):
                 each.append(torch.from_numpy(stored["outputs"]).double())  # [rows, outputs]

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file as load_arrays
-from safetensors.numpy import save as array_bytes
-from safetensors.torch import save as tensor_bytes
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..heads.registry import head_config
 from ..heads.standardize import EachLayerNorm, Standardizer
 from ..splits import PARTS, Split
 from ..tasks import TargetScale, Task
 from ..training.loop import STATE_NAME, OnEpoch, Progress, Trainer, train_resumably
 from ..training.options import TrainingOptions
-from ..utils.files import write_bytes, write_json
+from ..utils.files import write_json
+from ..utils.tensors import load_arrays, save_arrays, save_tensors
 from .folder import BrokenFitError, check_seal, require_sealed, seal
 from .run import HEAD_NAME as HEAD_NAME
 from .run import MODEL_NAME, fit_place, read_json
@@ -91,6 +90,9 @@ class Fit:
     log: Sequence[Mapping[str, float]]
     #: Of the penalty, for a readout that is solved; its epochs are the strengths that were tried.
     strength: float | None = None
+    #: Whether training had to stop because the loss was not finite; the best epoch is before that,
+    #: or the weights are those it began with.
+    diverged: bool = False
     #: What changed in the backbone and the hash of its weights; None for a frozen one.
     backbone: Mapping[str, Any] | None = None
 
@@ -103,6 +105,7 @@ class Fit:
             "best_epoch": self.best_epoch,
             "epochs": self.num_epochs,
             **({} if self.strength is None else {"strength": self.strength}),
+            **({"diverged": True} if self.diverged else {}),
             "scores": {part: dict(scores) for part, scores in self.scores.items()},
             **({} if self.backbone is None else {"backbone": dict(self.backbone)}),
         }
@@ -205,6 +208,12 @@ def save_fit(
     folder.mkdir(parents=True, exist_ok=True)
     task, split, labels = trained.task, trained.split, trained.labels
     outputs = {part: trained.predict(rows) for part, rows in _parts(split)}
+    for part, values in outputs.items():
+        if not np.isfinite(values).all():
+            raise ConfigError(
+                f"{spec.label}: found outputs that are not finite on the {part} part, expected "
+                "numbers; look at the activations with histograph verify, or lower --lr"
+            )
     none = np.empty((0, task.out_dim))
     fit = Fit(
         spec=spec,
@@ -219,6 +228,7 @@ def save_fit(
         valid_outputs=outputs.get("valid", none),
         log=trained.progress.log,
         strength=strength,
+        diverged=trained.progress.diverged,
         backbone=None if save_backbone is None else save_backbone(folder),
     )
     _save(fit, trained, head, standardizer, folder)
@@ -242,17 +252,14 @@ def _save(
         if module is not None:
             tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
     if head is not None:
-        # As bytes: the library's own writer leaves files of its own if it is killed.
-        copies = {name: value.contiguous().clone() for name, value in tensors.items()}
-        write_bytes(folder / HEAD_NAME, tensor_bytes(copies))
+        save_tensors(folder / HEAD_NAME, tensors)
     arrays = {
         "rows": fit.test_rows,
         "outputs": fit.test_outputs,
         "valid_rows": fit.valid_rows,
         "valid_outputs": fit.valid_outputs,
     }
-    copied = {name: np.array(values) for name, values in arrays.items()}
-    write_bytes(folder / OUTPUTS_NAME, array_bytes(copied))
+    save_arrays(folder / OUTPUTS_NAME, arrays)
     write_json(
         folder / FIT_NAME,
         {
@@ -293,7 +300,7 @@ def load_fit(spec: FitSpec, folder: Path) -> Fit:
     """Read a finished fit back."""
     stored = read_json(folder, FIT_NAME)
     require_sealed(folder, stored)
-    arrays = load_arrays(folder / OUTPUTS_NAME)
+    arrays = load_arrays(folder / OUTPUTS_NAME, "the outputs of a fit")
     return Fit(
         spec=spec,
         scores=stored["scores"],
@@ -307,5 +314,6 @@ def load_fit(spec: FitSpec, folder: Path) -> Fit:
         valid_outputs=arrays.get("valid_outputs", arrays["outputs"][:0]),
         log=stored["log"],
         strength=stored.get("strength"),
+        diverged=bool(stored.get("diverged", False)),
         backbone=stored.get("backbone"),
     )

@@ -13,7 +13,7 @@ from ..errors import HistographError
 from .run import CONFIG_NAME, Run
 
 #: Arguments of a command that have no flag.
-_POSITIONAL = ("cache", "source")
+_POSITIONAL = ("cache", "source", "folder")
 
 #: Options that are on unless they are turned off.
 _SWITCHES = ("standardize", "normalize", "baseline", "calibrate")

@@ -18,9 +18,8 @@ report.html       the report, once it has been asked for
 
 from __future__ import annotations
 
-import json
+import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,11 +27,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..caches.manifest import MANIFEST_NAME
 from ..caches.provenance import CANARY_NAME
-from ..errors import ConfigError, NotFoundError
+from ..errors import ConfigError, HistographError, NotFoundError
+from ..utils.decoding import read_json_file, read_json_lines, read_toml_file
 from ..utils.files import sha256_file
 from ..utils.notebooks import data_frame
+from .records import check_results
 
 if TYPE_CHECKING:
     import pandas
@@ -65,6 +65,9 @@ BEST_NAME = "best.toml"
 TRIAL_FITS_NAME = "trials"
 SUMS_NAME = "SHA256SUMS"
 
+#: Of a cache; :mod:`..caches.manifest` would load NumPy, which ``--help`` does without.
+_MANIFEST_NAME = "manifest.json"
+
 #: Files at the top of a run.
 RUN_FILES = (
     *(CONFIG_NAME, RUN_NAME, SPLITS_NAME, METRICS_NAME, RESULTS_NAME, PREDICTIONS_NAME),
@@ -76,13 +79,10 @@ RUN_FILES = (
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Read one of a run's JSON files."""
     path = folder / name
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         hint = "; give the same command again to finish it" if (folder / RUN_NAME).is_file() else ""
-        raise ConfigError(f"{folder}: found no {name}, expected a finished run{hint}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a JSON file ({error})") from None
+        raise ConfigError(f"{folder}: found no {name}, expected a finished run{hint}")
+    value = read_json_file(path)
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: found {type(value).__name__}, expected an object")
     return value
@@ -127,7 +127,7 @@ class Run:
         found = run if isinstance(run, Run) else cls(Path(run))
         if not found.folder.is_dir():
             raise NotFoundError(f"{found.folder}: found no folder, expected a run")
-        if (found.folder / MANIFEST_NAME).is_file():
+        if (found.folder / _MANIFEST_NAME).is_file():
             raise ConfigError(
                 f"{found.folder}: found a cache, expected a run; train one with "
                 f"`histograph train-head {found.folder} -o RUN`"
@@ -171,7 +171,10 @@ class Run:
     @cached_property
     def results(self) -> Mapping[str, Any]:
         """``results.json``: scores, means, deviations and paired differences."""
-        return read_json(self.folder, RESULTS_NAME)
+        found = read_json(self.folder, RESULTS_NAME)
+        self.require_own(RESULTS_NAME)
+        check_results(found, str(self.folder / RESULTS_NAME))
+        return found
 
     @cached_property
     def plan(self) -> Mapping[str, Any]:
@@ -182,12 +185,7 @@ class Run:
     def config(self) -> Mapping[str, Any] | None:
         """``config.toml``: the options of the command; None for a run started from Python."""
         path = self.folder / CONFIG_NAME
-        if not path.is_file():
-            return None
-        try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{path}: not a TOML file ({error})") from None
+        return read_toml_file(path) if os.path.lexists(path) else None
 
     @cached_property
     def stored_head(self) -> Mapping[str, Any]:
@@ -213,13 +211,7 @@ class Run:
     def log(self) -> list[dict[str, Any]]:
         """``metrics.jsonl``: a line per epoch of every fit; empty if the file is gone."""
         path = self.folder / METRICS_NAME
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            return [json.loads(line) for line in lines if line.strip()]
-        except FileNotFoundError:
-            return []
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: not a file of JSON lines ({error})") from None
+        return read_json_lines(path) if os.path.lexists(path) else []
 
     # --- what they say
 
@@ -283,7 +275,8 @@ class Run:
     @property
     def chosen(self) -> Key:
         """Fold and seed of the best single head, by validation."""
-        return int(self.stored_head["fold"]), int(self.stored_head["seed"])
+        with self.reading_head():
+            return int(self.stored_head["fold"]), int(self.stored_head["seed"])
 
     def scores(self, readout: str, part: str, metric: str | None = None) -> dict[Key, float]:
         """Return the score of each fold and seed that has one."""
@@ -368,7 +361,9 @@ class Run:
         """Turn what ``head.json`` lacks into an error that says so."""
         try:
             yield
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
+            if isinstance(error, HistographError):
+                raise
             raise ConfigError(
                 f"{self.folder / HEAD_CONFIG_NAME}: not a head this version can read "
                 f"({type(error).__name__}: {error})"

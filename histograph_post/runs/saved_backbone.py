@@ -23,7 +23,7 @@ from ..data.spec import DataSpec
 from ..errors import CacheError, CheckpointError, NotFoundError
 from ..models.spec import ModelSpec, weights_in
 from ..utils.decoding import decode
-from ..utils.files import write_bytes
+from ..utils.files import copy_file, write_bytes
 from ..utils.specifications import GRAPH_FILES
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class SavedBackbone:
     def carry_canary(self, folder: Path) -> None:
         """Copy the canary into the folder of a run or an export, which then needs no cache."""
         if self.provenance is not None and self.provenance.canary_sha256 is not None:
-            write_bytes(folder / CANARY_NAME, (self.folder / CANARY_NAME).read_bytes())
+            copy_file(self.folder / CANARY_NAME, folder / CANARY_NAME)
 
 
 def describe_backbone(cache: Cache, run: Path) -> dict[str, Any]:
@@ -264,10 +264,10 @@ def write_provenance(
         plan: What is captured of it.
         dataset: Has the graph of the canary.
     """
-    from safetensors.torch import load_file
+    from ..utils.tensors import load_tensors
 
     trained = copy.deepcopy(model).eval()
-    trained.load_state_dict(load_file(weights), strict=False)
+    trained.load_state_dict(load_tensors(weights), strict=False)
     provenance, canary = take_provenance(trained, plan, dataset)
     if canary is not None:
         write_bytes(folder / CANARY_NAME, canary)

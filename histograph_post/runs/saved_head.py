@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import ConfigError
@@ -24,6 +22,7 @@ from ..heads.standardize import EachLayerNorm, Standardizer, head_behind
 from ..tasks import TargetScale, Task
 from ..training.head_batches import HeadInputs
 from ..training.networks import HeadNetwork
+from ..utils.tensors import load_tensors
 from .fits import FIT_NAME
 from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, member_prefix, read_json
 from .saved_backbone import SavedBackbone
@@ -229,10 +228,7 @@ class SavedHead:
         fit = [] if path.parent == self.folder else [path.with_name(FIT_NAME)]
         names = [each.relative_to(self.folder).as_posix() for each in (path, config, *fit)]
         Run.of(self.folder).require_own(*names)
-        try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{path}: not the weights of a head ({error})") from error
+        return load_tensors(path, "the weights of a head")
 
     def _build(self, member: SavedMember, tensors: Mapping[str, Tensor]) -> Built:
         head = build_head(self.info.name, **member.config)

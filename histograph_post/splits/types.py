@@ -6,7 +6,7 @@ A row is what the task predicts: a graph, a node (graphs concatenated) or a link
 from __future__ import annotations
 
 import base64
-import json
+import os
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import NotFoundError, SplitError
 from ..utils import LEVELS, Level
-from ..utils.decoding import Count, Form, decode
+from ..utils.decoding import Count, Form, decode, read_json_file
 from ..utils.files import write_json
 
 #: The parts of a fold, in the order every table shows them.
@@ -155,12 +155,9 @@ class Splits:
     @classmethod
     def load(cls, path: Path) -> Splits:
         """Read what :meth:`save` wrote."""
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise NotFoundError(f"{path}: no such splits file") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise SplitError(f"{path}: not a JSON file ({error})") from None
+        if not os.path.lexists(path):
+            raise NotFoundError(f"{path}: no such splits file")
+        value = read_json_file(path, error=SplitError)
         return cls.from_json(value, where=str(path))
 
 

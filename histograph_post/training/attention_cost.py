@@ -43,8 +43,8 @@ def attention_note(head: nn.Module, loaded: LoadedCache) -> str | None:
     chosen = f"{kind}, because {nodes:,} nodes are more than {EXACT_NODES:,}"
     how = chosen if options.node_attention != kind and kind == "landmark" else kind
     return (
-        f"node attention: {how}; a step on {asked:,} of {nodes:,} nodes, {keys:,.0f} keys each: "
-        f"about {_short(seconds)} s and {_short(num_bytes / 1e6)} MB "
+        f"node attention: {how}; a step on up to {asked:,} of {nodes:,} nodes, "
+        f"{keys:,.0f} keys each: about {_short(seconds)} s and {_short(num_bytes / 1e6)} MB "
         "(node_attention=exact|landmark|neighbors|none)"
     )
 

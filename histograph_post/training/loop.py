@@ -7,7 +7,6 @@ parameters are trainable, and in nothing else.
 
 from __future__ import annotations
 
-import io
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +20,8 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..splits import Split
-from ..tasks import TargetScale, Task
-from ..utils.files import write_bytes
+from ..tasks import Missing, TargetScale, Task
+from ..utils.tensors import load_state, save_state
 from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 
 #: Told after every epoch.
@@ -42,6 +41,8 @@ class Step:
     targets: Tensor
     #: Which labels these are, to put predictions back in order: ``[rows]``.
     rows: np.ndarray
+    #: How many of the targets are missing; None if they have to be looked at.
+    missing: Missing | None = None
 
 
 class Source(Protocol):
@@ -71,6 +72,8 @@ class Progress:
     best_loss: float = math.inf
     best_state: dict[str, Tensor] = field(default_factory=dict)
     log: list[dict[str, float]] = field(default_factory=list)
+    #: Whether the loss, or what the network gives, was not finite any more: there is no way back.
+    diverged: bool = False
 
 
 class Trainer:
@@ -133,7 +136,9 @@ class Trainer:
         self._plateau_factor = 1.0
         training_labels = source.labels[split.train]  # [rows, targets]
         self.scale = TargetScale.of(task, training_labels)
-        self._loss_weights = task.balancing_weights(training_labels) if options.balance else {}
+        weights = task.balancing_weights(training_labels) if options.balance else {}
+        device = self.optimizer.param_groups[0]["params"][0].device
+        self._loss_weights = {name: value.to(device) for name, value in weights.items()}
 
     # --- resuming --------------------------------------------------------------------------
 
@@ -160,7 +165,7 @@ class Trainer:
         """Whether all epochs are over, or nothing has become better for long enough."""
         waited = self.progress.epoch - 1 - self.progress.best_epoch
         stale = 0 < self.options.patience <= waited
-        return self.progress.epoch >= self.options.epochs or stale
+        return self.progress.epoch >= self.options.epochs or stale or self.progress.diverged
 
     @property
     def share_done(self) -> float:
@@ -185,17 +190,24 @@ class Trainer:
         torch.manual_seed(_mixed(self.seed, self.progress.epoch))
         if self._before_epoch is not None:
             self._before_epoch(self.progress.epoch)
+        if not self.progress.best_state:
+            self.progress.best_state = self._weights()  # of use only if the first epoch diverges
         loss, lr = self._train_epoch()
-        if len(self.split.valid):
-            scores = self._compare(*self._evaluate(self.split.valid))
-        else:
-            scores = {}
+        measured = {"epoch": self.progress.epoch, "loss": loss, "lr": lr}
+        if not math.isfinite(loss):
+            self.progress.diverged = True
+        elif len(self.split.valid):
+            measured |= self._compare(*self._evaluate(self.split.valid))
+        elif all(bool(value.isfinite().all()) for value in self._weights().values()):
             self._keep({}, math.inf)
-        self.progress.log.append({"epoch": self.progress.epoch, "loss": loss, "lr": lr, **scores})
+        else:
+            self.progress.diverged = True
+        finite = {name: value for name, value in measured.items() if math.isfinite(value)}
+        self.progress.log.append(finite)
         self.progress.epoch += 1
 
     def finish(self) -> Progress:
-        """Leave the network with the weights of the best epoch."""
+        """Leave the network with the weights of the best epoch; without one, with the first."""
         self.network.load_state_dict(self.progress.best_state)
         return self.progress
 
@@ -207,6 +219,7 @@ class Trainer:
     def _train_epoch(self) -> tuple[float, float]:
         """Train for an epoch; return the mean loss and the last learning rate."""
         self.network.train()
+        # Nothing of a step is read before the epoch is over: the host would wait for a device.
         total, seen, lr = torch.zeros(()), 0, 0.0
         rows, size = self.split.train, self.options.batch_size
         num_steps = self.source.num_batches(rows, batch_size=size)
@@ -217,14 +230,14 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             outputs = self.network(step.inputs)  # [rows, out_dim]
             targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
-            loss = self.task.loss(outputs, targets, **self._loss_weights)
+            loss = self.task.loss(outputs, targets, missing=step.missing, **self._loss_weights)
             auxiliary = getattr(self.network, "aux_loss", None)
             (loss if auxiliary is None else loss + auxiliary).backward()
             if self.options.clip:
                 for group in self.optimizer.param_groups:
                     nn.utils.clip_grad_norm_(group["params"], self.options.clip)
             self.optimizer.step()
-            total = total + loss.detach().cpu() * len(targets)
+            total = total + loss.detach() * len(targets)
             seen += len(targets)
             del step, outputs, loss  # the next batch can have their memory
         return float(total) / max(seen, 1), lr
@@ -238,6 +251,9 @@ class Trainer:
 
     def _compare(self, outputs: np.ndarray, loss: float) -> dict[str, float]:
         """Score the validation part and keep the weights if they are the best so far."""
+        if not (np.isfinite(outputs).all() and math.isfinite(loss)):
+            self.progress.diverged = True
+            return {}
         scores = self.task.scores(outputs, self.source.labels[self.split.valid])
         if self._is_better(scores, loss):
             self._keep(scores, loss)
@@ -248,7 +264,7 @@ class Trainer:
         return {"valid_loss": loss} | {f"valid_{name}": value for name, value in scores.items()}
 
     def _is_better(self, scores: Mapping[str, float], loss: float) -> bool:
-        if not self.progress.best_state:
+        if self.progress.best_loss == math.inf:  # the first
             return True
         metric, sign = self.task.metric, 1 if self.task.higher_is_better else -1
         score, best = scores.get(metric), self.progress.best_valid.get(metric)
@@ -260,25 +276,32 @@ class Trainer:
         self.progress.best_epoch = self.progress.epoch
         self.progress.best_valid = dict(scores)
         self.progress.best_loss = loss
-        self.progress.best_state = {
-            name: value.detach().clone() for name, value in self.network.state_dict().items()
-        }
+        self.progress.best_state = self._weights()
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Return a copy of the weights as they are now."""
+        return {name: value.detach().clone() for name, value in self.network.state_dict().items()}
 
     @torch.no_grad()
     def _evaluate(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
         """Return the outputs for these rows, in the units of the labels, and the mean loss."""
         self.network.eval()
-        found = np.empty((len(rows), self.task.out_dim))
         total, seen = torch.zeros(()), 0
-        # The position of each row in the result: batches come in an order of their own.
-        position = np.empty(len(self.source.labels), dtype=np.int64)
-        position[rows] = np.arange(len(rows))
+        parts, order = [], []  # outputs and the rows they are of
         for step in self.source.batches(rows, batch_size=self.options.batch_size, seed=None):
             outputs = self.network(step.inputs)  # [rows, out_dim]
             targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
-            total = total + self.task.loss(outputs, targets).cpu() * len(step.rows)
+            total = total + self.task.loss(outputs, targets, missing=step.missing) * len(step.rows)
             seen += len(step.rows)
-            found[position[step.rows]] = self.scale.undo(outputs.float().cpu().numpy())
+            parts.append(outputs.float())
+            order.append(step.rows)
+        # The position of each row in the result: batches come in an order of their own.
+        position = np.empty(len(self.source.labels), dtype=np.int64)
+        position[rows] = np.arange(len(rows))
+        found = np.empty((len(rows), self.task.out_dim))
+        if parts:
+            outputs = torch.cat(parts).cpu()  # [rows, out_dim], read at once
+            found[position[np.concatenate(order)]] = self.scale.undo(outputs.numpy())
         return found, float(total) / max(seen, 1)
 
 
@@ -315,7 +338,7 @@ def train_resumably(
     """
     path = folder / STATE_NAME
     if path.exists():
-        found = torch.load(path, weights_only=True, map_location="cpu")
+        found = load_state(path)
         if found.pop("plan", "") == plan:
             trainer.restore(found)
     seconds: list[float] = []
@@ -326,9 +349,7 @@ def train_resumably(
         now = time.perf_counter()
         seconds.append(now - started)
         if now - saved >= save_every:
-            state = io.BytesIO()
-            torch.save({**trainer.state(), "plan": plan}, state)
-            write_bytes(path, state.getvalue())
+            save_state(path, {**trainer.state(), "plan": plan})
             saved = time.perf_counter()
         if on_epoch is not None:
             on_epoch(trainer)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -26,7 +29,8 @@ from typing import (
     get_type_hints,
 )
 
-from ..errors import CacheError, HistographError
+from ..errors import CacheError, ConfigError, HistographError
+from .files import read_limited
 
 T = TypeVar("T")
 
@@ -43,14 +47,75 @@ def parse_json(text: bytes, where: str) -> Any:
     def no_constant(name: str) -> NoReturn:
         raise ValueError(f"{name} is not JSON")
 
+    def finite(text: str) -> float:
+        value = float(text)
+        if math.isinf(value):
+            raise ValueError(f"{text[:20]} is no number that a computer holds")
+        return value
+
     try:
         # A cut-off UTF-8 sequence and a number of a million digits are ValueErrors as well.
         return json.loads(
-            text.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant
+            text.decode("utf-8"),
+            object_pairs_hook=unique,
+            parse_constant=no_constant,
+            parse_float=finite,
         )
     except (ValueError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else error
         raise CacheError(f"{where}: found broken JSON ({reason}), expected valid JSON") from None
+
+
+#: Bytes of a JSON or TOML file of a run at most.
+_MOST_BYTES = 2**28
+
+#: Brackets that may be open at once in a TOML file: its parser would exhaust the stack.
+_DEEPEST = 64
+
+
+def read_json_file(path: Path, *, error: type[HistographError] = ConfigError) -> Any:
+    """Parse a JSON file strictly; no pipe, no device, and nothing that is nested without end."""
+    try:
+        return parse_json(read_limited(path.resolve(), _MOST_BYTES), str(path))
+    except CacheError as refused:
+        raise error(str(refused)) from None
+
+
+def read_toml_file(path: Path, *, error: type[HistographError] = ConfigError) -> dict[str, Any]:
+    """Parse a TOML file, with the same care."""
+    try:
+        text = read_limited(path.resolve(), _MOST_BYTES).decode("utf-8")
+        depth = deepest = 0
+        for mark in re.findall(r"[\[\]{}]", text):
+            depth += 1 if mark in "[{" else -1
+            deepest = max(deepest, depth)
+        if deepest > _DEEPEST or re.search(r"(\.[^.\n]*){1000}", text):
+            raise ValueError("nested too deep")
+        return tomllib.loads(text)
+    except CacheError as refused:
+        raise error(str(refused)) from None
+    except (ValueError, RecursionError) as refused:
+        reason = "nested too deep" if isinstance(refused, RecursionError) else refused
+        raise error(f"{path}: not a TOML file ({reason})") from None
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Parse a log of JSON objects; a last line that a kill has cut short is left out."""
+    lines = read_limited(path.resolve(), _MOST_BYTES).split(b"\n")
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            value = parse_json(line, f"{path}: line {number}")
+        except CacheError as refused:
+            if number == len(lines):
+                break  # it does not end: the writer was killed
+            raise ConfigError(str(refused)) from None
+        if not isinstance(value, dict):
+            raise ConfigError(f"{path}: line {number}: found no object, expected one")
+        found.append(value)
+    return found
 
 
 def json_sha256(value: Any, where: str) -> str:
@@ -114,7 +179,7 @@ def decode(
         where: The file, which begins every message.
         error: What is raised.
         defaults: Whether fields that have a default may be missing.
-        unknown: Whether fields of this object, not of those inside it, may be unknown: they are
+        unknown: Whether fields of this object, and of those inside it, may be unknown: they are
             ignored.
     """
     try:
@@ -145,7 +210,7 @@ def _decode_object(
     values = {}
     for name, (kind, has_default) in types.items():
         if name in value:
-            values[name] = _decode_value(kind, value[name], where, name, defaults)
+            values[name] = _decode_value(kind, value[name], where, name, (defaults, unknown))
         elif not (defaults and has_default):
             raise _RefusedError(f"{where}: found no {name!r}, expected one")
     try:
@@ -178,14 +243,14 @@ _PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 def _decode_value(
-    kind: Any, value: Any, where: str, name: str, defaults: bool, or_null: str = ""
+    kind: Any, value: Any, where: str, name: str, lenient: tuple[bool, bool], or_null: str = ""
 ) -> Any:
     origin, arguments, found = get_origin(kind), get_args(kind), f"{where}: found {name} ="
     if origin in (Union, UnionType):  # T | None
         if value is None:
             return None
         (kind,) = (argument for argument in arguments if argument is not NoneType)
-        return _decode_value(kind, value, where, name, defaults, " or null")
+        return _decode_value(kind, value, where, name, lenient, " or null")
     if kind is Any:
         return value
     if kind in _PLAIN:
@@ -206,14 +271,14 @@ def _decode_value(
         if not isinstance(value, list):
             _refuse(found, value, "a list" + or_null)
         return tuple(
-            _decode_value(arguments[0], item, where, f"{name}[{position}]", defaults)
+            _decode_value(arguments[0], item, where, f"{name}[{position}]", lenient)
             for position, item in enumerate(value)
         )
     if origin is Mapping:  # Mapping[str, T]
         if not isinstance(value, Mapping):
             _refuse(found, value, "an object" + or_null)
         return {
-            key: _decode_value(arguments[1], item, where, f"{name}[{key!r}]", defaults)
+            key: _decode_value(arguments[1], item, where, f"{name}[{key!r}]", lenient)
             for key, item in value.items()
         }
-    return _decode_object(kind, value, f"{where}: {name}", found, defaults)
+    return _decode_object(kind, value, f"{where}: {name}", found, *lenient)

@@ -17,7 +17,7 @@ import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,24 @@ def follows_links() -> bool:
     return os.environ.get(LINKS_VARIABLE, "") not in ("", "0")
 
 
+def read_regular(path: Path, limit: int | None = None) -> bytes:
+    """Return the bytes of a file of ours, or of what a link leads to; no pipe and no device.
+
+    Args:
+        path: A file, or a link to one.
+        limit: Bytes that such a file has at most.
+    """
+    try:
+        return read_limited(path.resolve(), limit)
+    except CacheError as error:
+        raise ConfigError(str(error)) from None
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file atomically; an error names the one of the two that it is about."""
+    write_bytes(target, read_regular(source))
+
+
 @contextmanager
 def open_regular(path: Path) -> Iterator[FileIO]:
     """Open ``path`` for reading, refusing anything but a regular file that is no link."""
@@ -206,13 +224,14 @@ def open_regular(path: Path) -> Iterator[FileIO]:
         os.close(descriptor)
 
 
-def read_limited(path: Path, limit: int) -> bytes:
+def read_limited(path: Path, limit: int | None) -> bytes:
     """Return the bytes of a regular file of at most ``limit`` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > limit:
+        if limit is not None and size > limit:
             raise CacheError(f"{path}: found {size} bytes, expected at most {limit}")
-        return file.read(size)
+        with BufferedReader(file) as whole:  # one read of a file takes 2 GB at most
+            return whole.read(size)
 
 
 def sha256_prefix(file: FileIO, num_bytes: int) -> str:

@@ -152,7 +152,7 @@ def test_a_signed_link_is_never_followed(example, sign, tmp_path, link):
     np.testing.assert_array_equal(Cache.open(tmp_path).labels(), np.concatenate(made.labels))
 
 
-@pytest.mark.parametrize("num_bytes", [0, 7, 100, 8192, 9500])
+@pytest.mark.parametrize("num_bytes", [0, 7, 100, 2000, 4900])
 def test_a_truncated_shard_is_refused(example, tmp_path, num_bytes):
     made = example()
     manifest = made.write(tmp_path)

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from histograph_cli import completion, options
+from histograph_cli.app import app
 from histograph_cli.guidance import DEFAULT_OUTPUTS, default_output, example, help_panel
-from histograph_cli.main import app
 from histograph_cli.terminal import Terminal
 from histograph_post import metrics
 

@@ -11,7 +11,7 @@ from torch_geometric.data import Batch
 from typer.testing import CliRunner
 
 import histograph_post as hg
-from histograph_cli.main import app
+from histograph_cli.app import app
 from histograph_post.errors import ConfigError, MissingExtraError
 
 from ..helpers import NodeModel, demo_graphs, make_model, node_labelled

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import histograph_post as hg
-from histograph_cli.main import app
+from histograph_cli.app import app
 from histograph_post.data.dataset import SourceTable
 from histograph_post.errors import DataError
 from histograph_post.models import build_model

@@ -179,7 +179,7 @@ def test_a_total_that_promises_too_much_costs_nothing() -> None:
 
 def test_a_file_that_is_no_json_or_not_there(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(SplitError, match=r"bad\.json: not a JSON file"):
+    with pytest.raises(SplitError, match=r"bad\.json: found broken JSON"):
         Splits.load(tmp_path / "bad.json")
     with pytest.raises(NotFoundError, match=r"none\.json"):
         Splits.load(tmp_path / "none.json")

@@ -179,3 +179,35 @@ def test_options_and_frozen_networks_are_refused(source: Rows) -> None:
             TrainingOptions(**{name: value})
     with pytest.raises(ConfigError, match="no trainable"):
         trainer(source, network=nn.Linear(5, 1).requires_grad_(False))
+
+
+class Exploding(nn.Module):
+    """A linear map whose weights become infinite in the epoch that is named."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 1)
+        self.passes, self.last = 0, epoch * 3
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        return self.linear(rows) * (float("inf") if self.passes > self.last else 1.0)
+
+
+def test_a_fit_that_diverges_stops_and_keeps_its_best_epoch(source: Rows) -> None:
+    made = trainer(source, network=Exploding(4))
+    progress = made.run()
+    assert progress.diverged
+    assert progress.epoch == 5
+    assert 0 <= progress.best_epoch < 4
+    assert np.isfinite(list(progress.log[-1].values())).all()
+    assert all(value.isfinite().all() for value in progress.best_state.values())
+
+
+def test_a_fit_that_diverges_at_once_is_as_it_began(source: Rows) -> None:
+    network = Exploding(0)
+    before = copy.deepcopy(network.state_dict())
+    progress = trainer(source, network=network).run()
+    assert progress.diverged
+    assert progress.best_epoch == -1
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())

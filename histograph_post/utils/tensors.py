@@ -1,0 +1,76 @@
+"""Tensors in files that this program wrote: one way to save them, one to read them back.
+
+The libraries' own writers report a full disk as an error of their own that names no file, and
+their readers damage as an error of almost any type; here both are known errors that do.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .files import read_regular, write_bytes
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors as a safetensors file; tied ones are written twice."""
+    # Cloned, because what shares memory is refused by the format.
+    own = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
+    write_bytes(path, safetensors.torch.save(own))
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as a safetensors file."""
+    own = {name: np.array(values) for name, values in arrays.items()}
+    write_bytes(path, safetensors.numpy.save(own))
+
+
+def load_tensors(path: Path, what: str = "tensors") -> dict[str, Tensor]:
+    """Read a safetensors file; ``what`` it should hold is for the error."""
+    data = read_regular(path)
+    try:
+        return safetensors.torch.load(data)
+    except Exception as error:  # an unknown type is a KeyError, a bad header almost anything
+        raise _damaged(path, what, error) from error
+
+
+def load_arrays(path: Path, what: str = "arrays") -> dict[str, np.ndarray]:
+    """Read a safetensors file as arrays."""
+    data = read_regular(path)
+    try:
+        return safetensors.numpy.load(data)
+    except Exception as error:
+        raise _damaged(path, what, error) from error
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write plain values and tensors with ``torch.save``."""
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def load_state(path: Path) -> Any:
+    """Read what :func:`save_state` wrote; nothing in the file is executed."""
+    data = read_regular(path)
+    try:
+        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise _damaged(path, "the state of a training", error) from error
+
+
+def _damaged(path: Path, what: str, error: Exception) -> ConfigError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return ConfigError(f"{path}: found a damaged file ({reason}), expected {what}")

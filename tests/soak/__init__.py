@@ -1,0 +1,1 @@
+"""Long attacks, with counts: ``python -m tests.soak``. The suite has short samples of them."""
