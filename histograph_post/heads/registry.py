@@ -7,6 +7,7 @@ or where it is asked for: as ``file.py:Class``, ``package.module:Class`` or the 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError
 from ..utils import LEVELS
+from ..utils.machine import machine_memory
+from ..utils.ranges import require_like
 from ..utils.specifications import imported_place
 
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ ENTRY_POINTS = "histograph_post.heads"
 
 #: Arguments of every head's constructor that :func:`build_head` passes itself.
 _FIXED = ("in_dims", "out_dim", "level")
+
+#: A number from which on a head may be too large for the machine.
+_LARGE = 4096
 
 
 @dataclass(frozen=True)
@@ -437,13 +443,34 @@ def build_head(
         raise ConfigError(
             f"head {name!r}: found option {unknown[0]!r}, expected one of {', '.join(valid)}"
         )
+    for option, value in options.items():
+        require_like(option, value, valid[option])
     # The command line reads `none` as nothing, where an option may have it as a word.
     words = {
         name: "none"
         for name, value in options.items()
         if value is None and isinstance(valid[name], str)
     }
-    return info.load()(in_dims, out_dim, level=level, **info.preset, **options | words)
+    build = functools.partial(
+        info.load(), in_dims, out_dim, level=level, **info.preset, **options | words
+    )
+    if any(isinstance(value, int) and value > _LARGE for value in options.values()):
+        _require_memory(name, build)
+    return build()
+
+
+def _require_memory(name: str, build: Callable[[], nn.Module]) -> None:
+    """Refuse a head that could not be trained on this machine, without allocating it."""
+    import torch
+
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in build().parameters())
+    needed, there = 16 * count, machine_memory()  # weights, gradients, and two moments of Adam
+    if needed > there:
+        raise ConfigError(
+            f"head {name!r}: found options that take {needed / 1e9:,.0f} GB to train, expected at "
+            f"most the {there / 1e9:,.0f} GB of this machine; a smaller dim"
+        )
 
 
 def build_reader(
