@@ -89,8 +89,8 @@ def _typed(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _python_call(run: Run) -> str:
-    head = next((h for h in run.plan.get("heads", []) if h["name"] == run.head), None)
-    options = {} if head is None else head["options"]
+    head = next((h for h in run.plan.get("heads", []) if h.get("name") == run.head), None)
+    options = {} if head is None else head.get("options", {})
     arguments = [
         repr(run.backbone.cache.name),
         repr(run.name),
