@@ -14,6 +14,7 @@ from . import (
     cache,
     compare,
     demo,
+    embed,
     export,
     finetune,
     inspect,
@@ -63,6 +64,7 @@ register(app, compare.compare, trains=True)
 register(app, tune.tune, trains=True)
 register(app, finetune.finetune, trains=True, runs_models=True)
 register(app, predict.predict, runs_models=True)
+register(app, embed.embed, runs_models=True)
 register(app, report.report)
 register(app, export.export)
 register(app, inspect.inspect)

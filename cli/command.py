@@ -27,6 +27,7 @@ from histograph_post.utils.machine import keep_memory
 
 from .configuration import load_config, resolved_options
 from .formatting import duration, printable
+from .guidance import DEFAULT_OUTPUTS, default_output, example, help_panel
 from .interrupts import raised_once, tell
 from .terminal import EventFiles, Terminal
 
@@ -81,6 +82,9 @@ def register(
         with _failures_in_one_line(debug=debug), contextlib.ExitStack() as stack:
             if not shares_work:
                 _refuse_other_processes(function.__name__.replace("_", "-"))
+            is_default = "out" in own and own["out"] is None
+            if is_default:
+                own["out"] = ctx.params["out"] = default_output(command_name, own)
             events = None
             if tensorboard:
                 events = EventFiles(own["out"])
@@ -93,6 +97,10 @@ def register(
             terminal.detail(f"histograph-post {__version__}, Python {platform.python_version()}")
             for name, value in options.items():
                 terminal.detail(f"  {name.replace('_', '-')} = {value}")
+            if is_default:
+                terminal.note(f"writing to {own['out']}; -o names another place")
+            if trains or runs_models:
+                terminal.load_torch()
             if runs_models:
                 keep_memory()
             # What a user's model or data file prints must not mix with the result.
@@ -100,7 +108,10 @@ def register(
                 function(terminal, **_grouped(own, groups))
             terminal.detail(f"took {duration(time.monotonic() - started)}")
 
+    command_name = function.__name__.replace("_", "-")
     hints = get_type_hints(function, include_extras=True)
+    if command_name in DEFAULT_OUTPUTS:
+        hints["out"] = _optional_output(hints["out"], DEFAULT_OUTPUTS[command_name])
     groups: dict[str, type[OptionGroup]] = {}
     own: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -108,7 +119,9 @@ def register(
             groups[name] = hints[name]
             own += _own_parameters(hints[name])
         elif name != "terminal":
-            own.append(parameter.replace(annotation=hints[name]))
+            has_default = name == "out" and command_name in DEFAULT_OUTPUTS
+            default = None if has_default else parameter.default
+            own.append(parameter.replace(annotation=hints[name], default=default))
     parameters = [
         inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
         *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
@@ -118,9 +131,22 @@ def register(
         _shorten_help(parameter.annotation)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    name, text = function.__name__.replace("_", "-"), inspect.cleandoc(function.__doc__ or "")
-    # Lines end where the terminal's do, not where those of the source do.
-    app.command(name=name, help=re.sub(r"(?<!\n)\n(?!\n)", " ", text))(run)
+    text = inspect.cleandoc(function.__doc__ or "")
+    app.command(
+        name=command_name,
+        # Lines end where the terminal's do, not where those of the source do.
+        help=re.sub(r"(?<!\n)\n(?!\n)", " ", text),
+        epilog=example(command_name),
+        rich_help_panel=help_panel(command_name),
+    )(run)
+
+
+def _optional_output(annotation: Any, where: str) -> Any:
+    """Return the option for an output that has a place by default, which its help names."""
+    kind, option = get_args(annotation)
+    option = copy.copy(option)
+    option.help = f"{option.help} By default {where}."
+    return Annotated[kind | None, option]
 
 
 def _refuse_other_processes(name: str) -> None:

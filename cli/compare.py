@@ -8,6 +8,7 @@ import typer
 
 import histograph_post as hg
 
+from . import completion
 from . import options as opt
 from .flags import ExperimentFlags, TrainingFlags
 from .next_commands import command
@@ -20,7 +21,14 @@ def compare(
     cache: opt.CacheArgument,
     out: opt.RunOption,
     heads: Annotated[
-        str, typer.Option("--heads", help="The readouts: all, or names separated by commas.")
+        str,
+        typer.Option(
+            "--heads",
+            metavar="NAMES",
+            autocompletion=completion.several_heads,
+            help="The readouts, separated by commas: all, or any of those of train-head --head; "
+            "svm and boosting are compared only.",
+        ),
     ] = "all",
     dim: Annotated[int, typer.Option(min=1, help="Width of every head.")] = 64,
     *,

@@ -20,6 +20,10 @@ _NOT_SAVED = {
 }
 
 
+#: Options that are one text with commas, and a list or a number in a file.
+_LISTS = ("seeds", "trial_seeds", "layers")
+
+
 def load_config(ctx: typer.Context, path: Path | None) -> Path | None:
     """Make the values of a TOML file the defaults of this command."""
     if path is None:
@@ -63,12 +67,19 @@ def _read(
         if not owners or (command not in owners and not tables):
             raise ConfigError(_no_option(path, name, command, commands))
         if command in owners:
-            values[_spelled(name)] = value
+            values[_spelled(name)] = _as_typed(name, value)
     for name, value in tables.get(command, {}).items():
         if _spelled(name) not in commands[command]:
             raise ConfigError(_no_option(path, name, command, commands))
-        values[_spelled(name)] = value
+        values[_spelled(name)] = _as_typed(name, value)
     return values
+
+
+def _as_typed(name: str, value: Any) -> Any:
+    """Return a value as the command line has it: seeds and readouts may be lists in a file."""
+    if _spelled(name) in _LISTS and isinstance(value, (list, int)) and value is not True:
+        return ",".join(map(str, value if isinstance(value, list) else [value]))
+    return value
 
 
 def _spelled(name: str) -> str:

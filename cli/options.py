@@ -8,20 +8,32 @@ from typing import Annotated
 
 import typer
 
+from histograph_post.heads.registry import HEADS
+
+from . import completion
+
 #: Headings of options in a command's help.
 HEAD, EXPERIMENT, TRAINING = "Head", "Experiment", "Training"
+
+#: Every metric of every task, the usual one of each first.
+METRICS = (
+    *("accuracy", "roc_auc", "rmse", "ap", "balanced_accuracy", "f1", "mae", "r2", "mrr"),
+    *("hits@20", "hits@50"),
+)
 
 _model = typer.Option(
     "--model",
     metavar="SPEC",
+    autocompletion=completion.models,
     help="The model: gcn, gin, gat, sage, gps, that of a public checkpoint (see histograph "
     "recipes), file.py:Name or package.module:Name.",
 )
 _data = typer.Option(
     "--data",
     metavar="SPEC",
-    help="The data: tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, smiles:FILE.csv, "
-    "file.py:function, graphs.pt or demo:.",
+    autocompletion=completion.data,
+    help="The data: tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, moleculenet:NAME, "
+    "smiles:FILE.csv, file.py:function, graphs.pt or demo:.",
 )
 ModelOption = Annotated[str, _model]
 DataOption = Annotated[str, _data]
@@ -53,6 +65,7 @@ RunHeadOption = Annotated[
     typer.Option(
         "--head",
         metavar="NAME|SPEC",
+        autocompletion=completion.heads,
         help="Another readout of the run than the one it predicts with, by name; or your own code, "
         "as file.py:Class or package.module:Class.",
     ),
@@ -78,7 +91,12 @@ DataArgsOption = Annotated[
 DataRootOption = Annotated[
     Path | None,
     typer.Option(
-        "--data-root", metavar="DIR", help="Folder with a local copy of the data; it is only read."
+        "--data-root",
+        metavar="DIR",
+        envvar="HISTOGRAPH_DATA_ROOT",
+        show_envvar=False,
+        help="Folder with a local copy of the data; it is only read. By default what the "
+        "environment variable HISTOGRAPH_DATA_ROOT says.",
     ),
 ]
 StateOption = Annotated[
@@ -176,7 +194,9 @@ HeadOption = Annotated[
     str,
     typer.Option(
         "--head",
-        help="The readout to train: histograph, mean, concat, gmt, ..., or file.py:Class.",
+        metavar="NAME|SPEC",
+        autocompletion=completion.heads,
+        help=f"The readout to train: {', '.join(HEADS)}; or your own, as file.py:Class.",
     ),
 ]
 HeadArgsOption = Annotated[
@@ -192,7 +212,13 @@ TaskOption = Annotated[
 ]
 MetricOption = Annotated[
     str | None,
-    typer.Option("--metric", help="Metric that selects the best epoch and ranks the results."),
+    typer.Option(
+        "--metric",
+        metavar="NAME",
+        autocompletion=completion.metrics,
+        help="Metric that selects the best epoch and ranks the results, by default the usual one "
+        f"of the task: {', '.join(METRICS)}.",
+    ),
 ]
 FoldsOption = Annotated[
     int | None, typer.Option("--folds", min=3, help="Cross-validate: split into N folds.")
@@ -236,6 +262,23 @@ CheckpointLayersOption = Annotated[
 ]
 AmpOption = Annotated[
     bool, typer.Option("--amp", help="Mixed precision in the backbone (CUDA only).")
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=0,
+        help="Processes that read rows, from 50,000 of them on; by default one per core.",
+    ),
+]
+RowsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--rows",
+        metavar="DIR",
+        help="Folder that keeps what was read of so many rows, for other commands on the same "
+        "data; by default OUT.rows, which is removed in the end.",
+    ),
 ]
 DeviceOption = Annotated[
     str, typer.Option("--device", help="Where to compute: auto, cpu, cuda or mps.")

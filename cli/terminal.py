@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from .formatting import duration as duration
 from .formatting import is_number, printable
 from .formatting import metric as metric
 from .formatting import size as size
-from .progress import FitWatch, log_lines, make_bar
+from .progress import FitWatch, advance_bar, log_lines, make_bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -65,8 +66,13 @@ class Terminal:
             width=None if sys.stdout.isatty() else _FILE_WIDTH,
             highlight=False,
         )
+        # A terminal breaks lines anywhere: there they are wrapped at words. A log has them whole.
+        is_terminal = sys.stderr.isatty()
         self._err = Console(
-            file=sys.stderr, force_terminal=sys.stderr.isatty(), highlight=False, soft_wrap=True
+            file=sys.stderr,
+            force_terminal=is_terminal,
+            highlight=False,
+            soft_wrap=not is_terminal,
         )
 
     @property
@@ -79,6 +85,13 @@ class Terminal:
         """Print a line that is not the result (stderr)."""
         if not self.quiet:
             self._err.print(printable(text), markup=False)
+
+    def load_torch(self) -> None:
+        """Load PyTorch, which takes seconds, under a spinner where somebody watches."""
+        if self.quiet or not self._err.is_terminal or "torch" in sys.modules:
+            return
+        with self._err.status("loading PyTorch"):
+            import torch_geometric  # noqa: F401
 
     def detail(self, text: str) -> None:
         """Print a line for those who asked for details (stderr)."""
@@ -143,14 +156,25 @@ class Terminal:
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
         """Yield ``update(done, total)``: a bar on a terminal, now and then a line in a log."""
+        with self.steps(what) as (update,):
+            yield update
+
+    @contextmanager
+    def steps(self, *names: str) -> Iterator[list[Callable[[int, int], None]]]:
+        """Yield an ``update(done, total)`` for each of these steps; one may never be called.
+
+        A step is shown from its first update on, and its clock starts then.
+        """
         if self.quiet:
-            yield lambda done, total: None
+            yield [lambda done, total: None for _ in names]
         elif self._err.is_terminal:
             with make_bar(self._err) as bar:
-                task = bar.add_task(what, total=None)
-                yield lambda done, total: bar.update(task, completed=done, total=total)
+                tasks = [
+                    bar.add_task(name, total=None, visible=False, start=False) for name in names
+                ]
+                yield [functools.partial(advance_bar, bar, task) for task in tasks]
         else:
-            yield log_lines(what, self.info)
+            yield [log_lines(name, self.info) for name in names]
 
     def note(self, text: str) -> None:
         """Print a note: what is good to know before the work begins (stderr)."""

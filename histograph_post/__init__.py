@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .heads import Readout, register_head
     from .heads.histograph import HistoGraphHead
     from .reporting import report
+    from .runs.embedding import embed
     from .runs.exporting import export
     from .runs.predicting import load, predict
     from .runs.run import Run
@@ -42,6 +43,7 @@ _PUBLIC = {
     ".heads": ("Readout", "register_head"),
     ".heads.histograph": ("HistoGraphHead",),
     ".reporting": ("report",),
+    ".runs.embedding": ("embed",),
     ".runs.exporting": ("export",),
     ".runs.predicting": ("load", "predict"),
     ".runs.run": ("Run",),
@@ -58,6 +60,7 @@ __all__ = [
     "TrainingOptions",
     "cache",
     "compare",
+    "embed",
     "export",
     "finetune",
     "inspect",

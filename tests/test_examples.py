@@ -3,8 +3,10 @@ scripts that do what their first lines say."""
 
 from __future__ import annotations
 
+import json
 import runpy
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,21 @@ def test_node_classifiers_on_cora(shared_data, model, checkpoint, expected):
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_notebook(tmp_path, monkeypatch, capsys):
+    """Cell after cell, as a reader runs them; without a kernel, whose start would take longer."""
+    notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    namespace: dict[str, object] = {}
+    for number, cell in enumerate(cells):
+        exec(compile(cell, f"cell {number}", "exec"), namespace)
+    assert not any(cell.get("outputs") for cell in notebook["cells"])  # nothing stale is shown
+    assert namespace["report"].path.is_file()
+    assert set(namespace["run"].results["readouts"]) >= {"own readout", "mean", "histograph"}
+    assert str(namespace["run"].verdict) in capsys.readouterr().out
 
 
 def test_a_custom_model_file(bash, tmp_path):

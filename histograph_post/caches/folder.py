@@ -13,7 +13,7 @@ from ..utils.files import finished_name, read_limited, sha256_file
 from ..utils.outputs import OutputFolder
 from .canary import Canary
 from .layout import ShardInfo, shard_name
-from .manifest import MANIFEST_NAME, SPLITS_NAME
+from .manifest import MANIFEST_NAME, MOLECULES_NAME, SPLITS_NAME
 from .planning import CachePlan
 from .provenance import CANARY_NAME
 from .reader import Cache
@@ -25,7 +25,7 @@ CONFIG_NAME = "config.toml"
 
 def is_of_a_cache(name: str) -> bool:
     """Whether a cache writes something of that name into its folder."""
-    fixed = (MANIFEST_NAME, SPLITS_NAME, CONFIG_NAME, CANARY_NAME)
+    fixed = (MANIFEST_NAME, SPLITS_NAME, CONFIG_NAME, CANARY_NAME, MOLECULES_NAME)
     return name in fixed or re.fullmatch(r"shard-\d{5,}\.(h5|sha256)", name) is not None
 
 

@@ -28,6 +28,8 @@ FORMAT_VERSION = "1.1"
 
 MANIFEST_NAME = "manifest.json"
 SPLITS_NAME = "splits.json"
+#: What the graphs are as molecules, if they are: a line per graph, SMILES, a tab and the name.
+MOLECULES_NAME = "molecules.smi"
 
 #: Tens of thousands of shards fit; a longer manifest is not one of ours.
 MANIFEST_LIMIT = 64 * 2**20

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import CacheError, DataError
 from ..splits import Splits
 from .layout import shard_name
-from .manifest import Manifest, read_manifest, read_splits
+from .manifest import MOLECULES_NAME, Manifest, read_manifest, read_splits
 from .shard import TORCH_TYPES, CachedBatch, CachedGraph, History, Shard, as_tensor, read_graph
 
 #: Shards that are open at most; each holds a file descriptor.
@@ -138,6 +138,19 @@ class Cache:
     def ids(self) -> list[str]:
         """Return the names of all graphs."""
         return [graph_id for shard in self._all_shards() for graph_id in shard.ids]
+
+    def molecules(self) -> list[tuple[str, str]] | None:
+        """Return the SMILES and the name of each graph; None of others, and of older caches.
+
+        Nothing in the cache depends on them: they are for drawings, and for splits by scaffold.
+        """
+        path = self.path / MOLECULES_NAME
+        if path.is_symlink() or not path.is_file():
+            return None
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        if len(lines) != self.num_graphs:
+            return None
+        return [(smiles, name) for smiles, _, name in (line.partition("\t") for line in lines)]
 
     def labels(self) -> np.ndarray:
         """Return all labels, NaN where missing: a row per graph, node or link, ``[rows, T]``."""

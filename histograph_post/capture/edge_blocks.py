@@ -49,6 +49,24 @@ def edges_in_blocks(model: nn.Module, most: int | None) -> Iterator[None]:
             del layer.propagate  # the class has its own
 
 
+def edges_at_once(
+    model: nn.Module, plan: CapturePlan, batch: Batch, *, num_nodes: int, num_edges: int
+) -> int | None:
+    """Return how many edges the layers are to take at a time; None for all of them.
+
+    Args:
+        model: Any model.
+        plan: What is captured of it.
+        batch: Graphs, or parts of them, on which it is tried out whether that is exact.
+        num_nodes: Of the largest graph.
+        num_edges: Of the graph that has most.
+    """
+    if num_edges <= MOST_EDGES or not blocks_are_exact(model, plan, batch):
+        return None
+    # Every block makes rows for all nodes: with fewer edges than nodes it would be mostly those.
+    return max(MOST_EDGES, 2 * num_nodes)
+
+
 @torch.inference_mode()
 def blocks_are_exact(model: nn.Module, plan: CapturePlan, batch: Batch) -> bool:
     """Say whether the history of a batch is the same with a few edges at a time, but for rounding.

@@ -215,6 +215,15 @@ class RawFiles:
         for folder in folders:
             if all((folder / name).is_file() for name in self.required):
                 return folder.resolve()
+        kind, _, name = self.spec.partition(":")
+        near = [
+            path.name
+            for place in {root / place.partition(name)[0] for place in self.places if name in place}
+            for path in (place.iterdir() if name and place.is_dir() else ())
+            if path.is_dir() and path.name.lower() == name.lower() and path.name != name
+        ]
+        if near:
+            raise DataError(f"{self.spec}: found no such data set, expected {kind}:{near[0]}")
         closest = max(folders, key=lambda f: sum((f / name).is_file() for name in self.required))
         missing = [name for name in self.required if not (closest / name).is_file()]
         raise DataError(

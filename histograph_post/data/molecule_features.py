@@ -1,8 +1,9 @@
-"""Atoms and bonds as integers, in the two encodings that published checkpoints were trained on.
+"""Atoms and bonds as integers, in the encodings that published checkpoints were trained on.
 
 ``ogb``: 9 per atom, 3 per bond, as ``ogb.utils.smiles2graph`` gives them. ``pretrain``: 2 and 2, as
 the pretrain-gnns family (Hu et al., "Strategies for Pre-training Graph Neural Networks") does.
-In both, each bond is two directed edges, one after the other, in RDKit's order of bonds.
+``pyg``: 9 and 3 other ones, as ``torch_geometric.utils.from_smiles`` gives them.
+Each bond is two directed edges, one after the other, in RDKit's order of bonds; PyG sorts them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch_geometric.data import Data
+from torch_geometric.utils.smiles import e_map, x_map
 
 from ..errors import DataError, MissingExtraError
 
@@ -30,6 +32,8 @@ class MoleculeEncoding:
     num_bond_features: int
     encode_atom: Encoder
     encode_bond: Encoder
+    #: Whether edges are sorted by their first and second atom.
+    sorts_edges: bool = False
 
     def graph(self, molecule: Any) -> Data:
         """Return the molecule as a graph of integer features."""
@@ -44,15 +48,20 @@ class MoleculeEncoding:
             begin, end = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
             ends += (begin, end, end, begin)
             bonds += self.encode_bond(bond) * 2
+        edge_index = _matrix(ends, 2).t()  # [2, 2 * num_bonds]
+        edge_attr = _matrix(bonds, self.num_bond_features)  # [2 * num_bonds, ...]
+        if self.sorts_edges:
+            order = (edge_index[0] * molecule.GetNumAtoms() + edge_index[1]).argsort()
+            edge_index, edge_attr = edge_index[:, order], edge_attr[order]
         return Data(
             x=_matrix(atoms, self.num_atom_features),  # [num_atoms, num_atom_features]
-            edge_index=_matrix(ends, 2).t().contiguous(),  # [2, 2 * num_bonds]
-            edge_attr=_matrix(bonds, self.num_bond_features),  # [2 * num_bonds, ...]
+            edge_index=edge_index.contiguous(),
+            edge_attr=edge_attr,
         )
 
 
 def molecule_encoding(name: str) -> MoleculeEncoding:
-    """Return the encoding called ``ogb`` or ``pretrain``."""
+    """Return the encoding of that name."""
     if name not in MOLECULE_ENCODINGS:
         raise DataError(
             f"mol_features: found {name!r}, expected one of {', '.join(MOLECULE_ENCODINGS)}"
@@ -136,13 +145,9 @@ def _pretrain() -> MoleculeEncoding:
     chem, _ = import_rdkit()
     chiral, kinds, directions = chem.ChiralType, chem.BondType, chem.BondDir
     element = _numbered(range(1, 119))
+    # The published tables have three rows: there is none for CHI_OTHER.
     chirality = _numbered(
-        [
-            chiral.CHI_UNSPECIFIED,
-            chiral.CHI_TETRAHEDRAL_CW,
-            chiral.CHI_TETRAHEDRAL_CCW,
-            chiral.CHI_OTHER,
-        ]
+        [chiral.CHI_UNSPECIFIED, chiral.CHI_TETRAHEDRAL_CW, chiral.CHI_TETRAHEDRAL_CCW]
     )
     bond_type = _numbered([kinds.SINGLE, kinds.DOUBLE, kinds.TRIPLE, kinds.AROMATIC])
     direction = _numbered([directions.NONE, directions.ENDUPRIGHT, directions.ENDDOWNRIGHT])
@@ -156,8 +161,37 @@ def _pretrain() -> MoleculeEncoding:
     return MoleculeEncoding("pretrain", 2, 2, encode_atom, encode_bond)
 
 
+def _pyg() -> MoleculeEncoding:
+    import_rdkit()
+    atoms = {name: _numbered(values) for name, values in x_map.items()}
+    bonds = {name: _numbered(values) for name, values in e_map.items()}
+
+    def encode_atom(atom: Any) -> tuple[int, ...]:
+        return (
+            atoms["atomic_num"][atom.GetAtomicNum()],
+            atoms["chirality"][str(atom.GetChiralTag())],
+            atoms["degree"][atom.GetTotalDegree()],
+            atoms["formal_charge"][atom.GetFormalCharge()],
+            atoms["num_hs"][atom.GetTotalNumHs()],
+            atoms["num_radical_electrons"][atom.GetNumRadicalElectrons()],
+            atoms["hybridization"][str(atom.GetHybridization())],
+            atom.GetIsAromatic(),
+            atom.IsInRing(),
+        )
+
+    def encode_bond(bond: Any) -> tuple[int, ...]:
+        return (
+            bonds["bond_type"][str(bond.GetBondType())],
+            bonds["stereo"][str(bond.GetStereo())],
+            bond.GetIsConjugated(),
+        )
+
+    return MoleculeEncoding("pyg", 9, 3, encode_atom, encode_bond, sorts_edges=True)
+
+
 #: Name -> encoding, built on first use: the tables need RDKit.
 MOLECULE_ENCODINGS: dict[str, Callable[[], MoleculeEncoding]] = {
     "ogb": _ogb,
     "pretrain": _pretrain,
+    "pyg": _pyg,
 }

@@ -29,8 +29,9 @@ from ..splits.resolving import read_folder
 from ..utils.files import PARTIAL_SUFFIX
 from .benchmarks import user_cache
 from .dataset import GraphDataset, as_links
-from .molecules import attach_labels, read_table, row_ids
-from .spec import LEVEL_ARGS, check_names, level_options
+from .molecule_features import MOLECULE_ENCODINGS, molecule_encoding
+from .molecules import attach_labels, encode, read_table, row_ids
+from .spec import LEVEL_ARGS, as_choice, check_names, level_options
 
 _FIRST_FILE = Path("raw", "edge.csv.gz")
 
@@ -39,10 +40,12 @@ def load_ogbg(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
     """Load ``ogbg-NAME`` as OGB's own loader gives it: features, edge order, scaffold split.
 
     It is looked for in ``root``; without a root in the user's cache folder, into which it is
-    downloaded where it is missing.
+    downloaded where it is missing. ``args``: ``mol_features`` other than ``ogb`` encodes the
+    molecules again, from their SMILES.
     """
     spec = f"ogbg:{name}"
-    check_names(args, LEVEL_ARGS, spec=spec)
+    check_names(args, ("mol_features", *LEVEL_ARGS), spec=spec)
+    features = as_choice(args, "mol_features", MOLECULE_ENCODINGS, default="ogb", spec=spec)
     wanted = level_options(args, own="graph", spec=spec)
     if not re.fullmatch(r"mol[a-z0-9]+", name):
         raise DataError(f"{spec}: expected one of OGB's molecule sets, such as ogbg:molhiv")
@@ -56,6 +59,8 @@ def load_ogbg(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
             f"{folder}: found {len(graphs)} graphs, labels {list(labels.shape)} and "
             f"{table.num_rows} molecules with {len(targets)} targets, expected them to agree"
         )
+    if features != "ogb":
+        graphs = _encoded_again(list(table.column("smiles")), features, spec)
     attach_labels(graphs, labels)
     official = _official(folder / "split" / "scaffold", len(graphs))
     dataset = GraphDataset(
@@ -69,6 +74,15 @@ def load_ogbg(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
         notes=[] if official else [f"{spec}: comes without its scaffold split"],
     )
     return as_links(dataset, wanted["links"]) if wanted["level"] == "link" else dataset
+
+
+def _encoded_again(smiles: list[str], features: str, spec: str) -> list[Data]:
+    """Return the molecules in another encoding than OGB's, which is all that its files have."""
+    graphs, _, problems = encode(smiles, molecule_encoding(features))
+    if problems:
+        row, problem = next(iter(problems.items()))
+        raise DataError(f"{spec}: {smiles[row]}: {problem} ({len(problems)} of {len(smiles)} rows)")
+    return graphs
 
 
 def _official(folder: Path, total: int) -> Splits | None:

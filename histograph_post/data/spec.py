@@ -5,6 +5,7 @@
 ``planetoid:Cora``                    Cora, CiteSeer, PubMed
 ``actor:``, ``wiki:chameleon``        heterophilic node sets as Geom-GCN prepared them
 ``ogbg:molhiv``                       Open Graph Benchmark, graph level
+``moleculenet:BBBP``                  MoleculeNet, as PyG keeps it
 ``smiles:file.csv``                   molecules with targets
 ``graphs.pt``                         graphs saved with ``torch.save``
 ``file.py:function``                  a function of yours that returns graphs
@@ -19,14 +20,16 @@ the data are imported when data are loaded: commands that only show a specificat
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from ..utils import LEVELS, Level
 from ..utils.specifications import GRAPH_FILES, Specification, is_built_in
+from .reading import Reading
 
 if TYPE_CHECKING:
     from .dataset import GraphDataset
@@ -37,8 +40,8 @@ MOLECULE_SOURCES = {"smiles": "ogb", "ogbg": "ogb", "moleculenet": "pyg"}
 
 #: Every form of a data specification, for messages.
 FORMS = (
-    "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, smiles:FILE.csv, demo:, "
-    "FILE.pt, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
+    "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, moleculenet:NAME, smiles:FILE.csv, "
+    "demo:, FILE.pt, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
 
 
@@ -54,6 +57,8 @@ class DataSpec(Specification):
     fingerprint: str = ""
     num_graphs: int = 0
     num_nodes: int = 0
+    #: How they are read; no file says that either.
+    reading: Reading | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, dataset: GraphDataset, args: Mapping[str, Any]) -> DataSpec:
@@ -69,7 +74,9 @@ class DataSpec(Specification):
     def load(self) -> GraphDataset:
         """Load the data; code that only a file names is refused."""
         followed = self.to_follow()
-        return load_data(followed.spec, root=followed.root, args=followed.args)
+        return load_data(
+            followed.spec, root=followed.root, args=followed.args, reading=self.reading
+        )
 
     @property
     def mol_features(self) -> str | None:
@@ -107,15 +114,26 @@ class DataSpec(Specification):
         return replace(self, args=args)
 
 
+#: The environment variable with the folder of offline copies.
+ROOT_VARIABLE = "HISTOGRAPH_DATA_ROOT"
+
+
 def load_data(
-    spec: str, *, root: Path | None = None, args: Mapping[str, Any] | None = None
+    spec: str,
+    *,
+    root: str | Path | None = None,
+    args: Mapping[str, Any] | None = None,
+    reading: Reading | None = None,
 ) -> GraphDataset:
     """Load the data that ``spec`` names.
 
     ``root`` holds offline copies of the benchmark sets and is only read; relative files are also
-    looked for there. ``args`` depend on the kind of data; an unknown one is refused.
+    looked for there; by default what the environment variable ``HISTOGRAPH_DATA_ROOT`` says.
+    ``args`` depend on the kind of data; an unknown one is refused. ``reading`` says how many rows
+    are read, whose graphs stay on disk (see :mod:`.streaming`).
     """
     args = args or {}
+    root = root or os.environ.get(ROOT_VARIABLE) or None
     root = None if root is None else Path(root)
     kind, colon, name = spec.partition(":")
     if colon and kind in ("tu", "planetoid", "actor", "wiki"):
@@ -132,16 +150,22 @@ def load_data(
         from .ogb import load_ogbg
 
         return load_ogbg(name, root, args)
+    if colon and kind == "moleculenet":
+        from .molecule_net import load_moleculenet
+
+        return load_moleculenet(name, root, args)
     if colon and kind == "smiles":
         from .molecules import load_smiles
 
-        dataset = load_smiles(_locate(name, root), args)
+        dataset = load_smiles(_locate(name, root), args, reading)
         dataset.spec = spec  # as the user named it, wherever the file was found
         return dataset
     if colon and kind == "demo":
         from .synthetic import load_demo
 
         return load_demo(name, args)
+    if colon and kind in _MEANT:
+        raise DataError(f"{spec}: found no kind of data {kind!r}, expected {_MEANT[kind]}{name}")
     if spec.endswith(GRAPH_FILES):
         from .files import load_graph_file
 
@@ -149,8 +173,18 @@ def load_data(
     if kind and name and "/" not in name and not is_built_in("data", spec):
         from .files import load_function
 
-        return load_function(spec, root, args)
+        return load_function(spec, root, args, reading)
     raise DataError(f"{spec}: not a data specification, expected one of {FORMS}{_hint(spec)}")
+
+
+#: Kinds of data by the names that somebody may give them, and by ours.
+_MEANT = {
+    **dict.fromkeys(("ogb", "ogbg-mol", "OGB"), "ogbg:"),
+    **dict.fromkeys(("TU", "tudataset", "TUDataset"), "tu:"),
+    **dict.fromkeys(("Planetoid", "planet"), "planetoid:"),
+    **dict.fromkeys(("wikipedia", "Wikipedia"), "wiki:"),
+    **dict.fromkeys(("csv", "smi"), "smiles:"),
+}
 
 
 def _hint(spec: str) -> str:

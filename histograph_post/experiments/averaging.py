@@ -20,6 +20,9 @@ _DRAWS = 1000
 _FEWEST_DRAWS = 100
 _DRAWN_COLUMNS = 5000
 
+#: Rows of all draws together: more than 33,554 test rows are drawn less often.
+_DRAWN_ROWS = 1 << 25
+
 
 @dataclass(frozen=True)
 class FoldOutputs:
@@ -163,7 +166,8 @@ class Averages:
         if (name, fold) not in self._resampled:
             outputs, labels = self._outputs[name][fold], self._labels[self._rows[fold]]
             columns = labels.shape[1] * len(self._rows)
-            count = max(_FEWEST_DRAWS, min(_DRAWS, _DRAWN_COLUMNS // columns))
+            most = min(_DRAWN_COLUMNS // columns, _DRAWN_ROWS // max(1, len(outputs)))
+            count = max(_FEWEST_DRAWS, min(_DRAWS, most))
             drawn = resampled_rows(len(outputs), count, fold)  # [draws, rows]
             scores = [self._task.score(outputs[rows], labels[rows]) for rows in drawn]
             self._resampled[name, fold] = np.array(scores)

@@ -30,13 +30,15 @@ class _CacheRows:
 
     cache: Cache
     rows: np.ndarray | None = None
-    smiles: list[str] | None = None
 
     def __post_init__(self) -> None:
         self.spec = str(self.cache.path)
         self.level = self.cache.manifest.layout.level
         self.official: Splits | None = self.cache.splits
         self.notes: list[str] = []
+        molecules = self.cache.molecules()
+        found = None if molecules is None else [smiles for smiles, _ in molecules]
+        self.smiles: Sequence[str] | None = found
         self.label_ptr = self.cache.label_ptr
         self.labels = self.cache.labels
 

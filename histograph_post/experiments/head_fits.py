@@ -25,14 +25,19 @@ from ..training.head_batches import HeadBatches, LentRows, LoadedCache
 from ..training.history_rows import HistoryRows
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HeadNetwork
+from ..training.node_batches import NodeBatches, goes_by_nodes, whole_graph
 from ..training.solving import Solution, solve_linear
 from .rivals import fit_rival
-from .solved_fits import SolvedRows, collect_features, solve_fit
+from .solved_fits import SolvedRows, collect_features, draw_rows, solve_fit
 
 # --- start a head where the checkpoint stands: recover the checkpoint's own classifier from a cache
 
 #: Penalties of the probe that a head starts at: a few decades around those that validation chose.
 PROBE_STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(2, -7, -1))
+
+#: Rows that a probe is solved on, and as many that choose its strength; of more, a part is drawn:
+#: it has a few hundred rows for each of its weights.
+PROBE_ROWS = 1 << 17
 
 #: The largest error of the recovered classifier, relative to the spread of the outputs, that
 #: rounding in single precision explains.
@@ -90,7 +95,7 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
     """Build the head of a fit: the same for every stage that starts from this cache."""
     standardizer = loaded.standardizer(split.train) if spec.standardize else None
     torch.manual_seed(spec.seed)
-    head = build_reader(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
+    head = _build(spec, loaded, task)
     if spec.warm_start and head_info(spec.head).warm_starts:
         classifier = own_classifier(loaded, task, TargetScale.of(task, loaded.labels[split.train]))
         if standardizer is not None:
@@ -98,6 +103,13 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
         head.warm_start(*classifier)  # type: ignore[operator]
     solved = _start_solved(head, spec, loaded, split, task)
     return FreshHead(head, standardizer, solved)
+
+
+def _build(spec: FitSpec, loaded: LoadedCache, task: Task) -> Readout:
+    head = build_reader(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
+    if isinstance(head, HistoGraphHead):
+        head.settle(int(loaded.cache.num_nodes.min()))
+    return head
 
 
 def fit_head(
@@ -125,10 +137,12 @@ def fit_head(
     rows = split.train if spec.standardize else None
     network = HeadNetwork(made.head).to(device)
 
-    def batches(**given: Any) -> HeadBatches:
-        history = _history(made.head, loaded, rows)
-        needs_edges = head_info(spec.head).needs_edge_index
-        return HeadBatches(loaded, history, task, device, edges=needs_edges, **given)
+    def batches(**given: Any) -> HeadBatches | NodeBatches:
+        history, edges = _history(made.head, loaded, rows), made.head.needs_edge_index
+        if goes_by_nodes(made.head, loaded):
+            whole = whole_graph(made.head, loaded, rows, history)
+            return NodeBatches(loaded, history, task, device, edges=edges, whole=whole)
+        return HeadBatches(loaded, history, task, device, edges=edges, **given)
 
     def features() -> Tensor:
         found = _known_features(made.head, loaded, rows)
@@ -182,7 +196,8 @@ def _start_solved(
         described = _describe(head, loaded, rows)  # [rows, described_dim]
         if described is None:
             return None
-        targets, parts = task.targets(loaded.labels), (split.train, split.valid)
+        targets = task.targets(loaded.labels)
+        parts = [draw_rows(part, PROBE_ROWS) for part in (split.train, split.valid)]
         return solve_linear(
             described,
             targets,
@@ -253,9 +268,7 @@ def lend_rows(
         history: Whether it reads the activations themselves; :func:`make_head` alone does not.
     """
     with torch.random.fork_rng(devices=[]):
-        head = build_reader(
-            spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options
-        )
+        head = _build(spec, loaded, task)
     rows = split.train if spec.standardize else None
     # A probe reads nothing else where its statistics fit into memory.
     if isinstance(head, Probe) and _reads_statistics(head):
@@ -267,4 +280,6 @@ def lend_rows(
         statistics=_reads_statistics(head),
     )
     _start_solved(head, spec, loaded, split, task)  # once, here, for all seeds
+    if history and goes_by_nodes(head, loaded):
+        whole_graph(head, loaded, rows, loaded.history(rows))
     return replace(lent, results=loaded.results(rows))

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ..caches import Cache
 from ..errors import ConfigError
@@ -23,6 +22,7 @@ from ..heads.registry import (
     head_name,
     head_names,
     is_solved,
+    own_code,
     refuse_rivals,
 )
 from ..metrics import Key
@@ -31,8 +31,10 @@ from ..runs.predictions import LabelRows, row_names
 from ..runs.run import Run
 from ..runs.saved_backbone import describe_backbone
 from ..tasks import TargetScale, infer_task
+from ..training.attention_cost import attention_note
 from ..training.head_batches import LentRows
 from ..training.loop import OnEpoch
+from ..training.node_batches import goes_by_nodes, most_steps
 from ..training.options import TrainingOptions, suggested_lr
 from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_head, lend_rows, own_classifier
@@ -118,9 +120,10 @@ class Experiment(ReadoutStage):
     ) -> Fit:
         """Train one readout on the cached activations of one fold."""
         fold = self._only_fold(spec.fold)
-        return fit_head(
-            spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
-        )
+        with own_code(head_info(spec.head).load()):
+            return fit_head(
+                spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
+            )
 
     def _only_fold(self, number: int) -> Fold:
         """Return a fold; no other keeps its activations in memory."""
@@ -198,7 +201,7 @@ class Experiment(ReadoutStage):
         """Whether a fit can be loaded from the run by its name: rivals are compared only."""
         return fit.spec.name not in RIVALS
 
-    def build_heads(self) -> list[nn.Module]:
+    def build_heads(self) -> list[Readout]:
         """Build every readout once; options that do not fit are refused."""
         widths, task = self.caches[0].widths, self.task
         with torch.random.fork_rng(devices=[]):
@@ -209,11 +212,16 @@ class Experiment(ReadoutStage):
 
     def notes(self) -> list[str]:
         """Return what the user should know: of memory, and what cannot be scored."""
-        note = None
-        reads_means = [getattr(head, "reads_means", False) for head in self.build_heads()]
-        if self.task.level != "graph" or not all(reads_means):
-            note = self.folds[0].loaded.batch_note(self.training.batch_size)
-        return [*([] if note is None else [note]), *super().notes()]
+        heads, loaded = self.build_heads(), self.folds[0].loaded
+        reads_means = self.task.level == "graph" and all(
+            getattr(head, "reads_means", False) for head in heads
+        )
+        by_nodes = all(goes_by_nodes(head, loaded) for head in heads)
+        notes = [note for head in heads if (note := attention_note(head, loaded)) is not None]
+        if not (reads_means or by_nodes):
+            note = loaded.batch_note(self.training.batch_size)
+            notes += [] if note is None else [note]
+        return [*notes, *super().notes()]
 
 
 def plan_experiment(
@@ -259,11 +267,10 @@ def plan_experiment(
             f"warm_start: found head {heads[-1].name!r}, expected one that can start at the "
             f"checkpoint's own predictions: {', '.join(able)}"
         )
-    training = options.training_options(suggested_lr(len(caches[0])))
+    steps = most_steps(folds[0].loaded, folds[0].split.train)
+    training = options.training_options(suggested_lr(steps))
     suited = {
-        head.name: options.training_options(
-            suggested_lr(len(caches[0]), head_info(head.name).lr)
-        ).lr
+        head.name: options.training_options(suggested_lr(steps, head_info(head.name).lr)).lr
         for head in heads
     }
     experiment = Experiment(

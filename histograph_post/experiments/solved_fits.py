@@ -33,8 +33,7 @@ from ..runs.folder import BrokenFitError
 from ..runs.run import read_json
 from ..splits import Split
 from ..tasks import Task
-from ..training.head_batches import HeadBatches
-from ..training.loop import OnEpoch, Progress, Step, Trainer
+from ..training.loop import OnEpoch, Progress, Source, Step, Trainer
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
 from ..utils.files import copy_file, write_json
 
@@ -160,7 +159,7 @@ class FeatureRows:
 
 @torch.no_grad()
 def collect_features(
-    head: Readout, source: HeadBatches, rows: np.ndarray, *, batch_size: int, allowed: int
+    head: Readout, source: Source, rows: np.ndarray, *, batch_size: int, allowed: int
 ) -> Tensor:
     """Return what a readout's classifier reads of each of these label rows.
 
@@ -186,7 +185,7 @@ def collect_features(
         inputs = step.inputs
         found = head.classifier_inputs(
             inputs.history,
-            inputs.batch,
+            inputs.members,
             num_graphs=inputs.num_graphs,
             edge_index=inputs.edge_index,
         )  # [num_graphs, width] or [num_nodes, width]
@@ -198,7 +197,11 @@ def collect_features(
 
 def rows_that_fit(rows: np.ndarray, width: int, allowed: int) -> np.ndarray:
     """Return rows whose features take their share of memory: all, or a part drawn at random."""
-    most = max(FEWEST_ROWS, int(FEATURES_SHARE * allowed) // (4 * width))
+    return draw_rows(rows, max(FEWEST_ROWS, int(FEATURES_SHARE * allowed) // (4 * width)))
+
+
+def draw_rows(rows: np.ndarray, most: int) -> np.ndarray:
+    """Return rows, or as many of them as there may be, drawn at random."""
     if len(rows) <= most:
         return rows
     return np.sort(np.random.default_rng(0).choice(rows, most, replace=False))

@@ -190,6 +190,7 @@ def _open_study(search: Search, folder: Path, storage: str | None) -> optuna.Stu
     if storage is None:
         path = folder / STUDY_NAME
         _drop_torn_line(path)
+        path.with_name(f"{STUDY_NAME}.lock").unlink(missing_ok=True)  # of an earlier version
         # Nobody else writes the run's folder. Optuna's own lock would outlive a process.
         backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_NoLock())
         kept = optuna.storages.JournalStorage(backend)

@@ -58,9 +58,16 @@ class Tuned(Experiment):
     best: Trial = field(kw_only=True)
 
     @property
+    def is_default(self) -> bool:
+        """Whether the best options are the defaults, which need not be trained twice."""
+        defaults, best = self.search.defaults(), self.best.values
+        return all(name in defaults and defaults[name] == best[name] for name in best)
+
+    @property
     def chosen(self) -> str:
         """What the tuned readout is called in tables and results."""
-        return f"{self.heads[-1].name}-{STAGE}"
+        name = self.heads[-1].name
+        return name if self.is_default else f"{name}-{STAGE}"
 
     def plan(self) -> dict[str, Any]:
         """Return what the search depends on, as plain values: the rest follows from it."""
@@ -75,6 +82,8 @@ class Tuned(Experiment):
                 self.fit_spec(own, fold.number, seed) for own in self.heads for seed in self.seeds
             ]
             tuned = [self.fit_spec(head, fold.number, seed) for seed in self.seeds]
+            if self.is_default:
+                tuned = []
             found += [*specs, *(replace(spec, training=training, stage=STAGE) for spec in tuned)]
         return found
 
@@ -107,7 +116,8 @@ def _keep_best(tuned: Tuned, folder: Path) -> None:
     path = folder / BEST_NAME
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         (folder / RESULTS_NAME).unlink(missing_ok=True)
-        shutil.rmtree(folder / FITS_NAME / tuned.chosen, ignore_errors=True)
+        place = folder / FITS_NAME / f"{tuned.heads[-1].name}-{STAGE}"
+        shutil.rmtree(place, ignore_errors=True)
     write_text(path, text)
 
 

@@ -127,7 +127,15 @@ class Readout(nn.Module):
         self.require("level", level in self.levels, f"one of {', '.join(self.levels)}")
         self.require("out_dim", level != "link" or out_dim == 1, "1 at link level")
         self.require("dropout", 0 <= dropout < 1, "a probability below 1")
+        if type(self).build is Readout.build:
+            raise ConfigError(
+                f"{type(self).__name__}: found no build, expected it to make the modules"
+            )
         self.build(**options)
+        for name, parameter in inspect.signature(type(self).build).parameters.items():
+            # What it was built with, to build it again: kept here where `build` has not.
+            if name != "self" and not hasattr(self, name):
+                setattr(self, name, options.get(name, parameter.default))
         if type(self).classify is Readout.classify and not hasattr(self, "classifier"):
             raise ConfigError(
                 f"{type(self).__name__}.build: found no classifier, expected it to end with "
@@ -140,6 +148,7 @@ class Readout(nn.Module):
                 f"{type(self).__name__}: found solved = True and weights before the classifier, "
                 "expected none"
             )
+        self._require_pooling()
 
     def __init_subclass__(cls) -> None:
         # Tools and help texts see every option by name, from the one place that defines it.
@@ -147,7 +156,35 @@ class Readout(nn.Module):
             return
         shared = list(inspect.signature(Readout.__init__).parameters.values())[1:-1]
         own = list(inspect.signature(cls.build).parameters.values())[1:]
+        taken = {parameter.name for parameter in shared}
+        for parameter in own:
+            where = f"{cls.__name__}.build: found the option {parameter.name!r}"
+            if parameter.name in taken:
+                raise ConfigError(
+                    f"{where}, which every readout has: leave it out, and read "
+                    f"self.{parameter.name}"
+                )
+            if hasattr(Readout, parameter.name):
+                raise ConfigError(f"{where}, expected a name that no readout has")
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise ConfigError(f"{where} of any number, expected each option by its name")
+        # Options are given by name, whether or not `build` has a * before them.
+        own = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own]
         cls.__signature__ = inspect.Signature([*shared, *own])
+
+    def _require_pooling(self) -> None:
+        """Refuse a subclass that does not say what a graph or a node is."""
+        kind = type(self)
+        read = (kind.forward, kind.classifier_inputs)
+        if read != (Readout.forward, Readout.classifier_inputs):
+            return  # it does without
+        has_nodes = kind.node_rows is not Readout.node_rows
+        has_graphs = kind.pool_graphs is not Readout.pool_graphs
+        if not (has_nodes or (has_graphs and self.level == "graph")):
+            wanted = "pool_graphs or node_rows" if self.level == "graph" else "node_rows"
+            raise ConfigError(
+                f"{kind.__name__}: found no {wanted}, expected it for {self.level} tasks"
+            )
 
     def build(self) -> None:
         """Make the modules and end with :meth:`finish`; keep the options as attributes."""
@@ -186,7 +223,7 @@ class Readout(nn.Module):
     def forward(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -197,7 +234,8 @@ class Readout(nn.Module):
             history: ``[num_nodes, num_layers, dim]`` or a list of ``[num_nodes, dim_l]``, in the
                 precision of the weights or, as caches may keep it, in half precision; or where
                 such rows lie in a table.
-            batch: Graph of each node, sorted, ``[num_nodes]``; absent for a single graph.
+            batch: Graph of each node, sorted, ``[num_nodes]``; absent for a single graph; or the
+                graphs themselves, where the host knows their sizes.
             num_graphs: Number of graphs, where the last ones may have no nodes.
             edge_index: Edges ``[2, num_edges]`` of the batch, for readouts that need them.
 
@@ -210,7 +248,7 @@ class Readout(nn.Module):
     def classifier_inputs(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -290,9 +328,10 @@ class Readout(nn.Module):
     def explain(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
+        edge_index: Tensor | None = None,
     ) -> Explanation | None:
         """Return what is behind a prediction; None for a readout that does not weigh layers."""
         return None
@@ -313,7 +352,7 @@ class Readout(nn.Module):
         return {**self.__dict__, "aux_loss": None}
 
     def read(
-        self, history: History | TableRows, batch: Tensor | None, num_graphs: int | None
+        self, history: History | TableRows, batch: Tensor | Graphs | None, num_graphs: int | None
     ) -> tuple[History, Graphs]:
         """Check a batch; return the layers that are kept and which graph each node belongs to."""
         graphs = self.check(history, batch, num_graphs)
@@ -325,7 +364,7 @@ class Readout(nn.Module):
         return history[-depth:], graphs
 
     def check(
-        self, history: History | TableRows, batch: Tensor | None, num_graphs: int | None
+        self, history: History | TableRows, batch: Tensor | Graphs | None, num_graphs: int | None
     ) -> Graphs:
         """Refuse a batch that does not fit; return which graph each node belongs to."""
         if not isinstance(history, TableRows):

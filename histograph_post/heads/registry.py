@@ -7,21 +7,25 @@ or where it is asked for: as ``file.py:Class``, ``package.module:Class`` or the 
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import ConfigError
+from ..errors import ConfigError, HistographError
 from ..utils import LEVELS
 from ..utils.machine import machine_memory
-from ..utils.ranges import require_like
+from ..utils.ranges import require_sane
 from ..utils.specifications import imported_place
 
 if TYPE_CHECKING:
@@ -360,12 +364,24 @@ def head_name(head: str | type[Readout]) -> str:
         known = [name for name, info in _registered.items() if info.location is head]
         return known[0] if known else _register(head.__name__, head)
     if ":" not in head:
+        if head.endswith(".py"):
+            raise ConfigError(f"head: found {head!r}, expected a class of it, as {_classes(head)}")
         return head_info(head).name
     place, _, name = head.rpartition(":")
     with imported_place(place, ConfigError) as module:
         if not hasattr(module, name):
             raise ConfigError(f"{place}: found no {name!r}, expected a readout of that name")
         return _register(name, getattr(module, name), code=head)
+
+
+def _classes(file: str) -> str:
+    """Return what names the classes of a file, which is read and not run."""
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return f"{file}:Class"
+    found = [f"{file}:{node.name}" for node in tree.body if isinstance(node, ast.ClassDef)]
+    return " or ".join(found[:3]) or f"{file}:Class"
 
 
 def registered_heads() -> tuple[HeadInfo, ...]:
@@ -406,7 +422,7 @@ def head_info(name: str) -> HeadInfo:
     names = (*HEADS, *RIVALS, *_registered)
     near = get_close_matches(name, names, n=3) or names
     raise ConfigError(
-        f"head: found {name!r}, expected a readout such as {', '.join(near)}, "
+        f"head: found {name!r}, expected a readout such as {', '.join(near[:6])}, "
         "or your own as file.py:Class"
     )
 
@@ -443,20 +459,23 @@ def build_head(
         raise ConfigError(
             f"head {name!r}: found option {unknown[0]!r}, expected one of {', '.join(valid)}"
         )
-    for option, value in options.items():
-        require_like(option, value, valid[option])
     # The command line reads `none` as nothing, where an option may have it as a word.
     words = {
         name: "none"
         for name, value in options.items()
         if value is None and isinstance(valid[name], str)
     }
+    readout = info.load()
+    for option, value in (options | words).items():
+        _check_option(name, inspect.signature(readout).parameters[option], value)
+        require_sane(option, value)
     build = functools.partial(
-        info.load(), in_dims, out_dim, level=level, **info.preset, **options | words
+        readout, in_dims, out_dim, level=level, **info.preset, **options | words
     )
-    if any(isinstance(value, int) and value > _LARGE for value in options.values()):
-        _require_memory(name, build)
-    return build()
+    with own_code(readout):
+        if any(isinstance(value, int) and value > _LARGE for value in options.values()):
+            _require_memory(name, build)
+        return build()
 
 
 def _require_memory(name: str, build: Callable[[], nn.Module]) -> None:
@@ -471,6 +490,63 @@ def _require_memory(name: str, build: Callable[[], nn.Module]) -> None:
             f"head {name!r}: found options that take {needed / 1e9:,.0f} GB to train, expected at "
             f"most the {there / 1e9:,.0f} GB of this machine; a smaller dim"
         )
+
+
+#: What an annotation says, the values that fit it, and how an error calls them.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
+    {
+        "int": ((int,), "a whole number"),
+        "float": ((int, float), "a number"),
+        "bool": ((bool,), "true or false"),
+        "str": ((str,), "a word"),
+        "None": ((type(None),), "none"),
+    }
+)
+
+
+def _check_option(head: str, parameter: inspect.Parameter, value: Any) -> None:
+    """Refuse a value that is not of the kind its option is annotated with, as far as that says."""
+    annotation: Any = parameter.annotation
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    kinds = [part.strip() for part in str(text).split("|")]
+    if any(kind not in _KINDS for kind in kinds):
+        return
+    for kind in kinds:
+        types, _ = _KINDS[kind]
+        if isinstance(value, types) and (kind == "bool" or not isinstance(value, bool)):
+            return
+    several = ""
+    if isinstance(value, str) and re.search(r",\s*\w+=", value):
+        several = "; give --head-args once for each option"
+    raise ConfigError(
+        f"head {head!r}: found {parameter.name}={value!r}, expected "
+        f"{' or '.join(_KINDS[kind][1] for kind in kinds)}{several}"
+    )
+
+
+@contextmanager
+def own_code(head: type[Readout] | Readout) -> Iterator[None]:
+    """Turn what goes wrong inside a readout of one's own into one line that says where.
+
+    Errors of this package's readouts are ours, and stay as they are.
+    """
+    try:
+        yield
+    except HistographError:
+        raise
+    except Exception as error:
+        readout = head if isinstance(head, type) else type(head)
+        if (readout.__module__ or "").partition(".")[0] == __name__.partition(".")[0]:
+            raise
+        file = inspect.getsourcefile(readout) or readout.__module__
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        if not frames:
+            raise
+        where = f"{Path(file).name}:{frames[-1].lineno} ({frames[-1].name})"
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"head {readout.__name__!r} failed at {where}: {type(error).__name__}: {reason}"
+        ) from error
 
 
 def build_reader(

@@ -260,4 +260,10 @@ def _failed_call(model: nn.Module, error: Exception, values: list[Any], data: Ba
     about_types = re.search(r"dtype|Long|long int", reason) is not None
     if about_types and isinstance(x, Tensor) and not x.is_floating_point():
         message += "; x holds integers, this model seems to expect float features"
+    shapes = re.search(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", reason)
+    if shapes and isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == int(shapes[1]):
+        message = (
+            f"{type(unwrap(model)).__name__}{f' ({where})' if where else ''}: found "
+            f"{shapes[1]} node features in the data, expected {shapes[2]}, which the model reads"
+        )
     return ModelError(message)

@@ -134,7 +134,7 @@ def report(
         on_progress: Called with the steps done and the steps in all.
     """
     require_matplotlib()
-    given = Run.of(run)
+    given = run if isinstance(run, Run) else Run(Path(run))
     opened = Run.open(given.folder).require_readouts().with_head(head or given.readout)
     target = opened.folder / REPORT_NAME if out is None else Path(out)
     if figures is not None:

@@ -262,10 +262,9 @@ def _add_examples(
     molecules = find_molecules(cache, graphs.tolist()) if run.task.level == "graph" else {}
     found.attended = bool(attention)
     found.example_figures = example_figures(examples, cache, attention, molecules)
-    kind = cache.manifest.data.spec.partition(":")[0]
     missing = len(graphs) - len(molecules)
-    if kind in ("smiles", "ogbg") and run.task.level == "graph" and missing:
+    if cache.molecules() is not None and run.task.level == "graph" and missing:
         found.notes.append(
-            f"{plural(missing, 'molecule')} drawn as graphs: RDKit or {cache.manifest.data.spec} "
-            "is not there any more"
+            f"{plural(missing, 'molecule')} drawn as graphs: without RDKit (extra chem), or since "
+            "their SMILES has other atoms or bonds"
         )

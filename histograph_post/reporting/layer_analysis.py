@@ -261,7 +261,8 @@ class TrainedHead:
     def attention(self, sample: Sample) -> Attention | None:
         """Return the layer weights and the node attention; None for another kind of head."""
         history, num_graphs = self.prepared(sample), len(sample.graphs)
-        found = self.head.explain(history, sample.batch, num_graphs=num_graphs)
+        edges = {"edge_index": sample.edge_index} if self.head.needs_edge_index else {}
+        found = self.head.explain(history, sample.batch, num_graphs=num_graphs, **edges)
         if found is None:
             return None
         weights = found.layer_weights.numpy()  # [num_graphs, layers] or [num_graphs, heads, layers]

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..caches import Cache, CachedGraph
-from ..caches.folder import CONFIG_NAME
 from ..data.molecule_features import import_rdkit
-from ..data.molecules import CsvTable, read_table
 from ..errors import HistographError
 from .attention_scale import attention_opacity
 from .figures import INK, RIVAL, Chart, Format
@@ -27,10 +22,6 @@ _SIZE = (300, 210)
 _BOND_LENGTH = 26
 
 
-#: Columns that hold what chemists call a molecule, compared in lower case, letters only.
-_NAME_COLUMNS = ("name", "compoundname", "compoundid", "moleculename", "drugname", "drug", "title")
-
-
 @dataclass(frozen=True)
 class Molecule:
     """A molecule of a cached graph."""
@@ -38,93 +29,34 @@ class Molecule:
     #: Of RDKit.
     rdkit: Any
     smiles: str
-    #: What it is called in the table; empty if nothing there is a name.
+    #: What it is called where it comes from; may be empty.
     name: str = ""
 
 
 def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Molecule]:
-    """Return the molecules of some graphs, as far as the table they came from is there.
+    """Return the molecules of some graphs, as far as the cache knows their SMILES.
 
     A molecule counts only if it has the atoms and bonds of the cached graph.
 
     Args:
-        cache: Any cache; only ``smiles:`` and ``ogbg:`` data have a table.
+        cache: Any cache.
         graphs: Numbers of graphs in the cache.
     """
+    known = cache.molecules()
+    if known is None:
+        return {}
     try:
         chem, rd_base = import_rdkit()
-        table = _table(cache)
-    except HistographError:  # no RDKit, or a table that cannot be read any more
+    except HistographError:  # no RDKit
         return {}
-    column = None if table is None else _smiles_column(cache, table)
-    if table is None or column is None:
-        return {}
-    smiles, names, found = table.column(column), _names(table), {}
-    rows = _RowsById(table)
+    found = {}
     with rd_base.BlockLogs():
         for number in graphs:
-            graph = cache[number]
-            for row in rows.of(graph.id):
-                molecule = chem.MolFromSmiles(smiles[row])
-                if molecule is not None and _is_same(molecule, graph):
-                    name = names[row].strip() if names else ""
-                    found[number] = Molecule(molecule, smiles[row], name)
-                    break
+            smiles, name = known[number]
+            molecule = chem.MolFromSmiles(smiles)
+            if molecule is not None and _is_same(molecule, cache[number]):
+                found[number] = Molecule(molecule, smiles, name)
     return found
-
-
-def _table(cache: Cache) -> CsvTable | None:
-    """Return the table of molecules that a cache was made from."""
-    kind, _, name = cache.manifest.data.spec.partition(":")
-    places = [Path(), *_roots(cache), *cache.path.parents]
-    if kind == "smiles":
-        files = [place / Path(name).expanduser() for place in places]
-    elif kind == "ogbg":
-        inside = Path(f"ogbg_{name}", "mapping", "mol.csv.gz")
-        files = [place / more / inside for place in places for more in ("", "ogb")]
-    else:
-        return None
-    path = next((path for path in files if path.is_file()), None)
-    return None if path is None else read_table(path)
-
-
-def _roots(cache: Cache) -> list[Path]:
-    """Return the folder of offline data that the cache's own command was given."""
-    try:
-        options = tomllib.loads((cache.path / CONFIG_NAME).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return []
-    return [Path(options["data_root"])] if "data_root" in options else []
-
-
-def _smiles_column(cache: Cache, table: CsvTable) -> str | None:
-    wanted = str(cache.manifest.data.args.get("smiles", "smiles"))
-    return next((name for name in table.header if name.lower() == wanted.lower()), None)
-
-
-def _names(table: CsvTable) -> Sequence[str] | None:
-    """Return the column of names, if the table has one."""
-    plain = {re.sub(r"[^a-z]", "", name.lower()): name for name in reversed(table.header)}
-    found = next((plain[name] for name in _NAME_COLUMNS if name in plain), None)
-    return None if found is None else table.column(found)
-
-
-class _RowsById:
-    """Finds the rows that a graph's id may mean: a cell of a naming column, or a row number."""
-
-    def __init__(self, table: CsvTable) -> None:
-        self._num_rows = table.num_rows
-        self._columns = []
-        for cells in table.columns:
-            counts = Counter(cells)
-            places = {cell: row for row, cell in enumerate(cells) if counts[cell] == 1}
-            self._columns.append(places)
-
-    def of(self, name: str) -> Iterator[int]:
-        """Yield the rows, the likeliest first."""
-        yield from (places[name] for places in self._columns if name in places)
-        if name.isdigit() and int(name) < self._num_rows:
-            yield int(name)
 
 
 def _is_same(molecule: Any, graph: CachedGraph) -> bool:

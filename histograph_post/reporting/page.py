@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class Page:
 
     title: str
     kicker: str
-    #: The verdict; what stands before its first colon says what to do.
+    #: The verdict; its first words say what to do.
     headline: str
     #: ``use``, ``keep`` or ``undecided``: sets the colour beside it.
     decision: str = "undecided"
@@ -116,15 +117,15 @@ class Page:
         )
 
 
-#: What to do is said in so many characters, before a colon.
-_SHORT = 60
+#: How a verdict begins: what to do.
+_DECISION = re.compile(r"(Use \S+?|Keep your own readout|Undecided)(?=[ ,:])")
 
 
 def _stressed(headline: str) -> str:
-    decision, colon, reasons = headline.partition(":")
-    if not colon or len(decision) > _SHORT:
+    found = _DECISION.match(headline)
+    if found is None:
         return escape(headline)
-    return f"<strong>{escape(decision)}:</strong>{escape(reasons)}"
+    return f"<strong>{escape(found[1])}</strong>{escape(headline[found.end() :])}"
 
 
 def _section(section: Section) -> str:

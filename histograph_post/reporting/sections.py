@@ -70,7 +70,7 @@ def headline(run: Run) -> str:
         (run.results.get("versus_default"), "with its defaults"),
     ):
         if versus is not None:
-            said.append(f"{difference(versus)} against {versus['baseline']} {other}.")
+            said.append(f"Against {versus['baseline']} {other}: {difference(versus)}.")
     return " ".join(said)
 
 

@@ -176,8 +176,10 @@ def _export_head(
 ) -> Exported:
     if saved.info.needs_edge_index:
         raise ModelError(_refusal(saved, "it changes the graph as it goes"))
+    program = HeadProgram(saved).eval()
+    if any(getattr(each, "needs_edge_index", False) for each in program.modules()):
+        raise ModelError(_refusal(saved, "it attends along edges"))
     with output_file(target, overwrite=overwrite, config=config) as write:
-        program = HeadProgram(saved).eval()
         buffer = io.BytesIO()
         description = {DESCRIPTION_NAME: to_json(describe(saved))}
         save_program(trace_program(program, saved), buffer, extra_files=description)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,27 +13,29 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
+from .. import __version__
 from ..capture import Capture, check_parity
-from ..data import DataSpec, GraphDataset, from_graphs
+from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
+from ..data import GraphDataset, from_graphs
 from ..data.batching import budget_batches, make_batch, to_device
 from ..data.dataset import probe_graphs
-from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
+from ..data.reading import Reading, remove_rows
+from ..data.streaming import StreamedGraphs
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
+from ..heads.registry import own_code
+from ..models.checkpoints import weights_sha256
 from ..models.model_call import given_to
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
-from ..utils import Level
 from ..utils.machine import NODE_BUDGET, resolve_device
 from ..utils.notebooks import notebook_bar
 from ..utils.outputs import output_file
-from .predictions import Predictions, member_spread, row_names
+from .kept_outputs import KeptOutputs
+from .new_data import at_level, data_for
+from .predictions import Predictions, member_spread, row_names, spread_columns
 from .run import Run
 from .saved_head import SavedHead
-
-#: Data arguments that decide what a model sees of a graph and is asked about it. New data of the
-#: kind that the head was trained on takes them from there: other features give plausible nonsense.
-_TAKEN_ARGS = (*FEATURE_ARGS, *LEVEL_ARGS, "mol_features", "node_attr", "normalize_features")
 
 
 def load(
@@ -95,7 +97,9 @@ def predict(
     device: str = "auto",
     overwrite: bool = False,
     config: Mapping[str, Any] | None = None,
+    workers: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    on_reading: Callable[[int, int], None] | None = None,
 ) -> Predictions:
     """Predict new graphs with the mean of a run's heads, in one pass; labels are optional.
 
@@ -115,7 +119,9 @@ def predict(
         device: Where to run.
         overwrite: Replace an existing file.
         config: The options this came from, saved beside the file.
+        workers: Processes that read rows, where there are many; by default one per core.
         on_progress: Called with the nodes done and the nodes in all.
+        on_reading: Called with the rows that are read and the rows in all, where there are many.
     """
     with ExitStack() as stack:
         write = None
@@ -125,18 +131,10 @@ def predict(
         opened = Run.of(run).with_head(head)
         if not isinstance(model, nn.Module):
             model = opened.backbone.model.to_follow(model).spec  # refuses before data are loaded
-        notes: list[str] = []
-        if isinstance(data, (str, Path)):
-            taken = _taken_args(opened.backbone.data, str(data), data_args or {})
-            if taken:
-                shown = ", ".join(f"{name}={value}" for name, value in taken.items())
-                notes = [f"data arguments of the run: {shown}"]
-            root = None if data_root is None else Path(data_root)
-            named = DataSpec(str(data), {**taken, **(data_args or {})}, root)
-            targets = opened.stored_head["target_names"]
-            data = named.for_prediction(opened.backbone.data, targets).load()
-        elif not isinstance(data, GraphDataset):
-            data = from_graphs(data)
+        # Many graphs, and what was predicted of them, stay beside the file until it is written.
+        kept = None if out is None else Path(f"{out}.rows")
+        reading = Reading(kept, workers, on_progress=on_reading)
+        data, notes = data_for(opened, data, data_root, data_args, reading)
         predictor = load(
             opened,
             model=model,
@@ -147,23 +145,15 @@ def predict(
             device=device,
         )
         update = stack.enter_context(notebook_bar("predicting", watched=on_progress is not None))
-        found = predictor.predict(data, node_budget=node_budget, on_progress=on_progress or update)
+        found = predictor.predict(
+            data, node_budget=node_budget, on_progress=on_progress or update, kept=kept
+        )
         found = replace(found, notes=[*notes, *found.notes])
         if write is not None:
             write(found.to_csv().encode())
-        return found
-
-
-def _taken_args(trained_on: DataSpec, spec: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data arguments that new data of the same kind takes over from the run."""
-    if _kind(spec) != _kind(trained_on.spec) or any(name in given for name in _TAKEN_ARGS):
-        return {}
-    return {name: trained_on.args[name] for name in _TAKEN_ARGS if name in trained_on.args}
-
-
-def _kind(spec: str) -> str:
-    prefix, colon, _ = spec.partition(":")
-    return prefix if colon else Path(spec).suffix
+    if kept is not None:
+        remove_rows(kept)
+    return found
 
 
 class Predictor(nn.Module):
@@ -186,6 +176,7 @@ class Predictor(nn.Module):
         self.backbone = backbone
         self.capture = Capture(backbone, saved.backbone.capture)
         self.heads = saved.build()
+        self._readout = saved.info.load()
         self.task = saved.task
         self.target_names = saved.target_names
         self._trained_on = saved.backbone.data.fingerprint
@@ -201,19 +192,21 @@ class Predictor(nn.Module):
 
     def each(self, batch: Batch | Data) -> Tensor:
         """Return the outputs of every head, whose mean counts: ``[heads, rows, out_dim]``."""
+        return self.heads.each(self.inputs(batch))
+
+    def inputs(self, batch: Batch | Data) -> HeadInputs:
+        """Run the backbone; return what the heads read of a batch, layers as captured."""
         if not isinstance(batch, Batch):
             batch = Batch.from_data_list([batch])
-        pairs = batch.edge_label_index if self.task.level == "link" else None
+        pairs = batch.get("edge_label_index") if self.task.level == "link" else None
         dtype = next(self.heads.parameters()).dtype
         history = self.capture.run(batch).history  # L of [num_nodes, D_l]
-        return self.heads.each(
-            HeadInputs(
-                history=[layer.to(dtype) for layer in history],
-                batch=batch.batch,
-                num_graphs=int(batch.num_graphs),
-                edge_index=batch.edge_index,
-                pairs=pairs,
-            )
+        return HeadInputs(
+            history=[layer.to(dtype) for layer in history],
+            batch=batch.batch,
+            num_graphs=int(batch.num_graphs),
+            edge_index=batch.edge_index,
+            pairs=pairs,
         )
 
     def probabilities(self, batch: Batch | Data) -> Tensor:
@@ -226,6 +219,7 @@ class Predictor(nn.Module):
         *,
         node_budget: int = NODE_BUDGET,
         on_progress: Callable[[int, int], None] | None = None,
+        kept: Path | None = None,
     ) -> Predictions:
         """Predict every graph of a data set in one pass, and score where there are labels.
 
@@ -233,19 +227,16 @@ class Predictor(nn.Module):
             data: A data set, a PyG data set or a list of graphs; labels are optional.
             node_budget: A batch takes whole graphs up to this many nodes.
             on_progress: Called with the nodes done and the nodes in all.
+            kept: Folder that keeps what is predicted of many graphs, for a run that was killed.
         """
-        if node_budget < 1:
-            raise ConfigError(f"node_budget: found {node_budget}, expected 1 or more")
         given = data if isinstance(data, GraphDataset) else from_graphs(data)
-        dataset = _at_level(given, self.task.level)
-        self.eval()
-        notes = [*self.notes, *given.notes, *self._not_passed(dataset)]
-        if node_budget > 1 and not self._keeps_graphs_apart(dataset):
-            # The cache was made that way too: it refuses such a model in any other.
-            node_budget = 1
-            notes.append("the backbone mixes the graphs of a batch: predicting one at a time")
+        dataset = at_level(given, self.task.level)
+        node_budget, notes = self.prepare(dataset, node_budget)
         # [rows, out_dim] and [rows, columns]
-        outputs, spread = self._outputs(dataset, node_budget, on_progress)
+        if kept is not None and isinstance(dataset.graphs, StreamedGraphs):
+            outputs, spread = self._kept_outputs(dataset, node_budget, on_progress, kept)
+        else:
+            outputs, spread = self._outputs(dataset, node_budget, on_progress)
         pairs = None
         if self.task.level == "link":
             pairs = torch.cat([graph.edge_label_index for graph in dataset.graphs], 1)  # [2, rows]
@@ -270,6 +261,41 @@ class Predictor(nn.Module):
         )
         return self._scored(predictions, given)
 
+    def prepare(self, dataset: GraphDataset, node_budget: int) -> tuple[int, list[str]]:
+        """Return how many nodes a batch may have, and what to know of the data and the pass."""
+        if node_budget < 1:
+            raise ConfigError(f"node_budget: found {node_budget}, expected 1 or more")
+        self.eval()
+        notes = [*self.notes, *dataset.notes, *self._not_passed(dataset)]
+        if node_budget > 1 and not self._keeps_graphs_apart(dataset):
+            # The cache was made that way too: it refuses such a model in any other.
+            notes.append("the backbone mixes the graphs of a batch: predicting one at a time")
+            return 1, notes
+        return node_budget, notes
+
+    def batches(
+        self,
+        dataset: GraphDataset,
+        node_budget: int,
+        on_progress: Callable[[int, int], None] | None,
+        first: int = 0,
+    ) -> Iterator[Batch]:
+        """Yield the graphs in batches, on the device, while layers are recorded.
+
+        Batches before the graph ``first``, with which one of them begins, are left out.
+        """
+        done, total = int(dataset.num_nodes[:first].sum()), int(dataset.num_nodes.sum())
+        with edges_in_blocks(self.backbone, self._edges_at_once(dataset)), self.capture:
+            for members in budget_batches(dataset.num_nodes, node_budget):
+                if members.start < first:
+                    continue
+                graphs = dataset.graphs[members.start : members.stop]
+                batch = to_device(make_batch(graphs), self.device)
+                yield batch
+                done += int(batch.num_nodes)
+                if on_progress is not None:
+                    on_progress(done, total)
+
     @torch.inference_mode()
     def _outputs(
         self,
@@ -280,20 +306,49 @@ class Predictor(nn.Module):
         """Return the outputs, and how much the heads differ; None of a single one."""
         found: list[np.ndarray] = []
         spreads: list[np.ndarray] = []
-        done, total = 0, int(dataset.num_nodes.sum())
-        with self.capture:
-            for members in budget_batches(dataset.num_nodes, node_budget):
-                graphs = dataset.graphs[members.start : members.stop]
-                batch = to_device(make_batch(graphs), self.device)
+        for batch in self.batches(dataset, node_budget, on_progress):
+            with own_code(self._readout):
                 each = self.each(batch)  # [heads, rows, out_dim]
-                found.append(each.mean(dim=0).cpu().numpy())
-                spread = member_spread(self.task, each.cpu().numpy())  # [rows, columns]
-                if spread is not None:
-                    spreads.append(spread)
-                done += int(batch.num_nodes)
-                if on_progress is not None:
-                    on_progress(done, total)
+            found.append(each.mean(dim=0).cpu().numpy())
+            spread = member_spread(self.task, each.cpu().numpy())  # [rows, columns]
+            if spread is not None:
+                spreads.append(spread)
         return np.concatenate(found), np.concatenate(spreads) if spreads else None
+
+    @torch.inference_mode()
+    def _kept_outputs(
+        self,
+        dataset: GraphDataset,
+        node_budget: int,
+        on_progress: Callable[[int, int], None] | None,
+        folder: Path,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the same, written to a file batch by batch; what is there is not repeated."""
+        spreads = len(spread_columns(self.task, self.target_names))
+        kept = KeptOutputs(
+            folder,
+            f"{__version__} {dataset.fingerprint()} {weights_sha256(self.state_dict())} "
+            f"{self.heads.temperature} {node_budget} {self.device.type}",
+            out_dim=self.task.out_dim,
+            spread_dim=spreads if len(self.heads.members) > 1 else 0,
+        )
+        stops = [members.stop for members in budget_batches(dataset.num_nodes, node_budget)]
+        first = max((stop for stop in stops if stop <= len(kept)), default=0)
+        kept.cut(first)  # a batch is there as a whole, or not at all
+        for batch in self.batches(dataset, node_budget, on_progress, first):
+            with own_code(self._readout):
+                each = self.each(batch).cpu()  # [heads, rows, out_dim]
+            kept.append(each.mean(dim=0).numpy(), member_spread(self.task, each.numpy()))
+        return kept.read()
+
+    def _edges_at_once(self, dataset: GraphDataset) -> int | None:
+        """Return how many edges the backbone is to take at a time; None for all of them."""
+        edges = int(dataset.num_edges.max())
+        if edges <= MOST_EDGES:
+            return None
+        probe = to_device(make_batch(probe_graphs(dataset, whole=False)), self.device)
+        sizes = {"num_nodes": int(dataset.num_nodes.max()), "num_edges": edges}
+        return edges_at_once(self.backbone, self.capture.plan, probe, **sizes)
 
     def _not_passed(self, dataset: GraphDataset) -> list[str]:
         """Say what of the data the backbone could take, and was cached without."""
@@ -339,10 +394,3 @@ def _repeated(names: Sequence[str], label_ptr: np.ndarray) -> list[str]:
 def _described(level: str, names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     return f"{level} labels {shown}"
-
-
-def _at_level(dataset: GraphDataset, level: Level) -> GraphDataset:
-    """Return the data with the rows that the head predicts; labels say nothing about that."""
-    if level == "link" and not all("edge_label_index" in graph for graph in dataset.graphs):
-        raise DataError(f"{dataset.spec}: found no edge_label_index, expected the pairs to score")
-    return dataset if dataset.level == level else replace(dataset, level=level)

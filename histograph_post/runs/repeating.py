@@ -13,7 +13,7 @@ from ..errors import HistographError
 from .run import CONFIG_NAME, Run
 
 #: Arguments of a command that have no flag.
-_POSITIONAL = ("cache", "source")
+_POSITIONAL = ("cache", "source", "folder")
 
 #: Options that are on unless they are turned off.
 _SWITCHES = ("standardize", "normalize", "baseline", "calibrate")
@@ -91,15 +91,17 @@ def _typed(name: str, options: Mapping[str, Any]) -> str:
 def _python_call(run: Run) -> str:
     head = next((h for h in run.plan.get("heads", []) if h.get("name") == run.head), None)
     options = {} if head is None else head.get("options", {})
+    compared = [each.get("name", "") for each in run.plan.get("heads", [])]
     arguments = [
         repr(run.backbone.cache.name),
         repr(run.name),
-        f"head={run.head!r}",
+        f"heads={compared!r}" if run.kind == "compare" else f"head={run.head!r}",
         f"seeds={tuple(run.plan.get('seeds', (0,)))!r}",
         f"training=hg.TrainingOptions(**{dict(run.plan.get('training', {}))!r})",
         *(f"{name}={value!r}" for name, value in options.items()),
     ]
-    return f"hg.train_head({', '.join(arguments)})"
+    function = "compare" if run.kind == "compare" else "train_head"
+    return f"hg.{function}({', '.join(arguments)})"
 
 
 def _flags(name: str, value: Any) -> list[str]:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ..metrics import Key
     from ..splits import Splits
     from ..tasks import Task
+    from .embedding import Embeddings
     from .saved_backbone import SavedBackbone
     from .saved_head import HeadEnsemble, SavedHead
     from .verdict import Verdict
@@ -63,6 +64,9 @@ TRIALS_NAME = "trials.csv"
 BEST_NAME = "best.toml"
 TRIAL_FITS_NAME = "trials"
 SUMS_NAME = "SHA256SUMS"
+
+#: Of a cache; :mod:`..caches.manifest` would load NumPy, which ``--help`` does without.
+_MANIFEST_NAME = "manifest.json"
 
 #: Files at the top of a run.
 RUN_FILES = (
@@ -123,6 +127,11 @@ class Run:
         found = run if isinstance(run, Run) else cls(Path(run))
         if not found.folder.is_dir():
             raise NotFoundError(f"{found.folder}: found no folder, expected a run")
+        if (found.folder / _MANIFEST_NAME).is_file():
+            raise ConfigError(
+                f"{found.folder}: found a cache, expected a run; train one with "
+                f"`histograph train-head {found.folder} -o RUN`"
+            )
         return found
 
     @property
@@ -347,6 +356,12 @@ class Run:
     def load_ensemble(self) -> HeadEnsemble:
         """Return the heads that the run predicts with as one, from activations to outputs."""
         return self.saved_head.build()
+
+    def embed(self, data: Any, out: str | Path | None = None, **options: Any) -> Embeddings:
+        """Return what the best head reads out of new graphs; see :func:`.embedding.embed`."""
+        from .embedding import embed
+
+        return embed(self, data, out, **options)
 
     @contextmanager
     def reading_head(self) -> Iterator[None]:

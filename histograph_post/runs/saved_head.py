@@ -220,16 +220,14 @@ class SavedHead:
 
     def member_of(self, folder: Path) -> SavedMember:
         """Return a fit of the same readout in the same run, from that fit's folder."""
-        self._require_own(folder / FIT_NAME)
         return SavedMember.from_json(read_json(folder, FIT_NAME), folder / HEAD_NAME)
 
-    def _require_own(self, *paths: Path) -> None:
-        """Refuse files that have changed since the run wrote them."""
-        names = [path.relative_to(self.folder).as_posix() for path in paths]
-        Run.of(self.folder).require_own(HEAD_CONFIG_NAME, *names)
-
     def _read(self, path: Path) -> dict[str, Tensor]:
-        self._require_own(path)
+        # What says how the head is built counts as well.
+        config = self.folder / HEAD_CONFIG_NAME
+        fit = [] if path.parent == self.folder else [path.with_name(FIT_NAME)]
+        names = [each.relative_to(self.folder).as_posix() for each in (path, config, *fit)]
+        Run.of(self.folder).require_own(*names)
         return load_tensors(path, "the weights of a head")
 
     def _build(self, member: SavedMember, tensors: Mapping[str, Tensor]) -> Built:

@@ -17,12 +17,12 @@ LOWEST_LR = 0.01
 PLATEAU_EPOCHS = 10
 
 
-def suggested_lr(num_graphs: int, usual: float = 1e-3) -> float:
-    """Return the learning rate for data of so many graphs; ``usual`` is that for many.
+def suggested_lr(most_steps: int, usual: float = 1e-3) -> float:
+    """Return the learning rate for epochs of so many steps at most; ``usual`` is that for many.
 
     An epoch on a single graph is a single step, and a hundred steps need to be larger.
     """
-    return 1e-2 if num_graphs == 1 else usual
+    return 1e-2 if most_steps == 1 else usual
 
 
 @dataclass(frozen=True)

@@ -49,26 +49,10 @@ def require_number(
     raise ConfigError(f"{name}: found {value!r}, expected {kind} {start}{end}")
 
 
-def require_like(name: str, value: Any, default: Any) -> None:
-    """Refuse a value that is not of the type of an option's default, or no number to build with.
-
-    A default of None says nothing of the type: a number must be finite then, too.
-    """
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise ConfigError(f"{name}: found {value!r}, expected a finite number")
-        most = MOST_LAYERS if name.endswith("layers") else MOST
-        if isinstance(value, int) and abs(value) > most:
-            raise ConfigError(f"{name}: found {value}, expected at most {most}")
-    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    kind = type(default)
-    if kind not in expected or value is None:
-        return
-    fits = {
-        bool: isinstance(value, bool),
-        int: isinstance(value, int) and not isinstance(value, bool),
-        float: isinstance(value, int | float) and not isinstance(value, bool),
-        str: isinstance(value, str | bool),  # switches that have become words
-    }
-    if not fits[kind]:
-        raise ConfigError(f"{name}: found {value!r}, expected {expected[kind]}")
+def require_sane(name: str, value: Any) -> None:
+    """Refuse a number that nothing can be built with; of what type it is, others say."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name}: found {value!r}, expected a finite number")
+    most = MOST_LAYERS if name.endswith("layers") else MOST
+    if isinstance(value, int) and abs(value) > most:
+        raise ConfigError(f"{name}: found {value}, expected at most {most}")

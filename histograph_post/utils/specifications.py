@@ -34,7 +34,9 @@ PUBLIC_MODELS: Final = (
 )
 
 #: What comes before the colon of the data that this package reads itself.
-BUILT_IN_DATA: Final = ("tu", "planetoid", "actor", "wiki", "ogbg", "smiles", "demo")
+BUILT_IN_DATA: Final = (
+    *("tu", "planetoid", "actor", "wiki", "ogbg", "moleculenet", "smiles", "demo"),
+)
 
 #: Files of graphs, which are read without running code from them.
 GRAPH_FILES: Final = (".pt", ".pth")

@@ -15,6 +15,7 @@ from torch_geometric.nn import SAGEConv
 from histograph_post.caches import planning
 from histograph_post.caches.caching import cache
 from histograph_post.caches.planning import estimate_seconds, plan_cache
+from histograph_post.capture import edge_blocks
 from histograph_post.data import from_graphs, load_data
 from histograph_post.models import build_model
 from histograph_post.splits import resolve_splits
@@ -86,6 +87,7 @@ def test_a_graph_of_many_edges_is_run_some_at_a_time(
     large: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(planning, "MOST_EDGES", 2000)
+    monkeypatch.setattr(edge_blocks, "MOST_EDGES", 2000)
     dataset, model, made = from_graphs([large]), Embedded().eval(), []
     model.second.register_propagate_forward_pre_hook(lambda _, given: made.append(given[0].shape))
     plan = plan_cache(model, dataset, resolve_splits(dataset, None), device="cpu")

@@ -68,12 +68,13 @@ def test_json_has_the_scores_and_the_command_that_repeats_them(
 def test_comparison_is_ranked(folder: Path) -> None:
     done = histograph("inspect", folder / "compared", "-q")
     readouts = json.loads((folder / "compared" / "results.json").read_text())["readouts"]
-    order = sorted(readouts, key=lambda name: -readouts[name]["test"]["mean"])
-    table = done.stdout[done.stdout.index("rank") :]  # behind the facts, which name a readout too
-    places = [table.index(f"│ {name} ") for name in order]
-    assert places == sorted(places)
+    table = done.stdout[done.stdout.index("Readouts by validation") :]  # behind the facts
+    shown = sorted(readouts, key=lambda name: table.index(f"│ {name} "))
+    assert shown[0] == "own readout"
+    valid = [(readouts[n].get("averaged") or readouts[n])["valid"]["mean"] for n in shown[1:]]
+    assert valid == sorted(valid, reverse=True)
     assert (
-        "hg.train_head"
+        "hg.compare"
         in json.loads(histograph("inspect", folder / "compared", "--json").stdout)["command"]
     )
 

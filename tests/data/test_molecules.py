@@ -173,8 +173,8 @@ def test_what_the_pretrain_features_cannot_express_is_skipped_and_named(tmp_path
     dataset = load_smiles(path, {"mol_features": "pretrain"})
     assert dataset.ids == ["0"]
     note = next(note for note in dataset.notes if "skipped" in note)
-    assert "row 1 *CC (0)" in note
-    assert "row 2 O->[Cu] (DATIVE)" in note
+    assert "row 1 *CC (no pretrain feature for atomic number 0)" in note
+    assert "row 2 O->[Cu] (no pretrain feature for DATIVE)" in note
 
 
 def test_a_file_without_a_readable_molecule_is_refused(tmp_path: Path) -> None:
@@ -288,7 +288,10 @@ def test_the_smiles_column_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"feature": "ogb"}, "unknown data argument 'feature'.*mol_features, smiles, targets"),
+        (
+            {"feature": "ogb"},
+            "unknown data argument 'feature'.*mol_features, smiles, stream, targets",
+        ),
         ({"mol_features": "morgan"}, "mol_features=morgan, expected one of ogb, pretrain"),
     ],
 )

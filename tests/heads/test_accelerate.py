@@ -225,10 +225,30 @@ def test_other_inputs_take_the_heads_own_path() -> None:
     assert accelerate.read_out(head, history.half(), batch, len(SIZES)) is None
     assert accelerate.read_out(head, history.clone().requires_grad_(), batch, len(SIZES)) is None
     assert accelerate.read_out(head, list(history.unbind(1)), batch, len(SIZES)) is None
-    assert accelerate.read_out(head, history, batch, len(SIZES) + 1) is None  # an empty graph
     assert accelerate.read_out(head.double(), history, batch, len(SIZES)) is None
     many = torch.zeros(accelerate.LARGEST_GRAPH + 1, len(WIDTHS), WIDTHS[0])
     assert accelerate.read_out(make_head(), many, None, None) is None
+
+
+def test_a_large_graph_and_an_empty_one_leave_the_others_on_the_fast_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = make_head()
+    history, batch = inputs(head)
+    count = len(SIZES) + 1  # the last one has no nodes
+    monkeypatch.setattr(accelerate, "LARGEST_GRAPH", 17)
+    found = accelerate.read_out(head, history, batch, count)
+    expected = head(history, batch, num_graphs=count)
+    assert found is not None
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    grad = gradients(head, expected)
+    close = {"rtol": 1e-4, "atol": 2e-4 * max(1.0, float(grad.abs().max()))}
+    torch.testing.assert_close(gradients(head, found), grad, **close)
+    table = TableRows(torch.cat([history, history]), np.array([66, 23]), np.array([5, 40]))
+    few = torch.tensor([0] * 5 + [1] * 40)
+    taken = accelerate.read_out(head, table, few, 2)
+    assert taken is not None
+    torch.testing.assert_close(taken, expected[[0, 3]], rtol=1e-4, atol=1e-4)
 
 
 def test_rows_of_a_table_are_read_where_they_lie() -> None:

@@ -208,6 +208,53 @@ class TestSymmetries:
         assert scores.unique().numel() == 4
 
 
+class TestSomeNodes:
+    """A head that is given some nodes of a graph, and what there is to know of all of them."""
+
+    NODES = 40
+
+    @pytest.mark.parametrize("kind", ["landmark", "auto", "neighbors", "none"])
+    @pytest.mark.parametrize("layer_attention", ["learned", "mean"])
+    @pytest.mark.parametrize("widths", [(6, 6, 6, 6), (3, 6, 6, 5)], ids=["equal", "mixed"])
+    def test_outputs_and_gradients_are_those_of_the_whole_graph(
+        self, toy: Any, widths: tuple[int, ...], layer_attention: str, kind: str
+    ) -> None:
+        options = {"level": "node", "mix": "all", "layer_heads": 2, "history_layers": 3}
+        head = toy.head(
+            widths,
+            node_attention=kind,
+            layer_attention=layer_attention,
+            landmarks=8,
+            **options,
+        ).float()
+        if kind == "auto":
+            head.node_attention.exact_nodes = 30
+        layers = [layer.float() for layer in toy.history(widths, [self.NODES])]
+        edges, asked = toy.edges([self.NODES]), torch.tensor([3, 8, 31, 12])
+        expected = head(layers, edge_index=edges)[asked]
+        probe = torch.randn(expected.shape)
+        (expected * probe).sum().backward()
+        wanted = {name: grad.clone() for name, grad in gradients(head).items()}
+        head.zero_grad()
+
+        whole = head.whole_graph([[layer[:7] for layer in layers], [layer[7:] for layer in layers]])
+        given, own = asked, edges[:, :0]
+        if kind == "neighbors":
+            own = edges[:, torch.isin(edges[1], asked)]
+            given = torch.cat([asked, own[0]]).unique()
+            own = torch.searchsorted(given, own)
+        rows = [layer[given] for layer in layers]
+        found = head(rows, edge_index=own, whole=whole)[torch.isin(given, asked)]
+        order = torch.arange(4) if kind != "neighbors" else asked.argsort().argsort()
+        (found[order] * probe).sum().backward()
+        torch.testing.assert_close(found[order], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradients(head), wanted, rtol=1e-3, atol=1e-4)
+
+    def test_exact_attention_needs_all_nodes(self, toy: Any) -> None:
+        head = toy.head([6] * 3, level="node", node_attention="exact")
+        assert head.whole_graph([torch.zeros(4, 3, 6)]) is None
+
+
 class TestSmallCases:
     @pytest.mark.parametrize(
         "options", [{}, {"mix": "all"}, {"residual": True, "layer_norm": True}]

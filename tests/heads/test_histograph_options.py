@@ -10,6 +10,7 @@ import torch
 from histograph_post.errors import ConfigError, DataError
 from histograph_post.heads.histograph import HistoGraphConfig, HistoGraphHead
 from histograph_post.heads.histograph.layer_attention import NORMALIZATIONS
+from histograph_post.heads.histograph.node_attention import EXACT_NODES, NODE_ATTENTIONS
 
 SIZES = (5, 1, 9, 3)
 
@@ -23,7 +24,9 @@ class TestOptions:
             *({"normalization": value} for value in NORMALIZATIONS if value != "bounded"),
             {"radius": 1.0},
             {"layer_heads": 2},
-            {"node_attention": False},
+            {"node_attention": "none"},
+            {"node_attention": "landmark", "landmarks": 2},
+            {"node_attention": "landmark", "key_dropout": 0.9},
             {"zero_token": True},
             {"attention_dropout": 0.5},
             {"key_dropout": 0.5},
@@ -112,11 +115,27 @@ class TestOptions:
             ({"level": "link"}, "out_dim: found 2, expected 1"),
             ({"key_dropout": 1.0}, "expected a probability"),
             ({"eps": 0.0}, "expected a positive number"),
+            ({"landmarks": 12}, "landmarks: found 12, expected a power of two"),
+            ({"node_attention": "all"}, "found 'all', expected one of auto, exact, landmark"),
         ],
     )
     def test_impossible_options_are_refused(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             HistoGraphHead([6] * 3, 2, **options)
+
+    @pytest.mark.parametrize(("before", "now"), [(True, "exact"), (False, "none")])
+    def test_what_the_first_version_saved_is_read(self, before: bool, now: str) -> None:
+        saved = {"in_dims": [3], "out_dim": 2, "node_attention": before}
+        assert HistoGraphConfig.from_json(saved).node_attention == now
+        assert HistoGraphHead(**saved).config()["node_attention"] == now
+
+    def test_auto_is_settled_where_all_graphs_are_large(self) -> None:
+        head = HistoGraphHead([3], 2)
+        head.settle(EXACT_NODES)
+        assert head.options.node_attention == "auto"
+        head.settle(EXACT_NODES + 1)
+        assert head.options.node_attention == "landmark"
+        assert head.node_attention.kind == "landmark"
 
     def test_unknown_and_missing_names_are_refused(self) -> None:
         for values, message in (
@@ -133,9 +152,13 @@ class TestOptions:
 
 
 class TestExplanation:
-    def test_weights_and_attention_of_each_graph(self, toy: Any) -> None:
-        head = toy.head([6] * 4, layer_heads=2)
-        explanation = head.explain(toy.history([6] * 4, SIZES), toy.batch(SIZES))
+    @pytest.mark.parametrize("kind", NODE_ATTENTIONS)
+    def test_weights_and_attention_of_each_graph(self, toy: Any, kind: str) -> None:
+        head = toy.head([6] * 4, layer_heads=2, node_attention=kind, landmarks=4)
+        if kind == "auto":
+            head.node_attention.exact_nodes = 4
+        history, batch = toy.history([6] * 4, SIZES), toy.batch(SIZES)
+        explanation = head.explain(history, batch, edge_index=toy.edges(SIZES))
         assert explanation.layer_weights.shape == (4, 2, 4)
         sums = explanation.layer_weights.sum(-1)
         torch.testing.assert_close(sums, torch.ones_like(sums))

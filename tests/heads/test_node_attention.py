@@ -3,13 +3,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from histograph_post.heads.histograph.node_attention import BLOCK_WEIGHTS, NodeAttention
+from histograph_post.heads.histograph import edge_attention
+from histograph_post.heads.histograph.landmarks import Landmarks
+from histograph_post.heads.histograph.node_attention import BLOCK_WEIGHTS, NodeAttention, Reach
 from histograph_post.heads.ragged import Graphs
 
 SIZES = (3, 1, 12, 0, 7, 7, 30, 2)
@@ -160,3 +163,37 @@ def test_memory_of_a_large_graph_is_linear(dropout: float) -> None:
         attention.pool(nodes, graphs).sum().backward()
         attention(nodes, graphs).sum().backward()
     assert largest.numel <= max(BLOCK_WEIGHTS, 6000 * 16 * 3)  # not 2 * 6000 * 6000
+
+
+@pytest.mark.parametrize("zero_token", [False, True])
+def test_many_edges_are_handled_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, zero_token: bool
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    projected = torch.randn(30, 3, 2, 4, generator=random).requires_grad_()
+    edges = torch.randint(28, (2, 200), generator=random)
+    edges[1, :50] = 3  # more than are handled at a time
+    weights = torch.randn(30, 8, generator=random)
+    whole = edge_attention.attend_along_edges(projected, edges, zero_token)
+    (expected,) = torch.autograd.grad((whole * weights).sum(), projected)
+    monkeypatch.setattr(edge_attention, "EDGES_AT_ONCE", 16)
+    parts = edge_attention.attend_along_edges(projected, edges, zero_token)
+    torch.testing.assert_close(parts, whole)
+    (gradient,) = torch.autograd.grad((parts * weights).sum(), projected)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("kind", ["exact", "landmark", "neighbors"])
+def test_what_is_dropped_is_dropped_while_training_only(kind: str) -> None:
+    torch.manual_seed(0)
+    attention = NodeAttention(8, 2, kind=kind, dropout=0.3, key_dropout=0.3)
+    nodes, edges = torch.randn(9, 8), torch.randint(9, (2, 40))
+    graphs = Graphs.from_batch(None, 9, 1, nodes.device)
+    groups = torch.arange(9) % 4
+    landmarks = Landmarks.of(nodes, groups, graphs, 4, np.array([True]))
+    reach = Reach(landmarks if kind == "landmark" else None, edges)
+    once, again = (attention(nodes, graphs, reach) for _ in range(2))
+    assert once.isfinite().all()
+    assert not torch.allclose(once, again)
+    attention.eval()
+    assert torch.equal(attention(nodes, graphs, reach), attention(nodes, graphs, reach))

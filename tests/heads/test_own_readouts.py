@@ -152,3 +152,84 @@ def test_one_that_is_solved_learns_nothing_before_its_classifier() -> None:
 
     with pytest.raises(ConfigError, match="Mapped: found solved = True and weights before"):
         Mapped([3, 3], 1)
+
+
+def test_options_need_no_star_and_need_not_be_kept() -> None:
+    class Scaled(Largest):
+        """Options by position, none of them kept."""
+
+        def build(self, factor: float = 2.0, times: int = 1) -> None:
+            self.sign = factor * times
+            self.finish(1)
+
+    register_head("scaled")(Scaled)
+    head = build_head("scaled", [3, 3], 1, times=3)
+    config = head_config("scaled", head)
+    assert (config["factor"], config["times"]) == (2.0, 3)
+    assert build_head("scaled", **config).sign == 6.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("*, dim: int = 3", r"Own.build: found the option 'dim', which every readout has: leave"),
+        ("*, train: bool = True", "found the option 'train', expected a name that no readout has"),
+        ("**more", "found the option 'more' of any number, expected each option by its name"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_by_name(options: str, message: str) -> None:
+    code = f"class Own(Readout):\n    def build(self, {options}) -> None: ...\n"
+    with pytest.raises(ConfigError, match=message):
+        exec(code, {"Readout": Readout})
+
+
+def test_a_readout_that_pools_nothing_is_refused_by_name() -> None:
+    class Lazy(Readout):
+        """Has no pooling."""
+
+        levels = ("graph", "node")
+
+        def build(self) -> None:
+            self.finish(1)
+
+    with pytest.raises(ConfigError, match="Lazy: found no pool_graphs or node_rows, expected it"):
+        Lazy([3], 1)
+    with pytest.raises(ConfigError, match="Lazy: found no node_rows, expected it for node tasks"):
+        Lazy([3], 1, level="node")
+    with pytest.raises(ConfigError, match="Empty: found no build"):
+        type("Empty", (Readout,), {})([3], 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dropout": "abc"}, "found dropout='abc', expected a number"),
+        ({"heads": "x"}, "found heads='x', expected a whole number"),
+        ({"mlp_layers": 1.5}, "found mlp_layers=1.5, expected a whole number"),
+        ({"residual": 2}, "found residual=2, expected true or false"),
+        ({"history_layers": "all"}, "expected a whole number or none"),
+        ({"dropout": "0.1,dim=32"}, "give --head-args once for each option"),
+        ({"mix": 3}, "found mix=3, expected a word"),
+    ],
+)
+def test_values_are_of_the_kind_that_the_option_is(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_head("histograph", [8, 8], 1, **options)
+
+
+def test_what_fails_inside_is_said_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(
+        "from histograph_post.heads import Readout\n"
+        "class Failing(Readout):\n"
+        "    def build(self):\n"
+        "        self.finish(len(self.nothing))\n"
+        "    def pool_graphs(self, history, graphs, edge_index): ...\n"
+    )
+    name = head_name(f"{file}:Failing")
+    with pytest.raises(ConfigError, match=r"'Failing' failed at failing.py:4 \(build\): Attrib"):
+        build_head(name, [3], 1)
+    with pytest.raises(ConfigError, match=r"expected a class of it, as .*failing.py:Failing$"):
+        head_name(str(file))

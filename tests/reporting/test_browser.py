@@ -30,6 +30,7 @@ const found = {
       marks: svg.querySelectorAll("path, ellipse, use").length,
     };
   }),
+  tables: [...document.querySelectorAll(".table")].map((t) => t.scrollWidth - t.clientWidth),
   page: document.documentElement.scrollWidth,
   window: window.innerWidth,
   paper: getComputedStyle(document.body).backgroundColor,
@@ -80,7 +81,7 @@ def test_every_figure_is_there(
     browser: str, binary_report: Report, tmp_path: Path, width: int, dark: bool
 ) -> None:
     html = binary_report.path.read_text(encoding="utf-8")
-    # The page allows no script, so the questions come in a copy that does.
+    # The page allows no script but its own, so the questions come in a copy that does.
     policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
     assert policy.search(html)
     asked = tmp_path / "asked.html"
@@ -93,8 +94,28 @@ def test_every_figure_is_there(
     for figure in found["figures"]:
         assert figure["words"], figure
         assert figure["width"] > 150, figure
-        assert figure["height"] > 80, figure
+        assert figure["height"] > 40, figure
         assert figure["marks"] > 3, figure
     assert found["page"] <= found["window"]  # nothing sticks out
+    assert max(found["tables"]) <= 0  # and no table is cut
     brightness = sum(map(int, re.findall(r"\d+", found["paper"])[:3])) / 3
     assert (brightness < 128) == dark
+
+
+def test_a_click_sorts_the_predictions(browser: str, binary_report: Report, tmp_path: Path) -> None:
+    html = binary_report.path.read_text(encoding="utf-8")
+    policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+    click = """<script>
+    const table = document.querySelector("table.sortable");
+    const column = [...table.tHead.rows[0].cells].findIndex((c) => c.textContent === "p(1)");
+    table.tHead.rows[0].cells[column].querySelector("button").click();
+    const rows = [...table.tBodies[0].rows];
+    document.body.dataset.found = rows.map((row) => row.cells[column].textContent);
+    </script></body>"""
+    asked = tmp_path / "asked.html"
+    asked.write_text(policy.sub("", html).replace("</body>", click), encoding="utf-8")
+    answer = re.search(r'data-found="([^"]*)"', look(browser, asked, tmp_path / "profile"))
+    assert answer is not None
+    shown = [float(text) for text in answer[1].split(",")]
+    assert shown == sorted(shown)
+    assert len(shown) == 48

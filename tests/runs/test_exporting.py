@@ -98,7 +98,7 @@ def inputs_of(predictor: nn.Module, batch: Batch) -> tuple[object, Tensor]:
         ("binary", {"warm_start": True}),
         ("node", {"zero_token": True, "layer_norm": True, "mixing": "delayed"}),
         ("link", {"normalization": "signed", "layer_heads": 1, "mix": "last"}),
-        ("narrowing", {"history_layers": 2, "heads": 1}),
+        ("narrowing", {"history_layers": 2, "heads": 1, "node_attention": "landmark"}),
     ],
     ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
@@ -142,12 +142,15 @@ def test_other_readouts_say_what_they_take_and_keep_existing_files(
     assert said["backbone_weights_sha256"] == stored["backbone"]["weights_sha256"]
 
 
-@pytest.mark.parametrize("head", ["topkpool", "sortpool"])
+@pytest.mark.parametrize(
+    ("head", "options"),
+    [("topkpool", {}), ("sortpool", {}), ("histograph", {"node_attention": "neighbors"})],
+)
 def test_heads_that_cannot_be_traced_are_refused_and_nothing_is_written(
-    head: str, make_run: Callable[..., Path], tmp_path: Path
+    head: str, options: dict[str, object], make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match="--whole") as refused:
-        hg.export(make_run("binary", head), tmp_path / "head.pt2")
+        hg.export(make_run("binary", head, **options), tmp_path / "head.pt2")
     assert len(str(refused.value).splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 

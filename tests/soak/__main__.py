@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -35,9 +36,11 @@ def main() -> int:
     """Run the attacks that are asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--command", action="append", default=[], help="only this one; repeatable")
+    parser.add_argument("--no-commands", action="store_true", help="only what is of no command")
     parser.add_argument("--points", type=int, help="crash points per command; all by default")
     parser.add_argument("--kills", type=int, default=15, help="random kills per command")
     parser.add_argument("--rounds", type=int, default=5, help="of writers and readers")
+    parser.add_argument("--signals", type=int, default=40, help="Ctrl-C and SIGTERM")
     parser.add_argument("--fast", action="store_true", help="leave slow commands out")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
@@ -48,52 +51,53 @@ def main() -> int:
         import_module(module)
     from histograph_post.training.loop import train_resumably
 
-    from .attacks import Target, chosen, crash_points, random_kills, writers_and_readers
+    from .attacks import (
+        Outcome,
+        Target,
+        chosen,
+        crash_points,
+        random_kills,
+        writers_and_readers,
+    )
     from .commands import prepare
     from .crashing import call_in_child
+    from .signals import random_signals
 
     torch.set_num_threads(1)
     assert train_resumably.__kwdefaults__ is not None
     train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
+
+    def outcomes(work: Path) -> Iterator[Outcome]:
+        given = [] if asked.no_commands else chosen(asked.command, slow=not asked.fast)
+        for command in given:
+            target = Target(command, work)
+            yield crash_points(target, asked.points, asked.seed)
+            if asked.kills:
+                yield random_kills(target, asked.kills, asked.seed)
+        if asked.rounds and not asked.command:
+            yield writers_and_readers(work, asked.rounds)
+        if asked.signals and not asked.command:
+            yield random_signals(work, asked.signals, asked.seed)
+
     print("| attack | command | attempts | held | broken | seconds |\n|---|---|---|---|---|---|")
-    attempts = broken = 0
+    attempts, broken, started = 0, 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         os.environ["XDG_STATE_HOME"] = folder
         work = Path(folder)
         if call_in_child(lambda: prepare(work), work / "said"):
             print((work / "said").read_text(), file=sys.stderr)
             return 1
-        attacks = []
-        for command in chosen(asked.command, slow=not asked.fast):
-            target = Target(command, work)
-            attacks = [lambda t=target: crash_points(t, asked.points, asked.seed)]
-            if asked.kills:
-                attacks.append(lambda t=target: random_kills(t, asked.kills, asked.seed))
-            for attack in attacks:
-                started = time.monotonic()
-                outcome = attack()
-                attempts += outcome.attempts
-                broken += len(outcome.broken)
-                _show(outcome, time.monotonic() - started)
-        if asked.rounds and not asked.command:
+        for outcome in outcomes(work):
+            wrong, seconds = len(outcome.broken), time.monotonic() - started
+            cells = (outcome.attack, outcome.command, outcome.attempts, outcome.attempts - wrong)
+            print(f"| {' | '.join(map(str, cells))} | {wrong} | {seconds:.0f} |", flush=True)
+            for problem in outcome.broken:
+                place = f"{outcome.attack}, {outcome.command}"
+                print(f"{place}: {problem}", file=sys.stderr, flush=True)
+            attempts, broken = attempts + outcome.attempts, broken + wrong
             started = time.monotonic()
-            outcome = writers_and_readers(work, asked.rounds)
-            attempts += outcome.attempts
-            broken += len(outcome.broken)
-            _show(outcome, time.monotonic() - started)
     print(f"| **all** | | {attempts} | {attempts - broken} | {broken} | |")
     return 1 if broken else 0
-
-
-def _show(outcome: object, seconds: float) -> None:
-    from .attacks import Outcome
-
-    assert isinstance(outcome, Outcome)
-    held = outcome.attempts - len(outcome.broken)
-    cells = (outcome.attack, outcome.command, outcome.attempts, held, len(outcome.broken))
-    print(f"| {' | '.join(map(str, cells))} | {seconds:.0f} |", flush=True)
-    for problem in outcome.broken:
-        print(f"{outcome.attack}, {outcome.command}: {problem}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,16 @@ activations ``X [N, L, D_in]`` of N nodes after L layers:
 3. ``Q = X~_last Wq``, ``K = X~ Wk``, ``V = X~``.
 4. ``c = mean over nodes of (Q K^T / sqrt(D))``: a score per layer.
 5. ``alpha = normalize(c)``, ``H = sum_l alpha_l X~_l``: the layers of every node are summed.
-6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph.
+6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph, or of a large one over groups.
 7. ``G = mean over nodes of Z``; node and link tasks keep ``Z``.
 8. ``Y = a G + (1 - a) base``, where ``base`` is what statistics of all layers over the nodes (or
    the mean of the last layer) are projected to; an MLP turns ``Y`` into outputs.
 9. A head that is trained on a cache predicts the mean of these outputs and those of a linear probe
    of the same statistics, solved beforehand.
 
-Steps 1 to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`. A graph never sees
-its batch-mates: all means and all attention are taken inside each graph, so a graph has one output,
-whatever it is batched with.
+Steps 1 to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`, where a ``Reach`` is
+what a node may attend to instead of all nodes. A graph never sees its batch-mates: all means and
+all attention are taken inside each graph, so a graph has one output, whatever it is batched with.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class HistoGraphHead(Readout):
     def forward(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -153,7 +153,8 @@ class HistoGraphHead(Readout):
         Args:
             history: ``[num_nodes, L, D]`` or one ``[num_nodes, D_l]`` per layer, any float type;
                 or where rows of it lie in a table.
-            batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph.
+            batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph; or the
+                graphs themselves, where the host knows their sizes.
             num_graphs: Graphs in the batch, if the last ones may be empty.
             edge_index: Edges of the batch ``[2, num_edges]``, for attention along them.
             statistics: Of all layers of these graphs, as
@@ -166,13 +167,40 @@ class HistoGraphHead(Readout):
             ``[num_graphs, out_dim]``, ``[num_nodes, out_dim]`` or ``[num_nodes, dim]``, by level.
         """
         layers, graphs = self.read(history, batch, num_graphs)
-        if self.level == "graph":
-            attended = self.read_graphs(layers, graphs, edge_index)  # [num_graphs, dim]
-        else:
-            attended = self.read_nodes(layers, graphs, edge_index, whole)  # [num_nodes, dim]
+        attended = self._attended(layers, graphs, edge_index, whole)  # [rows, dim]
         described = self.describe(layers, graphs, statistics)  # [rows, described_dim]
         last = None if self.shortcut is None else self._last_rows(layers, graphs)
         return self.predict(attended, described, graphs, last)
+
+    @in_own_precision
+    def classifier_inputs(
+        self,
+        history: History | TableRows,
+        batch: Tensor | Graphs | None = None,
+        *,
+        num_graphs: int | None = None,
+        edge_index: Tensor | None = None,
+    ) -> Tensor:
+        """Return what the classifier reads, steps 1 to 8; a probe beside it reads statistics.
+
+        Returns:
+            ``[num_graphs, dim]`` at level ``graph``, else ``[num_nodes, dim]``.
+        """
+        layers, graphs = self.read(history, batch, num_graphs)
+        attended = self._attended(layers, graphs, edge_index)  # [rows, dim]
+        return self.mix(attended, self.describe(layers, graphs), graphs)
+
+    def _attended(
+        self,
+        history: History,
+        graphs: Graphs,
+        edge_index: Tensor | None,
+        whole: WholeGraph | None = None,
+    ) -> Tensor:
+        """Return what attention makes of each graph or node: ``[rows, dim]``."""
+        if self.level == "graph":
+            return self.read_graphs(history, graphs, edge_index)
+        return self.read_nodes(history, graphs, edge_index, whole)
 
     def read_graphs(
         self, history: History, graphs: Graphs, edge_index: Tensor | None = None
@@ -230,6 +258,17 @@ class HistoGraphHead(Readout):
         rows = self.layer_weights.combine(whole.landmarks, weights, one)  # [k, dim]
         counts = whole.counts.to(rows.dtype).unsqueeze(0)  # [1, k]
         return Landmarks(rows.unsqueeze(0), counts, np.ones(1, dtype=np.bool_))
+
+    def settle(self, smallest: int) -> None:
+        """Settle what ``auto`` stands for where all graphs are large: the head is saved as it is.
+
+        Args:
+            smallest: Nodes of the smallest graph that it is trained on.
+        """
+        attention = self.node_attention
+        if attention is not None and attention.kind == "auto" and smallest > attention.exact_nodes:
+            self.options = replace(self.options, node_attention="landmark")
+            attention.attend_to("landmark")
 
     def whole_graph(self, pieces: Iterable[History]) -> WholeGraph | None:
         """Return what makes :meth:`forward` exact on some nodes of a graph; None if nothing does.
@@ -299,13 +338,7 @@ class HistoGraphHead(Readout):
             last: The (mean) last layer for the shortcut, ``[rows, D_last]``; None without one.
             map_parts: Maps what is described.
         """
-        project = self.layer_weights.last_embedding if self.all_layers is None else self.all_layers
-        base = map_parts(project, [self.statistics_dropout(part) for part in described])
-        if self.level == "graph":
-            base = base * graphs.nonempty(base.dtype)  # an empty graph has no bias either
-        mixed = self.mixing(attended, base)  # [rows, dim]
-        if self.output_norm is not None:
-            mixed = self.output_norm(mixed)
+        mixed = self.mix(attended, described, graphs, map_parts)  # [rows, dim]
         if self.level == "link":
             return mixed  # [num_nodes, dim], for pairs of them to be scored
         outputs = self.classify(mixed)  # [rows, out_dim]
@@ -319,6 +352,21 @@ class HistoGraphHead(Readout):
             self.probe_share.fill_(self.options.probe)
             return outputs
         return torch.lerp(outputs, map_parts(self.probe, described), self.probe_share)
+
+    def mix(
+        self,
+        attended: Tensor,
+        described: Sequence[Tensor],
+        graphs: Graphs,
+        map_parts: Callable[[nn.Linear, Sequence[Tensor]], Tensor] = map_parts,
+    ) -> Tensor:
+        """Mix what attention made with what is known without it, step 8: ``[rows, dim]``."""
+        project = self.layer_weights.last_embedding if self.all_layers is None else self.all_layers
+        base = map_parts(project, [self.statistics_dropout(part) for part in described])
+        if self.level == "graph":
+            base = graphs.empty_to_zero(base)  # an empty graph has no bias either
+        mixed: Tensor = self.mixing(attended, base)  # [rows, dim]
+        return mixed if self.output_norm is None else self.output_norm(mixed)
 
     def classify(self, rows: Tensor) -> Tensor:
         """Return the outputs of rows ``[rows, dim]``: ``[rows, out_dim]``."""
@@ -343,7 +391,7 @@ class HistoGraphHead(Readout):
     def explain(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -354,7 +402,7 @@ class HistoGraphHead(Readout):
         """
         layers, graphs = self.read(history, batch, num_graphs)
         nodes, weights = self.layer_weights(layers, graphs)
-        attention = graphs.spread(graphs.divisor.to(nodes.dtype).reciprocal())  # [num_nodes]
+        attention = graphs.spread(graphs.divisor_as(nodes.dtype).reciprocal())  # [num_nodes]
         if self.node_attention is not None and (
             edge_index is not None or not self.needs_edge_index
         ):

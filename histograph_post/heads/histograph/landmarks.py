@@ -91,7 +91,8 @@ class LandmarkGroups(nn.Module):
     def places(self, history: History) -> Tensor:
         """Return where nodes lie on the axis of every plane: ``[num_nodes, planes]``."""
         layers = history.unbind(1) if isinstance(history, Tensor) else history
-        axes = self.directions.split(self.in_dims)  # one [D_l, planes] per layer
+        # A history that is on another device is looked at there, once for all steps.
+        axes = self.directions.to(layers[0].device).split(self.in_dims)  # one [D_l, planes] each
         parts = [layer.to(axis.dtype) @ axis for layer, axis in zip(layers, axes, strict=True)]
         return torch.stack(parts).sum(0)
 

@@ -1,0 +1,159 @@
+"""Batches of some nodes of one large graph, for training a readout that is asked about nodes.
+
+A step on all of a million nodes to learn from a few takes minutes; here it takes as long as those
+few. What a head needs of all the others comes with every batch, taken once: see
+:class:`~histograph_post.heads.histograph.landmarks.WholeGraph`. So a batch gives what a pass over
+the whole graph gives for its nodes, gradients included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..heads.base import History, Readout
+from ..heads.histograph import HistoGraphHead
+from ..heads.histograph.landmarks import WholeGraph
+from ..heads.histograph.node_attention import EXACT_NODES
+from ..heads.ragged import Graphs, ranges
+from ..tasks import Task
+from ..utils.machine import pinned, send
+from .head_batches import HeadInputs, LoadedCache
+from .history_rows import HistoryRows
+from .loop import Step
+
+#: Nodes of a batch that are asked about.
+NODES_PER_BATCH = 8192
+
+
+def goes_by_nodes(head: Readout, loaded: LoadedCache) -> bool:
+    """Say whether a head is trained on some nodes at a time: one large graph, and it can be."""
+    if not is_one_large_graph(loaded):
+        return False
+    if isinstance(head, HistoGraphHead):
+        return head.options.node_attention != "exact"
+    return type(head).forward is Readout.forward  # a row for each node, by itself
+
+
+def is_one_large_graph(loaded: LoadedCache) -> bool:
+    """Say whether a cache asks about the nodes of one graph, and that is large."""
+    return loaded.level == "node" and len(loaded.cache) == 1 and loaded.ptr[-1] > EXACT_NODES
+
+
+def most_steps(loaded: LoadedCache, rows: np.ndarray) -> int:
+    """Return how many steps an epoch on these rows may have: a graph or some nodes for each."""
+    return -(-len(rows) // NODES_PER_BATCH) if is_one_large_graph(loaded) else len(loaded.cache)
+
+
+def whole_graph(
+    head: Readout, loaded: LoadedCache, rows: np.ndarray | None, history: HistoryRows
+) -> WholeGraph | None:
+    """Return what a head needs of the nodes that are not in a batch, made once for all seeds."""
+    if not isinstance(head, HistoGraphHead):
+        return None
+    options = head.options
+    key = ("whole", options.history_layers, options.node_attention, options.landmarks)
+    return loaded.once(rows, key, lambda: head.whole_graph(_Pieces(history)))
+
+
+class _Pieces:
+    """All nodes of a graph, a batch of them at a time, as often as they are asked for."""
+
+    def __init__(self, history: HistoryRows) -> None:
+        self._history = history
+
+    def __iter__(self) -> Iterator[History]:
+        stop = int(self._history.ptr[-1])
+        for first in range(0, stop, NODES_PER_BATCH):
+            yield self._history.nodes(np.arange(first, min(first + NODES_PER_BATCH, stop)))
+
+
+class NodeBatches:
+    """A :class:`~histograph_post.training.loop.Source` over nodes of the one graph of a cache.
+
+    Args:
+        loaded: The cache.
+        history: Its activations, standardised or not.
+        task: Gives the targets.
+        device: Where batches go.
+        edges: Whether the nodes with an edge to one of a batch, and those edges, come with it.
+        whole: What the head needs of all other nodes.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedCache,
+        history: HistoryRows,
+        task: Task,
+        device: torch.device,
+        *,
+        edges: bool = False,
+        whole: WholeGraph | None = None,
+    ) -> None:
+        self.labels = loaded.labels
+        self._history = history.on(device)
+        self._task = task
+        self._targets = task.targets(loaded.labels)
+        self._device = device
+        self._incoming = _incoming(loaded) if edges else None
+        self._whole = None if whole is None else whole.to(device)
+
+    def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
+        """Return how many batches these rows make, whatever number of graphs is asked for."""
+        return -(-len(rows) // NODES_PER_BATCH)
+
+    def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
+        """Yield the rows in batches of nodes, shuffled if there is a seed."""
+        if seed is not None:
+            rows = np.random.default_rng(seed).permutation(rows)
+        for start in range(0, len(rows), NODES_PER_BATCH):
+            part = np.sort(rows[start : start + NODES_PER_BATCH])  # in the order of the table
+            targets = self._targets[part]  # [rows] or [rows, targets]
+            there = pinned(targets, self._device).to(self._device, non_blocking=True)
+            yield Step(self._inputs(part), there, part, self._task.missing(targets))
+
+    def _inputs(self, nodes: np.ndarray) -> HeadInputs:
+        edge_index, positions, found = None, np.arange(len(nodes)), nodes
+        if self._incoming is not None:
+            found, edge_index, positions = self._incoming.around(nodes)
+        graphs = Graphs.of_sizes(np.array([len(found)]), self._device)
+        numbers = [positions] if edge_index is None else [positions, edge_index.flatten().numpy()]
+        own, *edges = send(numbers, self._device)  # [rows] and, of edges, [2 * their number]
+        return HeadInputs(
+            history=self._history.nodes(found),
+            batch=graphs.index,
+            num_graphs=1,
+            edge_index=edges[0].view(2, -1) if edges else None,
+            positions=own,
+            whole=self._whole,
+            graphs=graphs,
+        )
+
+
+class _Incoming:
+    """The edges of a graph by the node they lead to."""
+
+    def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
+        source, target = edge_index.numpy()
+        self._source = source[np.argsort(target, kind="stable")]  # [num_edges]
+        degrees = np.bincount(target, minlength=num_nodes)
+        self._ptr = np.concatenate([[0], np.cumsum(degrees)])  # [num_nodes + 1]
+
+    def around(self, nodes: np.ndarray) -> tuple[np.ndarray, Tensor, np.ndarray]:
+        """Return nodes with those that have an edge to them, the edges, and their own places."""
+        starts, stops = self._ptr[nodes], self._ptr[nodes + 1]
+        sources = self._source[ranges(starts, stops)]  # [their edges]
+        found, places = np.unique(np.concatenate([nodes, sources]), return_inverse=True)
+        own, others = places[: len(nodes)], places[len(nodes) :]
+        edges = np.stack([others, np.repeat(own, stops - starts)])  # [2, their edges]
+        return found, torch.from_numpy(edges), own
+
+
+def _incoming(loaded: LoadedCache) -> _Incoming:
+    # Once for all heads and seeds: it does not depend on how rows are standardised.
+    assert loaded.edge_ptr is not None  # refuses a cache without edges
+    assert loaded.edge_index is not None
+    return _Incoming(loaded.edge_index, int(loaded.ptr[-1]))

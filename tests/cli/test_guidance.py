@@ -1,0 +1,127 @@
+"""What helps a newcomer: where output goes, examples, completed values, tables that fold."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from histograph_cli import completion, options
+from histograph_cli.app import app
+from histograph_cli.guidance import DEFAULT_OUTPUTS, default_output, example, help_panel
+from histograph_cli.terminal import Terminal
+from histograph_post import metrics
+
+from ..helpers import histograph
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "place"),
+    [
+        ("train-head", {"cache": "a/mutag.cache", "head": "gmt"}, "runs/mutag-gmt"),
+        ("train-head", {"cache": "c", "head": "my_head.py:MyHead"}, "runs/c-myhead"),
+        ("compare", {"cache": Path("caches/fold-0.cache")}, "runs/caches-fold-0-readouts"),
+        ("tune", {"cache": "c.cache", "head": "histograph"}, "runs/c-histograph-tuned"),
+        ("finetune", {"source": "runs/mutag"}, "runs/mutag-finetuned"),
+        ("cache", {"data": "tu:MUTAG", "model": "net.py:Net"}, "mutag-net.cache"),
+        ("cache", {"folder": "backbones"}, "backbones.caches"),
+        ("pretrain", {"data": "demo:", "model": "gin"}, "backbones/demo-gin"),
+        ("predict", {"run": "runs/mutag"}, "mutag-predictions.csv"),
+        ("export", {"run": "runs/mutag", "whole": False}, "mutag.pt2"),
+        ("export", {"run": "runs/mutag", "whole": True}, "mutag-whole"),
+    ],
+)
+def test_output_has_a_place(command: str, given: dict[str, object], place: str) -> None:
+    assert default_output(command, given) == Path(place)
+    assert command in DEFAULT_OUTPUTS
+
+
+def test_a_run_goes_to_its_place_and_says_so(
+    demo_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("--head", "linear", "--seeds", 0)
+    done = histograph("train-head", demo_cache, *words)
+    assert done.exit_code == 0, done.output
+    assert "note: writing to runs/demo-linear" in done.stderr
+    assert json.loads((tmp_path / "runs/demo-linear/results.json").read_text())["head"] == "linear"
+
+
+def test_every_command_has_an_example_and_a_place() -> None:
+    for command in app.registered_commands:
+        assert command.name is not None
+        assert help_panel(command.name)
+        text = example(command.name)
+        assert text is not None
+        assert text.startswith(f"Example: histograph {command.name}")
+    shown = histograph("train-head", "--help").output
+    assert "Example: histograph train-head" in shown
+    assert "--splits" not in shown
+
+
+def test_metrics_are_those_of_the_tasks() -> None:
+    known = {*metrics.LINK_METRICS, *(name for names in metrics.METRICS.values() for name in names)}
+    assert set(options.METRICS) == known
+
+
+def test_values_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert completion.heads("jk-") == ["jk-cat", "jk-max", "jk-lstm"]
+    assert completion.several_heads("mean,con") == ["mean,concat"]
+    assert "all" in completion.several_heads("")
+    assert completion.metrics("ro") == ["roc_auc"]
+    assert completion.models("gi") == ["gin"]
+    (tmp_path / "tu" / "LOCAL" / "raw").mkdir(parents=True)
+    monkeypatch.setenv("HISTOGRAPH_DATA_ROOT", str(tmp_path))
+    assert completion.data("tu:L") == ["tu:LOCAL"]
+
+
+def printed(width: int, columns: list[str], rows: list[list[object]]) -> list[str]:
+    terminal = Terminal(options={})
+    terminal._out = Console(file=io.StringIO(), width=width, force_terminal=False)
+    terminal.table("title", columns, rows)
+    file = terminal._out.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue().splitlines()
+
+
+def test_a_table_breaks_lines_between_words_only() -> None:
+    row = ["histograph", "0.8412 ± 0.0123", "0.8412 ± 0.0123", "+0.0312 [+0.0100, +0.0524]"]
+    lines = printed(60, ["readout", "test", "single seeds", "against own"], [row] * 2)
+    assert max(map(len, lines)) <= 60
+    words = " ".join(lines)
+    for word in " ".join(row).split():
+        assert word in words
+
+
+def test_a_table_that_is_too_wide_is_turned_on_its_side() -> None:
+    columns = [f"an_option_{number}" for number in range(12)]
+    rows: list[list[object]] = [[f"{2.85e-06 * number:.2e}" for number in range(12)]] * 3
+    lines = printed(80, columns, rows)
+    assert max(map(len, lines)) <= 80
+    for cell in (*columns, *map(str, rows[0])):
+        assert any(cell in line for line in lines)
+
+
+def test_lists_of_seeds_may_stand_in_a_file(demo_cache: Path, tmp_path: Path) -> None:
+    config = tmp_path / "job.toml"
+    config.write_text("seeds = [0, 1]\nhead = 'linear'\n")
+    done = histograph("train-head", demo_cache, "--config", config, "-o", tmp_path / "r", "--json")
+    assert done.exit_code == 0, done.output
+    assert {fit["seed"] for fit in json.loads(done.stdout)["fits"]} == {0, 1}
+
+
+def test_mistakes_are_answered_in_a_line(demo_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "MUTAG" / "raw").mkdir(parents=True)
+    data = ("--model", "gin", "-o", tmp_path / "backbones", "--data-root", tmp_path)
+    for words, expected in (
+        (("predict", demo_cache, "--data", "demo:"), "found a cache, expected a run"),
+        (("pretrain", "--data", "tu:mutag", *data), "expected tu:MUTAG"),
+        (("pretrain", "--data", "ogb:molhiv", *data), "expected ogbg:molhiv"),
+    ):
+        done = histograph(*words)
+        assert done.exit_code == 1, done.output
+        assert len(done.stderr.splitlines()) <= 2  # where the output would have gone
+        assert expected in done.stderr.splitlines()[-1]
