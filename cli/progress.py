@@ -9,9 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
+    TaskID,
     TaskProgressColumn,
     TextColumn,
 )
@@ -21,6 +23,16 @@ from .formatting import duration, metric, rate
 
 #: Where nobody watches, a line this often (seconds) is enough.
 _LOG_INTERVAL = 10.0
+
+#: Columns of a terminal that has room for counts and rates, too.
+_WIDE = 110
+
+
+class _RateColumn(ProgressColumn):
+    """How fast it goes."""
+
+    def render(self, task: Task) -> Text:
+        return Text(rate(task.finished_speed or task.speed or 0.0))
 
 
 class _TimesColumn(ProgressColumn):
@@ -35,26 +47,40 @@ class _TimesColumn(ProgressColumn):
 
 def make_bar(console: Console) -> Progress:
     """Return a bar with what is done and the time that is left; it goes when the work is over."""
+    counts = [MofNCompleteColumn(), _RateColumn()] if console.width >= _WIDE else []
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=14),
         TaskProgressColumn(),
+        *counts,
         _TimesColumn(),
         console=console,
         transient=True,
     )
 
 
+def advance_bar(bar: Progress, task: TaskID, done: int, total: int) -> None:
+    """Move a bar; its clock starts with the first call, which tells what was there before."""
+    if not bar.tasks[task].started:
+        bar.start_task(task)
+    bar.update(task, completed=done, total=total, visible=True)
+
+
 def log_lines(what: str, write: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Return ``update(done, total)``, which writes a line every few seconds and at the end."""
-    started = last = time.monotonic()
+    """Return ``update(done, total)``, which writes a line now, every few seconds and at the end.
+
+    The first call tells what was there before: the clock of the rate starts with it.
+    """
+    started = last = 0.0
     first: int | None = None
 
     def update(done: int, total: int) -> None:
-        nonlocal last, first
+        nonlocal started, last, first
         now = time.monotonic()
-        first = done if first is None else first
-        if now - last < _LOG_INTERVAL and done < total:
+        if first is None:
+            started = last = now
+            first = done
+        elif now - last < _LOG_INTERVAL and done < total:
             return
         last = now
         speed = (done - first) / (now - started) if now > started else 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -30,6 +31,9 @@ from .utils import Level
 from .utils.decoding import Positive, decode
 
 Kind = Literal["binary", "multiclass", "multilabel", "regression"]
+
+#: How many labels of a batch are missing.
+Missing = Literal["none", "some", "all"]
 
 #: Integer labels with more distinct values than this are taken for a quantity, not for classes.
 MAX_CLASSES = 1000
@@ -90,6 +94,7 @@ class Task:
         *,
         class_weight: Tensor | None = None,
         positive_weight: Tensor | None = None,
+        missing: Missing | None = None,
     ) -> Tensor:
         """Return the mean loss over the labels that are there; zero when none is.
 
@@ -100,29 +105,38 @@ class Task:
             targets: From :meth:`targets`.
             class_weight: Of classes, ``[classes]``.
             positive_weight: Of positive labels, ``[T]``.
+            missing: How many of the targets are missing, where the host knows: targets on a device
+                have to be read back for that.
         """
         if class_weight is not None:
             class_weight = class_weight.to(outputs)  # [classes]
         if positive_weight is not None:
             positive_weight = positive_weight.to(outputs)  # [T]
         by_class = self.kind == "multiclass"
-        missing = targets < 0 if by_class else torch.isnan(targets)  # [rows] or [rows, T]
-        some_missing = bool(missing.any())
-        if missing.all() if some_missing else not targets.numel():
+        how_many = self.missing(targets) if missing is None else missing
+        if how_many == "all":
             return outputs.sum() * 0.0
         if by_class:
             return F.cross_entropy(outputs, targets, weight=class_weight, ignore_index=-1)
         # A missing label takes a harmless value before the loss: NaN * 0 would still be NaN.
-        filled = targets.masked_fill(missing, 0) if some_missing else targets  # [rows, T]
+        absent = None if how_many == "none" else torch.isnan(targets)  # [rows, T]
+        filled = targets if absent is None else targets.masked_fill(absent, 0)  # [rows, T]
         if self.kind == "regression":
             losses = (outputs - filled).square()  # [rows, T]
         else:
             losses = F.binary_cross_entropy_with_logits(
                 outputs, filled, pos_weight=positive_weight, reduction="none"
             )  # [rows, T]
-        if some_missing:
-            return (losses * ~missing).sum() / (~missing).sum()
+        if absent is not None:
+            return (losses * ~absent).sum() / (~absent).sum()
         return losses.mean()
+
+    def missing(self, targets: Tensor) -> Missing:
+        """Say how many of some targets, from :meth:`targets`, are missing; of none, all are."""
+        absent = targets < 0 if self.kind == "multiclass" else torch.isnan(targets)
+        if bool(absent.any()):
+            return "all" if bool(absent.all()) else "some"
+        return "none" if targets.numel() else "all"
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Turn logits into probabilities, row by row; a regression value stays what it is."""
@@ -333,7 +347,8 @@ class TargetScale:
         """Turn labels into what the network learns."""
         if not self.mean:
             return targets
-        mean, deviation = targets.new_tensor(self.mean), targets.new_tensor(self.deviation)
+        mean = _constant(self.mean, targets.dtype, targets.device)
+        deviation = _constant(self.deviation, targets.dtype, targets.device)
         return (targets - mean) / deviation  # [rows, targets]
 
     def undo(self, outputs: _Values) -> _Values:
@@ -342,3 +357,9 @@ class TargetScale:
             return outputs
         as_outputs = outputs.new_tensor if isinstance(outputs, Tensor) else np.array
         return outputs * as_outputs(self.deviation) + as_outputs(self.mean)  # [rows, targets]
+
+
+@lru_cache(8)
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers that every step needs, sent to a device once: ``[targets]``."""
+    return torch.tensor(values, dtype=dtype, device=device)

@@ -169,7 +169,7 @@ class _Rehearsal:
         if name == "_to_copy":
             return self._to(args[0], makes_ours, kwargs)
         if name == "copy_":
-            return self._copy(args[0], args[1])
+            return self._copy(*args)
         if not ours and not makes_ours:
             return self._on_the_host(function, args, kwargs)
         self._refuse_mixing(name, tensors)
@@ -222,14 +222,14 @@ class _Rehearsal:
             self.counts.kernels["_to_copy"] += 1
         return self._wrapped(result) if ours or makes_ours else result
 
-    def _copy(self, target: Tensor, source: Any) -> Tensor:
+    def _copy(self, target: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
         """Copy into memory that is there."""
         if isinstance(source, Tensor) and isinstance(target, DeviceTensor) != isinstance(
             source, DeviceTensor
         ):
             if isinstance(target, DeviceTensor):
                 self._count_copy(source)
-            elif not self.is_pinned(target):
+            elif not (non_blocking and self.is_pinned(target)):
                 self.counts.reads[f"copy to the host: {_asked_by()}"] += 1
         elif isinstance(target, DeviceTensor):
             self.counts.kernels["copy_"] += 1
@@ -445,7 +445,9 @@ _FUSED: dict[str, Callable[..., Any]] = {
 
 
 @contextmanager
-def rehearse(kind: str = "cuda", *, sums: str = "ordered", devices: int = 1) -> Iterator[Counts]:
+def rehearse(
+    kind: str = "cuda", *, sums: str = "ordered", devices: int = 1, memory: int = 1 << 30
+) -> Iterator[Counts]:
     """Let this machine have a device of a kind, ``cuda`` or ``mps``; yield what is asked of it.
 
     Args:
@@ -453,6 +455,7 @@ def rehearse(kind: str = "cuda", *, sums: str = "ordered", devices: int = 1) -> 
         sums: ``ordered``; ``atomic``, in any order unless deterministic algorithms are asked for;
             or ``any``, as of a kernel that has no other.
         devices: How many there are.
+        memory: Bytes that each has left.
     """
     rehearsal = _Rehearsal(torch.device(kind, 0), sums)
     run_thread = threading.Thread.run
@@ -471,6 +474,9 @@ def rehearse(kind: str = "cuda", *, sums: str = "ordered", devices: int = 1) -> 
         "torch.cuda.is_available": lambda: kind == "cuda",
         "torch.cuda.device_count": lambda: devices if kind == "cuda" else 0,
         "torch.cuda.current_device": lambda: 0,
+        "torch.cuda.mem_get_info": lambda *_: (memory, memory),
+        "torch.mps.recommended_max_memory": lambda: memory,
+        "torch.mps.driver_allocated_memory": lambda: 0,
         "torch.cuda.get_rng_state": lambda *_: torch.get_rng_state(),
         "torch.cuda.set_rng_state": lambda *_: None,
         "torch.backends.mps.is_available": lambda: kind == "mps",

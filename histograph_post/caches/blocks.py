@@ -2,7 +2,8 @@
 
 While the model runs, each layer is checked and copied into its place in a :class:`RowBlock`; a
 :class:`ShardThread` writes full blocks to the datasets of the shard, from top to bottom, while the
-model computes the next.
+model computes the next. On a device the place of a layer is on the device, too: the thread fetches
+the whole block in one copy, and nobody else waits for it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class RowBlock:
         graph_of_row: Names the graph of a row, for errors.
         where: Names the shard, for errors.
         memory: Flat, of the stored type, and large enough: from :class:`BlockMemory`.
+        staging: The same on the device where the model runs; None on the CPU.
     """
 
     def __init__(
@@ -47,33 +49,65 @@ class RowBlock:
         graph_of_row: Callable[[int], str],
         where: str,
         memory: Tensor,
+        staging: Tensor | None = None,
     ) -> None:
         self.graphs = graphs
         self.num_nodes = num_nodes
-        self.memory = memory
+        self.memory, self.staging = memory, staging
+        #: Least and largest number of each layer that is staged, ``[2]``, and its type.
+        self._extremes: dict[int, tuple[Tensor, torch.dtype]] = {}
         self._layout = layout
         self._graph_of_row = graph_of_row
         self._where = where
+        self._stored, _ = self._views(memory)
+        #: Where each layer goes, ``[num_nodes, width]``.
+        _, self.layers = self._views(memory if staging is None else staging)
+
+    def _views(self, memory: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the datasets that lie in some memory, and each layer, ``[num_nodes, width]``."""
+        layout, num_nodes = self._layout, self.num_nodes
         values = memory[: num_nodes * sum(layout.widths)]
         if layout.is_uniform:
             rows = values.view(num_nodes, layout.num_layers, layout.widths[0])
-            self._stored = [rows]  # [num_nodes, num_layers, dim]
-            #: Where each layer goes, ``[num_nodes, width]``.
-            self.layers = list(rows.unbind(1))
-        else:
-            parts = values.split([num_nodes * width for width in layout.widths])
-            sized = zip(parts, layout.widths, strict=True)
-            self._stored = [part.view(num_nodes, width) for part, width in sized]
-            self.layers = self._stored
+            return [rows], list(rows.unbind(1))  # [num_nodes, num_layers, dim]
+        parts = values.split([num_nodes * width for width in layout.widths])
+        sized = zip(parts, layout.widths, strict=True)
+        layers = [part.view(num_nodes, width) for part, width in sized]
+        return layers, layers
 
     @torch.no_grad()
     def put(self, layer: int, values: Tensor) -> Tensor:
         """Check one layer, ``[num_nodes, width]``, and copy it; return it as it is stored.
 
-        The copy converts, interleaves and leaves the device at once.
+        The copy converts and interleaves. What is staged is checked once it is fetched.
         """
-        _check_range(values, layer, self._layout, self._graph_of_row, self._where)
+        if self.num_nodes:
+            # NaN survives both.  [2]
+            self._extremes[layer] = torch.stack(torch.aminmax(values)), values.dtype
+        if self.staging is None:
+            self._check(values)
         return self.layers[layer].copy_(values)
+
+    @torch.inference_mode()
+    def fetch(self) -> None:
+        """Bring a block that was staged on a device to the host, and check it."""
+        if self.staging is None:
+            return
+        self._check(None)
+        size = self.num_nodes * sum(self._layout.widths)
+        self.memory[:size].copy_(self.staging[:size])
+
+    def _check(self, values: Tensor | None) -> None:
+        """Check the layers whose extremes are known; their values are staged, or given."""
+        if not self._extremes:
+            return
+        numbers = torch.stack([found for found, _ in self._extremes.values()]).tolist()  # [L, 2]
+        for (layer, (_, dtype)), (low, high) in zip(self._extremes.items(), numbers, strict=True):
+            rows = self.layers[layer] if values is None else values  # [num_nodes, width]
+            _check_range(
+                low, high, rows, dtype, layer, self._layout, self._graph_of_row, self._where
+            )
+        self._extremes.clear()
 
     def arrays(self) -> list[np.ndarray]:
         """Return the rows of every dataset of activations: one, or one per layer."""
@@ -89,17 +123,20 @@ _WIDER = {"float16": "bfloat16 or float32", "bfloat16": "float32", "float32": "a
 
 
 def _check_range(
-    values: Tensor, layer: int, layout: Layout, graph_of_row: Callable[[int], str], where: str
+    low: float,
+    high: float,
+    values: Tensor,
+    dtype: torch.dtype,
+    layer: int,
+    layout: Layout,
+    graph_of_row: Callable[[int], str],
+    where: str,
 ) -> None:
     """Refuse activations of a layer that are not finite, or that the storage type would lose.
 
-    One pass for the extremes; which graph is to blame is only searched on failure. A layer is lost
+    Given are their extremes; which graph is to blame is only searched on failure. A layer is lost
     when it is not all zero, yet below the smallest normal number of the type.
     """
-    if not values.shape[0]:
-        return
-    # NaN survives both.  [2]
-    low, high = torch.stack(torch.aminmax(values)).tolist()
     stored = TORCH_TYPES[layout.dtype]
     limits = torch.finfo(stored)
     largest = max(-low, high)
@@ -112,12 +149,13 @@ def _check_range(
             f"use {_WIDER[layout.dtype]}"
         )
         wrong = values.cpu().double().abs() > limits.max
-    elif 0 < largest < limits.tiny and values.dtype != stored:
+    elif 0 < largest < limits.tiny and dtype != stored:
         problem = (
             f"nothing above {largest:.3g}, expected at least {limits.tiny:.3g} in "
             f"{layout.dtype}, which would lose it; use {_WIDER[layout.dtype]}"
         )
-        wrong = values.cpu().double().abs() == largest
+        sizes = values.cpu().double().abs()  # [num_nodes, width]
+        wrong = sizes == sizes.max()
     else:
         return
     row = int(wrong.any(dim=1).nonzero()[0])
@@ -133,18 +171,24 @@ class BlockMemory:
     Allocating it anew every time costs more than the copying.
     """
 
-    def __init__(self, layout: Layout, num_nodes: int) -> None:
+    def __init__(self, layout: Layout, num_nodes: int, device: torch.device | None = None) -> None:
         self._size = num_nodes * sum(layout.widths)
         self._dtype = TORCH_TYPES[layout.dtype]
-        self._free: list[Tensor] = []
+        self._device = device or torch.device("cpu")
+        self._free: list[tuple[Tensor, Tensor | None]] = []
 
-    def take(self) -> Tensor:
-        """Return memory that nobody uses."""
-        return self._free.pop() if self._free else torch.empty(self._size, dtype=self._dtype)
+    def take(self) -> tuple[Tensor, Tensor | None]:
+        """Return memory that nobody uses, and as much on the device, if that is not the CPU."""
+        if self._free:
+            return self._free.pop()
+        size, dtype, device = self._size, self._dtype, self._device
+        memory = torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda")
+        staged = device.type != "cpu"
+        return memory, torch.empty(size, dtype=dtype, device=device) if staged else None
 
     def give_back(self, block: RowBlock) -> None:
         """Take back the memory of a block."""
-        self._free.append(block.memory)
+        self._free.append((block.memory, block.staging))
 
 
 # --- the thread that writes them
@@ -168,9 +212,9 @@ class ShardThread:
     def __init__(self, plan: CachePlan) -> None:
         self.infos = {}
         self._plan = plan
-        self._memory = BlockMemory(plan.layout, plan.batch_nodes)
+        self._memory = BlockMemory(plan.layout, plan.batch_nodes, plan.device)
         # All blocks that wait, which a kill costs, are less than a shard.
-        blocks_of_shard = plan.options.shard_bytes // (plan.batch_nodes * plan.layout.row_bytes)
+        blocks_of_shard = plan.shard_bytes // (plan.batch_nodes * plan.layout.row_bytes)
         self._most_blocks = _MOST_BLOCKS if blocks_of_shard > _MOST_BLOCKS else 1
         self._pool = ThreadPoolExecutor(1)
         self._blocks: deque[Future[None]] = deque()
@@ -196,20 +240,41 @@ class ShardThread:
         """Return a block for these graphs of a shard."""
         return writer.block(graphs, self._memory)
 
-    def write(self, writer: ShardWriter, block: RowBlock, outputs: Tensor | None) -> None:
-        """Hand over a block that is filled; its first opens a shard, its last closes it."""
+    def write(
+        self,
+        writer: ShardWriter,
+        block: RowBlock,
+        outputs: Tensor | None,
+        check: Callable[[], None],
+    ) -> None:
+        """Hand over a block that is filled; its first opens a shard, its last closes it.
+
+        Args:
+            writer: Of the shard.
+            block: Of rows.
+            outputs: Of the model, for the same graphs.
+            check: Called before anything is written.
+        """
         self._wait(self._most_blocks - 1)
-        self._blocks.append(self._pool.submit(self._write, writer, block, outputs))
+        self._blocks.append(self._pool.submit(self._write, writer, block, outputs, check))
 
     def _wait(self, most: int) -> None:
         """Wait until no more than ``most`` blocks are left; raise what went wrong with others."""
         while len(self._blocks) > most:
             self._blocks.popleft().result()
 
-    def _write(self, writer: ShardWriter, block: RowBlock, outputs: Tensor | None) -> None:
+    def _write(
+        self,
+        writer: ShardWriter,
+        block: RowBlock,
+        outputs: Tensor | None,
+        check: Callable[[], None],
+    ) -> None:
         if self._stopped:
             return
         try:
+            check()
+            block.fetch()
             if block.graphs.start == 0:
                 self._unfinished = writer
                 writer.open()

@@ -13,17 +13,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from .. import __version__
 from ..capture.repeating import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
+from ..data.reading import Reading, remove_rows
 from ..errors import CacheError, CaptureError, ConfigError, OutputExistsError
 from ..models import ModelSpec
 from ..models.checkpoints import weights_sha256
@@ -61,8 +63,12 @@ def write_shards(
     number, count = part
     mine = [index for index in range(len(plan.shards)) if index % count == number]
     num_nodes = plan.dataset.num_nodes
-    total = sum(int(num_nodes[slice(*plan.shards[index])].sum()) for index in mine)
-    done = 0
+    sizes = {index: int(num_nodes[slice(*plan.shards[index])].sum()) for index in mine}
+    total = sum(sizes.values())
+    # What is there already counts as done before the clock starts.
+    done = sum(sizes[index] for index in mine if found[index] is not None)
+    if on_progress is not None:
+        on_progress(done, total)
 
     def advance(nodes: int) -> None:
         nonlocal done
@@ -79,7 +85,6 @@ def write_shards(
         for index in mine:
             start, stop = plan.shards[index]
             if found[index] is not None:
-                advance(int(num_nodes[start:stop].sum()))
                 continue
             graphs = _shard_graphs(plan, start, stop)
             writer = ShardWriter(folder, index, plan.layout, plan.hash, graphs)
@@ -88,8 +93,8 @@ def write_shards(
                 block = thread.block(writer, range(members.start - start, members.stop - start))
                 captured = recorder.run(batch, block.put)
                 outputs = plan.outputs(captured.output, batch)
-                _check_outputs(plan, outputs, batch, members)
-                thread.write(writer, block, outputs)
+                check = partial(_check_outputs, plan, outputs, batch.batch, members)
+                thread.write(writer, block, outputs, check)
                 advance(int(batch.num_nodes))
     if weights_sha256(plan.model.state_dict()) != plan.weights_sha256:
         raise CaptureError(
@@ -103,12 +108,12 @@ def write_shards(
     ]
 
 
-def _check_outputs(plan: CachePlan, outputs: Tensor | None, batch: Batch, members: range) -> None:
+def _check_outputs(plan: CachePlan, outputs: Tensor | None, owners: Tensor, members: range) -> None:
     """Refuse outputs of the model's own that are not finite, naming the graph."""
     if outputs is None or bool(torch.isfinite(outputs).all()):
         return
     row = int((~torch.isfinite(outputs)).any(dim=1).nonzero()[0])
-    graph = members[int(batch.batch[row]) if plan.layout.output_level == "node" else row]
+    graph = members[int(owners[row]) if plan.layout.output_level == "node" else row]
     raise CacheError(
         f"graph {plan.dataset.ids[graph]!r}: found an output of the model that is not finite, "
         "expected numbers"
@@ -263,6 +268,7 @@ def cache(
     device: str = "auto",
     part: tuple[int, int] = (0, 1),
     overwrite: bool = False,
+    workers: int | None = None,
     on_progress: ProgressCallback | None = None,
     splits: Splits | str | None = None,
     **options: Any,
@@ -278,6 +284,7 @@ def cache(
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
         part: ``(i, n)`` for job ``i`` of ``n``.
         overwrite: Replace another cache in that folder.
+        workers: Processes that read graphs, where there are many; by default one per core.
         on_progress: Called with the nodes done and the nodes in all.
         splits: The earlier name of ``split``.
         options: Fields of :class:`CacheOptions`.
@@ -285,8 +292,9 @@ def cache(
     Returns:
         The opened cache; None while shards of other jobs are missing.
     """
+    kept = Path(f"{out}.rows")
     if not isinstance(dataset, GraphDataset):
-        dataset = from_graphs(dataset)
+        dataset = from_graphs(dataset, reading=Reading(kept, workers, part))
     if split is None:
         split = splits
     if not isinstance(split, Splits):
@@ -294,4 +302,7 @@ def cache(
     plan = plan_cache(model, dataset, split, options=CacheOptions(**options), device=device)
     with notebook_bar("caching", watched=on_progress is not None) as update:
         on_progress = on_progress or update
-        return write_cache(plan, out, part=part, overwrite=overwrite, on_progress=on_progress)
+        found = write_cache(plan, out, part=part, overwrite=overwrite, on_progress=on_progress)
+    if found is not None:
+        remove_rows(kept)
+    return found

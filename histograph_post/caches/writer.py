@@ -206,6 +206,7 @@ class ShardWriter:
         ptr = self._arrays["ptr"]
         first_row, stop_row = ptr[[graphs.start, graphs.stop]].tolist()
         num_nodes = stop_row - first_row
+        taken, staging = (memory or BlockMemory(self._layout, num_nodes)).take()
         return RowBlock(
             self._layout,
             graphs,
@@ -214,7 +215,8 @@ class ShardWriter:
                 int(np.searchsorted(ptr, first_row + row, "right")) - 1
             ],
             where=str(self._path),
-            memory=(memory or BlockMemory(self._layout, num_nodes)).take(),
+            memory=taken,
+            staging=staging,
         )
 
     def write(self, block: RowBlock, outputs: Tensor | None = None) -> None:

@@ -37,7 +37,7 @@ def prepare_graphs(
     """Return checked copies of the graphs with one set of attributes, and notes on what changed."""
     notes: Counter[str] = Counter()
     prepared = [
-        _prepare(graph, f"{spec}: graph {name}", notes)
+        prepare_graph(graph, f"{spec}: graph {name}", notes)
         for graph, name in zip(graphs, ids, strict=True)
     ]
     _share_attributes(prepared, ids, spec, notes)
@@ -68,7 +68,8 @@ def check_links(graphs: Sequence[Data], ids: Sequence[str], *, spec: str) -> Non
         _check_node_pairs(graph.edge_label_index, "edge_label_index", graph.num_nodes, where)
 
 
-def _prepare(given: Data, where: str, notes: Counter[str]) -> Data:
+def prepare_graph(given: Data, where: str, notes: Counter[str]) -> Data:
+    """Return a checked copy of one graph, counting in ``notes`` what changed."""
     refuse_hetero(given, where)
     if not isinstance(given, Data):
         raise DataError(

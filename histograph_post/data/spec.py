@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from ..utils import LEVELS, Level
 from ..utils.specifications import GRAPH_FILES, Specification, is_built_in
+from .reading import Reading
 
 if TYPE_CHECKING:
     from .dataset import GraphDataset
@@ -56,6 +57,8 @@ class DataSpec(Specification):
     fingerprint: str = ""
     num_graphs: int = 0
     num_nodes: int = 0
+    #: How they are read; no file says that either.
+    reading: Reading | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, dataset: GraphDataset, args: Mapping[str, Any]) -> DataSpec:
@@ -71,7 +74,9 @@ class DataSpec(Specification):
     def load(self) -> GraphDataset:
         """Load the data; code that only a file names is refused."""
         followed = self.to_follow()
-        return load_data(followed.spec, root=followed.root, args=followed.args)
+        return load_data(
+            followed.spec, root=followed.root, args=followed.args, reading=self.reading
+        )
 
     @property
     def mol_features(self) -> str | None:
@@ -114,13 +119,18 @@ ROOT_VARIABLE = "HISTOGRAPH_DATA_ROOT"
 
 
 def load_data(
-    spec: str, *, root: str | Path | None = None, args: Mapping[str, Any] | None = None
+    spec: str,
+    *,
+    root: str | Path | None = None,
+    args: Mapping[str, Any] | None = None,
+    reading: Reading | None = None,
 ) -> GraphDataset:
     """Load the data that ``spec`` names.
 
     ``root`` holds offline copies of the benchmark sets and is only read; relative files are also
     looked for there; by default what the environment variable ``HISTOGRAPH_DATA_ROOT`` says.
-    ``args`` depend on the kind of data; an unknown one is refused.
+    ``args`` depend on the kind of data; an unknown one is refused. ``reading`` says how many rows
+    are read, whose graphs stay on disk (see :mod:`.streaming`).
     """
     args = args or {}
     root = root or os.environ.get(ROOT_VARIABLE) or None
@@ -147,7 +157,7 @@ def load_data(
     if colon and kind == "smiles":
         from .molecules import load_smiles
 
-        dataset = load_smiles(_locate(name, root), args)
+        dataset = load_smiles(_locate(name, root), args, reading)
         dataset.spec = spec  # as the user named it, wherever the file was found
         return dataset
     if colon and kind == "demo":
@@ -163,7 +173,7 @@ def load_data(
     if kind and name and "/" not in name and not is_built_in("data", spec):
         from .files import load_function
 
-        return load_function(spec, root, args)
+        return load_function(spec, root, args, reading)
     raise DataError(f"{spec}: not a data specification, expected one of {FORMS}{_hint(spec)}")
 
 

@@ -185,7 +185,7 @@ def collect_features(
         inputs = step.inputs
         found = head.classifier_inputs(
             inputs.history,
-            inputs.batch,
+            inputs.members,
             num_graphs=inputs.num_graphs,
             edge_index=inputs.edge_index,
         )  # [num_graphs, width] or [num_nodes, width]

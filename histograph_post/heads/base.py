@@ -223,7 +223,7 @@ class Readout(nn.Module):
     def forward(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -234,7 +234,8 @@ class Readout(nn.Module):
             history: ``[num_nodes, num_layers, dim]`` or a list of ``[num_nodes, dim_l]``, in the
                 precision of the weights or, as caches may keep it, in half precision; or where
                 such rows lie in a table.
-            batch: Graph of each node, sorted, ``[num_nodes]``; absent for a single graph.
+            batch: Graph of each node, sorted, ``[num_nodes]``; absent for a single graph; or the
+                graphs themselves, where the host knows their sizes.
             num_graphs: Number of graphs, where the last ones may have no nodes.
             edge_index: Edges ``[2, num_edges]`` of the batch, for readouts that need them.
 
@@ -247,7 +248,7 @@ class Readout(nn.Module):
     def classifier_inputs(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -327,7 +328,7 @@ class Readout(nn.Module):
     def explain(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -351,7 +352,7 @@ class Readout(nn.Module):
         return {**self.__dict__, "aux_loss": None}
 
     def read(
-        self, history: History | TableRows, batch: Tensor | None, num_graphs: int | None
+        self, history: History | TableRows, batch: Tensor | Graphs | None, num_graphs: int | None
     ) -> tuple[History, Graphs]:
         """Check a batch; return the layers that are kept and which graph each node belongs to."""
         graphs = self.check(history, batch, num_graphs)
@@ -363,7 +364,7 @@ class Readout(nn.Module):
         return history[-depth:], graphs
 
     def check(
-        self, history: History | TableRows, batch: Tensor | None, num_graphs: int | None
+        self, history: History | TableRows, batch: Tensor | Graphs | None, num_graphs: int | None
     ) -> Graphs:
         """Refuse a batch that does not fit; return which graph each node belongs to."""
         if not isinstance(history, TableRows):

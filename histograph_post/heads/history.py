@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
+from ..utils.machine import send
 from .ragged import ranges
 
 #: One tensor ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
@@ -58,15 +59,23 @@ class TableRows:
         """First node of each graph in the batch, and the number of nodes: ``[num_graphs + 1]``."""
         return np.concatenate([[0], np.cumsum(self.sizes)])
 
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """The rows of all nodes, graph by graph: ``[num_nodes]``."""
+        return ranges(self.starts, self.starts + self.sizes)
+
     @cached_property
     def nodes(self) -> Tensor:
-        """The rows of all nodes, graph by graph: ``[num_nodes]``."""
-        nodes = torch.from_numpy(ranges(self.starts, self.starts + self.sizes))
-        return nodes.to(self.table.device)
+        """The same where the table is: ``[num_nodes]``."""
+        return send([self.rows], self.table.device)[0]
 
-    def copy(self) -> Tensor:
-        """Return the rows as a tensor of their own: ``[num_nodes, L, D]``."""
-        return self.table.index_select(0, self.nodes)
+    def copy(self, nodes: Tensor | None = None) -> Tensor:
+        """Return the rows as a tensor of their own: ``[num_nodes, L, D]``.
+
+        Args:
+            nodes: What :attr:`nodes` is, if that was sent already.
+        """
+        return self.table.index_select(0, self.nodes if nodes is None else nodes)
 
 
 #: A first layer more than so many times as wide as every later one is no embedding.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
+from ..utils.machine import send
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class Graphs:
         return len(self.sizes)
 
     @cached_property
+    def _divisors(self) -> dict[torch.dtype, Tensor]:
+        return {}
+
+    @cached_property
     def divisor(self) -> Tensor:
         """The counts, with 1 for an empty graph, which then averages to zero: ``[num_graphs]``."""
         return self.counts.clamp(min=1)
@@ -48,19 +53,35 @@ class Graphs:
         return np.concatenate([[0], np.cumsum(self.sizes)])
 
     @classmethod
+    def of_sizes(cls, sizes: npt.NDArray[np.int64], device: torch.device) -> Graphs:
+        """Take the nodes of each graph, ``[num_graphs]``, which the host knows."""
+        index = np.repeat(np.arange(len(sizes)), sizes)  # [num_nodes]
+        index_there, counts = send([index, sizes], device)
+        return cls(index_there, counts, sizes)
+
+    @classmethod
     def from_batch(
-        cls, batch: Tensor | None, num_nodes: int, num_graphs: int | None, device: torch.device
+        cls,
+        batch: Tensor | Graphs | None,
+        num_nodes: int,
+        num_graphs: int | None,
+        device: torch.device,
     ) -> Graphs:
-        """Read a PyG ``batch`` vector; ``None`` means that all nodes are one graph."""
+        """Read a PyG ``batch`` vector; ``None`` means that all nodes are one graph.
+
+        Of a vector on a device the host has to read the sizes back: where it knows them, it is
+        better given the graphs as they are.
+        """
+        if isinstance(batch, Graphs):
+            if len(batch.index) != num_nodes:
+                raise DataError(
+                    f"batch: found {len(batch.index)} nodes, expected {num_nodes}, as many as rows"
+                )
+            return batch
         if torch.compiler.is_exporting() and batch is not None and num_graphs is not None:
             return TracedGraphs.of(batch, num_graphs)
         if batch is None:
-            counts = torch.tensor([num_nodes] + [0] * ((num_graphs or 1) - 1), device=device)
-            return cls(
-                torch.zeros(num_nodes, dtype=torch.long, device=device),
-                counts,
-                counts.cpu().numpy(),
-            )
+            return cls.of_sizes(np.array([num_nodes] + [0] * ((num_graphs or 1) - 1)), device)
         if batch.dim() != 1 or len(batch) != num_nodes:
             raise DataError(f"batch: found shape {list(batch.shape)}, expected [{num_nodes}]")
         index = batch.to(device=device, dtype=torch.long)
@@ -85,8 +106,13 @@ class Graphs:
 
     def mean(self, rows: Tensor) -> Tensor:
         """Average node rows ``[num_nodes, ...]`` inside each graph; zero for an empty graph."""
-        divisor = self.divisor.to(rows.dtype).view(-1, *(1,) * (rows.dim() - 1))
-        return self.sum(rows) / divisor
+        return self.sum(rows) / self.divisor_as(rows.dtype).view(-1, *(1,) * (rows.dim() - 1))
+
+    def divisor_as(self, dtype: torch.dtype) -> Tensor:
+        """Return :attr:`divisor` as numbers to divide by, converted once: ``[num_graphs]``."""
+        if dtype not in self._divisors:
+            self._divisors[dtype] = self.divisor.to(dtype)
+        return self._divisors[dtype]
 
     def spread(self, values: Tensor) -> Tensor:
         """Give every node the row of its graph: ``[num_graphs, ...]`` to ``[num_nodes, ...]``."""
@@ -94,14 +120,16 @@ class Graphs:
 
     def take(self, graphs: npt.NDArray[np.int64]) -> tuple[Graphs, Tensor]:
         """Return some of the graphs, in this order, and the nodes of them: ``[their nodes]``."""
-        nodes = torch.from_numpy(ranges(self.ptr[graphs], self.ptr[graphs + 1]))
-        sizes, device = self.sizes[graphs], self.index.device
-        index = torch.from_numpy(np.repeat(np.arange(len(graphs)), sizes)).to(device)
-        return Graphs(index, torch.from_numpy(sizes).to(device), sizes), nodes.to(device)
+        sizes, nodes = self.sizes[graphs], ranges(self.ptr[graphs], self.ptr[graphs + 1])
+        index = np.repeat(np.arange(len(graphs)), sizes)
+        index_there, counts, nodes_there = send([index, sizes, nodes], self.index.device)
+        return Graphs(index_there, counts, sizes), nodes_there
 
-    def nonempty(self, dtype: torch.dtype) -> Tensor:
-        """One for a graph that has nodes, zero for an empty one: ``[num_graphs, 1]``."""
-        return (self.counts > 0).to(dtype).unsqueeze(-1)
+    def empty_to_zero(self, rows: Tensor) -> Tensor:
+        """Return rows of graphs, ``[num_graphs, D]``, with zeros for those without nodes."""
+        if len(self.sizes) and self.sizes.all():
+            return rows
+        return rows * (self.counts > 0).to(rows.dtype).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -173,7 +201,8 @@ class Layout:
 
     def unpad(self, parts: Sequence[Tensor]) -> Tensor:
         """Undo :meth:`pad`: put the rows of all buckets back into the order of the batch."""
-        rows = torch.cat([part.flatten(0, 1) for part in parts])  # [slots of all buckets, D]
+        flat = [part.flatten(0, 1) for part in parts]  # [slots of a bucket, D] each
+        rows = flat[0] if len(flat) == 1 else torch.cat(flat)  # [slots of all buckets, D]
         return rows.index_select(0, self.slots)  # [num_nodes, D]
 
 
@@ -188,13 +217,12 @@ def bucket_layout(
     ``largest`` nodes always has a bucket of its own.
     """
     sizes = graphs.sizes
-    device = graphs.index.device
     descending = np.argsort(-sizes, kind="stable")[: int(np.count_nonzero(sizes))]
     sorted_sizes = sizes[descending]
     squares = np.concatenate([[0], np.cumsum(sorted_sizes**2)])
     starts = np.cumsum(sizes) - sizes
 
-    buckets = []
+    widths, parts = [], []  # of each bucket: its graphs, their sizes, nodes and slots
     all_slots = np.empty(len(graphs.index), np.int64)
     begin = first_slot = 0
     while begin < len(descending):
@@ -211,18 +239,18 @@ def bucket_layout(
         first_slots = np.arange(taken) * width
         slots = ranges(first_slots, first_slots + own)  # [nodes of the bucket]
         all_slots[nodes] = first_slot + slots
-        buckets.append(
-            Bucket(
-                graphs=torch.from_numpy(members.copy()).to(device),
-                sizes=torch.from_numpy(own).to(device),
-                width=width,
-                nodes=torch.from_numpy(nodes).to(device),
-                slots=torch.from_numpy(slots).to(device),
-            )
-        )
+        widths.append(width)
+        parts += [members.copy(), own, nodes, slots]
         begin += taken
         first_slot += taken * width
-    return Layout(tuple(buckets), torch.from_numpy(all_slots).to(device))
+    *sent, batch_slots = send([*parts, all_slots], graphs.index.device)
+    buckets = [
+        Bucket(graphs=members, sizes=own, width=width, nodes=nodes, slots=slots)
+        for width, members, own, nodes, slots in zip(
+            widths, sent[0::4], sent[1::4], sent[2::4], sent[3::4], strict=True
+        )
+    ]
+    return Layout(tuple(buckets), batch_slots)
 
 
 #: Padding a bucket of :func:`pool_buckets` may have, in entries of its adjacency matrices (1 MB).

@@ -27,7 +27,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..caches.manifest import MANIFEST_NAME
 from ..caches.provenance import CANARY_NAME
 from ..errors import ConfigError, HistographError, NotFoundError
 from ..utils.decoding import read_json_file, read_json_lines, read_toml_file
@@ -65,6 +64,9 @@ TRIALS_NAME = "trials.csv"
 BEST_NAME = "best.toml"
 TRIAL_FITS_NAME = "trials"
 SUMS_NAME = "SHA256SUMS"
+
+#: Of a cache; :mod:`..caches.manifest` would load NumPy, which ``--help`` does without.
+_MANIFEST_NAME = "manifest.json"
 
 #: Files at the top of a run.
 RUN_FILES = (
@@ -125,7 +127,7 @@ class Run:
         found = run if isinstance(run, Run) else cls(Path(run))
         if not found.folder.is_dir():
             raise NotFoundError(f"{found.folder}: found no folder, expected a run")
-        if (found.folder / MANIFEST_NAME).is_file():
+        if (found.folder / _MANIFEST_NAME).is_file():
             raise ConfigError(
                 f"{found.folder}: found a cache, expected a run; train one with "
                 f"`histograph train-head {found.folder} -o RUN`"

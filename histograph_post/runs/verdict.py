@@ -222,7 +222,7 @@ def interval_over(found: Mapping[str, Any]) -> str:
 def _interval(found: Mapping[str, Any] | None) -> str:
     over = "" if found is None else interval_over(found)
     if found is None or not over:
-        return "no interval: too few test rows"
+        return "without an interval"
     if not found.get("rows"):
         return f"95 % interval over {over}"
     rows = found["rows"]
@@ -251,5 +251,5 @@ def _wanted(needs: Mapping[str, Any] | None) -> str:
         return "the difference is too small to be worth more test rows, take the simpler one"
     unit = _UNITS[needs["over"]]
     if needs["count"] is None:
-        return f"more {unit} would decide it"
+        return "more test rows, or --folds, would decide it"
     return f"about {needs['count']:,} {unit} would decide it, if the difference stays"

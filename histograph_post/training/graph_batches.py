@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import overload
 
 import numpy as np
 import torch
@@ -22,8 +23,10 @@ from ..data.batching import (
 )
 from ..data.links import NonEdges
 from ..errors import ModelError
+from ..heads.ragged import Graphs
 from ..models import call_model, prediction
 from ..tasks import Task
+from ..utils.machine import pinned
 from .loop import Step
 
 
@@ -36,6 +39,15 @@ class GraphInputs:
     positions: Tensor | None = None
     #: Node pairs to score, for links, negatives that were drawn for training last: ``[2, rows]``.
     pairs: Tensor | None = None
+    #: Nodes of each graph, where the host knows them: ``[num_graphs]``.
+    sizes: np.ndarray | None = None
+
+    @property
+    def graphs(self) -> Graphs | None:
+        """Which graph each node belongs to, if the host knows the sizes."""
+        if self.sizes is None:
+            return None
+        return Graphs(self.batch.batch, self.batch.ptr.diff(), self.sizes)
 
 
 class GraphBatches:
@@ -48,6 +60,7 @@ class GraphBatches:
     def __init__(self, dataset: GraphDataset, task: Task, device: torch.device) -> None:
         self.labels = dataset.labels()
         self._dataset = dataset
+        self._task = task
         self._targets = task.targets(self.labels)
         self._device = device
         self._negatives = LinkNegatives(task, self._targets, lru_cache(None)(self._non_edges))
@@ -76,12 +89,26 @@ class GraphBatches:
             yield Step(
                 inputs=GraphInputs(
                     to_device(batch, self._device),
-                    None if positions is None else positions.to(self._device),
-                    None if pairs is None else pairs.to(self._device),
+                    self._there(positions),
+                    self._there(pairs),
+                    batch.ptr.diff().numpy(),
                 ),
-                targets=targets.to(self._device),
+                targets=self._there(targets),
                 rows=members.rows,
+                missing=self._task.missing(targets),
             )
+
+    @overload
+    def _there(self, values: Tensor) -> Tensor: ...
+
+    @overload
+    def _there(self, values: Tensor | None) -> Tensor | None: ...
+
+    def _there(self, values: Tensor | None) -> Tensor | None:
+        """Send values to the device; the host does not wait for it."""
+        if values is None:
+            return None
+        return pinned(values, self._device).to(self._device, non_blocking=True)
 
     def _pairs(self, batch: Batch, members: RowBatch) -> Tensor:
         """Return the labelled pairs that a batch is asked for: ``[2, rows]``."""

@@ -19,9 +19,10 @@ from ..errors import CacheError
 from ..heads.base import History, last_layer
 from ..heads.histograph.landmarks import WholeGraph
 from ..heads.history import TableRows
-from ..heads.ragged import ranges
+from ..heads.ragged import Graphs, ranges
 from ..heads.standardize import Standardizer
-from ..tasks import Task
+from ..tasks import Missing, Task
+from ..utils.machine import send
 from .history_rows import (
     HistoryRows,
     SharedMemory,
@@ -60,6 +61,13 @@ class HeadInputs:
     whole: WholeGraph | None = None
     #: Node pairs to score, for links, negatives that were drawn for training last: ``[2, rows]``.
     pairs: Tensor | None = None
+    #: The graphs, where the host knows their sizes.
+    graphs: Graphs | None = None
+
+    @property
+    def members(self) -> Tensor | Graphs:
+        """Which graph each node belongs to, as a readout takes it."""
+        return self.batch if self.graphs is None else self.graphs
 
 
 @dataclass(frozen=True)
@@ -336,11 +344,13 @@ class HeadBatches:
         statistics: HistoryRows | None = None,
     ) -> None:
         self.labels = loaded.labels
-        self._statistics = statistics
+        self._statistics = None if statistics is None else statistics.on(device)
         self._loaded = loaded
-        self._history = history
+        self._history = history.on(device)
+        self._task = task
         self._targets = task.targets(loaded.labels)
         self._device = device
+        self._targets_there = self._targets.to(device)
         self._edges = edges
         self._negatives = LinkNegatives(task, self._targets, lambda graph: loaded.non_edges[graph])
 
@@ -362,46 +372,63 @@ class HeadBatches:
         self, batches: Sequence[RowBatch], random: np.random.Generator | None
     ) -> Iterator[Step]:
         for members in batches:
-            targets = self._targets[members.rows]  # [rows] or [rows, targets]
+            missing = self._task.missing(self._targets[members.rows])
             negatives = None
             if random is not None:
                 negatives = self._negatives.draw(members, random)
-                targets = torch.cat([targets, targets.new_zeros(len(negatives.owners), 1)])
-            yield Step(self._inputs(members, negatives), targets.to(self._device), members.rows)
+                missing = "some" if missing == "all" and len(negatives.owners) else missing
+            yield self._step(members, negatives, missing)
 
-    def _inputs(self, members: RowBatch, negatives: Negatives | None) -> HeadInputs:
+    def _step(self, members: RowBatch, negatives: Negatives | None, missing: Missing) -> Step:
+        """Make a batch; all numbers that it takes are sent to the device in one copy."""
         loaded, graphs = self._loaded, members.graphs
         ptr = self._history.ptr  # [num_graphs + 1]
         starts, stops = ptr[graphs], ptr[graphs + 1]
         sizes = stops - starts  # [num_graphs]
         first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # of each graph in the batch
-        batch = np.repeat(np.arange(len(graphs)), sizes)  # [num_nodes]
-        positions = pairs = edge_index = None
+        numbers = {
+            "index": np.repeat(np.arange(len(graphs)), sizes),  # [num_nodes]
+            "sizes": sizes,
+            "rows": members.rows,
+        }
         if loaded.level == "node":
-            positions = torch.from_numpy(first[members.owners] + members.within)  # [rows]
+            numbers["positions"] = first[members.owners] + members.within  # [rows]
         if loaded.pairs is not None:
             shifts = torch.from_numpy((first - starts)[members.owners])  # [rows]
             pairs = loaded.pairs[:, members.rows] + shifts  # [2, rows]
             if negatives is not None:
                 drawn = negatives.pairs + torch.from_numpy(first[negatives.owners])
                 pairs = torch.cat([pairs, drawn], dim=1)  # [2, rows + negatives]
+            numbers["pairs"] = pairs.flatten().numpy()
         if self._edges:
-            edge_index = self._edge_index(graphs, first - starts)  # [2, num_edges]
-        statistics: Tensor | None = None
-        if self._statistics is not None:
-            found = self._statistics.select(graphs)
-            rows = found.copy() if isinstance(found, TableRows) else found
-            assert isinstance(rows, Tensor)  # one tensor, and not one per layer
-            statistics = rows.to(self._device, non_blocking=True)  # [num_graphs, 3, sum(D_l)]
-        return HeadInputs(
-            history=_to(self._history.select(graphs), self._device),
-            batch=torch.from_numpy(batch).to(self._device),
+            numbers["edges"] = self._edge_index(graphs, first - starts).flatten().numpy()
+        history = self._history.select(graphs)
+        statistics = None if self._statistics is None else self._statistics.select(graphs)
+        stays = self._device.type == "cpu"  # where readouts take rows from the table themselves
+        if isinstance(history, TableRows) and not stays:
+            numbers["history"] = history.rows  # [num_nodes]
+        if isinstance(statistics, TableRows):
+            numbers["statistics"] = statistics.rows  # [num_graphs]
+        there = dict(zip(numbers, send(list(numbers.values()), self._device), strict=True))
+        if isinstance(history, TableRows) and not stays:
+            history = history.copy(there["history"])  # [num_nodes, L, D]
+        if isinstance(statistics, TableRows):
+            statistics = statistics.copy(there["statistics"])  # [num_graphs, 3, sum(D_l)]
+        assert not isinstance(statistics, Sequence)  # one tensor, and not one per layer
+        targets = self._targets_there.index_select(0, there["rows"])  # [rows] or [rows, targets]
+        if negatives is not None:
+            targets = torch.cat([targets, targets.new_zeros(len(negatives.owners), 1)])
+        inputs = HeadInputs(
+            history=history,
+            batch=there["index"],
             num_graphs=len(graphs),
-            edge_index=None if edge_index is None else edge_index.to(self._device),
-            positions=None if positions is None else positions.to(self._device),
-            pairs=None if pairs is None else pairs.to(self._device),
+            edge_index=there["edges"].view(2, -1) if "edges" in there else None,
+            positions=there.get("positions"),
+            pairs=there["pairs"].view(2, -1) if "pairs" in there else None,
             statistics=statistics,
+            graphs=Graphs(there["index"], there["sizes"], sizes),
         )
+        return Step(inputs, targets, members.rows, missing)
 
     def _edge_index(self, graphs: np.ndarray, shifts: np.ndarray) -> Tensor:
         """Return the edges of these graphs, numbered as in the batch: ``[2, num_edges]``."""
@@ -438,13 +465,3 @@ def _same(rows: np.ndarray | None, others: np.ndarray | None) -> bool:
     if rows is None or others is None:
         return rows is others
     return np.array_equal(rows, others)
-
-
-def _to(history: History | TableRows, device: torch.device) -> History | TableRows:
-    if isinstance(history, TableRows):
-        if device.type == "cpu":
-            return history
-        history = history.copy()
-    if isinstance(history, Tensor):
-        return history.to(device, non_blocking=True)
-    return [layer.to(device, non_blocking=True) for layer in history]

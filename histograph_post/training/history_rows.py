@@ -8,10 +8,11 @@ A readout that takes the mean of a graph's nodes before anything else needs no m
 
 from __future__ import annotations
 
+import copy
 import math
 import mmap
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
@@ -22,17 +23,20 @@ from torch import Tensor
 
 from ..caches import Cache
 from ..heads.base import pool_nodes
-from ..heads.history import History, TableRows
+from ..heads.history import History, TableRows, last_layer
 from ..heads.ragged import Graphs, ranges
 from ..heads.standardize import Standardizer
 from ..heads.statistics import STATISTICS, layer_statistics
-from ..utils.machine import SharedTensor, machine_memory
+from ..utils.machine import SharedTensor, free_memory, machine_memory, pinned, send
 
 #: Share of the machine's memory that training may take, unless told otherwise.
 MEMORY_SHARE = 2 / 3
 
 #: Share of that for a history that is kept; the rest is for batches.
 KEPT_SHARE = 3 / 4
+
+#: Share of what a device has left for a history that stays there.
+DEVICE_SHARE = 1 / 2
 
 #: Share of what training may take for the means, and for the statistics, of graphs, which may be
 #: kept beside a history.
@@ -63,6 +67,10 @@ class HistoryRows(Protocol):
     #: Whether it pays to fetch the next batch while this one is used, if there is room for it.
     read_ahead: bool
 
+    def on(self, device: torch.device) -> HistoryRows:
+        """Return the same rows on a device."""
+        ...
+
     def select(self, graphs: np.ndarray) -> History | TableRows:
         """Return the rows of some graphs to look at: a tensor, one per layer, or where they lie."""
         ...
@@ -89,6 +97,26 @@ class RowsInMemory:
         self.ptr = ptr
         self._history = history
         self._memory = memory
+        self._moved: RowsInMemory | None = None
+
+    def on(self, device: torch.device) -> HistoryRows:
+        """Return the same rows on a device: all of them, if there is room, or batch by batch."""
+        layers = [self._history] if isinstance(self._history, Tensor) else self._history
+        if layers[0].device == device:
+            return self
+        if self._moved is None or self._moved.device != device:
+            num_bytes = sum(layer.nbytes for layer in layers)
+            if num_bytes > DEVICE_SHARE * free_memory(device):
+                return SentRows(self, device)
+            moved = [layer.to(device) for layer in layers]  # once for all fits of a fold
+            history = moved[0] if isinstance(self._history, Tensor) else moved
+            self._moved = RowsInMemory(history, self.ptr)
+        return self._moved
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return last_layer(self._history).device
 
     def __reduce__(self) -> tuple[Any, ...]:
         assert self._memory is not None  # nothing else is sent to other processes
@@ -101,12 +129,12 @@ class RowsInMemory:
         starts, stops = self.ptr[graphs], self.ptr[graphs + 1]  # [graphs] each
         if isinstance(self._history, Tensor):
             return TableRows(self._history, starts, stops - starts)
-        rows = torch.from_numpy(ranges(starts, stops))  # [rows]
+        (rows,) = send([ranges(starts, stops)], self.device)  # [rows]
         return [layer.index_select(0, rows) for layer in self._history]
 
     def nodes(self, rows: np.ndarray) -> History:
         """Return copies of some rows, whatever graph they belong to."""
-        chosen = torch.from_numpy(rows)
+        (chosen,) = send([rows], self.device)
         if isinstance(self._history, Tensor):
             return self._history.index_select(0, chosen)  # [rows, L, D]
         return [layer.index_select(0, chosen) for layer in self._history]
@@ -131,6 +159,10 @@ class RowsOnDisk:
     def __reduce__(self) -> tuple[Any, ...]:
         return RowsOnDisk, (self._cache, self._standardizer)
 
+    def on(self, device: torch.device) -> HistoryRows:
+        """Return the same rows on a device, each batch when it is asked for."""
+        return self if device.type == "cpu" else StoredRows(self._cache, self._standardizer, device)
+
     def select(self, graphs: np.ndarray) -> History:
         """Read the rows of some graphs."""
         return _read_standardized(self._cache, graphs, self._standardizer, self._memory)
@@ -145,6 +177,89 @@ class RowsOnDisk:
         if self._standardizer is not None:
             self._standardizer.apply_(history)
         return history
+
+
+class SentRows:
+    """Rows of the host's memory, of which each batch is sent to a device ahead of its turn.
+
+    Args:
+        rows: In memory, and more than the device has room for.
+        device: Where they go.
+    """
+
+    read_ahead = True
+
+    def __init__(self, rows: RowsInMemory, device: torch.device) -> None:
+        self.ptr = rows.ptr
+        self._rows, self._device = rows, device
+
+    def on(self, device: torch.device) -> HistoryRows:
+        """Return the same rows on another device."""
+        return self._rows.on(device)
+
+    def select(self, graphs: np.ndarray) -> History:
+        """Send the rows of some graphs; the host does not wait until they are there."""
+        found = self._rows.select(graphs)
+        history = found.copy() if isinstance(found, TableRows) else found
+        return _each(history, lambda rows: _send_rows(rows, self._device))
+
+    def nodes(self, rows: np.ndarray) -> History:
+        """Send copies of some rows, whatever graph they belong to."""
+        return _each(self._rows.nodes(rows), lambda each: _send_rows(each, self._device))
+
+
+class StoredRows:
+    """Rows of a cache that is too large for memory, sent as they are stored, ahead of their turn.
+
+    They are widened and standardised on the device: half precision is half as much to send.
+
+    Args:
+        cache: Where they come from.
+        standardizer: Applied to every row.
+        device: Where they go.
+    """
+
+    read_ahead = True
+
+    def __init__(
+        self, cache: Cache, standardizer: Standardizer | None, device: torch.device
+    ) -> None:
+        self.ptr = cache.node_ptr
+        self._cache, self._device, self._memory = cache, device, RowMemory()
+        self._standardizer = copy.deepcopy(standardizer)
+        if self._standardizer is not None:
+            self._standardizer.to(device)
+
+    def on(self, device: torch.device) -> HistoryRows:
+        """Return the same rows on another device."""
+        standardizer = None if self._standardizer is None else self._standardizer.cpu()
+        return RowsOnDisk(self._cache, standardizer).on(device)
+
+    def select(self, graphs: np.ndarray) -> History:
+        """Read the rows of some graphs and send them."""
+        stored = read_history(self._cache, graphs, self._cache.dtype, self._memory)
+        history = _each(stored, lambda rows: _send_rows(rows, self._device).to(torch.float32))
+        if self._standardizer is not None:
+            self._standardizer.apply_(history)
+        return history
+
+    def nodes(self, rows: np.ndarray) -> History:
+        """Read some rows of the one graph there is, and send them."""
+        history = _each(
+            RowsOnDisk(self._cache, None).nodes(rows), lambda each: _send_rows(each, self._device)
+        )
+        if self._standardizer is not None:
+            self._standardizer.apply_(history)
+        return history
+
+
+def _each(history: History, change: Callable[[Tensor], Tensor]) -> History:
+    """Do something with a history, or with each layer of it."""
+    return change(history) if isinstance(history, Tensor) else [change(rows) for rows in history]
+
+
+def _send_rows(rows: Tensor, device: torch.device) -> Tensor:
+    return pinned(rows, device).to(device, non_blocking=True)
 
 
 def _shared_rows(memory: SharedMemory, uniform: bool, ptr: np.ndarray) -> RowsInMemory:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..splits import Split
-from ..tasks import TargetScale, Task
+from ..tasks import Missing, TargetScale, Task
 from ..utils.tensors import load_state, save_state
 from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 
@@ -41,6 +41,8 @@ class Step:
     targets: Tensor
     #: Which labels these are, to put predictions back in order: ``[rows]``.
     rows: np.ndarray
+    #: How many of the targets are missing; None if they have to be looked at.
+    missing: Missing | None = None
 
 
 class Source(Protocol):
@@ -134,7 +136,9 @@ class Trainer:
         self._plateau_factor = 1.0
         training_labels = source.labels[split.train]  # [rows, targets]
         self.scale = TargetScale.of(task, training_labels)
-        self._loss_weights = task.balancing_weights(training_labels) if options.balance else {}
+        weights = task.balancing_weights(training_labels) if options.balance else {}
+        device = self.optimizer.param_groups[0]["params"][0].device
+        self._loss_weights = {name: value.to(device) for name, value in weights.items()}
 
     # --- resuming --------------------------------------------------------------------------
 
@@ -215,6 +219,7 @@ class Trainer:
     def _train_epoch(self) -> tuple[float, float]:
         """Train for an epoch; return the mean loss and the last learning rate."""
         self.network.train()
+        # Nothing of a step is read before the epoch is over: the host would wait for a device.
         total, seen, lr = torch.zeros(()), 0, 0.0
         rows, size = self.split.train, self.options.batch_size
         num_steps = self.source.num_batches(rows, batch_size=size)
@@ -225,14 +230,14 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             outputs = self.network(step.inputs)  # [rows, out_dim]
             targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
-            loss = self.task.loss(outputs, targets, **self._loss_weights)
+            loss = self.task.loss(outputs, targets, missing=step.missing, **self._loss_weights)
             auxiliary = getattr(self.network, "aux_loss", None)
             (loss if auxiliary is None else loss + auxiliary).backward()
             if self.options.clip:
                 for group in self.optimizer.param_groups:
                     nn.utils.clip_grad_norm_(group["params"], self.options.clip)
             self.optimizer.step()
-            total = total + loss.detach().cpu() * len(targets)
+            total = total + loss.detach() * len(targets)
             seen += len(targets)
             del step, outputs, loss  # the next batch can have their memory
         return float(total) / max(seen, 1), lr
@@ -281,17 +286,22 @@ class Trainer:
     def _evaluate(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
         """Return the outputs for these rows, in the units of the labels, and the mean loss."""
         self.network.eval()
-        found = np.empty((len(rows), self.task.out_dim))
         total, seen = torch.zeros(()), 0
-        # The position of each row in the result: batches come in an order of their own.
-        position = np.empty(len(self.source.labels), dtype=np.int64)
-        position[rows] = np.arange(len(rows))
+        parts, order = [], []  # outputs and the rows they are of
         for step in self.source.batches(rows, batch_size=self.options.batch_size, seed=None):
             outputs = self.network(step.inputs)  # [rows, out_dim]
             targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
-            total = total + self.task.loss(outputs, targets).cpu() * len(step.rows)
+            total = total + self.task.loss(outputs, targets, missing=step.missing) * len(step.rows)
             seen += len(step.rows)
-            found[position[step.rows]] = self.scale.undo(outputs.float().cpu().numpy())
+            parts.append(outputs.float())
+            order.append(step.rows)
+        # The position of each row in the result: batches come in an order of their own.
+        position = np.empty(len(self.source.labels), dtype=np.int64)
+        position[rows] = np.arange(len(rows))
+        found = np.empty((len(rows), self.task.out_dim))
+        if parts:
+            outputs = torch.cat(parts).cpu()  # [rows, out_dim], read at once
+            found[position[np.concatenate(order)]] = self.scale.undo(outputs.numpy())
         return found, float(total) / max(seen, 1)
 
 

@@ -80,6 +80,7 @@ class HistoryNetwork(nn.Module):
                 edge_index=batch.edge_index,
                 positions=inputs.positions,
                 pairs=inputs.pairs,
+                graphs=inputs.graphs,
             )
         )
         return outputs  # [rows, out_dim]
@@ -203,13 +204,13 @@ class HeadNetwork(nn.Module):
     def forward(self, inputs: HeadInputs) -> Tensor:
         """Return an output for every row that is asked for: ``[rows, out_dim]``."""
         statistics = inputs.statistics
-        outputs = read_out(self.head, inputs.history, inputs.batch, inputs.num_graphs, statistics)
+        outputs = read_out(self.head, inputs.history, inputs.members, inputs.num_graphs, statistics)
         if outputs is None:
             given = {"statistics": statistics, "whole": inputs.whole}
             known = {name: value for name, value in given.items() if value is not None}
             outputs = self.head(
                 inputs.history,
-                inputs.batch,
+                inputs.members,
                 num_graphs=inputs.num_graphs,
                 edge_index=inputs.edge_index,
                 **known,

@@ -18,8 +18,9 @@ from ..heads.base import History, Readout
 from ..heads.histograph import HistoGraphHead
 from ..heads.histograph.landmarks import WholeGraph
 from ..heads.histograph.node_attention import EXACT_NODES
-from ..heads.ragged import ranges
+from ..heads.ragged import Graphs, ranges
 from ..tasks import Task
+from ..utils.machine import pinned, send
 from .head_batches import HeadInputs, LoadedCache
 from .history_rows import HistoryRows
 from .loop import Step
@@ -93,7 +94,8 @@ class NodeBatches:
         whole: WholeGraph | None = None,
     ) -> None:
         self.labels = loaded.labels
-        self._history = history
+        self._history = history.on(device)
+        self._task = task
         self._targets = task.targets(loaded.labels)
         self._device = device
         self._incoming = _incoming(loaded) if edges else None
@@ -109,23 +111,25 @@ class NodeBatches:
             rows = np.random.default_rng(seed).permutation(rows)
         for start in range(0, len(rows), NODES_PER_BATCH):
             part = np.sort(rows[start : start + NODES_PER_BATCH])  # in the order of the table
-            targets = self._targets[part].to(self._device)
-            yield Step(self._inputs(part), targets, part)
+            targets = self._targets[part]  # [rows] or [rows, targets]
+            there = pinned(targets, self._device).to(self._device, non_blocking=True)
+            yield Step(self._inputs(part), there, part, self._task.missing(targets))
 
     def _inputs(self, nodes: np.ndarray) -> HeadInputs:
         edge_index, positions, found = None, np.arange(len(nodes)), nodes
         if self._incoming is not None:
             found, edge_index, positions = self._incoming.around(nodes)
-        history = self._history.nodes(found)
-        layers = [history] if isinstance(history, Tensor) else history
-        moved = [layer.to(self._device, non_blocking=True) for layer in layers]
+        graphs = Graphs.of_sizes(np.array([len(found)]), self._device)
+        numbers = [positions] if edge_index is None else [positions, edge_index.flatten().numpy()]
+        own, *edges = send(numbers, self._device)  # [rows] and, of edges, [2 * their number]
         return HeadInputs(
-            history=moved[0] if isinstance(history, Tensor) else moved,
-            batch=torch.zeros(len(found), dtype=torch.long, device=self._device),
+            history=self._history.nodes(found),
+            batch=graphs.index,
             num_graphs=1,
-            edge_index=None if edge_index is None else edge_index.to(self._device),
-            positions=torch.from_numpy(positions).to(self._device),
+            edge_index=edges[0].view(2, -1) if edges else None,
+            positions=own,
             whole=self._whole,
+            graphs=graphs,
         )
 
 

@@ -13,13 +13,15 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 #: Nodes of a batch at most, unless told otherwise.
@@ -153,6 +155,35 @@ def synchronize(device: torch.device) -> None:
 
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+
+
+def send(arrays: Sequence[npt.NDArray[np.int64]], device: torch.device) -> list[torch.Tensor]:
+    """Return arrays of whole numbers, ``[n]`` each, as tensors on a device, in one copy.
+
+    The host does not wait for the copy: its memory is pinned for CUDA.
+    """
+    import numpy as np
+    import torch
+
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    joined = torch.from_numpy(np.concatenate(arrays))  # [sum of n]
+    moved = pinned(joined, device).to(device, non_blocking=True)
+    return list(moved.split([len(array) for array in arrays]))
+
+
+def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the host in memory that CUDA reads by itself; as it is for others."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that a device, other than the CPU, has left."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
 
 
 def resolve_device(name: str = "auto") -> torch.device:

@@ -21,7 +21,7 @@ def test_sums_and_means_inside_each_graph() -> None:
     torch.testing.assert_close(
         graphs.spread(torch.tensor([5, 6, 7])), torch.tensor([5, 5, 7, 7, 7])
     )
-    assert graphs.nonempty(torch.float32).squeeze(1).tolist() == [1, 0, 1]
+    assert graphs.empty_to_zero(torch.ones(3, 2)).tolist() == [[1, 1], [0, 0], [1, 1]]
 
 
 def test_without_a_batch_vector_all_nodes_are_one_graph() -> None:

@@ -10,12 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 import histograph_post as hg
-from histograph_post.caches.caching import cache
+from histograph_post.caches.caching import cache, write_cache
 from histograph_post.caches.canary import Canary
-from histograph_post.caches.planning import plan_cache
+from histograph_post.caches.planning import CacheOptions, plan_cache
 from histograph_post.caches.provenance import CANARY_NAME
 from histograph_post.errors import CaptureError, ConfigError
-from histograph_post.heads.registry import head_names
 from histograph_post.splits import resolve_splits
 from histograph_post.utils.machine import resolve_device
 
@@ -64,6 +63,26 @@ def test_deterministic_algorithms_give_the_same_bytes_where_they_exist(tmp_path:
     assert shards[0] == shards[1]
 
 
+def test_the_host_never_waits_for_a_batch_that_is_cached(tmp_path: Path) -> None:
+    dataset = hg.load_data("demo:", args={"num_graphs": 12})
+    found = []
+    for nodes in (10_000, 1):  # one batch, and one per graph
+        with rehearse() as counts:
+            options = CacheOptions(node_budget=nodes)
+            splits = resolve_splits(dataset, None)
+            plan = plan_cache(make_model(), dataset, splits, options=options, device="cuda")
+            made = write_cache(plan, tmp_path / str(nodes))
+        assert made is not None
+        found.append(counts)
+    rows, more = (each.reads for each in found)
+    more.subtract(rows)
+    batches = len(dataset) - 1
+    # The extremes of all layers, their rows, whether the outputs are finite, and the outputs: all
+    # in the thread that writes.
+    assert (+more).total() == 4 * batches
+    assert all(line.split(": ")[1].split("/")[0] == "caches" for line in +more)
+
+
 def test_chance_is_still_refused_on_a_device() -> None:
     dataset = hg.load_data("demo:", args={"num_graphs": 12})
     with rehearse(sums="any"), pytest.raises(CaptureError, match="second pass in eval"):
@@ -110,19 +129,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoint") / "model.safetensors"
     save_file(make_model().state_dict(), path)
     return path
-
-
-#: Graph level; ASAP makes sparse matrices, which the rehearsal has not.
-HEADS = [name for name in head_names("graph") if name != "asap"]
-
-
-@pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")  # PyG's, of its operators
-def test_every_readout_trains_on_a_device(demo_cache: Path, tmp_path: Path) -> None:
-    quick = hg.TrainingOptions(epochs=1, batch_size=24)
-    given = {"training": quick, "device": "cuda", "seeds": [0], "dim": 8}
-    with rehearse(sums="any"):
-        run = hg.compare(demo_cache, tmp_path / "run", heads=HEADS, **given)
-    assert set(HEADS) <= set(run.results["readouts"])
 
 
 @pytest.mark.parametrize(("kind", "sums"), [("cuda", "any"), ("mps", "any")])

@@ -65,6 +65,7 @@ def test_some_share_an_output_and_nobody_else_writes_it_meanwhile(tmp_path: Path
     with OutputLock(tmp_path / "out", shared=True) as one:
         with OutputLock(tmp_path / "out", shared=True), pytest.raises(OutputInUseError):
             OutputLock(tmp_path / "out").__enter__()
+        assert names(tmp_path) == ["out.writing"]
         one.alone()
         with pytest.raises(OutputInUseError):
             OutputLock(tmp_path / "out", shared=True).__enter__()

@@ -133,7 +133,7 @@ def _allows_options(options: HistoGraphConfig) -> bool:
 def read_out(
     head: nn.Module,
     history: History | TableRows,
-    batch: Tensor | None,
+    batch: Tensor | Graphs | None,
     num_graphs: int | None,
     statistics: Tensor | None = None,
 ) -> Tensor | None:

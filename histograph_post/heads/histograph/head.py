@@ -8,16 +8,16 @@ activations ``X [N, L, D_in]`` of N nodes after L layers:
 3. ``Q = X~_last Wq``, ``K = X~ Wk``, ``V = X~``.
 4. ``c = mean over nodes of (Q K^T / sqrt(D))``: a score per layer.
 5. ``alpha = normalize(c)``, ``H = sum_l alpha_l X~_l``: the layers of every node are summed.
-6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph.
+6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph, or of a large one over groups.
 7. ``G = mean over nodes of Z``; node and link tasks keep ``Z``.
 8. ``Y = a G + (1 - a) base``, where ``base`` is what statistics of all layers over the nodes (or
    the mean of the last layer) are projected to; an MLP turns ``Y`` into outputs.
 9. A head that is trained on a cache predicts the mean of these outputs and those of a linear probe
    of the same statistics, solved beforehand.
 
-Steps 1 to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`. A graph never sees
-its batch-mates: all means and all attention are taken inside each graph, so a graph has one output,
-whatever it is batched with.
+Steps 1 to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`, where a ``Reach`` is
+what a node may attend to instead of all nodes. A graph never sees its batch-mates: all means and
+all attention are taken inside each graph, so a graph has one output, whatever it is batched with.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class HistoGraphHead(Readout):
     def forward(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -153,7 +153,8 @@ class HistoGraphHead(Readout):
         Args:
             history: ``[num_nodes, L, D]`` or one ``[num_nodes, D_l]`` per layer, any float type;
                 or where rows of it lie in a table.
-            batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph.
+            batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph; or the
+                graphs themselves, where the host knows their sizes.
             num_graphs: Graphs in the batch, if the last ones may be empty.
             edge_index: Edges of the batch ``[2, num_edges]``, for attention along them.
             statistics: Of all layers of these graphs, as
@@ -175,7 +176,7 @@ class HistoGraphHead(Readout):
     def classifier_inputs(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -363,7 +364,7 @@ class HistoGraphHead(Readout):
         project = self.layer_weights.last_embedding if self.all_layers is None else self.all_layers
         base = map_parts(project, [self.statistics_dropout(part) for part in described])
         if self.level == "graph":
-            base = base * graphs.nonempty(base.dtype)  # an empty graph has no bias either
+            base = graphs.empty_to_zero(base)  # an empty graph has no bias either
         mixed: Tensor = self.mixing(attended, base)  # [rows, dim]
         return mixed if self.output_norm is None else self.output_norm(mixed)
 
@@ -390,7 +391,7 @@ class HistoGraphHead(Readout):
     def explain(
         self,
         history: History | TableRows,
-        batch: Tensor | None = None,
+        batch: Tensor | Graphs | None = None,
         *,
         num_graphs: int | None = None,
         edge_index: Tensor | None = None,
@@ -401,7 +402,7 @@ class HistoGraphHead(Readout):
         """
         layers, graphs = self.read(history, batch, num_graphs)
         nodes, weights = self.layer_weights(layers, graphs)
-        attention = graphs.spread(graphs.divisor.to(nodes.dtype).reciprocal())  # [num_nodes]
+        attention = graphs.spread(graphs.divisor_as(nodes.dtype).reciprocal())  # [num_nodes]
         if self.node_attention is not None and (
             edge_index is not None or not self.needs_edge_index
         ):

@@ -224,7 +224,7 @@ class LayerAttention(nn.Module):
             parts.append(graphs.mean(products))  # [num_graphs, layers of the block, heads]
         if len(parts) > 1:  # a block each: put them back into the order of the layers
             parts = [parts[place] for place in np.argsort(self._order())]
-        scores = torch.cat(parts, dim=1)  # [num_graphs, L, heads]
+        scores = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # [num_graphs, L, heads]
         return scores.mT, graphs.mean(query)
 
     def scores_of(self, whole: WholeGraph) -> tuple[Tensor, Tensor]:

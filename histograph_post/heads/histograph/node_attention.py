@@ -42,6 +42,12 @@ BUCKET_WEIGHTS = 1 << 19
 #: Graphs with more nodes than this have a bucket of their own.
 LARGE_GRAPH = 256
 
+#: The same on other devices, which are slower to be told than to compute: a million scores take
+#: about as long as the dozen kernels of another bucket. By arithmetic: no GPU has been timed.
+DEVICE_PADDING = 1 << 22
+DEVICE_WEIGHTS = 1 << 26
+DEVICE_LARGE_GRAPH = 2048
+
 #: Attention weights that are held at a time where they are not fused away (32 MB).
 BLOCK_WEIGHTS = 1 << 23
 
@@ -119,7 +125,7 @@ class NodeAttention(nn.Module):
         The mean commutes with the output projection, which then runs per graph and not per node.
         """
         pooled: Tensor = self.out_projection(graphs.mean(self.contexts(nodes, graphs, reach)))
-        return pooled * graphs.nonempty(pooled.dtype)  # an empty graph has no bias either
+        return graphs.empty_to_zero(pooled)  # an empty graph has no bias either
 
     def contexts(self, nodes: Tensor, graphs: Graphs, reach: Reach | None = None) -> Tensor:
         """Return what every node finds, before the output projection: ``[num_nodes, dim]``."""
@@ -215,7 +221,7 @@ class NodeAttention(nn.Module):
         """
         if self.kind == "neighbors":
             projected = self.in_projection(nodes).unflatten(-1, (3, self.heads, -1))
-            share = graphs.spread(graphs.divisor.to(nodes.dtype).reciprocal())  # [num_nodes]
+            share = graphs.spread(graphs.divisor_as(nodes.dtype).reciprocal())  # [num_nodes]
             return received_along_edges(projected, _edges(reach), self.zero_token, share)
         return self._each_kind(
             nodes, graphs, reach, self._exactly_received, self._received_by_landmarks
@@ -257,6 +263,8 @@ class NodeAttention(nn.Module):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Softmax attention in memory linear in the keys: ``[graphs, heads, queries, d]``."""
+        # The one place where attention is computed. Flash attention over ragged rows (in PyTorch
+        # torch.nn.attention.varlen) takes half precision only, and the head computes in single.
         dropout = self.dropout if self.training else 0.0
         if not dropout or query.is_cuda:
             return functional.scaled_dot_product_attention(
@@ -278,11 +286,12 @@ class NodeAttention(nn.Module):
         return max(16, BLOCK_WEIGHTS // max(1, key.shape[:3].numel()))
 
     def _layout(self, graphs: Graphs) -> Layout:
+        on_cpu = graphs.index.device.type == "cpu"
         return bucket_layout(
             graphs,
-            padding_budget=self.padding_budget,
-            largest=self.large_graph,
-            capacity=BUCKET_WEIGHTS // self.heads,
+            padding_budget=self.padding_budget if on_cpu else DEVICE_PADDING,
+            largest=self.large_graph if on_cpu else DEVICE_LARGE_GRAPH,
+            capacity=(BUCKET_WEIGHTS if on_cpu else DEVICE_WEIGHTS) // self.heads,
         )
 
     def _kept_keys(self, graphs: Graphs) -> Tensor | None:
