@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,8 +58,15 @@ def cache(
     ] = False,
     node_budget: opt.NodeBudgetOption = NODE_BUDGET,
     shard_mb: Annotated[
-        int, typer.Option(min=1, help="Size of a shard in MB; a killed run resumes at a shard.")
-    ] = 64,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Size of a shard in MB; a killed run resumes at a shard. By default 64, or what "
+            "makes 500 shards.",
+        ),
+    ] = None,
+    workers: opt.WorkersOption = None,
+    rows: opt.RowsOption = None,
     device: opt.DeviceOption = "auto",
     shard: Annotated[
         str | None,
@@ -82,6 +90,7 @@ def cache(
     Give the same command again to continue a run that was killed.
     """
     from histograph_post.caches.planning import CacheOptions, plan_cache
+    from histograph_post.data.reading import Reading, remove_rows, rows_beside
     from histograph_post.models import parse_args
     from histograph_post.models.spec import load_pretrained
     from histograph_post.splits import resolve_splits
@@ -104,7 +113,7 @@ def cache(
         layers=layers,
         dtype=dtype.value,
         node_budget=node_budget,
-        shard_bytes=shard_mb * 2**20,
+        shard_bytes=None if shard_mb is None else shard_mb * 2**20,
         compression="gzip" if compress else None,
         output_key=output_key,
         no_pass=no_pass,
@@ -112,8 +121,12 @@ def cache(
     dataset = None
     results: list[dict[str, Any]] = []
     caches: list[Cache] = []
+    part = _part(shard)
+    kept = rows or (None if dry_run else rows_beside(out))
     for job in jobs:
-        source = load_pretrained(job.model, job.data, dataset=dataset, allow_missing=True)
+        with terminal.progress("reading rows") as update:
+            data_spec = replace(job.data, reading=Reading(kept, workers, part, update))
+            source = load_pretrained(job.model, data_spec, dataset=dataset, allow_missing=True)
         plan = plan_cache(
             source.model,
             source.dataset,
@@ -133,10 +146,12 @@ def cache(
         if dry_run:
             results.append(_estimate(terminal, plan))
             continue
-        written = _write(terminal, plan, job.out, _part(shard), overwrite=overwrite)
+        written = _write(terminal, plan, job.out, part, overwrite=overwrite)
         about = {} if written is None else summary(written.manifest)
         results.append({"cache": str(job.out), "complete": written is not None, **about})
         caches += [] if written is None else [written]
+    if rows is None and kept is not None and len(caches) == len(jobs):
+        remove_rows(kept)
     if len(jobs) > 1:
         _show_folds(terminal, caches)
     elif caches:

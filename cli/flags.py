@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from histograph_post.utils.ranges import MOST_SEEDS
+
 from . import options as opt
 from .command import OptionGroup
 
@@ -173,10 +175,13 @@ def parse_seeds(text: str) -> list[int]:
     """Return the seeds that `0-4` or `0,3,7` stand for."""
     seeds: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
+        if found is None:
             raise typer.BadParameter(f"--seeds {text}: expected numbers such as 0-4 or 0,3,7")
-        seeds += range(int(first), int(last or first) + 1)
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last - first >= MOST_SEEDS:
+            raise typer.BadParameter(f"--seeds {text}: expected at most {MOST_SEEDS} of them")
+        seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 
 

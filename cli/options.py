@@ -263,6 +263,23 @@ CheckpointLayersOption = Annotated[
 AmpOption = Annotated[
     bool, typer.Option("--amp", help="Mixed precision in the backbone (CUDA only).")
 ]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=0,
+        help="Processes that read rows, from 50,000 of them on; by default one per core.",
+    ),
+]
+RowsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--rows",
+        metavar="DIR",
+        help="Folder that keeps what was read of so many rows, for other commands on the same "
+        "data; by default OUT.rows, which is removed in the end.",
+    ),
+]
 DeviceOption = Annotated[
     str, typer.Option("--device", help="Where to compute: auto, cpu, cuda or mps.")
 ]

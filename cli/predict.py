@@ -35,6 +35,7 @@ def predict(
     data_root: opt.DataRootOption = None,
     data_args: opt.DataArgsOption = [],  # noqa: B006  # typer copies it
     node_budget: opt.NodeBudgetOption = NODE_BUDGET,
+    workers: opt.WorkersOption = None,
     device: opt.DeviceOption = "auto",
     trust_checkpoint: opt.TrustOption = False,
     overwrite: opt.OverwriteOption = False,
@@ -49,7 +50,7 @@ def predict(
     from histograph_post.runs.run import Run
     from histograph_post.runs.summary import predicts_with
 
-    with terminal.progress("predicting nodes") as update:
+    with terminal.steps("reading rows", "predicting nodes") as (reading, update):
         found = predict_graphs(
             run,
             data,
@@ -65,7 +66,9 @@ def predict(
             device=device,
             overwrite=overwrite,
             config=terminal.options,
+            workers=workers,
             on_progress=update,
+            on_reading=reading,
         )
     for note in found.notes:
         terminal.note(note)

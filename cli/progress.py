@@ -13,6 +13,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
+    TaskID,
     TaskProgressColumn,
     TextColumn,
 )
@@ -58,16 +59,28 @@ def make_bar(console: Console) -> Progress:
     )
 
 
+def advance_bar(bar: Progress, task: TaskID, done: int, total: int) -> None:
+    """Move a bar; its clock starts with the first call, which tells what was there before."""
+    if not bar.tasks[task].started:
+        bar.start_task(task)
+    bar.update(task, completed=done, total=total, visible=True)
+
+
 def log_lines(what: str, write: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Return ``update(done, total)``, which writes a line every few seconds and at the end."""
-    started = last = time.monotonic()
+    """Return ``update(done, total)``, which writes a line now, every few seconds and at the end.
+
+    The first call tells what was there before: the clock of the rate starts with it.
+    """
+    started = last = 0.0
     first: int | None = None
 
     def update(done: int, total: int) -> None:
-        nonlocal last, first
+        nonlocal started, last, first
         now = time.monotonic()
-        first = done if first is None else first
-        if now - last < _LOG_INTERVAL and done < total:
+        if first is None:
+            started = last = now
+            first = done
+        elif now - last < _LOG_INTERVAL and done < total:
             return
         last = now
         speed = (done - first) / (now - started) if now > started else 0.0

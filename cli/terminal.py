@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from .formatting import duration as duration
 from .formatting import is_number, printable
 from .formatting import metric as metric
 from .formatting import size as size
-from .progress import FitWatch, log_lines, make_bar
+from .progress import FitWatch, advance_bar, log_lines, make_bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -155,14 +156,25 @@ class Terminal:
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
         """Yield ``update(done, total)``: a bar on a terminal, now and then a line in a log."""
+        with self.steps(what) as (update,):
+            yield update
+
+    @contextmanager
+    def steps(self, *names: str) -> Iterator[list[Callable[[int, int], None]]]:
+        """Yield an ``update(done, total)`` for each of these steps; one may never be called.
+
+        A step is shown from its first update on, and its clock starts then.
+        """
         if self.quiet:
-            yield lambda done, total: None
+            yield [lambda done, total: None for _ in names]
         elif self._err.is_terminal:
             with make_bar(self._err) as bar:
-                task = bar.add_task(what, total=None)
-                yield lambda done, total: bar.update(task, completed=done, total=total)
+                tasks = [
+                    bar.add_task(name, total=None, visible=False, start=False) for name in names
+                ]
+                yield [functools.partial(advance_bar, bar, task) for task in tasks]
         else:
-            yield log_lines(what, self.info)
+            yield [log_lines(name, self.info) for name in names]
 
     def note(self, text: str) -> None:
         """Print a note: what is good to know before the work begins (stderr)."""

@@ -155,13 +155,14 @@ def test_a_bar_has_its_rate_and_the_time_left() -> None:
 
 
 def test_a_log_gets_lines_with_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 0.0, 4.0, 20.0, 40.0])
+    times = iter([0.0, 4.0, 20.0, 40.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(times))
     lines: list[str] = []
     update = log_lines("caching nodes", lines.append)
     for done in (0, 100, 1000, 2000):
         update(done, 2000)
     assert lines == [
+        "caching nodes: 0/2000 (0 %)",
         "caching nodes: 1000/2000 (50 %), 50/s, 20.0 s left",
         "caching nodes: 2000/2000 (100 %), 50/s",
     ]

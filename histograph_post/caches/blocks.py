@@ -214,7 +214,7 @@ class ShardThread:
         self._plan = plan
         self._memory = BlockMemory(plan.layout, plan.batch_nodes, plan.device)
         # All blocks that wait, which a kill costs, are less than a shard.
-        blocks_of_shard = plan.options.shard_bytes // (plan.batch_nodes * plan.layout.row_bytes)
+        blocks_of_shard = plan.shard_bytes // (plan.batch_nodes * plan.layout.row_bytes)
         self._most_blocks = _MOST_BLOCKS if blocks_of_shard > _MOST_BLOCKS else 1
         self._pool = ThreadPoolExecutor(1)
         self._blocks: deque[Future[None]] = deque()

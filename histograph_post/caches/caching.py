@@ -25,12 +25,20 @@ from torch_geometric.data import Data
 from .. import __version__
 from ..capture.repeating import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
+from ..data.reading import Reading, remove_rows, rows_beside
 from ..errors import CacheError, CaptureError, ConfigError, OutputExistsError
 from ..models import ModelSpec
 from ..models.checkpoints import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
-from ..utils.files import config_text, sha256_file, to_json, write_bytes, write_text
+from ..utils.files import (
+    config_text,
+    refuse_url,
+    sha256_file,
+    to_json,
+    write_bytes,
+    write_text,
+)
 from ..utils.notebooks import notebook_bar
 from ..utils.outputs import OutputFolder
 from .blocks import ShardThread
@@ -62,8 +70,12 @@ def write_shards(
     number, count = part
     mine = [index for index in range(len(plan.shards)) if index % count == number]
     num_nodes = plan.dataset.num_nodes
-    total = sum(int(num_nodes[slice(*plan.shards[index])].sum()) for index in mine)
-    done = 0
+    sizes = {index: int(num_nodes[slice(*plan.shards[index])].sum()) for index in mine}
+    total = sum(sizes.values())
+    # What is there already counts as done before the clock starts.
+    done = sum(sizes[index] for index in mine if found[index] is not None)
+    if on_progress is not None:
+        on_progress(done, total)
 
     def advance(nodes: int) -> None:
         nonlocal done
@@ -80,7 +92,6 @@ def write_shards(
         for index in mine:
             start, stop = plan.shards[index]
             if found[index] is not None:
-                advance(int(num_nodes[start:stop].sum()))
                 continue
             graphs = _shard_graphs(plan, start, stop)
             writer = ShardWriter(folder, index, plan.layout, plan.hash, graphs)
@@ -219,8 +230,11 @@ def write_cache(
     number, count = part
     if not 0 <= number < count:
         raise ConfigError(f"shard: found {number}/{count}, expected i/n with 0 <= i < n")
+    refuse_url(out)
     if os.path.islink(out):
-        raise OutputExistsError(f"{out}: found a link, expected a folder or nothing")
+        if not os.path.isdir(out):
+            raise OutputExistsError(f"{out}: found a link to no folder, expected a folder")
+        out = os.path.realpath(out)  # such as one to scratch
     written = {SPLITS_NAME: to_json(plan.splits.to_json())}
     if plan.dataset.smiles is not None:
         written[MOLECULES_NAME] = _molecules(plan.dataset.smiles, plan.dataset.names)
@@ -264,6 +278,7 @@ def cache(
     device: str = "auto",
     part: tuple[int, int] = (0, 1),
     overwrite: bool = False,
+    workers: int | None = None,
     on_progress: ProgressCallback | None = None,
     splits: Splits | str | None = None,
     **options: Any,
@@ -279,6 +294,7 @@ def cache(
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
         part: ``(i, n)`` for job ``i`` of ``n``.
         overwrite: Replace another cache in that folder.
+        workers: Processes that read graphs, where there are many; by default one per core.
         on_progress: Called with the nodes done and the nodes in all.
         splits: The earlier name of ``split``.
         options: Fields of :class:`CacheOptions`.
@@ -286,8 +302,9 @@ def cache(
     Returns:
         The opened cache; None while shards of other jobs are missing.
     """
+    kept = rows_beside(out)
     if not isinstance(dataset, GraphDataset):
-        dataset = from_graphs(dataset)
+        dataset = from_graphs(dataset, reading=Reading(kept, workers, part))
     if split is None:
         split = splits
     if not isinstance(split, Splits):
@@ -295,4 +312,7 @@ def cache(
     plan = plan_cache(model, dataset, split, options=CacheOptions(**options), device=device)
     with notebook_bar("caching", watched=on_progress is not None) as update:
         on_progress = on_progress or update
-        return write_cache(plan, out, part=part, overwrite=overwrite, on_progress=on_progress)
+        found = write_cache(plan, out, part=part, overwrite=overwrite, on_progress=on_progress)
+    if found is not None:
+        remove_rows(kept)
+    return found

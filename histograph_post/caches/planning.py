@@ -48,6 +48,12 @@ from .layout import Layout
 from .manifest import plan_hash
 from .provenance import Provenance, take_provenance
 
+#: Bytes of a shard's activations, if nobody asks for another size.
+SHARD_BYTES = 64 * 2**20
+
+#: With more shards than can be open at a time, every random batch opens files anew.
+MOST_SHARDS = 500
+
 
 @dataclass(frozen=True)
 class CacheOptions:
@@ -58,8 +64,9 @@ class CacheOptions:
     dtype: str = "float32"
     #: A batch takes consecutive graphs while it stays within this many nodes.
     node_budget: int = NODE_BUDGET
-    #: A shard, the unit of resuming and of distribution, takes about this many bytes.
-    shard_bytes: int = 64 * 2**20
+    #: A shard, the unit of resuming and of distribution, takes about this many bytes; None for
+    #: :data:`SHARD_BYTES`, or more where that would be more than :data:`MOST_SHARDS` shards.
+    shard_bytes: int | None = None
     compression: str | None = None
     #: Which of a model's several outputs is its prediction (a key or a position).
     output_key: str | int | None = None
@@ -68,7 +75,8 @@ class CacheOptions:
 
     def __post_init__(self) -> None:
         for name in ("node_budget", "shard_bytes"):
-            if getattr(self, name) < 1:
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise ConfigError(f"{name}: found {getattr(self, name)}, expected 1 or more")
 
 
@@ -105,6 +113,8 @@ class CachePlan:
     #: The model as the user named it, and the arguments of the data.
     model_spec: ModelSpec
     data_args: Mapping[str, Any]
+    #: Bytes of a shard's activations, about.
+    shard_bytes: int
     #: First and one-past-last graph of every shard.
     shards: tuple[tuple[int, int], ...]
     weights_sha256: str
@@ -223,7 +233,7 @@ def plan_cache(
     labels = dataset.labels()
     task = infer_task(labels, dataset.level) if has_labels(labels) else None
     capture, parity, own, batch, notes = _try_out(model, dataset, task, options, missing, where)
-    edges = max(int(graph.num_edges) for graph in dataset.graphs)
+    edges = int(dataset.num_edges.max())
     sizes = {"num_nodes": int(dataset.num_nodes.max()), "num_edges": edges}
     at_once = edges_at_once(model, capture, batch, **sizes)
     if edges > MOST_EDGES:
@@ -245,6 +255,7 @@ def plan_cache(
         output_level=None if own.width is None else dataset.level,
         compression=options.compression,
     )
+    shard_bytes = _shard_bytes(options, dataset, layout)
     return CachePlan(
         model=model,
         device=where,
@@ -259,7 +270,8 @@ def plan_cache(
         options=options,
         model_spec=model_spec or ModelSpec(IN_MEMORY),
         data_args=dict(data_args or {}),
-        shards=tuple(plan_shards(dataset.num_nodes, layout.row_bytes, options.shard_bytes)),
+        shard_bytes=shard_bytes,
+        shards=tuple(plan_shards(dataset.num_nodes, layout.row_bytes, shard_bytes)),
         weights_sha256=weights_sha256(model.state_dict()),
         own=own,
         edges_at_once=at_once,
@@ -319,6 +331,15 @@ def _try_out(
         )
         notes.append(f"a graph of {largest:,} nodes: the model was tried out {how}")
     return _TriedOut(capture, parity, own, batch, notes)
+
+
+def _shard_bytes(options: CacheOptions, dataset: GraphDataset, layout: Layout) -> int:
+    """Return how large shards are: as asked for, else so that there are not too many."""
+    if options.shard_bytes is not None:
+        return options.shard_bytes
+    total = int(dataset.num_nodes.sum()) * layout.row_bytes
+    least = -(-total // (MOST_SHARDS - 1))  # the last shard may be any size
+    return max(SHARD_BYTES, -(-least // 2**20) * 2**20)
 
 
 def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list[tuple[int, int]]:

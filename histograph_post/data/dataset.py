@@ -19,8 +19,12 @@ from ..utils import LEVELS, Level
 from ..utils.machine import NODE_BUDGET
 from ..utils.specifications import IN_MEMORY
 from .checks import add_features, check_links, detect_level, prepare_graphs, refuse_hetero
+from .columns import SelectedRows, is_row_numbers
+from .indexed_rows import stream_graphs
 from .labels import align_labels, count_nodes, gather_labels, label_rows, take_masks
 from .links import LinkOptions, split_links
+from .reading import Reading
+from .streaming import StreamedGraphs
 from .subgraphs import surroundings
 
 #: The name of the target where links are predicted.
@@ -33,7 +37,7 @@ class SourceTable:
 
     header: tuple[str, ...]
     #: The cells of each column, from the first row below the header.
-    columns: tuple[tuple[str, ...], ...]
+    columns: tuple[Sequence[str], ...]
     #: Why a row gave no graph, by its number.
     problems: Mapping[int, str]
 
@@ -48,9 +52,10 @@ class GraphDataset:
 
     #: The specification it was loaded from, such as ``tu:PROTEINS``.
     spec: str
-    graphs: list[Data]
+    #: A list, or graphs that stay on disk and are made when they are asked for.
+    graphs: Sequence[Data]
     #: One unique name per graph, in the order of ``graphs``.
-    ids: list[str]
+    ids: Sequence[str]
     #: What carries a label: ``graph``, ``node`` or ``link``.
     level: Level
     #: One name per column of :meth:`labels`.
@@ -59,9 +64,9 @@ class GraphDataset:
     official: Splits | None = None
     #: Source row of each graph (a line of a csv file); ``None`` stands for 0, 1, 2, ...
     rows: np.ndarray | None = None
-    smiles: list[str] | None = None
+    smiles: Sequence[str] | None = None
     #: What the graphs are called where they come from; two may have one name.
-    names: list[str] | None = None
+    names: Sequence[str] | None = None
     #: The csv file the graphs are from, which predictions go beside.
     table: SourceTable | None = None
     #: What was skipped, added or converted, one line each, for the user.
@@ -81,7 +86,7 @@ class GraphDataset:
                     "expected one per graph"
                 )
         seen: set[str] = set()
-        for name in self.ids:
+        for name in self.ids if not is_row_numbers(self.ids) else ():
             if name in seen:
                 raise DataError(f"{self.spec}: id {name!r} belongs to more than one graph")
             seen.add(name)
@@ -116,7 +121,16 @@ class GraphDataset:
     @cached_property
     def num_nodes(self) -> np.ndarray:
         """Nodes of each graph, int64 ``[num_graphs]``."""
+        if isinstance(self.graphs, StreamedGraphs):
+            return self.graphs.num_nodes
         return np.array([count_nodes(graph) for graph in self.graphs], dtype=np.int64)
+
+    @cached_property
+    def num_edges(self) -> np.ndarray:
+        """Edges of each graph, int64 ``[num_graphs]``."""
+        if isinstance(self.graphs, StreamedGraphs):
+            return self.graphs.num_edges
+        return np.array([int(graph.num_edges) for graph in self.graphs], dtype=np.int64)
 
     @cached_property
     def label_ptr(self) -> np.ndarray:
@@ -132,22 +146,33 @@ class GraphDataset:
         A row is a graph, a node (graphs concatenated) or a labelled pair, depending on
         ``level``. Unlabelled data has ``[rows, 0]``.
         """
+        if isinstance(self.graphs, StreamedGraphs) and self.level == "graph":
+            return self.graphs.labels()
         return gather_labels(self.graphs, self.ids, self.level, spec=self.spec)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the ids and every attribute of every graph.
 
-        Equal fingerprints mean that a model sees the same tensors, wherever they came from.
+        Equal fingerprints mean that a model sees the same tensors, wherever they came from; those
+        of graphs that stay on disk are taken by blocks, and are others than of the same in memory.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256()
-            for graph, name in zip(self.graphs, self.ids, strict=True):
-                attributes = sorted(graph.to_dict().items())
-                digest.update(_text(f"graph {len(attributes)} {name}"))
-                for key, value in attributes:
-                    _hash_value(digest, key, value)
+            if isinstance(self.graphs, StreamedGraphs):
+                self.graphs.update_digest(digest)
+                for name in self.ids:
+                    digest.update(_text(name))
+            else:
+                self._hash_graphs(digest)
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+    def _hash_graphs(self, digest: Any) -> None:
+        for graph, name in zip(self.graphs, self.ids, strict=True):
+            attributes = sorted(graph.to_dict().items())
+            digest.update(_text(f"graph {len(attributes)} {name}"))
+            for key, value in attributes:
+                _hash_value(digest, key, value)
 
 
 def from_graphs(
@@ -164,6 +189,8 @@ def from_graphs(
     max_degree: int | None = None,
     links: LinkOptions | None = None,
     notes: Sequence[str] = (),
+    stream: bool | None = None,
+    reading: Reading | None = None,
 ) -> GraphDataset:
     """Check graphs from anywhere (a list, a PyG data set, one ``Data``) and collect them.
 
@@ -173,9 +200,18 @@ def from_graphs(
     Graphs with a ``smiles`` are molecules, a ``name`` that no two share is their id.
     ``features`` (see :func:`.checks.add_features`) fills in ``x`` for graphs that have none. A
     graph without nodes is refused. ``level="link"`` on graphs that name no pairs holds out some of
-    their own edges, in the way of ``links`` (see :mod:`.links`).
+    their own edges, in the way of ``links`` (see :mod:`.links`). Many graphs that can be indexed or
+    iterated over stay on disk, in the way of ``reading`` (see :mod:`.indexed_rows`); ``stream``
+    decides that whatever their number.
     """
-    collected = _collect(graphs, spec)
+    collected = _collect(graphs, spec, stream, level, reading)
+    if isinstance(collected, StreamedGraphs):
+        if (features, max_degree, links) != ("auto", None, None):
+            raise DataError(
+                f"{spec}: the graphs have features of their own and stay on disk; expected no "
+                "features=, max_degree= or link_...="
+            )
+        return _on_disk(collected, spec, ids, target_names, official, rows, smiles, notes)
     smiles = _texts(collected, "smiles") if smiles is None else smiles
     called = _texts(collected, "name")
     if ids is None and called is not None and len(set(called)) == len(called):
@@ -242,17 +278,47 @@ def as_links(dataset: GraphDataset, links: LinkOptions | None = None) -> GraphDa
     )
 
 
-def _collect(graphs: Iterable[Data], spec: str) -> list[Data]:
+def _collect(
+    graphs: Iterable[Data],
+    spec: str,
+    stream: bool | None,
+    level: Level | None,
+    reading: Reading | None,
+) -> StreamedGraphs | list[Data]:
     refuse_hetero(graphs, spec)
     if isinstance(graphs, Batch):
-        collected = graphs.to_data_list()
+        collected: StreamedGraphs | list[Data] = graphs.to_data_list()
     elif isinstance(graphs, Data):
         collected = [graphs]
     else:
-        collected = list(graphs)
+        collected = stream_graphs(graphs, spec=spec, stream=stream, level=level, reading=reading)
     if not collected:
         raise DataError(f"{spec}: no graphs, expected at least one")
     return collected
+
+
+def _on_disk(
+    graphs: StreamedGraphs,
+    spec: str,
+    ids: Sequence[str] | None,
+    target_names: Sequence[str] | None,
+    official: Splits | None,
+    rows: np.ndarray | None,
+    smiles: Sequence[str] | None,
+    notes: Sequence[str],
+) -> GraphDataset:
+    """Collect graphs that stay on disk, which were checked as they were read."""
+    return GraphDataset(
+        spec=spec,
+        graphs=graphs,
+        ids=SelectedRows(graphs.rows) if ids is None else ids,
+        level="graph",
+        target_names=_target_names(target_names, graphs.labels().shape[1], spec),
+        official=official,
+        rows=rows,
+        smiles=smiles,
+        notes=[*notes, *(f"{note} in {count} graphs" for note, count in graphs.notes.items())],
+    )
 
 
 def _texts(graphs: Sequence[Data], name: str) -> list[str] | None:

@@ -29,19 +29,24 @@ from ..errors import DataError, HistographError, NotFoundError
 from ..utils.specifications import home_of, imported_place, is_defined_in
 from .checks import refuse_hetero
 from .dataset import GraphDataset, from_graphs
+from .indexed_rows import stream_graphs
+from .reading import STREAM_ARGS, Reading, is_streamed
 from .spec import FEATURE_ARGS, LEVEL_ARGS, check_names, feature_options, level_options
 
 #: Arguments that this package uses itself, unless the function has a parameter of that name.
-_OURS = (*LEVEL_ARGS, *FEATURE_ARGS)
+_OURS = (*LEVEL_ARGS, *FEATURE_ARGS, *STREAM_ARGS)
 
 
-def load_function(target: str, root: Path | None, args: Mapping[str, Any]) -> GraphDataset:
+def load_function(
+    target: str, root: Path | None, args: Mapping[str, Any], reading: Reading | None = None
+) -> GraphDataset:
     """Call the function that ``target`` names and collect the graphs it returns.
 
     It is called with those of ``root`` (a :class:`~pathlib.Path`) and the data arguments that its
     parameters name. It returns graphs (a list, a PyG data set), a :class:`GraphDataset`, or one
     ``Data``, which is then a node-level set. A PyG data set class works as well. A function that
-    the file or package only imported from elsewhere is not called.
+    the file or package only imported from elsewhere is not called. Many graphs stay on disk (see
+    :mod:`.indexed_rows`), ``stream=true`` or ``stream=false`` decide it.
     """
     place, _, name = target.rpartition(":")
     try:
@@ -51,7 +56,11 @@ def load_function(target: str, root: Path | None, args: Mapping[str, Any]) -> Gr
             result = function(**given)
             refuse_hetero(result, target)
             if not isinstance(result, GraphDataset | Data):
-                result = list(result)
+                streamed = None if "stream" not in ours else is_streamed(0, ours, spec=target)
+                wanted = level_options(ours, spec=target)["level"]
+                result = stream_graphs(
+                    result, spec=target, stream=streamed, level=wanted, reading=reading
+                )
     except HistographError:
         raise
     except Exception as error:

@@ -19,14 +19,14 @@ import torch
 from torch_geometric.data import Data
 
 from ..errors import DataError, NotFoundError
+from .columns import ColumnBuilder, SelectedRows
 from .dataset import GraphDataset, SourceTable, as_links
-from .molecule_features import (
-    MOLECULE_ENCODINGS,
-    MoleculeEncoding,
-    import_rdkit,
-    molecule_encoding,
-)
+from .molecule_features import MOLECULE_ENCODINGS, MoleculeEncoding, molecule_encoding
+from .molecule_rows import UNREADABLE, SmilesRows, molecule_graphs
+from .reading import STREAM_ARGS, STREAM_ROWS, Reading, is_streamed
+from .row_blocks import Skipped
 from .spec import LEVEL_ARGS, as_choice, check_names, level_options
+from .streaming import StreamedGraphs, read_rows
 
 #: Names of columns that number or name the rows, compared in lower case and without punctuation.
 _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")
@@ -37,30 +37,38 @@ _NAME_COLUMNS = ("name", "compoundname", "compoundid", "moleculename", "drugname
 #: How many columns or names a message shows before it stops.
 _SHOWN = 5
 
-#: Why most rows that give no graph do not.
-_UNREADABLE = "RDKit cannot read the SMILES"
-
 #: How many skipped rows are listed: all of them, unless the file is no table of molecules.
 _LISTED = 200
+
+#: How the names of tables end that pyarrow reads.
+ARROW_FILES = (".parquet", ".arrow", ".feather")
 
 #: A column of whole numbers that only ever grow counts the rows, unless there are this few.
 _MIN_COUNTED_ROWS = 10
 
 
-def load_smiles(path: Path, args: Mapping[str, Any]) -> GraphDataset:
+def load_smiles(
+    path: Path, args: Mapping[str, Any], reading: Reading | None = None
+) -> GraphDataset:
     """Read a csv file with a column of SMILES and return a graph for each molecule in it.
 
     ``args``: ``smiles`` names the SMILES column (default: the one called that), ``targets`` the
     target columns (names or globs, separated by commas; empty for none; default: see
     :func:`choose_targets`), ``mol_features`` the encoding (``ogb``, ``pretrain`` or ``pyg``). A
     blank cell is a missing label. A row that cannot be turned into a graph is skipped and noted.
+    ``stream`` says whether graphs stay on disk (see :mod:`.streaming`); those of many rows do.
     """
     spec = f"smiles:{path}"
-    check_names(args, ("smiles", "targets", "mol_features", *LEVEL_ARGS), spec=spec)
+    check_names(args, ("smiles", "targets", "mol_features", *STREAM_ARGS, *LEVEL_ARGS), spec=spec)
     table = read_table(path)
     smiles_column = _smiles_column(table, args.get("smiles"))
     return read_molecules(
-        table, args, spec=spec, smiles_column=smiles_column, targets=_names(args.get("targets"))
+        table,
+        args,
+        spec=spec,
+        smiles_column=smiles_column,
+        targets=_names(args.get("targets")),
+        reading=reading,
     )
 
 
@@ -71,13 +79,21 @@ def read_molecules(
     spec: str,
     smiles_column: str,
     targets: str | Sequence[str] | None,
+    reading: Reading | None = None,
 ) -> GraphDataset:
     """Return a graph for each molecule of a table; see :func:`load_smiles`."""
     wanted = level_options(args, own="graph", spec=spec)
     features = as_choice(args, "mol_features", MOLECULE_ENCODINGS, default="ogb", spec=spec)
     labels, notes = choose_targets(table, smiles_column, targets)
     smiles = table.column(smiles_column)
-    graphs, rows, problems = encode(smiles, molecule_encoding(features))
+    encoding = molecule_encoding(features)
+    graphs: Sequence[Data]
+    streamed = wanted["level"] != "link" and is_streamed(table.num_rows, args, spec=spec)
+    if streamed:
+        graphs = kept = read_rows(SmilesRows(smiles, features), reading, spec=spec)
+        rows, problems = kept.rows, {row: skipped.problem for row, skipped in kept.skipped}
+    else:
+        graphs, rows, problems = encode(smiles, encoding)
     notes += _skipped(problems, smiles)
     if not graphs:
         raise DataError(f"{spec}: found no molecule RDKit can read in column {smiles_column!r}")
@@ -91,7 +107,7 @@ def read_molecules(
         level="graph",
         target_names=list(labels),
         rows=rows,
-        smiles=[smiles[row] for row in rows],
+        smiles=SelectedRows(rows, smiles) if streamed else [smiles[row] for row in rows],
         names=_called(table, rows),
         table=SourceTable(table.header, table.columns, problems),
         notes=notes,
@@ -106,6 +122,9 @@ def attach_labels(graphs: Sequence[Data], labels: np.ndarray) -> None:
     """
     whole = not np.isnan(labels).any() and bool((labels == np.round(labels)).all())
     values = torch.from_numpy(labels).to(torch.int64 if whole else torch.float32)
+    if isinstance(graphs, StreamedGraphs):
+        graphs.y = values
+        return
     for graph, row in zip(graphs, values, strict=True):
         graph.y = row.clone() if len(row) == 1 else row[None].clone()  # [1] or [1, num_targets]
 
@@ -183,46 +202,41 @@ def _smiles_column(table: CsvTable, wanted: object) -> str:
     return matching[0]
 
 
-def row_ids(table: CsvTable, rows: np.ndarray) -> list[str]:
+def row_ids(table: CsvTable, rows: np.ndarray) -> Sequence[str]:
     """Return the cells of a naming column where they are unique, else the row numbers."""
+    many = len(rows) >= STREAM_ROWS
     plain = {_plain(name): name for name in table.header}
     for name in _ID_COLUMNS:
         if name in plain:
             cells = table.column(plain[name])
             ids = [cells[row] for row in rows]
             if all(ids) and len(set(ids)) == len(ids):
-                return ids
-    return [str(row) for row in rows]
+                return SelectedRows(rows, cells) if many else ids
+    return SelectedRows(rows) if many else [str(row) for row in rows]
 
 
-def _called(table: CsvTable, rows: np.ndarray) -> list[str] | None:
+def _called(table: CsvTable, rows: np.ndarray) -> Sequence[str] | None:
     """Return the cells of the column of names, if the table has one."""
     plain = {_plain(name): name for name in reversed(table.header)}
     found = next((plain[name] for name in _NAME_COLUMNS if name in plain), None)
-    return None if found is None else [table.column(found)[row] for row in rows]
+    if found is None or len(rows) >= STREAM_ROWS:
+        return None if found is None else SelectedRows(rows, table.column(found))
+    return [table.column(found)[row] for row in rows]
 
 
 def encode(
     smiles: Sequence[str], encoding: MoleculeEncoding
 ) -> tuple[list[Data], np.ndarray, dict[int, str]]:
     """Return a graph per readable molecule, the row of each, and why other rows have none."""
-    chem, rd_base = import_rdkit()
     graphs: list[Data] = []
     rows: list[int] = []
     problems: dict[int, str] = {}
-    with rd_base.BlockLogs():
-        for row, text in enumerate(smiles):
-            molecule = chem.MolFromSmiles(text)
-            if molecule is None or not molecule.GetNumAtoms():
-                problems[row] = _UNREADABLE if text else "no SMILES"
-                continue
-            try:
-                graphs.append(encoding.graph(molecule))
-                rows.append(row)
-            except KeyError as error:
-                value = error.args[0]
-                what = f"atomic number {value}" if type(value) is int else f"{value}"
-                problems[row] = f"no {encoding.name} feature for {what}"
+    for row, made in enumerate(molecule_graphs(smiles, encoding)):
+        if isinstance(made, Skipped):
+            problems[row] = made.problem
+        else:
+            graphs.append(made)
+            rows.append(row)
     return graphs, np.array(rows, dtype=np.int64), problems
 
 
@@ -231,7 +245,7 @@ def _skipped(problems: Mapping[int, str], smiles: Sequence[str]) -> list[str]:
     unreadable, unknown = [], []
     for row, problem in problems.items():
         named = f"row {row} {_short(smiles[row])}"
-        if problem in (_UNREADABLE, "no SMILES"):
+        if problem in (UNREADABLE, "no SMILES"):
             unreadable.append(named)
         else:
             unknown.append(f"{named} ({problem})")
@@ -295,14 +309,14 @@ class CsvTable:
 
     path: Path
     header: tuple[str, ...]
-    columns: tuple[tuple[str, ...], ...]
+    columns: tuple[Sequence[str], ...]
 
     @property
     def num_rows(self) -> int:
         """How many rows there are below the header."""
         return len(self.columns[0])
 
-    def column(self, name: str) -> tuple[str, ...]:
+    def column(self, name: str) -> Sequence[str]:
         """Return the cells of the column with this name."""
         return self.columns[self.header.index(name)]
 
@@ -316,26 +330,36 @@ class CsvTable:
 
 
 def read_table(path: Path) -> CsvTable:
-    """Read a csv file (gzipped or not) with a header; cells lose the white space around them."""
+    """Read a csv file (gzipped or not) with a header; cells lose the white space around them.
+
+    A file of Parquet or Arrow is a table, too.
+    """
     if not path.is_file():
         raise NotFoundError(f"{path}: no such file")
+    if path.suffix in ARROW_FILES:
+        from .arrow_tables import read_arrow
+
+        return CsvTable(path, *read_arrow(path))
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         # utf-8-sig: spreadsheets put a byte order mark before the first column's name.
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             header = tuple(cell.strip() for cell in next(reader, ()))
-            rows = [
-                _checked(row, header, f"{path}: line {reader.line_num}") for row in reader if row
-            ]
+            columns = [ColumnBuilder() for _ in header]
+            for row in reader:
+                if row:
+                    where = f"{path}: line {reader.line_num}"
+                    for column, cell in zip(columns, _checked(row, header, where), strict=True):
+                        column.append(cell)
     except (csv.Error, gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable csv file ({error})") from None
-    if not rows:
+    if not columns or not len(columns[0]):
         raise DataError(f"{path}: found no rows, expected a header and at least one row")
     repeated = {name for name in header if header.count(name) > 1}
     if repeated:
         raise DataError(f"{path}: found column {min(repeated)!r} more than once")
-    return CsvTable(path, header, tuple(zip(*rows, strict=True)))
+    return CsvTable(path, header, tuple(column.column() for column in columns))
 
 
 def _checked(row: Sequence[str], header: Sequence[str], where: str) -> list[str]:

@@ -20,15 +20,20 @@ the data are imported when data are loaded: commands that only show a specificat
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from ..utils import LEVELS, Level
 from ..utils.specifications import GRAPH_FILES, Specification, is_built_in
+from .reading import Reading
 
 if TYPE_CHECKING:
     from .dataset import GraphDataset
@@ -56,6 +61,8 @@ class DataSpec(Specification):
     fingerprint: str = ""
     num_graphs: int = 0
     num_nodes: int = 0
+    #: How they are read; no file says that either.
+    reading: Reading | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, dataset: GraphDataset, args: Mapping[str, Any]) -> DataSpec:
@@ -71,7 +78,9 @@ class DataSpec(Specification):
     def load(self) -> GraphDataset:
         """Load the data; code that only a file names is refused."""
         followed = self.to_follow()
-        return load_data(followed.spec, root=followed.root, args=followed.args)
+        return load_data(
+            followed.spec, root=followed.root, args=followed.args, reading=self.reading
+        )
 
     @property
     def mol_features(self) -> str | None:
@@ -114,13 +123,18 @@ ROOT_VARIABLE = "HISTOGRAPH_DATA_ROOT"
 
 
 def load_data(
-    spec: str, *, root: str | Path | None = None, args: Mapping[str, Any] | None = None
+    spec: str,
+    *,
+    root: str | Path | None = None,
+    args: Mapping[str, Any] | None = None,
+    reading: Reading | None = None,
 ) -> GraphDataset:
     """Load the data that ``spec`` names.
 
     ``root`` holds offline copies of the benchmark sets and is only read; relative files are also
     looked for there; by default what the environment variable ``HISTOGRAPH_DATA_ROOT`` says.
-    ``args`` depend on the kind of data; an unknown one is refused.
+    ``args`` depend on the kind of data; an unknown one is refused. ``reading`` says how many rows
+    are read, whose graphs stay on disk (see :mod:`.streaming`).
     """
     args = args or {}
     root = root or os.environ.get(ROOT_VARIABLE) or None
@@ -147,7 +161,7 @@ def load_data(
     if colon and kind == "smiles":
         from .molecules import load_smiles
 
-        dataset = load_smiles(_locate(name, root), args)
+        dataset = load_smiles(_locate(name, root), args, reading)
         dataset.spec = spec  # as the user named it, wherever the file was found
         return dataset
     if colon and kind == "demo":
@@ -163,7 +177,7 @@ def load_data(
     if kind and name and "/" not in name and not is_built_in("data", spec):
         from .files import load_function
 
-        return load_function(spec, root, args)
+        return load_function(spec, root, args, reading)
     raise DataError(f"{spec}: not a data specification, expected one of {FORMS}{_hint(spec)}")
 
 
@@ -187,11 +201,32 @@ def _hint(spec: str) -> str:
 
 
 def _locate(name: str, root: Path | None) -> Path:
-    """Return a file as given, or under the root when it is only there."""
+    """Return a file as given, or under the root when it is only there; a URL is downloaded."""
+    if "://" in name:
+        return _downloaded(name)
     path = Path(name).expanduser()
     if not path.exists() and root is not None and (root / path).exists():
         return root / path
     return path
+
+
+@functools.cache
+def _downloaded(url: str) -> Path:
+    """Return a copy of a file at any URL that fsspec reads, which goes with the process."""
+    import fsspec
+
+    folder = Path(tempfile.mkdtemp(prefix="histograph-url-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = folder / url.rpartition("/")[2]
+    try:
+        with fsspec.open(url, "rb") as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+    except ImportError as error:
+        raise DataError(f"{url}: {error}; pip install 'histograph-post[remote]'") from None
+    except Exception as error:  # of whatever kind the protocol has
+        reason = str(error).strip().split("\n")[0]
+        raise DataError(f"{url}: not read ({type(error).__name__}: {reason})") from error
+    return target
 
 
 # --- arguments

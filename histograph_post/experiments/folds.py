@@ -37,7 +37,8 @@ class _CacheRows:
         self.official: Splits | None = self.cache.splits
         self.notes: list[str] = []
         molecules = self.cache.molecules()
-        self.smiles = None if molecules is None else [smiles for smiles, _ in molecules]
+        found = None if molecules is None else [smiles for smiles, _ in molecules]
+        self.smiles: Sequence[str] | None = found
         self.label_ptr = self.cache.label_ptr
         self.labels = self.cache.labels
 

@@ -198,7 +198,7 @@ def _embedded(
         ids=ids,
         vectors=vectors,
         rows=numbers if dataset.rows is None else dataset.rows[numbers],
-        smiles=None if smiles is None else [smiles[number] for number in numbers],
+        smiles=None if smiles is None else [smiles[number] for number in numbers.tolist()],
         notes=notes,
     )
 

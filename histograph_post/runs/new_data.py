@@ -10,6 +10,7 @@ from typing import Any
 from torch_geometric.data import Data
 
 from ..data import DataSpec, GraphDataset, from_graphs
+from ..data.reading import Reading
 from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..errors import DataError
 from ..utils import Level
@@ -25,6 +26,7 @@ def data_for(
     data: str | Path | GraphDataset | Iterable[Data],
     data_root: str | Path | None,
     data_args: Mapping[str, Any] | None,
+    reading: Reading | None = None,
 ) -> tuple[GraphDataset, list[str]]:
     """Return data that a run is used on, and what was taken over from those it was trained on.
 
@@ -33,15 +35,16 @@ def data_for(
         data: A specification, or graphs.
         data_root: Offline copies of benchmark data.
         data_args: Arguments of the data.
+        reading: How many rows are read.
     """
     if isinstance(data, GraphDataset):
         return data, []
     if not isinstance(data, (str, Path)):
-        return from_graphs(data), []
+        return from_graphs(data, reading=reading), []
     trained_on, given = run.backbone.data, data_args or {}
     taken = _taken_args(trained_on, str(data), given)
     root = None if data_root is None else Path(data_root)
-    named = DataSpec(str(data), {**taken, **given}, root)
+    named = DataSpec(str(data), {**taken, **given}, root, reading=reading)
     dataset = named.for_prediction(trained_on, run.stored_head["target_names"]).load()
     shown = ", ".join(f"{name}={value}" for name, value in taken.items())
     return dataset, [f"data arguments of the run: {shown}"] if taken else []

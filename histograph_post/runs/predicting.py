@@ -13,22 +13,27 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
+from .. import __version__
 from ..capture import Capture, check_parity
 from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
 from ..data import GraphDataset, from_graphs
 from ..data.batching import budget_batches, make_batch, to_device
 from ..data.dataset import probe_graphs
+from ..data.reading import Reading, remove_rows, rows_beside
+from ..data.streaming import StreamedGraphs
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
 from ..heads.registry import own_code
+from ..models.checkpoints import weights_sha256
 from ..models.model_call import given_to
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
 from ..utils.machine import NODE_BUDGET, resolve_device
 from ..utils.notebooks import notebook_bar
 from ..utils.outputs import output_file
+from .kept_outputs import KeptOutputs
 from .new_data import at_level, data_for
-from .predictions import Predictions, member_spread, row_names
+from .predictions import Predictions, member_spread, row_names, spread_columns
 from .run import Run
 from .saved_head import SavedHead
 
@@ -92,7 +97,9 @@ def predict(
     device: str = "auto",
     overwrite: bool = False,
     config: Mapping[str, Any] | None = None,
+    workers: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    on_reading: Callable[[int, int], None] | None = None,
 ) -> Predictions:
     """Predict new graphs with the mean of a run's heads, in one pass; labels are optional.
 
@@ -112,7 +119,9 @@ def predict(
         device: Where to run.
         overwrite: Replace an existing file.
         config: The options this came from, saved beside the file.
+        workers: Processes that read rows, where there are many; by default one per core.
         on_progress: Called with the nodes done and the nodes in all.
+        on_reading: Called with the rows that are read and the rows in all, where there are many.
     """
     with ExitStack() as stack:
         write = None
@@ -122,7 +131,10 @@ def predict(
         opened = Run.of(run).with_head(head)
         if not isinstance(model, nn.Module):
             model = opened.backbone.model.to_follow(model).spec  # refuses before data are loaded
-        data, notes = data_for(opened, data, data_root, data_args)
+        # Many graphs, and what was predicted of them, stay beside the file until it is written.
+        kept = None if out is None else rows_beside(out)
+        reading = Reading(kept, workers, on_progress=on_reading)
+        data, notes = data_for(opened, data, data_root, data_args, reading)
         predictor = load(
             opened,
             model=model,
@@ -133,11 +145,15 @@ def predict(
             device=device,
         )
         update = stack.enter_context(notebook_bar("predicting", watched=on_progress is not None))
-        found = predictor.predict(data, node_budget=node_budget, on_progress=on_progress or update)
+        found = predictor.predict(
+            data, node_budget=node_budget, on_progress=on_progress or update, kept=kept
+        )
         found = replace(found, notes=[*notes, *found.notes])
         if write is not None:
             write(found.to_csv().encode())
-        return found
+    if kept is not None:
+        remove_rows(kept)
+    return found
 
 
 class Predictor(nn.Module):
@@ -203,6 +219,7 @@ class Predictor(nn.Module):
         *,
         node_budget: int = NODE_BUDGET,
         on_progress: Callable[[int, int], None] | None = None,
+        kept: Path | None = None,
     ) -> Predictions:
         """Predict every graph of a data set in one pass, and score where there are labels.
 
@@ -210,12 +227,16 @@ class Predictor(nn.Module):
             data: A data set, a PyG data set or a list of graphs; labels are optional.
             node_budget: A batch takes whole graphs up to this many nodes.
             on_progress: Called with the nodes done and the nodes in all.
+            kept: Folder that keeps what is predicted of many graphs, for a run that was killed.
         """
         given = data if isinstance(data, GraphDataset) else from_graphs(data)
         dataset = at_level(given, self.task.level)
         node_budget, notes = self.prepare(dataset, node_budget)
         # [rows, out_dim] and [rows, columns]
-        outputs, spread = self._outputs(dataset, node_budget, on_progress)
+        if kept is not None and isinstance(dataset.graphs, StreamedGraphs):
+            outputs, spread = self._kept_outputs(dataset, node_budget, on_progress, kept)
+        else:
+            outputs, spread = self._outputs(dataset, node_budget, on_progress)
         pairs = None
         if self.task.level == "link":
             pairs = torch.cat([graph.edge_label_index for graph in dataset.graphs], 1)  # [2, rows]
@@ -257,11 +278,17 @@ class Predictor(nn.Module):
         dataset: GraphDataset,
         node_budget: int,
         on_progress: Callable[[int, int], None] | None,
+        first: int = 0,
     ) -> Iterator[Batch]:
-        """Yield the graphs in batches, on the device, while layers are recorded."""
-        done, total = 0, int(dataset.num_nodes.sum())
+        """Yield the graphs in batches, on the device, while layers are recorded.
+
+        Batches before the graph ``first``, with which one of them begins, are left out.
+        """
+        done, total = int(dataset.num_nodes[:first].sum()), int(dataset.num_nodes.sum())
         with edges_in_blocks(self.backbone, self._edges_at_once(dataset)), self.capture:
             for members in budget_batches(dataset.num_nodes, node_budget):
+                if members.start < first:
+                    continue
                 graphs = dataset.graphs[members.start : members.stop]
                 batch = to_device(make_batch(graphs), self.device)
                 yield batch
@@ -288,9 +315,35 @@ class Predictor(nn.Module):
                 spreads.append(spread)
         return np.concatenate(found), np.concatenate(spreads) if spreads else None
 
+    @torch.inference_mode()
+    def _kept_outputs(
+        self,
+        dataset: GraphDataset,
+        node_budget: int,
+        on_progress: Callable[[int, int], None] | None,
+        folder: Path,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the same, written to a file batch by batch; what is there is not repeated."""
+        spreads = len(spread_columns(self.task, self.target_names))
+        kept = KeptOutputs(
+            folder,
+            f"{__version__} {dataset.fingerprint()} {weights_sha256(self.state_dict())} "
+            f"{self.heads.temperature} {node_budget} {self.device.type}",
+            out_dim=self.task.out_dim,
+            spread_dim=spreads if len(self.heads.members) > 1 else 0,
+        )
+        stops = [members.stop for members in budget_batches(dataset.num_nodes, node_budget)]
+        first = max((stop for stop in stops if stop <= len(kept)), default=0)
+        kept.cut(first)  # a batch is there as a whole, or not at all
+        for batch in self.batches(dataset, node_budget, on_progress, first):
+            with own_code(self._readout):
+                each = self.each(batch).cpu()  # [heads, rows, out_dim]
+            kept.append(each.mean(dim=0).numpy(), member_spread(self.task, each.numpy()))
+        return kept.read()
+
     def _edges_at_once(self, dataset: GraphDataset) -> int | None:
         """Return how many edges the backbone is to take at a time; None for all of them."""
-        edges = max(int(graph.num_edges) for graph in dataset.graphs)
+        edges = int(dataset.num_edges.max())
         if edges <= MOST_EDGES:
             return None
         probe = to_device(make_batch(probe_graphs(dataset, whole=False)), self.device)

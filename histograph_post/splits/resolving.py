@@ -33,7 +33,7 @@ class Splittable(Protocol):
     official: Splits | None
     #: Source row of each graph; None for 0, 1, 2, ...
     rows: np.ndarray | None
-    smiles: list[str] | None
+    smiles: Sequence[str] | None
     #: What the user should know is added here.
     notes: list[str]
 

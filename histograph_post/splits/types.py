@@ -5,8 +5,9 @@ A row is what the task predicts: a graph, a node (graphs concatenated) or a link
 
 from __future__ import annotations
 
+import base64
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,9 @@ from ..utils.files import write_json
 
 #: The parts of a fold, in the order every table shows them.
 PARTS = ("train", "valid", "test")
+
+#: Splits that name more rows than this in all have them packed in a file.
+PACKED_ROWS = 1_000_000
 
 #: Row numbers of training, validation and test.
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -103,9 +107,12 @@ class Splits:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the splits as plain values."""
+        """Return the splits as plain values: lists of rows, or two bits a row of many."""
+        packed = self._is_packed()
         folds = [
-            {part: rows.tolist() for part, rows in zip(PARTS, fold.parts, strict=True)}
+            {"packed": _packed(fold, self.total)}
+            if packed
+            else {part: rows.tolist() for part, rows in zip(PARTS, fold.parts, strict=True)}
             for fold in self.folds
         ]
         return {
@@ -119,9 +126,27 @@ class Splits:
     @classmethod
     def from_json(cls, value: Any, *, where: str = "splits") -> Splits:
         """Rebuild splits from :meth:`to_json`, checking everything on the way."""
-        splits = decode(cls, value, where, error=SplitError)
+        folds = value.get("folds") if isinstance(value, dict) else None
+        if isinstance(folds, list) and any(isinstance(f, dict) and "packed" in f for f in folds):
+            splits = decode(cls, {**value, "folds": []}, where, error=SplitError)
+            splits = replace(
+                splits,
+                folds=tuple(
+                    _unpacked(decode(_PackedFold, fold, where, error=SplitError), splits, where)
+                    for fold in folds
+                ),
+            )
+        else:
+            splits = decode(cls, value, where, error=SplitError)
         splits.validate(where=where)
         return splits
+
+    def _is_packed(self) -> bool:
+        """Whether lists of rows would be long; only rows in rising order can be packed."""
+        parts = [part for fold in self.folds for part in fold.parts]
+        return sum(map(len, parts)) > PACKED_ROWS and all(
+            bool((part[1:] > part[:-1]).all()) for part in parts
+        )
 
     def save(self, path: Path) -> None:
         """Write the splits as JSON; the same splits always give the same bytes."""
@@ -136,10 +161,42 @@ class Splits:
         return cls.from_json(value, where=str(path))
 
 
+# --- many rows, at two bits each: 0 in no part, else one more than the place of the part in PARTS
+
+
+@dataclass(frozen=True)
+class _PackedFold:
+    packed: str
+
+
+def _packed(fold: Split, total: int) -> str:
+    codes = np.zeros(-(-total // 4) * 4, dtype=np.uint8)  # [total], and up to a whole byte
+    for code, rows in enumerate(fold.parts, start=1):
+        codes[rows] = code
+    four = codes.reshape(-1, 4)  # the first row in the lowest bits
+    return base64.b64encode((four << np.arange(0, 8, 2, dtype=np.uint8)).sum(1, np.uint8)).decode()
+
+
+def _unpacked(fold: _PackedFold, splits: Splits, where: str) -> Split:
+    try:
+        four = np.frombuffer(base64.b64decode(fold.packed, validate=True), np.uint8)
+    except ValueError as error:
+        raise SplitError(f"{where}: found packed rows that are no base64 ({error})") from None
+    if len(four) != -(-splits.total // 4):
+        raise SplitError(
+            f"{where}: found {len(four)} bytes of packed rows, expected {-(-splits.total // 4)}"
+        )
+    codes = ((four[:, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3).reshape(-1)[: splits.total]
+    return Split(*(np.flatnonzero(codes == code) for code in range(1, len(PARTS) + 1)))
+
+
 def _indices(values: Any, part: str) -> np.ndarray:
     """Return a read-only int64 copy of a list of row numbers."""
     # From a list, numpy would quietly turn True into 1 and 2**63 into a float.
-    found = np.asarray(values) if len(values) else np.empty(0, dtype=np.int64)
+    try:
+        found = np.asarray(values) if len(values) else np.empty(0, dtype=np.int64)
+    except (ValueError, OverflowError):  # lists of several lengths, numbers of many digits
+        found = np.empty(0, dtype=object)
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise SplitError(f"{part}: found values of type {found.dtype}, expected a list of integers")
     if isinstance(values, list) and any(type(value) is bool for value in values):

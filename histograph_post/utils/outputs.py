@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -41,6 +42,9 @@ LOCK_SUFFIX = ".writing"
 
 #: Inside an output that has just taken the place of another: that other one.
 _REPLACED = ".histograph-replaced"
+
+#: How often a lock that is to be shared is asked for.
+_PATIENCE = 20
 
 #: What a lock says of its holder, at most.
 _LONGEST_HOLDER = 1000
@@ -87,6 +91,12 @@ class OutputLock:
         if holder is None:
             raise OutputExistsError(f"{self._path}: found a file, expected none: it is the lock's")
         try:
+            # Whoever shares it is alone with it for a moment as it leaves.
+            for _ in range(_PATIENCE if self._shared else 0):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, kind | fcntl.LOCK_NB)
+                    break
+                time.sleep(0.01)
             fcntl.flock(file, kind if self._wait else kind | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputInUseError(
@@ -99,8 +109,9 @@ class OutputLock:
             os.close(file)
             return
         self._file = file
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(_this_process()).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk is for the output itself to report
+            os.ftruncate(file, 0)
+            os.pwrite(file, json.dumps(_this_process()).encode(), 0)
 
     def alone(self) -> None:
         """Wait until nobody else shares it."""
@@ -112,9 +123,11 @@ class OutputLock:
     def __exit__(self, *error: object) -> None:
         if self._file is None:
             return
-        # The last of those that share it removes the file: whoever is alone, or comes alone next.
-        if not self._shared and _is_at(self._file, self._path):
-            self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others share it, and the last of them removes the file
+            if self._shared:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(self._file, self._path):
+                self._path.unlink(missing_ok=True)
         os.close(self._file)
         self._file = None
 
@@ -188,9 +201,9 @@ def output_file(
         if text is not None and not os.path.exists(beside):
             write_text(beside, text)
 
-    refuse()
+    require_free(path, overwrite=True)  # a place for files
     with OutputLock(path):
-        refuse()  # another one may just have been done with it
+        refuse()
         remove_leftovers(path.parent, alone=True, of=(path.name, beside.name))
         yield write
 

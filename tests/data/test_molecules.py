@@ -288,7 +288,10 @@ def test_the_smiles_column_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"feature": "ogb"}, "unknown data argument 'feature'.*mol_features, smiles, targets"),
+        (
+            {"feature": "ogb"},
+            "unknown data argument 'feature'.*mol_features, smiles, stream, targets",
+        ),
         ({"mol_features": "morgan"}, "mol_features=morgan, expected one of ogb, pretrain"),
     ],
 )
