@@ -23,6 +23,7 @@ import typer
 from histograph_post import __version__
 from histograph_post.errors import ConfigError, HistographError
 from histograph_post.runs.run import EVENTS_NAME
+from histograph_post.utils.files import refuse_url
 from histograph_post.utils.machine import keep_memory
 
 from .configuration import load_config, resolved_options
@@ -89,6 +90,9 @@ def register(
             if tensorboard:
                 events = EventFiles(own["out"])
                 stack.callback(events.close)
+            for value in own.values():
+                if isinstance(value, Path):
+                    refuse_url(value)
             options = resolved_options(ctx)
             terminal = Terminal(
                 options=options, json=json, quiet=quiet, verbose=verbose, events=events
