@@ -83,7 +83,7 @@ def register(
         with _failures_in_one_line(debug=debug), contextlib.ExitStack() as stack:
             if not shares_work:
                 _refuse_other_processes(function.__name__.replace("_", "-"))
-            is_default = "out" in own and own["out"] is None
+            is_default = command_name in DEFAULT_OUTPUTS and own["out"] is None
             if is_default:
                 own["out"] = ctx.params["out"] = default_output(command_name, own)
             events = None

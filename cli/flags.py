@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from histograph_post.utils.ranges import MOST_SEEDS
+
 from . import options as opt
 from .command import OptionGroup
 
@@ -71,8 +73,11 @@ class HeadFlags(OptionGroup):
     attention_heads: Annotated[
         int | None, typer.Option(min=1, help="Attention heads, for readouts that have attention.")
     ] = None
-    #: The earlier name, which stands for a list of readouts elsewhere.
-    heads: Annotated[int | None, typer.Option("--heads", min=1, hidden=True)] = None
+    #: Stands for a list of readouts elsewhere.
+    heads: Annotated[
+        int | None,
+        typer.Option("--heads", min=1, hidden=True, help="The earlier name of --attention-heads."),
+    ] = None
     head_args: opt.HeadArgsOption = field(default_factory=list)
 
     def options(self) -> dict[str, Any]:
@@ -101,8 +106,9 @@ class ExperimentFlags(OptionGroup):
             help="Replace the cache's own split: a splits file, random, stratified, kfold:K, ...",
         ),
     ] = None
-    #: The earlier name.
-    splits: Annotated[str | None, typer.Option("--splits", hidden=True)] = None
+    splits: Annotated[
+        str | None, typer.Option("--splits", hidden=True, help="The earlier name of --split.")
+    ] = None
     split_seed: opt.SplitSeedOption = 0
     seeds: opt.SeedsOption = "0-2"
     standardize: Annotated[
@@ -169,10 +175,13 @@ def parse_seeds(text: str) -> list[int]:
     """Return the seeds that `0-4` or `0,3,7` stand for."""
     seeds: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
+        if found is None:
             raise typer.BadParameter(f"--seeds {text}: expected numbers such as 0-4 or 0,3,7")
-        seeds += range(int(first), int(last or first) + 1)
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last - first >= MOST_SEEDS:
+            raise typer.BadParameter(f"--seeds {text}: expected at most {MOST_SEEDS} of them")
+        seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 
 

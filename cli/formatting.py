@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-
-def printable(text: str) -> str:
-    """Return text from anywhere without the characters that steer a terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", text)
+from histograph_post.utils.text import printable as printable
 
 
 def size(num_bytes: float) -> str:

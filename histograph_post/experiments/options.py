@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..runs.fits import Fit
 from ..training.options import TrainingOptions
 from ..utils.notebooks import notebook_bar
+from ..utils.ranges import MOST_SEEDS, require_number
 
 if TYPE_CHECKING:
     from .stage import Stage
@@ -89,6 +90,10 @@ class ExperimentOptions:
     def __post_init__(self) -> None:
         if self.seeds is not None and not len(self.seeds):
             raise ConfigError("seeds: found none, expected at least one")
+        if self.seeds is not None:
+            require_number("seeds", len(self.seeds), low=1, high=MOST_SEEDS, whole=True)
+            for seed in self.seeds:
+                require_number("seeds", seed, low=0, high=2**63 - 1, whole=True)
 
     def training_options(self, lr: float = TrainingOptions.lr) -> TrainingOptions:
         """Return how to train; ``lr`` is used unless a learning rate was asked for."""

@@ -8,6 +8,7 @@ or where it is asked for: as ``file.py:Class``, ``package.module:Class`` or the 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import traceback
@@ -23,6 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError, HistographError
 from ..utils import LEVELS
+from ..utils.machine import machine_memory
+from ..utils.ranges import require_sane
 from ..utils.specifications import imported_place
 
 if TYPE_CHECKING:
@@ -37,6 +40,9 @@ ENTRY_POINTS = "histograph_post.heads"
 
 #: Arguments of every head's constructor that :func:`build_head` passes itself.
 _FIXED = ("in_dims", "out_dim", "level")
+
+#: A number from which on a head may be too large for the machine.
+_LARGE = 4096
 
 
 @dataclass(frozen=True)
@@ -462,8 +468,28 @@ def build_head(
     readout = info.load()
     for option, value in (options | words).items():
         _check_option(name, inspect.signature(readout).parameters[option], value)
+        require_sane(option, value)
+    build = functools.partial(
+        readout, in_dims, out_dim, level=level, **info.preset, **options | words
+    )
     with own_code(readout):
-        return readout(in_dims, out_dim, level=level, **info.preset, **options | words)
+        if any(isinstance(value, int) and value > _LARGE for value in options.values()):
+            _require_memory(name, build)
+        return build()
+
+
+def _require_memory(name: str, build: Callable[[], nn.Module]) -> None:
+    """Refuse a head that could not be trained on this machine, without allocating it."""
+    import torch
+
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in build().parameters())
+    needed, there = 16 * count, machine_memory()  # weights, gradients, and two moments of Adam
+    if needed > there:
+        raise ConfigError(
+            f"head {name!r}: found options that take {needed / 1e9:,.0f} GB to train, expected at "
+            f"most the {there / 1e9:,.0f} GB of this machine; a smaller dim"
+        )
 
 
 #: What an annotation says, the values that fit it, and how an error calls them.

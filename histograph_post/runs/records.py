@@ -1,4 +1,6 @@
-"""The shape of ``results.json``: checked as it is read, so that nobody who shows it has to.
+"""The shapes of ``results.json``, ``run.json`` and ``head.json``: checked as they are read.
+
+Whoever shows or follows what they say need not check anything then.
 
 Only what is read is declared; other entries, and those of earlier versions, are left as they are.
 """
@@ -6,11 +8,21 @@ Only what is read is declared; other entries, and those of earlier versions, are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError
 from ..utils.decoding import Count, decode
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is predicted."""
+
+    kind: str
+    level: str
+    num_targets: Count
+    classes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,8 @@ class _Difference:
     count: Count = 0
     baseline: str | None = None
     over: str | None = None
+    #: The same over single rows.
+    rows: _Difference | None = None
 
 
 @dataclass(frozen=True)
@@ -69,10 +83,42 @@ class _Fit:
 
 
 @dataclass(frozen=True)
+class _BeforeAndAfter:
+    """A calibration error."""
+
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True)
+class _Calibration:
+    """What a temperature does."""
+
+    test: _BeforeAndAfter
+    temperature: float
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A trial of a search."""
+
+    score: float | None
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A search."""
+
+    trials: tuple[_Trial, ...]
+    training: Mapping[str, Any] = field(default_factory=dict)
+    lrs: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class _Readouts:
     """The results of readouts."""
 
-    task: Mapping[str, Any]
+    task: _Task
     metric: str
     higher_is_better: bool
     head: str
@@ -80,7 +126,8 @@ class _Readouts:
     fits: tuple[_Fit, ...]
     members: Count = 0
     left_out: Count = 0
-    calibration: Mapping[str, Any] | None = None
+    calibration: _Calibration | None = None
+    tuning: _Search | None = None
 
 
 @dataclass(frozen=True)
@@ -125,3 +172,75 @@ def check_results(found: Mapping[str, Any], where: str) -> None:
             if missing
             else f"{where}: found no fits, expected at least one"
         )
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A readout and its options."""
+
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a result depends on: of a stage, and of the one that it wraps."""
+
+    heads: tuple[_Named, ...] = ()
+    seeds: tuple[int, ...] = ()
+    weights: tuple[str, ...] = ()
+    training: Mapping[str, Any] = field(default_factory=dict)
+    lrs: Mapping[str, float] = field(default_factory=dict)
+    frozen: Mapping[str, Any] = field(default_factory=dict)
+    stage: str | None = None
+
+
+def check_plan(found: Mapping[str, Any], where: str) -> None:
+    """Refuse a plan whose entries do not have the types that its readers count on."""
+    for each in (found, found.get("frozen", {})):
+        decode(_Plan, each, where, error=ConfigError, defaults=True, unknown=True)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Of the targets."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A head that predicts with others: what differs from the best one."""
+
+    fold: Count
+    seed: Count
+    config: Mapping[str, Any] = field(default_factory=dict)
+    standardize: bool = True
+    layer_norm: bool = False
+    target_scale: _Scale | None = None
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The head of a run."""
+
+    head: str
+    fold: Count
+    seed: Count
+    config: Mapping[str, Any]
+    standardize: bool
+    target_scale: _Scale
+    task: _Task
+    target_names: tuple[str, ...]
+    backbone: Mapping[str, Any]
+    layer_norm: bool = False
+    temperature: float = 1.0
+    members: tuple[_Member, ...] | None = None
+
+
+def check_head(found: Mapping[str, Any], where: str) -> None:
+    """Refuse a ``head.json`` whose entries do not have the types that its readers count on."""
+    decode(_Head, found, where, error=ConfigError, defaults=True, unknown=True)
+    if found.get("members") == [] or not found.get("temperature", 1.0) > 0:
+        raise ConfigError(f"{where}: found no members, or no temperature above 0, expected both")

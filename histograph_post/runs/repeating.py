@@ -89,9 +89,9 @@ def _typed(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _python_call(run: Run) -> str:
-    head = next((h for h in run.plan.get("heads", []) if h["name"] == run.head), None)
-    options = {} if head is None else head["options"]
-    compared = [each["name"] for each in run.plan.get("heads", [])]
+    head = next((h for h in run.plan.get("heads", []) if h.get("name") == run.head), None)
+    options = {} if head is None else head.get("options", {})
+    compared = [each.get("name", "") for each in run.plan.get("heads", [])]
     arguments = [
         repr(run.backbone.cache.name),
         repr(run.name),

@@ -32,7 +32,7 @@ from ..errors import ConfigError, HistographError, NotFoundError
 from ..utils.decoding import read_json_file, read_json_lines, read_toml_file
 from ..utils.files import sha256_file
 from ..utils.notebooks import data_frame
-from .records import check_results
+from .records import check_head, check_plan, check_results
 
 if TYPE_CHECKING:
     import pandas
@@ -179,7 +179,12 @@ class Run:
     @cached_property
     def plan(self) -> Mapping[str, Any]:
         """``run.json``: all that the result depends on; empty for an export."""
-        return read_json(self.folder, RUN_NAME) if (self.folder / RUN_NAME).is_file() else {}
+        if not os.path.lexists(self.folder / RUN_NAME):
+            return {}
+        found = read_json(self.folder, RUN_NAME)
+        self.require_own(RUN_NAME)
+        check_plan(found, str(self.folder / RUN_NAME))
+        return found
 
     @cached_property
     def config(self) -> Mapping[str, Any] | None:
@@ -194,6 +199,7 @@ class Run:
         The same of another readout, put together from its fits.
         """
         stored = read_json(self.folder, HEAD_CONFIG_NAME)
+        check_head(stored, str(self.folder / HEAD_CONFIG_NAME))
         if self.readout is None:
             return stored
         from .choosing import stored_readout
@@ -242,7 +248,8 @@ class Run:
         """What is predicted."""
         from ..tasks import Task
 
-        return Task.from_json(dict(self.results["task"]))
+        where = f"{self.folder / RESULTS_NAME}: task"
+        return Task.from_json(self.results["task"], where=where)
 
     @property
     def head(self) -> str:

@@ -193,7 +193,10 @@ def _unpacked(fold: _PackedFold, splits: Splits, where: str) -> Split:
 def _indices(values: Any, part: str) -> np.ndarray:
     """Return a read-only int64 copy of a list of row numbers."""
     # From a list, numpy would quietly turn True into 1 and 2**63 into a float.
-    found = np.asarray(values) if len(values) else np.empty(0, dtype=np.int64)
+    try:
+        found = np.asarray(values) if len(values) else np.empty(0, dtype=np.int64)
+    except (ValueError, OverflowError):  # lists of several lengths, numbers of many digits
+        found = np.empty(0, dtype=object)
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise SplitError(f"{part}: found values of type {found.dtype}, expected a list of integers")
     if isinstance(values, list) and any(type(value) is bool for value in values):

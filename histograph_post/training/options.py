@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from ..utils.ranges import MOST_EPOCHS, require_number
 
 SCHEDULES = ("cosine", "plateau", "none")
 
@@ -45,14 +46,11 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise ConfigError(f"schedule: found {self.schedule!r}, expected one of {SCHEDULES}")
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: found {getattr(self, name)}, expected 1 or more")
+        for name, most in (("epochs", MOST_EPOCHS), ("batch_size", 2**31)):
+            require_number(name, getattr(self, name), low=1, high=most, whole=True)
         for name in ("weight_decay", "warmup", "clip", "patience"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name}: found {getattr(self, name)}, expected 0 or more")
-        if not self.lr > 0:
-            raise ConfigError(f"lr: found {self.lr}, expected a positive number")
+            require_number(name, getattr(self, name), low=0)
+        require_number("lr", self.lr, low=0, above=True)
 
     def lr_factor(self, epochs_done: float, plateau_factor: float) -> float:
         """Return the learning rate of a step as a fraction of the highest.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +11,10 @@ from typing import Any
 #: What stands for a number that is not there, and the sign of a negative one.
 MISSING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
+
+_STEERING = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 _METRICS: Mapping[str, str] = MappingProxyType(
     {
@@ -23,6 +28,14 @@ _METRICS: Mapping[str, str] = MappingProxyType(
         "mrr": "MRR",
     }
 )
+
+
+def printable(text: str) -> str:
+    """Return text from anywhere without what steers a terminal, or no terminal can show.
+
+    Those are control characters, marks that turn the direction of writing, and lone surrogates.
+    """
+    return _STEERING.sub("?", text)
 
 
 def listed(names: Iterable[str], shown: int = 4) -> str:

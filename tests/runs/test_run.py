@@ -86,7 +86,7 @@ def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:
         hg.Run.open(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"found no results\.json, expected a finished run"):
         hg.Run.open(tmp_path)
-    for text, expected in (("[]", "found list, expected an object"), ("{", "not a JSON file")):
+    for text, expected in (("[]", "found list, expected an object"), ("{", "found broken JSON")):
         (tmp_path / "results.json").write_text(text)
         with pytest.raises(ConfigError, match=expected):
             hg.Run.open(tmp_path)

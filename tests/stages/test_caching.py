@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from histograph_post.models.checkpoints import weights_sha256
 from histograph_post.splits import resolve_splits
 
 from ..helpers import make_model
+from ..soak.faults import Faults
 
 
 @pytest.fixture(scope="module")
@@ -110,22 +111,17 @@ def test_compressed_cache_holds_the_same_values(dataset: GraphDataset, tmp_path:
 def test_a_disk_that_fills_up_loses_nothing(
     dataset: GraphDataset,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     compression: str | None,
 ) -> None:
     options = {"compression": compression, "node_budget": 100, "shard_bytes": 20_000}
     cache(make_model(), dataset, tmp_path / "whole.cache", **options)
-    measure, measured = shutil.disk_usage, []
-
-    def disk_usage(path: Path) -> object:
-        measured.append(path)
-        found = measure(path)
-        return found if len(measured) < 6 else found._replace(free=1_010_000)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", disk_usage)
-        with pytest.raises(CacheError, match="found 1 MB of free space, expected"):
-            cache(make_model(), dataset, tmp_path / "a.cache", **options)
+    counter = Faults(tmp_path / "counted.cache")
+    with counter.installed():
+        cache(make_model(), dataset, tmp_path / "counted.cache", **options)
+    full = Faults(tmp_path / "a.cache", at=len(counter.calls) // 2, error=errno.ENOSPC)
+    with full.installed(), pytest.raises(OSError, match="No space left on device") as error:
+        cache(make_model(), dataset, tmp_path / "a.cache", **options)
+    assert "a.cache" in str(error.value.filename)
     kept = contents(tmp_path / "a.cache")
     assert "shard-00000.h5" in kept
     assert "manifest.json" not in kept

@@ -1,0 +1,124 @@
+"""Files of a run that somebody has changed: whatever they hold, one known error comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from histograph_post.errors import HistographError
+from histograph_post.experiments.finetuning_source import open_source
+from histograph_post.runs.predicting import load
+from histograph_post.runs.run import Run
+from histograph_post.runs.summary import facts, fit_rows, readout_rows
+
+from ..helpers import histograph
+
+ODD: list[Any] = [None, True, -1, 2**70, 0.5, 1e308, "", "\x1b[2J", "../..", [], {}, [[]], {"a": 1}]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield where every entry of a JSON value is; of a long list only the first ones."""
+    if path:
+        yield path
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value[:3])
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def changed(value: Any, place: tuple[Any, ...], new: Any) -> Any:
+    """Return a copy with another value at a place; without it, if that is the string DELETE."""
+    value = copy.deepcopy(value)
+    inside = value
+    for key in place[:-1]:
+        inside = inside[key]
+    if new == "DELETE":
+        del inside[place[-1]]
+    else:
+        inside[place[-1]] = new
+    return value
+
+
+def damaged(data: st.DataObject, contents: bytes) -> bytes:
+    """Draw a damage: of what JSON says, or of the bytes."""
+    kind = data.draw(st.sampled_from(["value", "value", "value", "cut", "flip", "deep", "big"]))
+    if kind == "cut":
+        return contents[: data.draw(st.integers(0, len(contents)))]
+    if kind == "flip":
+        at = data.draw(st.integers(0, len(contents) - 1))
+        flipped = contents[at] ^ (1 << data.draw(st.integers(0, 7)))
+        return contents[:at] + bytes([flipped]) + contents[at + 1 :]
+    if kind == "deep":
+        return b"[" * 100_000
+    if kind == "big":
+        return b'{"a": 1e999, "b": ' + b"9" * 10_000 + b"}"
+    try:
+        value = json.loads(contents)
+    except ValueError:
+        return contents[: len(contents) // 2]
+    place = data.draw(st.sampled_from(sorted(places(value), key=str)))
+    new = data.draw(st.sampled_from([*ODD, "DELETE"]))
+    return json.dumps(changed(value, place, new)).encode()
+
+
+def show(folder: Path) -> None:
+    run = Run.open(folder)
+    facts(run)
+    readout_rows(run)
+    fit_rows(run)
+    _ = run.log, run.splits, run.config, run.verdict, repr(run)
+
+
+def inspect(folder: Path) -> None:
+    found = histograph("inspect", folder)
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+
+
+def build(folder: Path) -> None:
+    load(folder)
+
+
+def plan_finetuning(folder: Path) -> None:
+    source = open_source(folder)
+    assert source is not None
+    source.load_head()
+
+
+READERS: dict[str, Callable[[Path], None]] = {
+    "show": show,
+    "inspect": inspect,
+    "build": build,
+    "finetune": plan_finetuning,
+}
+FILES = ("results.json", "run.json", "head.json", "splits.json", "config.toml", "metrics.jsonl")
+
+
+@pytest.mark.parametrize("name", FILES)
+@given(st.data())
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_changed_file_gives_a_known_error_or_is_read(folder, name, data) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary) / "run"
+        shutil.copytree(folder / "run", place, ignore=shutil.ignore_patterns("fits"))
+        shutil.copytree(folder / "demo.cache", Path(temporary) / "demo.cache")
+        (place / "SHA256SUMS").unlink(missing_ok=True)  # else every change is found at once
+        if not (place / name).exists():
+            (place / name).write_text('seeds = "0-1"\n')
+        (place / name).write_bytes(damaged(data, (place / name).read_bytes()))
+        for read in READERS.values():
+            with contextlib.suppress(HistographError):  # anything else fails the test
+                read(place)
