@@ -22,6 +22,7 @@ from histograph_post.data import load_data
 from histograph_post.errors import DataError, HistographError, ModelError
 from histograph_post.experiments.folds import open_caches
 from histograph_post.models import build_model
+from histograph_post.utils.files import sha256_file
 from histograph_post.utils.specifications import BUILT_IN_DATA, is_built_in
 
 from ..helpers import histograph
@@ -117,7 +118,15 @@ ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def forge(file: Path, what: str, spec: Any, args: dict[str, Any]) -> None:
-    """Let a file name another model or other data, and leave all else as it is."""
+    """Let a file name another model or other data; whoever can do that mends the hashes too."""
+    before = sha256_file(file)
+    _forge(file, what, spec, args)
+    for other in file.parent.rglob("*"):
+        if other.is_file() and before.encode() in other.read_bytes():
+            other.write_text(other.read_text().replace(before, sha256_file(file)))
+
+
+def _forge(file: Path, what: str, spec: Any, args: dict[str, Any]) -> None:
     if file.suffix == ".toml":
         pairs = [f"{name}={value!r}" for name, value in args.items()]
         stored = tomllib.loads(file.read_text()) | {what: spec, f"{what}_args": pairs}
