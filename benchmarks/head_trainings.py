@@ -22,6 +22,8 @@ from histograph_post.training.options import TrainingOptions
 
 from .workloads import Subject, Workloads
 
+_CPU = torch.device("cpu")
+
 
 class HeadTraining:
     """The default head on the first fold of a cache, always from the same weights.
@@ -49,15 +51,14 @@ class HeadTraining:
         sizes = work.sizes
         return cls(cache, batch_size=sizes.batch_size, dim=sizes.width, memory_limit=memory_limit)
 
-    def run(self, epochs: int = 1) -> Progress:
+    def run(self, epochs: int = 1, device: torch.device = _CPU) -> Progress:
         """Train and validate on the rows of the cache."""
         history = self._loaded.history(self.split.train)
         statistics = self._loaded.statistics(self.split.train)
-        device = torch.device("cpu")
         source = HeadBatches(self._loaded, history, self.task, device, statistics=statistics)
         head = copy.deepcopy(self._made.head)
         with accelerate.threads(head):
-            return self._train(HeadNetwork(head), source, epochs)
+            return self._train(HeadNetwork(head).to(device), source, epochs)
 
     def run_plain(self) -> Progress:
         """Train and validate on the rows of the cache without the fast path."""

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from histograph_post.errors import ConfigError
+
 from . import options as opt
 from .terminal import Terminal, duration
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from histograph_benchmarks.measuring import Ratio
+    from histograph_benchmarks.workloads import Sizes
 
 #: Cores that other programs may keep busy before it is worth a note.
 BUSY = 0.5
@@ -34,6 +39,12 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Small data and few repetitions: rough numbers.")
     ] = False,
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device", help="Time a GPU (cuda, mps) against the CPU instead: cache and head."
+        ),
+    ] = "cpu",
 ) -> None:
     """Compare the speed of this tool with a literal implementation and others, on this machine.
 
@@ -46,6 +57,10 @@ def bench(
     names = chosen_names(only)
     sizes = QUICK if quick else Sizes()
     machine = _machine()
+    if device != "cpu":
+        sizes = sizes if rounds is None else replace(sizes, rounds=rounds)
+        _bench_device(terminal, device, sizes, data_root)
+        return
     if machine["load"] > BUSY:
         terminal.note(
             f"other programs keep {machine['load']:.1f} of {machine['cores']} cores busy; "
@@ -76,6 +91,29 @@ def bench(
     terminal.result(
         {"machine": machine, "ratios": [ratio.to_json() for ratio in ratios]},
         next_command="histograph demo" if data_root else "histograph bench --data-root DIR",
+    )
+
+
+def _bench_device(terminal: Terminal, name: str, sizes: Sizes, data_root: Path | None) -> None:
+    """Print the seconds of a device beside those of the CPU."""
+    from histograph_benchmarks.devices import time_device
+    from histograph_post.utils.machine import resolve_device
+
+    device = resolve_device(name)
+    if device.type == "cpu":
+        raise ConfigError(f"device: found {name}, which is the CPU here, expected cuda or mps")
+    found = time_device(device, sizes, data_root)
+    terminal.table(
+        f"Seconds on {device} and on the CPU",
+        ["what", "cpu", str(device), "ratio"],
+        [
+            [each.what, f"{each.cpu:.3f}", f"{each.device:.3f}", f"{each.cpu / each.device:.2f}x"]
+            for each in found
+        ],
+    )
+    terminal.result(
+        {"machine": {**_machine(), "device": str(device)}, "timings": [vars(t) for t in found]},
+        next_command="histograph bench",
     )
 
 

@@ -90,7 +90,7 @@ def cache(
     Give the same command again to continue a run that was killed.
     """
     from histograph_post.caches.planning import CacheOptions, plan_cache
-    from histograph_post.data.reading import Reading, remove_rows
+    from histograph_post.data.reading import Reading, remove_rows, rows_beside
     from histograph_post.models import parse_args
     from histograph_post.models.spec import load_pretrained
     from histograph_post.splits import resolve_splits
@@ -122,7 +122,7 @@ def cache(
     results: list[dict[str, Any]] = []
     caches: list[Cache] = []
     part = _part(shard)
-    kept = rows or (None if dry_run else Path(f"{out}.rows"))
+    kept = rows or (None if dry_run else rows_beside(out))
     for job in jobs:
         with terminal.progress("reading rows") as update:
             data_spec = replace(job.data, reading=Reading(kept, workers, part, update))

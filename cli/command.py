@@ -23,6 +23,7 @@ import typer
 from histograph_post import __version__
 from histograph_post.errors import ConfigError, HistographError
 from histograph_post.runs.run import EVENTS_NAME
+from histograph_post.utils.files import refuse_url
 from histograph_post.utils.machine import keep_memory
 
 from .configuration import load_config, resolved_options
@@ -82,13 +83,16 @@ def register(
         with _failures_in_one_line(debug=debug), contextlib.ExitStack() as stack:
             if not shares_work:
                 _refuse_other_processes(function.__name__.replace("_", "-"))
-            is_default = "out" in own and own["out"] is None
+            is_default = command_name in DEFAULT_OUTPUTS and own["out"] is None
             if is_default:
                 own["out"] = ctx.params["out"] = default_output(command_name, own)
             events = None
             if tensorboard:
                 events = EventFiles(own["out"])
                 stack.callback(events.close)
+            for value in own.values():
+                if isinstance(value, Path):
+                    refuse_url(value)
             options = resolved_options(ctx)
             terminal = Terminal(
                 options=options, json=json, quiet=quiet, verbose=verbose, events=events

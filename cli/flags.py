@@ -73,8 +73,11 @@ class HeadFlags(OptionGroup):
     attention_heads: Annotated[
         int | None, typer.Option(min=1, help="Attention heads, for readouts that have attention.")
     ] = None
-    #: The earlier name, which stands for a list of readouts elsewhere.
-    heads: Annotated[int | None, typer.Option("--heads", min=1, hidden=True)] = None
+    #: Stands for a list of readouts elsewhere.
+    heads: Annotated[
+        int | None,
+        typer.Option("--heads", min=1, hidden=True, help="The earlier name of --attention-heads."),
+    ] = None
     head_args: opt.HeadArgsOption = field(default_factory=list)
 
     def options(self) -> dict[str, Any]:
@@ -103,8 +106,9 @@ class ExperimentFlags(OptionGroup):
             help="Replace the cache's own split: a splits file, random, stratified, kfold:K, ...",
         ),
     ] = None
-    #: The earlier name.
-    splits: Annotated[str | None, typer.Option("--splits", hidden=True)] = None
+    splits: Annotated[
+        str | None, typer.Option("--splits", hidden=True, help="The earlier name of --split.")
+    ] = None
     split_seed: opt.SplitSeedOption = 0
     seeds: opt.SeedsOption = "0-2"
     standardize: Annotated[

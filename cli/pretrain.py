@@ -67,7 +67,12 @@ def pretrain(
             rich_help_panel=opt.HEAD,
         ),
     ] = True,
-    normalize: Annotated[bool, typer.Option("--normalize/--no-normalize", hidden=True)] = True,
+    normalize: Annotated[
+        bool,
+        typer.Option(
+            "--normalize/--no-normalize", hidden=True, help="The earlier name of --standardize."
+        ),
+    ] = True,
     checkpoint_layers: opt.CheckpointLayersOption = False,
     amp: opt.AmpOption = False,
     metric: opt.MetricOption = None,

@@ -25,13 +25,20 @@ from torch_geometric.data import Data
 from .. import __version__
 from ..capture.repeating import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
-from ..data.reading import Reading, remove_rows
+from ..data.reading import Reading, remove_rows, rows_beside
 from ..errors import CacheError, CaptureError, ConfigError, OutputExistsError
 from ..models import ModelSpec
 from ..models.checkpoints import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
-from ..utils.files import config_text, sha256_file, to_json, write_bytes, write_text
+from ..utils.files import (
+    config_text,
+    refuse_url,
+    sha256_file,
+    to_json,
+    write_bytes,
+    write_text,
+)
 from ..utils.notebooks import notebook_bar
 from ..utils.outputs import OutputFolder
 from .blocks import ShardThread
@@ -223,8 +230,11 @@ def write_cache(
     number, count = part
     if not 0 <= number < count:
         raise ConfigError(f"shard: found {number}/{count}, expected i/n with 0 <= i < n")
+    refuse_url(out)
     if os.path.islink(out):
-        raise OutputExistsError(f"{out}: found a link, expected a folder or nothing")
+        if not os.path.isdir(out):
+            raise OutputExistsError(f"{out}: found a link to no folder, expected a folder")
+        out = os.path.realpath(out)  # such as one to scratch
     written = {SPLITS_NAME: to_json(plan.splits.to_json())}
     if plan.dataset.smiles is not None:
         written[MOLECULES_NAME] = _molecules(plan.dataset.smiles, plan.dataset.names)
@@ -292,7 +302,7 @@ def cache(
     Returns:
         The opened cache; None while shards of other jobs are missing.
     """
-    kept = Path(f"{out}.rows")
+    kept = rows_beside(out)
     if not isinstance(dataset, GraphDataset):
         dataset = from_graphs(dataset, reading=Reading(kept, workers, part))
     if split is None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import CacheError, DataError
 from ..splits import Splits
+from ..utils.files import follows_links
 from .layout import shard_name
 from .manifest import MOLECULES_NAME, Manifest, read_manifest, read_splits
 from .shard import TORCH_TYPES, CachedBatch, CachedGraph, History, Shard, as_tensor, read_graph
@@ -145,7 +146,7 @@ class Cache:
         Nothing in the cache depends on them: they are for drawings, and for splits by scaffold.
         """
         path = self.path / MOLECULES_NAME
-        if path.is_symlink() or not path.is_file():
+        if (path.is_symlink() and not follows_links()) or not path.is_file():
             return None
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
         if len(lines) != self.num_graphs:

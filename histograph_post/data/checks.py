@@ -11,6 +11,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,12 +113,34 @@ def refuse_hetero(given: object, where: str) -> None:
         )
 
 
+def _from_torch_sparse(matrix: Any, where: str) -> Tensor:
+    """Return a matrix of torch_sparse as torch's own, ones where it has no values."""
+    try:
+        row, column, values = matrix.coo()
+        size = [int(length) for length in matrix.sizes()][:2]
+        values = torch.ones(len(row)) if values is None else values  # [number of pairs]
+        index = torch.stack([row, column])  # [2, number of pairs]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse")
+            pairs = torch.sparse_coo_tensor(index, values, size, check_invariants=True)
+            return pairs.coalesce().to_sparse_csr()
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{where} is a SparseTensor that cannot be read ({error}); expected one of "
+            "torch_sparse, or adj_t.to_torch_sparse_csr_tensor()"
+        ) from None
+
+
 def _take_apart(graph: Data, where: str, notes: Counter[str]) -> None:
     """Store sparse matrices as plain tensors, which can be batched, cut up and hashed.
 
     :func:`~histograph_post.data.batching.with_sparse` puts them together again for the model. Where
     there is no ``edge_index``, ``adj_t`` or another one of them says what the edges are.
     """
+    for name, value in graph.to_dict().items():
+        if type(value).__name__ == "SparseTensor":  # of torch_sparse, which need not be here
+            graph[name] = _from_torch_sparse(value, f"{where}: {name}")
+            notes[f"{name}, a SparseTensor of torch_sparse, read as a sparse CSR tensor"] += 1
     sparse = {
         name: value
         for name, value in graph.to_dict().items()

@@ -40,6 +40,9 @@ _SHOWN = 5
 #: How many skipped rows are listed: all of them, unless the file is no table of molecules.
 _LISTED = 200
 
+#: How the names of tables end that pyarrow reads.
+ARROW_FILES = (".parquet", ".arrow", ".feather")
+
 #: A column of whole numbers that only ever grow counts the rows, unless there are this few.
 _MIN_COUNTED_ROWS = 10
 
@@ -327,9 +330,16 @@ class CsvTable:
 
 
 def read_table(path: Path) -> CsvTable:
-    """Read a csv file (gzipped or not) with a header; cells lose the white space around them."""
+    """Read a csv file (gzipped or not) with a header; cells lose the white space around them.
+
+    A file of Parquet or Arrow is a table, too.
+    """
     if not path.is_file():
         raise NotFoundError(f"{path}: no such file")
+    if path.suffix in ARROW_FILES:
+        from .arrow_tables import read_arrow
+
+        return CsvTable(path, *read_arrow(path))
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         # utf-8-sig: spreadsheets put a byte order mark before the first column's name.

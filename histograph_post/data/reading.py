@@ -51,6 +51,11 @@ class Reading:
 ROW_FILES = re.compile(r"rows-[0-9a-f]+\.(safetensors|outputs)(\..*\.partial)?")
 
 
+def rows_beside(out: str | Path) -> Path:
+    """Return where the rows of a command are kept: beside its output, wherever a link leads."""
+    return Path(os.path.realpath(out) + ".rows")
+
+
 def remove_rows(folder: Path) -> None:
     """Remove the rows in a folder, and the folder if nothing else is in it."""
     if not folder.is_dir():

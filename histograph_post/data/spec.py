@@ -20,7 +20,11 @@ the data are imported when data are loaded: commands that only show a specificat
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -197,11 +201,32 @@ def _hint(spec: str) -> str:
 
 
 def _locate(name: str, root: Path | None) -> Path:
-    """Return a file as given, or under the root when it is only there."""
+    """Return a file as given, or under the root when it is only there; a URL is downloaded."""
+    if "://" in name:
+        return _downloaded(name)
     path = Path(name).expanduser()
     if not path.exists() and root is not None and (root / path).exists():
         return root / path
     return path
+
+
+@functools.cache
+def _downloaded(url: str) -> Path:
+    """Return a copy of a file at any URL that fsspec reads, which goes with the process."""
+    import fsspec
+
+    folder = Path(tempfile.mkdtemp(prefix="histograph-url-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = folder / url.rpartition("/")[2]
+    try:
+        with fsspec.open(url, "rb") as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+    except ImportError as error:
+        raise DataError(f"{url}: {error}; pip install 'histograph-post[remote]'") from None
+    except Exception as error:  # of whatever kind the protocol has
+        reason = str(error).strip().split("\n")[0]
+        raise DataError(f"{url}: not read ({type(error).__name__}: {reason})") from error
+    return target
 
 
 # --- arguments

@@ -153,25 +153,27 @@ def _checked(name: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 def sizes_of(weights: Mapping[str, Tensor]) -> Sizes:
     """Read the sizes off weights that :func:`adapted` has named."""
-    atoms = [
-        value
-        for name, value in weights.items()
-        if re.search(r"(^|\.)(x_embedding[12]|atom_embedding_list\.\d+)\.weight$", name)
-    ]
-    bonds = [
-        value.shape[0]
-        for name, value in weights.items()
-        if re.search(r"\.0\.(edge_embedding[12]|bond_encoder\.bond_embedding_list\.\d+)\.w", name)
-    ]
+    # Files may have them in any order.
+    atoms = _tables(weights, r"(?:^|\.)(?:x_embedding|atom_embedding_list\.)(\d+)\.weight$")
+    bonds = _tables(
+        weights, r"\.0\.(?:edge_embedding|bond_encoder\.bond_embedding_list\.)(\d+)\.weight$"
+    )
     layers = {m[1] for m in (re.search(r"(?:gnns|convs)\.(\d+)\.", name) for name in weights) if m}
     readout = weights.get(f"{_READOUT}weight")
     return Sizes(
-        atoms=[table.shape[0] for table in atoms],
-        bonds=bonds,
+        atoms=[len(table) for table in atoms],
+        bonds=[len(table) for table in bonds],
         num_layer=len(layers),
         emb_dim=atoms[0].shape[1],
         num_tasks=None if readout is None else readout.shape[0],
     )
+
+
+def _tables(weights: Mapping[str, Tensor], pattern: str) -> list[Tensor]:
+    """Return the weights whose names match, ordered by the number in the name."""
+    found = [(re.search(pattern, name), value) for name, value in weights.items()]
+    numbered = {int(match[1]): value for match, value in found if match}
+    return [numbered[number] for number in sorted(numbered)]
 
 
 # --- the weights of a file

@@ -76,7 +76,7 @@ def weights_figure(weights: Mapping[str, np.ndarray], first: int, *, about: str)
     )
     return Figure(
         name="layer-weights",
-        title="Layer weights by class" if len(weights) > 1 else "Layer weights",
+        title="Layer weights by label" if len(weights) > 1 else "Layer weights",
         caption=f"Mean weight of each layer and one standard deviation, {about}. Layer 0 is the "
         "embedded input; a negative weight subtracts a layer.",
         alternative=f"Mean signed layer weights. {shown}.",

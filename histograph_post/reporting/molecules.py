@@ -102,6 +102,7 @@ class MoleculePicture:
         options.clearBackground = form == "png"
         options.padding = 0.08
         options.fixedBondLength = scale * _BOND_LENGTH
+        options.bondLineWidth = 2 * scale
         red, green, blue = (int(RIVAL[at : at + 2], 16) / 255 for at in (1, 3, 5))
         shares = np.zeros(0) if self.shares is None else self.shares
         colours = {

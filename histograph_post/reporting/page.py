@@ -94,7 +94,7 @@ class Page:
         )
         digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
         links = "".join(f'<a href="#{part.key}">{escape(part.title)}</a>' for part in self.sections)
-        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        notes = "".join(f"<li>{_text(note)}</li>" for note in self.notes)
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="generator" content="{GENERATOR}">\n'
@@ -124,14 +124,19 @@ _DECISION = re.compile(r"(Use \S+?|Keep your own readout|Undecided)(?=[ ,:])")
 def _stressed(headline: str) -> str:
     found = _DECISION.match(headline)
     if found is None:
-        return escape(headline)
-    return f"<strong>{escape(found[1])}</strong>{escape(headline[found.end() :])}"
+        return _text(headline)
+    return f"<strong>{escape(found[1])}</strong>{_text(headline[found.end() :])}"
+
+
+def _text(text: str) -> str:
+    """Return text for the page; what stands between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _section(section: Section) -> str:
     parts = [f'<section id="{section.key}">\n<h2>{escape(section.title)}</h2>\n']
     if section.text:
-        parts.append(f"<p>{escape(section.text)}</p>\n")
+        parts.append(f"<p>{_text(section.text)}</p>\n")
     parts += [_table(table) for table in section.tables]
     if section.code:
         parts.append(f"<pre>{escape(section.code)}</pre>\n")
@@ -182,7 +187,7 @@ def _table(table: Table) -> str:
     kinds += ["sortable"] if table.sortable else []
     kind = f' class="{" ".join(kinds)}"' if kinds else ""
     # Below the table and not in it: where a wide one is scrolled, its words stay in sight.
-    caption = f'<p class="caption">{escape(table.caption)}</p>\n' if table.caption else ""
+    caption = f'<p class="caption">{_text(table.caption)}</p>\n' if table.caption else ""
     heading = f"<thead><tr>{head}</tr></thead>" if head else ""
     rows = "\n".join(body)
     whole = (
@@ -198,7 +203,7 @@ def _cell(text: str) -> str:
     """Return the text of a cell; the interval of a difference may go to a line of its own."""
     mean, bracket, interval = text.partition(" [")
     if not bracket or not _is_numeric(mean):
-        return escape(text)
+        return _text(text)
     return f'<span>{escape(mean)} <span class="interval">[{escape(interval)}</span></span>'
 
 

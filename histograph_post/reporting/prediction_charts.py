@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from ..metrics import regression_scores
 from ..runs.run import Run
 from ..tasks import Task
-from ..utils.text import MINUS, number
+from ..utils.text import MINUS, metric_name, number
 from .figures import CHOSEN, INK, MUTED, Chart, Figure, series_colour
 from .outcomes import Outcome, outcomes_of, readout_to_beat
 
@@ -230,7 +230,7 @@ def scatter_figure(outcome: Outcome, target: int, name: str) -> Figure | None:
         axes.set_ylabel("predicted")
         axes.set_aspect("equal", adjustable="datalim")
 
-    said = ", ".join(f"{metric.upper()} {number(value)}" for metric, value in scores.items())
+    said = ", ".join(f"{metric_name(metric)} {number(value)}" for metric, value in scores.items())
     sampled = (
         f" {_MAX_POINTS:,} of {len(truth):,} rows are drawn." if len(truth) > _MAX_POINTS else ""
     )

@@ -48,6 +48,7 @@ def draw_svg(axes: Axes, svg: str) -> None:
             axes.add_patch(PathPatch(_outline(given["d"]), capstyle="round", **style))
         elif tag == "ellipse":
             x, y, rx, ry = (float(given[name]) for name in ("cx", "cy", "rx", "ry"))
+            style["edgecolor"] = "none"  # a ring of its own would be twice as strong
             axes.add_patch(Ellipse((x, y), 2 * rx, 2 * ry, **style))
 
 

@@ -19,7 +19,7 @@ from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
 from ..data import GraphDataset, from_graphs
 from ..data.batching import budget_batches, make_batch, to_device
 from ..data.dataset import probe_graphs
-from ..data.reading import Reading, remove_rows
+from ..data.reading import Reading, remove_rows, rows_beside
 from ..data.streaming import StreamedGraphs
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
@@ -132,7 +132,7 @@ def predict(
         if not isinstance(model, nn.Module):
             model = opened.backbone.model.to_follow(model).spec  # refuses before data are loaded
         # Many graphs, and what was predicted of them, stay beside the file until it is written.
-        kept = None if out is None else Path(f"{out}.rows")
+        kept = None if out is None else rows_beside(out)
         reading = Reading(kept, workers, on_progress=on_reading)
         data, notes = data_for(opened, data, data_root, data_args, reading)
         predictor = load(

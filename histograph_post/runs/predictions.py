@@ -231,10 +231,10 @@ class Predictions:
                 added |= {f"prediction{end}": [str(c) for c in row], f"probability{end}": column}
         else:
             added |= {f"prediction{end}": column for end, column in zip(ends, values, strict=True)}
-        if self.spread is not None:
-            spreads = number_cells(self.spread.T)  # [columns, rows]
-            added |= {f"spread{end}": column for end, column in zip(ends, spreads, strict=True)}
-        return added
+        # Of a single head there is none: its column is empty, so that the columns stay the same.
+        empty = [[""] * len(self)] * len(ends)
+        spreads = empty if self.spread is None else number_cells(self.spread.T)  # [columns, rows]
+        return added | {f"spread{end}": cells for end, cells in zip(ends, spreads, strict=True)}
 
 
 def _value(cell: str) -> float | str | None:

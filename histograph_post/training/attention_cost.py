@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from ..heads.histograph import HistoGraphHead
+from ..heads.histograph.edge_attention import attend_along_edges
 from ..heads.histograph.node_attention import EXACT_NODES
 from .head_batches import LoadedCache
 from .node_batches import NODES_PER_BATCH, goes_by_nodes
@@ -36,7 +38,7 @@ def attention_note(head: nn.Module, loaded: LoadedCache) -> str | None:
     if keys is None:
         edges = loaded.edge_index
         keys = 1 + (0 if edges is None else edges.shape[1]) / nodes
-    seconds = BACKWARD_SHARE * asked * keys * _seconds_of_a_score(options.dim, options.heads)
+    seconds = BACKWARD_SHARE * asked * keys * _seconds_of_a_score(kind, options.dim, options.heads)
     rows = asked + (keys * asked if kind == "neighbors" else keys)
     # Queries, keys, values and what they find, and the gradients of all of them.
     num_bytes = 8 * 4 * rows * options.dim
@@ -45,7 +47,7 @@ def attention_note(head: nn.Module, loaded: LoadedCache) -> str | None:
     return (
         f"node attention: {how}; a step on up to {asked:,} of {nodes:,} nodes, "
         f"{keys:,.0f} keys each: about {_short(seconds)} s and {_short(num_bytes / 1e6)} MB "
-        "(node_attention=exact|landmark|neighbors|none)"
+        "on this processor (node_attention=exact|landmark|neighbors|none)"
     )
 
 
@@ -53,10 +55,18 @@ def _short(number: float) -> str:
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
-def _seconds_of_a_score(dim: int, heads: int) -> float:
+def _seconds_of_a_score(kind: str, dim: int, heads: int) -> float:
     """Time attention between random rows; an estimate, not a promise."""
-    queries, keys = (torch.zeros(1, heads, rows, dim // heads) for rows in _TIMED)
-    functional.scaled_dot_product_attention(queries, keys, keys)  # wakes threads up
+    queries, keys = _TIMED
+    rows = torch.zeros(keys, 3, heads, dim // heads)
+    if kind == "neighbors":
+        edges = torch.randint(keys, (2, queries * 64), generator=torch.Generator().manual_seed(0))
+        scores, attend = edges.shape[1], partial(attend_along_edges, rows, edges, False)
+    else:
+        query, key, value = rows.permute(1, 2, 0, 3).unsqueeze(1)  # [1, heads, keys, d] each
+        attention = functional.scaled_dot_product_attention
+        scores, attend = queries * keys, partial(attention, query[:, :, :queries], key, value)
+    attend()  # wakes threads up
     started = time.perf_counter()
-    functional.scaled_dot_product_attention(queries, keys, keys)
-    return (time.perf_counter() - started) / (_TIMED[0] * _TIMED[1])
+    attend()
+    return (time.perf_counter() - started) / scores

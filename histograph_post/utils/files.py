@@ -171,6 +171,15 @@ _READING = (
 )
 
 
+#: The environment variable with which links to files are followed.
+LINKS_VARIABLE = "HISTOGRAPH_FOLLOW_LINKS"
+
+
+def follows_links() -> bool:
+    """Whether the user asks for links to be followed, as the Hugging Face hub and DVC make them."""
+    return os.environ.get(LINKS_VARIABLE, "") not in ("", "0")
+
+
 def read_regular(path: Path, limit: int | None = None) -> bytes:
     """Return the bytes of a file of ours, or of what a link leads to; no pipe and no device.
 
@@ -194,10 +203,15 @@ def open_regular(path: Path) -> Iterator[FileIO]:
     """Open ``path`` for reading, refusing anything but a regular file that is no link."""
     try:
         if path.is_symlink():
-            raise OSError(errno.ELOOP, "a symbolic link")
+            if not follows_links():
+                raise OSError(errno.ELOOP, "a symbolic link")
+            path = path.resolve()
         descriptor = os.open(path, _READING)
     except OSError as error:
-        found = {errno.ELOOP: "a symbolic link", errno.ENOENT: "nothing"}
+        found = {
+            errno.ELOOP: f"a symbolic link ({LINKS_VARIABLE}=1 follows those that you trust)",
+            errno.ENOENT: "nothing",
+        }
         raise CacheError(
             f"{path}: found {found.get(error.errno or 0, error.strerror)}, expected a regular file"
         ) from None
@@ -264,8 +278,22 @@ def require_folder(folder: Path) -> None:
     _require_place(folder)
 
 
+#: How a URL begins, also after it became a path, which has no doubled slash.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def refuse_url(path: str | Path) -> None:
+    """Refuse a place on another machine, of which a local folder called ``s3:`` would be made."""
+    if _URL.match(str(path)) and not os.path.exists(path):
+        raise ConfigError(
+            f"{path}: found a URL, expected a local file or folder; copy it (aws s3 cp, gcloud "
+            "storage cp, hf download) or mount it (only data may be a URL: --data smiles:URL)"
+        )
+
+
 def _require_place(folder: Path) -> None:
     """Refuse a folder that takes no files; it need not be there yet."""
+    refuse_url(folder)
     place = folder.absolute()
     there = next(parent for parent in (place, *place.parents) if os.path.exists(parent))
     try:

@@ -201,9 +201,9 @@ def output_file(
         if text is not None and not os.path.exists(beside):
             write_text(beside, text)
 
-    refuse()
+    require_free(path, overwrite=True)  # a place for files
     with OutputLock(path):
-        refuse()  # another one may just have been done with it
+        refuse()
         remove_leftovers(path.parent, alone=True, of=(path.name, beside.name))
         yield write
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from histograph_benchmarks.devices import time_device
 from histograph_benchmarks.generated import GRAPH_SETS, generate
 from histograph_benchmarks.head_steps import (
     FORMS,
@@ -31,6 +32,8 @@ from histograph_benchmarks.workloads import CHECKPOINT, GraphRows, Sizes, Worklo
 from histograph_cli.app import app
 from histograph_post.models.molecule_networks import MoleculeGNN
 
+from ..rehearsal import rehearse
+
 TINY = Sizes(
     rounds=1,
     steps=1,
@@ -44,6 +47,19 @@ TINY = Sizes(
     epochs=1,
     compared_epochs=1,
 )
+
+
+def test_a_device_is_timed_against_the_cpu() -> None:
+    with rehearse():
+        found = time_device(torch.device("cuda", 0), TINY)
+    assert [timing.what.split()[0] for timing in found] == ["cache", "an"]
+    assert all(timing.cpu > 0 and timing.device > 0 for timing in found)
+
+
+def test_a_device_that_is_not_there_is_not_timed() -> None:
+    result = CliRunner().invoke(app, ["bench", "--device", "cuda", "--quick"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: device: cuda was asked for")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -252,3 +254,32 @@ def test_the_fingerprint_is_the_same_in_every_version():
     assert dataset.fingerprint() == (
         "8653885299e6570efbc9ac3b4bb3c05f8c1616fba907c89c4a1c71f5bcecb754"
     )
+
+
+class SparseTensor:
+    """What torch_sparse's class of that name offers, which is not installed here."""
+
+    def __init__(self, row: torch.Tensor, column: torch.Tensor, size: int) -> None:
+        self._row, self._column, self._size = row, column, size
+
+    def coo(self) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return self._row, self._column, None
+
+    def sizes(self) -> list[int]:
+        return [self._size, self._size]
+
+    def size(self, dim: int) -> int:
+        return self._size
+
+
+def test_a_sparse_tensor_of_torch_sparse_is_read_as_torchs_own() -> None:
+    target, source = torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 2, 1])
+    theirs = Data(x=torch.ones(3, 2), adj_t=SparseTensor(target, source, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its CSR tensors beta
+        own = torch.sparse_coo_tensor(torch.stack([target, source]), torch.ones(4), (3, 3))
+        ours = Data(x=torch.ones(3, 2), adj_t=own.to_sparse_csr())
+    found, expected = from_graphs([theirs]), from_graphs([ours])
+    assert found.fingerprint() == expected.fingerprint()
+    assert torch.equal(found.graphs[0].edge_index, expected.graphs[0].edge_index)
+    assert any("torch_sparse" in note for note in found.notes)

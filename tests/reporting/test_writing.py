@@ -112,9 +112,11 @@ def test_a_run_is_repeated_from_the_cache_on(tmp_path: Path) -> None:
         ("cache", f"{backbone}/fold-0", "-o", cache),
         ("train-head", cache, "--epochs", "1", "--seeds", "0", "--dim", "8", "-o", head),
         ("finetune", head, "--epochs", "1", "-o", tuned),
+        ("report", tuned),  # into the run, without -o
     ):
         done = histograph(*arguments, "-q")
         assert done.exit_code == 0, done.output
+    assert (tmp_path / "tuned" / "report.html").is_file()
     said = repeat_commands(Run.open(tuned)).replace(" \\\n   ", "")
     commands = [line for line in said.splitlines() if line.startswith("histograph")]
     names = [shlex.split(line)[1:3] for line in commands]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch_geometric.data import Data
 
 from histograph_post.data import GraphDataset, from_graphs
 from histograph_post.errors import MissingExtraError, NotFoundError, SplitError
-from histograph_post.splits import Split, Splits, resolve_splits
+from histograph_post.splits import Split, Splits, resolve_splits, types
 
 
 def graph_data(labels: list, **fields) -> GraphDataset:
@@ -376,3 +377,31 @@ def test_scaffolds_need_smiles_and_rdkit(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "rdkit", None)
     with pytest.raises(MissingExtraError, match=r"histograph-post\[chem\]"):
         resolve_splits(graph_data([0, 1], smiles=["C", "C"]), "scaffold")
+
+
+def test_many_rows_are_packed_and_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(types, "PACKED_ROWS", 10)
+    folds = (
+        Split(train=[0, 1, 5, 8], valid=[2, 7], test=[]),
+        Split(train=[2], valid=[], test=[0, 8]),
+    )
+    splits = Splits("files", "graph", 9, None, folds)
+    splits.save(tmp_path / "few.json")
+    assert splits.to_json()["folds"][0]["train"] == [0, 1, 5, 8]  # 9 rows are named
+    more = Splits("files", "graph", 9, None, (*folds, *folds))
+    # Rows 0 to 8 of the first fold: 1 1 2 0 | 0 1 0 2 | 1, the first in the lowest bits.
+    assert base64.b64decode(more.to_json()["folds"][0]["packed"]) == bytes([0x25, 0x84, 0x01])
+    more.save(tmp_path / "many.json")
+    assert Splits.load(tmp_path / "many.json") == more
+    value = more.to_json()
+    value["folds"][1]["packed"] = "AAAA" * 2
+    with pytest.raises(SplitError, match="found 6 bytes of packed rows, expected 3"):
+        Splits.from_json(value)
+    value["folds"][1]["packed"] = "no base64"
+    with pytest.raises(SplitError, match="packed rows that are no base64"):
+        Splits.from_json(value)
+    unsorted = Split(train=[5, 1, 0, 8], valid=[2, 7], test=[])
+    kept = Splits("files", "graph", 9, None, (unsorted, *folds))
+    assert kept.to_json()["folds"][0]["train"] == [5, 1, 0, 8]

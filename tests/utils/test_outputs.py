@@ -134,8 +134,10 @@ def test_a_file_and_its_options_belong_together(tmp_path: Path) -> None:
     path.unlink()
     give("1")  # the options of a process that was killed before it wrote the file
     assert beside.read_text() == 'value = "1"\n'
+    (tmp_path / "a.csv.writing").touch()  # of a process that was killed at its very end
     with pytest.raises(OutputExistsError, match=r"a\.csv: found a file"):
         give("2")
+    assert names(tmp_path) == ["a.csv", "a.csv.config.toml"]
     path.unlink()
     with pytest.raises(OutputExistsError, match=r"a\.csv\.config\.toml: found a file"):
         give("2")

@@ -86,7 +86,8 @@ def _contexts(
     weights = _weights(query, key, source, target, zero_token)  # [num_edges, heads]
     weights = functional.dropout(weights, dropout)
     found = weights.unsqueeze(-1) * value.index_select(0, source)  # [num_edges, heads, d]
-    return torch.zeros_like(query).index_add(0, target, found)
+    zeros = query.new_zeros(len(query), found[0].numel())  # flat: else it is slow on a CPU
+    return zeros.index_add(0, target, found.flatten(1)).view_as(query)
 
 
 def _weights(

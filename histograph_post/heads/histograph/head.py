@@ -240,14 +240,8 @@ class HistoGraphHead(Readout):
         """Return what the nodes of whole graphs may attend to, besides each other."""
         if self.node_attention is None or self.landmarks is None:
             return Reach(edge_index=edge_index)
-        used = graphs.sizes > self.node_attention.exact_nodes  # [num_graphs]
-        if torch.compiler.is_exporting():  # for graphs of any size
-            if self.options.node_attention == "auto":
-                return Reach()
-        elif not used.any():
-            return Reach()
-        groups = self.landmarks(history, graphs)  # [num_nodes]
-        return Reach(Landmarks.of(nodes, groups, graphs, self.landmarks.count, used))
+        larger_than = self.node_attention.exact_nodes
+        return Reach(self.landmarks.of_large(nodes, history, graphs, larger_than))
 
     def _landmarks_of(self, whole: WholeGraph, weights: Tensor) -> Landmarks | None:
         """Sum the layers of the landmarks of one graph, as those of its nodes are summed."""

@@ -88,6 +88,24 @@ class LandmarkGroups(nn.Module):
         places = self.places(history)  # [num_nodes, planes]
         return self.side(places - graphs.spread(graphs.mean(places)))
 
+    def of_large(
+        self, nodes: Tensor, history: History, graphs: Graphs, larger_than: float
+    ) -> Landmarks | None:
+        """Return the landmarks of graphs of more nodes than that; None if there is none.
+
+        A program that is exported, for graphs of any size, has them if all graphs have.
+
+        Args:
+            nodes: To be averaged, ``[num_nodes, dim]``.
+            history: Says which of them are alike.
+            graphs: Which graph each node belongs to.
+            larger_than: Nodes; -1 for all graphs.
+        """
+        used = graphs.sizes > larger_than  # [num_graphs]
+        if not (larger_than < 0 if torch.compiler.is_exporting() else used.any()):
+            return None
+        return Landmarks.of(nodes, self(history, graphs), graphs, self.count, used)
+
     def places(self, history: History) -> Tensor:
         """Return where nodes lie on the axis of every plane: ``[num_nodes, planes]``."""
         layers = history.unbind(1) if isinstance(history, Tensor) else history

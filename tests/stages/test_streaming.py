@@ -1,0 +1,140 @@
+"""Graphs that stay on disk go through every stage as those in memory do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import histograph_post as hg
+from histograph_post.caches import Cache, planning
+from histograph_post.caches.caching import cache
+from histograph_post.data import streaming
+from histograph_post.data.indexed_rows import IndexedRows
+from histograph_post.errors import CacheError, ConfigError
+from histograph_post.utils.files import LINKS_VARIABLE
+
+from ..helpers import demo_graphs, histograph, make_model
+
+
+class Graphs:
+    """A data set of one's own that can be indexed, and does not stay in memory."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, row: int) -> object:
+        return demo_graphs(24)[range(24)[row]]
+
+
+@pytest.fixture(autouse=True)
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "BLOCK_ROWS", 10)
+    monkeypatch.setattr("histograph_post.data.indexed_rows.STREAM_ROWS", 20)
+
+
+def test_two_jobs_write_the_cache_of_one_and_leave_no_rows(tmp_path: Path) -> None:
+    together = cache(make_model(), demo_graphs(24), tmp_path / "memory", node_budget=100)
+    assert together is not None
+    for number in (0, 1):
+        assert not (tmp_path / "disk" / "manifest.json").exists()
+        written = cache(
+            make_model(),
+            Graphs(),
+            tmp_path / "disk",
+            part=(number, 2),
+            node_budget=100,
+            shard_bytes=4000,
+            workers=0,
+        )
+        assert (tmp_path / "disk.rows").exists() == (number == 0)
+    assert written is not None
+    assert len(written.manifest.shards) > 2
+    assert written.splits == together.splits
+    assert np.array_equal(written.labels(), together.labels())
+    for at in range(24):
+        assert torch.equal(written[at].history, together[at].history)  # type: ignore[arg-type]
+
+
+def test_a_killed_prediction_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    made = cache(make_model(), demo_graphs(24), tmp_path / "cache")
+    assert made is not None
+    run = hg.train_head(made, tmp_path / "run", head="mean", epochs=1, seeds=[0, 1])
+    expected = hg.predict(run, demo_graphs(24), model=make_model(), node_budget=60)
+    seen: list[int] = []
+
+    def stop(done: int, total: int) -> None:
+        seen.append(done)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "predictions.csv"
+    with pytest.raises(KeyboardInterrupt):
+        hg.predict(
+            run, Graphs(), out, model=make_model(), node_budget=60, workers=0, on_progress=stop
+        )
+    again: list[int] = []
+    found = hg.predict(
+        run,
+        Graphs(),
+        out,
+        model=make_model(),
+        node_budget=60,
+        workers=0,
+        on_progress=lambda done, total: again.append(done),
+    )
+    assert again[0] > seen[-1]
+    assert np.array_equal(found.outputs, expected.outputs)
+    assert found.spread is not None
+    assert np.array_equal(found.spread, expected.spread)  # type: ignore[arg-type]
+    assert out.read_text() == found.to_csv()
+    assert not Path(f"{out}.rows").exists()
+
+
+def test_shards_grow_where_there_would_be_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "SHARD_BYTES", 2**10)
+    monkeypatch.setattr(planning, "MOST_SHARDS", 4)
+    many = cache(make_model(), demo_graphs(24), tmp_path / "a", shard_bytes=2**10)
+    few = cache(make_model(), demo_graphs(24), tmp_path / "b")
+    assert many is not None
+    assert few is not None
+    assert len(many.manifest.shards) > 4 >= len(few.manifest.shards)
+
+
+def test_an_output_may_be_a_link_to_scratch_and_no_url(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "scratch")
+    cache(make_model(), demo_graphs(6), tmp_path / "link")
+    assert len(Cache.open(tmp_path / "scratch")) == len(Cache.open(tmp_path / "link")) == 6
+    with pytest.raises(ConfigError, match="found a URL, expected a local"):
+        cache(make_model(), demo_graphs(6), "s3://bucket/a.cache")
+    result = histograph("train-head", tmp_path / "link", "-o", "gs://bucket/run")
+    assert result.exit_code == 1
+    assert "found a URL" in result.output
+
+
+def test_links_to_files_are_followed_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache(make_model(), demo_graphs(6), tmp_path / "real")
+    (tmp_path / "linked").mkdir()
+    for path in (tmp_path / "real").iterdir():
+        (tmp_path / "linked" / path.name).symlink_to(path)
+    with pytest.raises(CacheError, match=f"found a symbolic link .{LINKS_VARIABLE}=1 follows"):
+        Cache.open(tmp_path / "linked")
+    monkeypatch.setenv(LINKS_VARIABLE, "1")
+    assert Cache.open(tmp_path / "linked")[3].history is not None
+    assert histograph("verify", tmp_path / "linked").exit_code == 0
+
+
+def test_rows_know_the_row_that_fails() -> None:
+    class Broken(Graphs):
+        def __getitem__(self, row: int) -> object:
+            raise RuntimeError("no such file")
+
+    with pytest.raises(hg.errors.DataError, match="mine: row 7: failed with RuntimeError: no such"):
+        IndexedRows(Broken(), "mine").given(7)
