@@ -125,7 +125,7 @@ def read_space(path: Path, head: str) -> dict[str, Range | Values]:
     except OSError:
         raise NotFoundError(f"{path}: found no file, expected a search space in TOML") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML file ({error})") from None
+        raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
     known = (*TRAINING_NAMES, *head_info(head).options())
     if not tables:
         raise ConfigError(f"{path}: found no option, expected some of {', '.join(known)}")

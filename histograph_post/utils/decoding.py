@@ -96,7 +96,7 @@ def read_toml_file(path: Path, *, error: type[HistographError] = ConfigError) ->
         raise error(str(refused)) from None
     except (ValueError, RecursionError) as refused:
         reason = "nested too deep" if isinstance(refused, RecursionError) else refused
-        raise error(f"{path}: not a TOML file ({reason})") from None
+        raise error(f"{path}: not a readable TOML file ({reason})") from None
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

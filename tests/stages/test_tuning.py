@@ -281,7 +281,7 @@ def test_a_space_is_read_from_a_file(tmp_path: Path) -> None:
         ("[lr]\nlow = 0.1", "expected values = "),
         ("[lr]\nlow = '0.1'\nhigh = 1", "expected values = "),
         ("", "found no option"),
-        ("[", "not a TOML file"),
+        ("[", "not a readable TOML file"),
     ],
 )
 def test_a_space_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:
