@@ -35,6 +35,15 @@ class _Summary:
 
 
 @dataclass(frozen=True)
+class _Interval:
+    """A 95 % interval of a paired difference."""
+
+    low: float | None = None
+    high: float | None = None
+    count: Count = 0
+
+
+@dataclass(frozen=True)
 class _Difference:
     """A paired difference."""
 
@@ -44,8 +53,8 @@ class _Difference:
     count: Count = 0
     baseline: str | None = None
     over: str | None = None
-    #: The same over single rows.
-    rows: _Difference | None = None
+    #: The interval of the same difference over single rows.
+    rows: _Interval | None = None
 
 
 @dataclass(frozen=True)
