@@ -36,7 +36,7 @@ class _Summary:
 
 @dataclass(frozen=True)
 class _Interval:
-    """A 95 % interval of a paired difference."""
+    """Where a difference lies, over rows."""
 
     low: float | None = None
     high: float | None = None
@@ -53,7 +53,7 @@ class _Difference:
     count: Count = 0
     baseline: str | None = None
     over: str | None = None
-    #: The interval of the same difference over single rows.
+    #: The same over single rows.
     rows: _Interval | None = None
 
 
