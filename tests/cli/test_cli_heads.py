@@ -205,6 +205,6 @@ def test_an_own_readout_that_is_better_is_to_be_kept(tmp_path: Path, seeds: str)
     assert kept in found.stdout
     assert histograph("report", tmp_path / "run").exit_code == 0
     page = (tmp_path / "run" / "report.html").read_text()
-    assert page.count(kept) == 1
+    assert "Keep your own readout" in page
     bold = page[page.index('<tr class="chosen">') :].partition("</th>")[0]
     assert bold.endswith("own readout")

@@ -329,6 +329,6 @@ def test_the_report_shows_the_search(demo_cache: Path, tmp_path: Path) -> None:
     written = hg.report(run)
     assert "search" in written.figures
     page = written.path.read_text()
-    assert "3 choices of options were tried" in page
+    assert "3 trials, of which trial 0 has the default options" in page
     for trial in table(tmp_path / "run"):
         assert f"{float(trial['valid_accuracy']):.3f}" in page
