@@ -35,6 +35,15 @@ class _Summary:
 
 
 @dataclass(frozen=True)
+class _Interval:
+    """Where a difference lies, over rows."""
+
+    low: float | None = None
+    high: float | None = None
+    count: Count = 0
+
+
+@dataclass(frozen=True)
 class _Difference:
     """A paired difference."""
 
@@ -45,7 +54,7 @@ class _Difference:
     baseline: str | None = None
     over: str | None = None
     #: The same over single rows.
-    rows: _Difference | None = None
+    rows: _Interval | None = None
 
 
 @dataclass(frozen=True)

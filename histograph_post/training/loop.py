@@ -7,8 +7,10 @@ parameters are trainable, and in nothing else.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -317,6 +319,20 @@ STATE_NAME = "state.pt"
 SAVE_EVERY = 1.0
 
 
+def _go_on(trainer: Trainer, path: Path, plan: str) -> None:
+    """Go on from a saved state of the same plan; a damaged one is said, and left alone."""
+    fresh = copy.deepcopy(trainer.state())
+    try:
+        found = load_state(path)
+        if found.pop("plan", "") == plan:
+            trainer.restore(found)
+    except Exception as error:  # whatever an edited file makes of it
+        trainer.restore(fresh)
+        reason = " ".join(str(error).split())[:200]
+        text = f"{path}: found a state that cannot be gone on with ({reason}); the fit begins again"
+        warnings.warn(text, stacklevel=3)
+
+
 def train_resumably(
     trainer: Trainer,
     folder: Path,
@@ -338,9 +354,7 @@ def train_resumably(
     """
     path = folder / STATE_NAME
     if path.exists():
-        found = load_state(path)
-        if found.pop("plan", "") == plan:
-            trainer.restore(found)
+        _go_on(trainer, path, plan)
     seconds: list[float] = []
     saved = time.perf_counter()
     while not trainer.is_done:

@@ -90,7 +90,8 @@ def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:
         (tmp_path / "results.json").write_text(text)
         with pytest.raises(ConfigError, match=expected):
             hg.Run.open(tmp_path)
-    (tmp_path / "results.json").write_text('{"task": {}, "folds": []}')
+    named = '"metric": "accuracy", "model": "gin", "data": "demo:"'
+    (tmp_path / "results.json").write_text(f'{{"task": {{}}, {named}, "folds": []}}')
     assert hg.Run.open(tmp_path).results["folds"] == []  # a backbone alone has no head
-    with pytest.raises(ConfigError, match="found no 'metric', expected the results of a run"):
+    with pytest.raises(ConfigError, match="found no 'higher_is_better', expected the results"):
         hg.report(tmp_path)

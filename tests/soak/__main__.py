@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=15, help="random kills per command")
     parser.add_argument("--rounds", type=int, default=5, help="of writers and readers")
     parser.add_argument("--signals", type=int, default=40, help="Ctrl-C and SIGTERM")
+    parser.add_argument("--faults", type=int, default=1, help="every N-th operation fails once")
     parser.add_argument("--fast", action="store_true", help="leave slow commands out")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
@@ -96,6 +97,10 @@ def main() -> int:
                 print(f"{place}: {problem}", file=sys.stderr, flush=True)
             attempts, broken = attempts + outcome.attempts, broken + wrong
             started = time.monotonic()
+    if asked.faults and not asked.command:
+        from .faults import main as faults
+
+        broken += faults(every=asked.faults)
     print(f"| **all** | | {attempts} | {attempts - broken} | {broken} | |")
     return 1 if broken else 0
 

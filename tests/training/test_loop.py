@@ -211,3 +211,21 @@ def test_a_fit_that_diverges_at_once_is_as_it_began(source: Rows) -> None:
     assert progress.diverged
     assert progress.best_epoch == -1
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "empty"])
+def test_a_damaged_state_is_said_and_the_fit_begins_again(
+    source: Rows, tmp_path: Path, damage: str
+) -> None:
+    expected = trainer(source, epochs=3)
+    expected.run()
+    state = {"cut": b"PK\x03\x04 cut short", "empty": b""}
+    if damage == "other":
+        torch.save({"network": {}, "optimizer": {}, "progress": {"epoch": 10**9}}, tmp_path / "x")
+        state["other"] = (tmp_path / "x").read_bytes()
+    (tmp_path / "state.pt").write_bytes(state[damage])
+    made = trainer(source, epochs=3)
+    with pytest.warns(UserWarning, match="the fit begins again"):
+        train_resumably(made, tmp_path)
+    for name, value in made.network.state_dict().items():
+        assert torch.equal(value, expected.network.state_dict()[name])
