@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...errors import ConfigError
 from ...utils import LEVELS
@@ -19,6 +19,10 @@ BASES = ("statistics", "all", "last")
 
 #: What ``node_attention`` was in the first version, by what it is.
 _FIRST_VERSION = {True: "exact", False: "none"}
+
+
+#: A word; what the first version had in its place is read as one.
+AttentionName: TypeAlias = str
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class HistoGraphConfig:
     eps: float = 1e-6
     radius: float = 2.0
     layer_heads: int = 4
-    node_attention: str = "auto"
+    node_attention: AttentionName = "auto"
     landmarks: int = 256
     zero_token: bool = False
     attention_dropout: float = 0.0
