@@ -60,7 +60,7 @@ class Embeddings:
         Args:
             path: An ``.npz`` file, which numpy reads without pickle; or ``.parquet`` with columns
                 ``id``, ``row``, ``smiles`` and ``vector``, a list of fixed length (extra
-                ``parquet``).
+                ``arrow``).
         """
         require_format(Path(path))
         write_bytes(Path(path), self.to_bytes(Path(path).suffix))
@@ -94,7 +94,7 @@ def require_format(path: Path) -> None:
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path}: expected a file that ends in {' or '.join(FORMATS)}")
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise MissingExtraError(f"{path}", extra="parquet")
+        raise MissingExtraError(f"{path}", extra="arrow")
 
 
 def embed(
