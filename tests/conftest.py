@@ -22,6 +22,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+#: Where tests take longest, first.
+_LONGEST = ("stages", "test_docs.py", "benchmarks", "runs", "test_examples.py", "cli", "reporting")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first, which keeps all processes busy to the end."""
+    root = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        first = item.path.relative_to(root).parts[0]
+        return _LONGEST.index(first) if first in _LONGEST else len(_LONGEST)
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Real data sets and checkpoints beside the project; the test skips where there are none."""

@@ -116,7 +116,7 @@ def test_molecules_from_the_checkpoint_to_the_table(bash, shared_data, tmp_path)
             EPOCHS="1",
         )
     )
-    assert "Test roc_auc over 1 fold and 3 seeds" in out
+    assert "roc_auc over 1 fold and 3 seeds" in out
     assert all(f" {head} " in out for head in ("mean", "concat", "histograph"))
     assert (tmp_path / "out" / "report.html").is_file()
 

@@ -76,6 +76,7 @@ def test_the_literal_algorithm_is_the_head(form: str, other: str, num_nodes: lis
         torch.testing.assert_close(found[name], value, rtol=1e-8, atol=1e-10, msg=name)
 
 
+@pytest.mark.long
 def test_every_measurement_gives_ratios_of_what_it_timed() -> None:
     started = []
     ratios = list(

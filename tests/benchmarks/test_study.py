@@ -241,6 +241,7 @@ def test_a_study_in_pieces_gives_what_it_gives_in_one_go(
     assert table.read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_readout_that_is_new_or_has_changed_is_fitted_alone(
     study_words: list[str], tmp_path: Path
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_readout_that_is_new_or_has_changed_is_fitted_alone(
     ]
 
 
+@pytest.mark.long
 def test_a_table_whose_folder_is_gone_is_taken_over(
     study_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ class Story:
         self._done += 1
         spec = SimpleNamespace(name=head, fold=0, seed=seed, label=head)
         self._watch.fit_done(
-            SimpleNamespace(spec=spec, scores={}, best_epoch=3, strength=None),
+            SimpleNamespace(spec=spec, scores={}, best_epoch=3, strength=None, diverged=False),
             self._done,
             self._total,
         )

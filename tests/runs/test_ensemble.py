@@ -140,7 +140,9 @@ def test_a_prediction_carries_its_spread(trained: Trained, tmp_path: Path) -> No
 
 
 # Tracing takes seconds a head.
-@pytest.mark.parametrize("trained", ["regressions", "link"], indirect=True)
+@pytest.mark.parametrize(
+    "trained", [pytest.param("regressions", marks=pytest.mark.long), "link"], indirect=True
+)
 def test_the_program_is_that_of_the_mean(trained: Trained, tmp_path: Path) -> None:
     hg.export(trained.run, tmp_path / "head.pt2")
     program = torch.export.load(str(tmp_path / "head.pt2")).module()

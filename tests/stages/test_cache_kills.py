@@ -87,7 +87,9 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("shard_bytes", "budget"), [(100_000, 150), (20_000, 300)])
+@pytest.mark.parametrize(
+    ("shard_bytes", "budget"), [(100_000, 150), pytest.param(20_000, 300, marks=pytest.mark.long)]
+)
 def test_a_kill_costs_the_shard_in_hand_and_the_batches_that_wait(
     tmp_path: Path, shard_bytes: int, budget: int
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_kill_costs_the_shard_in_hand_and_the_batches_that_wait(
         assert len(list(out.glob("shard-*.partial"))) <= 1
 
 
+@pytest.mark.long
 def test_killed_on_nci1_and_resumed_gives_the_same_bytes(shared_data: Path, tmp_path: Path) -> None:
     checkpoint = save_model(tmp_path, 37)
     moment = int(np.random.default_rng().integers(1, 15))
