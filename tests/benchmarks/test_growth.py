@@ -53,6 +53,7 @@ def test_scratch_memory_inside_an_operation_counts() -> None:
     assert peak_bytes(values.median) >= 4 * MEGABYTE
 
 
+@pytest.mark.long
 def test_a_long_step_runs_once_and_a_short_one_often() -> None:
     runs = []
     assert measure(lambda: runs.append(1), 8, seconds=0.0).runs == len(runs) == 1

@@ -216,6 +216,7 @@ def study_words(tmp_path: Path) -> list[str]:
     return [str(write_study(tmp_path)), "--data-root", str(tmp_path), "-o", str(tmp_path / "out")]
 
 
+@pytest.mark.long
 def test_a_study_in_pieces_gives_what_it_gives_in_one_go(
     study_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +372,7 @@ def test_parts_of_a_table_are_the_same_every_time(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_seeds_together_are_the_mean_of_their_outputs(study_words: list[str]) -> None:
     out = Path(study_words[-1])
     main([*study_words, "--only", "demo/gin/*"])

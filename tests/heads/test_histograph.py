@@ -349,6 +349,7 @@ class TestInputs:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             output.sum().backward()
 
+    @pytest.mark.long
     @pytest.mark.filterwarnings("ignore")  # torch warns of its own tracing
     def test_a_compiled_head_gives_the_same(self, toy: Any) -> None:
         head, history = toy.head([6] * 4, mix="all"), torch.stack(toy.history([6] * 4, SIZES), 1)

@@ -95,7 +95,7 @@ def inputs_of(predictor: nn.Module, batch: Batch) -> tuple[object, Tensor]:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("binary", {"warm_start": True}),
+        pytest.param("binary", {"warm_start": True}, marks=pytest.mark.long),
         ("node", {"zero_token": True, "layer_norm": True, "mixing": "delayed"}),
         ("link", {"normalization": "signed", "layer_heads": 1, "mix": "last"}),
         ("narrowing", {"history_layers": 2, "heads": 1, "node_attention": "landmark"}),

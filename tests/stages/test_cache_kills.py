@@ -32,7 +32,7 @@ source = load_pretrained(
 calls = 0
 def progress(done, total):
     global calls
-    calls += 1
+    calls += done > 0  # after a batch, not before the first
     if calls == int(moment):
         os.kill(os.getpid(), signal.SIGKILL)
 cache(source.model, source.dataset, out, shard_bytes=int(shard_bytes), node_budget=int(budget),

@@ -128,7 +128,7 @@ def test_rows_are_brought_to_one_scale_each() -> None:
     torch.testing.assert_close(EachLayerNorm([4])([layers[0][2:3]])[0], found[0][2:3])
 
 
-@pytest.mark.parametrize("depth", [2, 64])
+@pytest.mark.parametrize("depth", [2, pytest.param(64, marks=pytest.mark.long)])
 @pytest.mark.parametrize("data", ["demo:", "planetoid:Cora"])
 def test_any_depth_trains_for_graphs_and_nodes(
     depth: int, data: str, tmp_path: Path, request: pytest.FixtureRequest

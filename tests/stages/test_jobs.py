@@ -187,10 +187,13 @@ def end_to_end(folder: Path, out: Path, jobs: int | None) -> None:
     hg.pretrain(model, "demo:", out, head="histograph", training=QUICK, jobs=jobs, **options)
 
 
-LONG = [pytest.param(run, marks=pytest.mark.long) for run in (compare, pretrain, end_to_end)]
+LONG = [
+    pytest.param(run, marks=pytest.mark.long)
+    for run in (compare, tune, finetune, pretrain, end_to_end)
+]
 
 
-@pytest.mark.parametrize("run", [train, tune, finetune, *LONG])
+@pytest.mark.parametrize("run", [train, *LONG])
 def test_any_number_of_jobs_gives_the_same_bytes(
     folder: Path, tmp_path: Path, run: Callable[[Path, Path, int | None], None]
 ) -> None:

@@ -130,7 +130,7 @@ def whole(demo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(  # in the first trial, a later one, the last fits
-    "epochs", [1, pytest.param(6, marks=pytest.mark.long), 14]
+    "epochs", [1, *(pytest.param(epoch, marks=pytest.mark.long) for epoch in (6, 14))]
 )
 def test_a_killed_search_ends_as_if_it_had_not_been(
     demo_cache: Path, whole: Path, tmp_path: Path, epochs: int
