@@ -69,7 +69,7 @@ class SavedBackbone:
             file=file,
             model=ModelSpec(
                 model["spec"],
-                model["args"],
+                _arguments(model["args"]),
                 None if checkpoint is None else Path(checkpoint),
                 out_dim=model["out_dim"],
                 weights_sha256=value["weights_sha256"],
@@ -78,7 +78,7 @@ class SavedBackbone:
             ),
             data=DataSpec(
                 data["spec"],
-                data["args"],
+                _arguments(data["args"]),
                 fingerprint=data["fingerprint"],
                 recorded_in=str(file),
             ),
@@ -320,3 +320,10 @@ def check_backbone(
     if saved.provenance is None or isinstance(offered, Cache):
         return []
     return check_provenance(saved.provenance, saved.folder, offered, saved.capture)
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    """Return arguments that a file records; anything but names and values is refused."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"found args {value!r}, expected names and values")
+    return dict(value)

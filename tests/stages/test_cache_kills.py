@@ -33,7 +33,7 @@ calls = 0
 def progress(done, total):
     global calls
     calls += done > 0  # after a batch, not before the first
-    if calls == int(moment):
+    if done and calls == int(moment):
         os.kill(os.getpid(), signal.SIGKILL)
 cache(source.model, source.dataset, out, shard_bytes=int(shard_bytes), node_budget=int(budget),
       on_progress=progress)
