@@ -15,6 +15,7 @@ import torch
 from ..caches import Cache
 from ..errors import ConfigError
 from ..heads.base import Readout
+from ..heads.option_checks import own_code
 from ..heads.registry import (
     RIVALS,
     build_reader,
@@ -22,7 +23,6 @@ from ..heads.registry import (
     head_name,
     head_names,
     is_solved,
-    own_code,
     refuse_rivals,
 )
 from ..metrics import Key

@@ -11,9 +11,7 @@ import ast
 import functools
 import inspect
 import re
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -22,11 +20,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import ConfigError, HistographError
+from ..errors import ConfigError
 from ..utils import LEVELS
-from ..utils.machine import machine_memory
 from ..utils.ranges import require_sane
 from ..utils.specifications import imported_place
+from .option_checks import LARGE, check_option, own_code, require_memory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,9 +38,6 @@ ENTRY_POINTS = "histograph_post.heads"
 
 #: Arguments of every head's constructor that :func:`build_head` passes itself.
 _FIXED = ("in_dims", "out_dim", "level")
-
-#: A number from which on a head may be too large for the machine.
-_LARGE = 4096
 
 
 @dataclass(frozen=True)
@@ -467,86 +462,15 @@ def build_head(
     }
     readout = info.load()
     for option, value in (options | words).items():
-        _check_option(name, inspect.signature(readout).parameters[option], value)
+        check_option(name, inspect.signature(readout).parameters[option], value)
         require_sane(option, value)
     build = functools.partial(
         readout, in_dims, out_dim, level=level, **info.preset, **options | words
     )
     with own_code(readout):
-        if any(isinstance(value, int) and value > _LARGE for value in options.values()):
-            _require_memory(name, build)
+        if any(isinstance(value, int) and value > LARGE for value in options.values()):
+            require_memory(name, build)
         return build()
-
-
-def _require_memory(name: str, build: Callable[[], nn.Module]) -> None:
-    """Refuse a head that could not be trained on this machine, without allocating it."""
-    import torch
-
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in build().parameters())
-    needed, there = 16 * count, machine_memory()  # weights, gradients, and two moments of Adam
-    if needed > there:
-        raise ConfigError(
-            f"head {name!r}: found options that take {needed / 1e9:,.0f} GB to train, expected at "
-            f"most the {there / 1e9:,.0f} GB of this machine; a smaller dim"
-        )
-
-
-#: What an annotation says, the values that fit it, and how an error calls them.
-_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
-    {
-        "int": ((int,), "a whole number"),
-        "float": ((int, float), "a number"),
-        "bool": ((bool,), "true or false"),
-        "str": ((str,), "a word"),
-        "None": ((type(None),), "none"),
-    }
-)
-
-
-def _check_option(head: str, parameter: inspect.Parameter, value: Any) -> None:
-    """Refuse a value that is not of the kind its option is annotated with, as far as that says."""
-    annotation: Any = parameter.annotation
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    kinds = [part.strip() for part in str(text).split("|")]
-    if any(kind not in _KINDS for kind in kinds):
-        return
-    for kind in kinds:
-        types, _ = _KINDS[kind]
-        if isinstance(value, types) and (kind == "bool" or not isinstance(value, bool)):
-            return
-    several = ""
-    if isinstance(value, str) and re.search(r",\s*\w+=", value):
-        several = "; give --head-args once for each option"
-    raise ConfigError(
-        f"head {head!r}: found {parameter.name}={value!r}, expected "
-        f"{' or '.join(_KINDS[kind][1] for kind in kinds)}{several}"
-    )
-
-
-@contextmanager
-def own_code(head: type[Readout] | Readout) -> Iterator[None]:
-    """Turn what goes wrong inside a readout of one's own into one line that says where.
-
-    Errors of this package's readouts are ours, and stay as they are.
-    """
-    try:
-        yield
-    except HistographError:
-        raise
-    except Exception as error:
-        readout = head if isinstance(head, type) else type(head)
-        if (readout.__module__ or "").partition(".")[0] == __name__.partition(".")[0]:
-            raise
-        file = inspect.getsourcefile(readout) or readout.__module__
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-        if not frames:
-            raise
-        where = f"{Path(file).name}:{frames[-1].lineno} ({frames[-1].name})"
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"head {readout.__name__!r} failed at {where}: {type(error).__name__}: {reason}"
-        ) from error
 
 
 def build_reader(

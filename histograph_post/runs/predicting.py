@@ -23,7 +23,7 @@ from ..data.reading import Reading, remove_rows, rows_beside
 from ..data.streaming import StreamedGraphs
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
-from ..heads.registry import own_code
+from ..heads.option_checks import own_code
 from ..models.checkpoints import weights_sha256
 from ..models.model_call import given_to
 from ..tasks import has_labels
