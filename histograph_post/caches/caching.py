@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from .. import __version__
-from ..capture.repeating import repeatable
+from ..capture.passes import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..data.reading import Reading, remove_rows, rows_beside
 from ..errors import CacheError, CaptureError, ConfigError, OutputExistsError

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from ..capture import Capture, CapturePlan
-from ..capture.repeating import TOLERANCES, apart, device_of, repeatable
-from ..capture.tensors import eager_module, frozen
+from ..capture.passes import TOLERANCES, apart, device_of, eager_module, frozen, repeatable
 from ..data import GraphDataset
 from ..data.batching import make_batch, to_device
 from ..data.dataset import probe_graphs

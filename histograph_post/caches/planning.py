@@ -20,9 +20,9 @@ from torch_geometric.data import Batch
 
 from .. import __version__
 from ..capture import Capture, CapturePlan, Parity, check_parity, plan_capture
+from ..capture.checks import require_unneeded
 from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
-from ..capture.needed import require_unneeded
-from ..capture.repeating import (
+from ..capture.passes import (
     device_of,
     is_repeatable,
     repeat_note,

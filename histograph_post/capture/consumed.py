@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..errors import CaptureError
-from .functions import LINEAR, SLICING
 from .layers import Layer, Layers
-from .trace import Source
+from .trace import LINEAR, SLICING, Source
 
 
 def choose_inputs(layers: Layers, ends: Sequence[int]) -> dict[int, int | None]:

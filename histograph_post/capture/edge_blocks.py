@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import MessagePassing
 
-from .parity import TOLERANCE
+from .checks import TOLERANCE
+from .passes import eager_module, frozen
 from .points import CapturePlan
 from .recorder import Capture
-from .tensors import eager_module, frozen
 
 #: Graphs with more edges are run this way: 512 MB of messages with 64 channels.
 MOST_EDGES = 1 << 21

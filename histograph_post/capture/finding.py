@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from torch_geometric.nn import MessagePassing
 
 from ..errors import CaptureError
-from .functions import INDEXING, LINEAR, SLICING
 from .layers import Layer, Layers, is_pooling, made_by
-from .trace import FunctionCall, ModuleCall, Source, Trace
+from .trace import INDEXING, LINEAR, SLICING, FunctionCall, ModuleCall, Source, Trace
 
 
 def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool = False) -> Layers:

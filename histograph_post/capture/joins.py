@@ -10,10 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .functions import CONCATENATING, JOINING, MULTIPLYING, SLICING, SUMMING
-from .layers import Layer, Layers
-from .trace import FunctionCall
-from .weights import LinearMaps
+from .layers import Layer, Layers, LinearMaps
+from .trace import CONCATENATING, JOINING, MULTIPLYING, SLICING, SUMMING, FunctionCall
 
 
 @dataclass(frozen=True)

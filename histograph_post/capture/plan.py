@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
 from torch import nn
 from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import MessagePassing
@@ -22,12 +21,12 @@ from ..models.spec import CallForm
 from .consumed import choose_inputs
 from .finding import find_layers, refuse_hidden_steps, repeats
 from .layers import Layers
+from .passes import eager_module
 from .points import POOLED, CapturePlan, CapturePoint, TimedPoint, anchor_value, module_point
-from .probing import probe_batches
+from .probe import probe
 from .readout import BranchEnd, Consumed, find_ends
 from .selection import asks_for_steps, select_points, split_layers
-from .tensors import eager_module, frozen
-from .trace import ModuleCall, Trace, run_trace
+from .trace import ModuleCall, Trace
 
 
 def plan_capture(
@@ -68,7 +67,7 @@ def plan_capture(
             )
     call = CallForm(given_to(model, batch, no_pass), tuple(no_pass))
     parts = split_layers(layers)
-    trace = _probe(model, batch, no_pass)
+    trace = probe(model, batch, no_pass)
     automatic = _automatic(trace, steps=asks_for_steps(parts))
     if parts in (["auto"], ["steps"]):
         if automatic.problem is not None:
@@ -90,28 +89,6 @@ def _in_order(points: Sequence[TimedPoint]) -> tuple[CapturePoint, ...]:
     if states:
         ordered.remove(states[-1])
     return (*ordered, *states[-1:])
-
-
-def _probe(model: nn.Module, batch: Batch, no_pass: Sequence[str]) -> Trace:
-    """Run the model on a batch in which node rows cannot be mistaken for anything else."""
-    refused: Exception | None = None
-    for probe in probe_batches(model, batch):
-        try:
-            # Not inference mode: its tensors do not count in-place changes.
-            with frozen(model), torch.inference_mode(False), torch.no_grad():
-                # Models may write into what they are given.
-                return run_trace(model, visible(probe.clone(), no_pass))
-        except CaptureError:
-            raise
-        except Exception as error:
-            # A model may refuse graphs that were changed; it must take those it was given.
-            if probe is batch:
-                raise
-            refused = refused or error
-    raise CaptureError(
-        f"the probe graphs have as many edges as nodes ({int(batch.num_nodes)}), and the model "
-        f"does not run on others ({refused}); name the modules to capture with --layers"
-    )
 
 
 # --- the automatic list

@@ -24,11 +24,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import CaptureError
-from .functions import GATING, LINEAR, MULTIPLYING, RESHAPING, SQUASHING
 from .joins import Join, Joins
-from .layers import Layers, is_coarsening, is_pooling, made_by
-from .trace import FunctionCall, ModuleCall, Trace
-from .weights import LinearMaps
+from .layers import Layers, LinearMaps, is_coarsening, is_pooling, made_by
+from .trace import (
+    GATING,
+    LINEAR,
+    MULTIPLYING,
+    RESHAPING,
+    SQUASHING,
+    FunctionCall,
+    ModuleCall,
+    Trace,
+)
 
 _END = sys.maxsize
 

@@ -24,9 +24,8 @@ from torch_geometric.data import Batch
 
 from ..errors import CaptureError
 from ..models import call_model
+from .passes import Enter, Leave, eager_module, function_name, is_counted, tensors_in, watch_calls
 from .points import CapturePlan, CapturePoint
-from .tensors import eager_module, function_name, is_counted, tensors_in
-from .watching import Enter, Leave, watch_calls
 
 #: Takes the number of a layer and its tensor, ``[num_nodes, width]``; returns a copy.
 CopyLayer = Callable[[int, Tensor], Tensor]

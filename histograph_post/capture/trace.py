@@ -1,4 +1,4 @@
-"""The trace of a probe pass: a model is run once, and all it does is recorded.
+"""The trace of a probe pass: all that a model did when it was run once.
 
 Every state of a tensor is a :class:`Value`, so a tensor that is changed in place becomes a new
 one. Values, function calls and module calls share one clock; a value's parents always have a
@@ -8,34 +8,12 @@ smaller index than the value itself.
 from __future__ import annotations
 
 import enum
-import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch_geometric.data import Batch
-from torch_geometric.nn import MessagePassing
-
-from ..models import call_model
-from .tensors import function_name, is_counted, tensors_in, version_of
-from .watching import Enter, Leave, watch_calls, watch_propagation
-
-#: Functions that read the shape and type of their argument, never its numbers.
-_SHAPE_ONLY = frozenset(
-    f"{name}_like" for name in ("zeros", "ones", "full", "empty", "rand", "randn", "randint")
-) | {f"new_{name}" for name in ("zeros", "ones", "full", "empty", "tensor")}
-
-#: Functions that do so with all arguments but the first.
-_SHAPE_OF_OTHERS = frozenset({"expand_as", "view_as", "reshape_as", "type_as"})
+from torch import nn
 
 
 class Source(enum.Flag):
@@ -163,202 +141,44 @@ class Trace:
         return Source.EDGE in sources and Source.NODE not in sources
 
 
-# --- the probe pass
+# --- the names of torch functions, by what they do to the rows of nodes
 
+#: Functions that multiply matrices.
+LINEAR = frozenset(
+    {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "addmm", "bmm", "baddbmm", "spmm"}
+    | {"einsum", "bilinear", "tensordot", "sparse_mm"}
+)
 
-def run_trace(model: nn.Module, batch: Batch) -> Trace:
-    """Run the model once, recording every call; hooks are removed whatever happens."""
-    recorder = _Recorder(model, batch)
-    with ExitStack() as watched:
-        for name, module in model.named_modules():
-            watched.enter_context(watch_calls(module, *recorder.hooks(name)))
-            if isinstance(module, MessagePassing):
-                watched.enter_context(watch_propagation(module, *recorder.hooks(name, "propagate")))
-        with _ScriptedOperators(), recorder:
-            output = call_model(model, batch)
-        outputs = tuple(recorder.value_of(tensor) for tensor in tensors_in(output))
-    return Trace(
-        num_nodes=int(batch.num_nodes),
-        num_graphs=int(getattr(batch, "num_graphs", 1)),
-        values=recorder.values,
-        functions=recorder.functions,
-        modules=recorder.modules,
-        steps=recorder.steps,
-        outputs=outputs,
-    )
+#: Functions that read or write rows by an index.
+INDEXING = frozenset(
+    {"index_select", "gather", "take_along_dim", "__getitem__", "__setitem__", "embedding"}
+    | {"index_add", "index_add_", "index_copy", "index_copy_", "index_put", "index_put_"}
+    | {"scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"}
+    | {"scatter_mean", "scatter_max", "segment_reduce", "index_reduce", "index_reduce_", "index"}
+)
 
+#: Functions that cut a tensor into parts.
+SLICING = frozenset(
+    {"chunk", "split", "split_with_sizes", "tensor_split", "unbind", "narrow", "hsplit"}
+    | {"__getitem__", "select", "unsafe_chunk", "unsafe_split"}
+)
 
-class _ScriptedOperators(TorchDispatchMode):
-    """Calls operators from Python, so that those of scripted functions are seen like others."""
+#: Functions that put tensors side by side, or one into a part of the other.
+CONCATENATING = frozenset(
+    {"cat", "concat", "concatenate", "hstack", "column_stack", "dstack", "stack", "__setitem__"}
+)
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        return func(*args, **(kwargs or {}))
+SUMMING = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "lerp", "addcmul"})
+MAXIMISING = frozenset({"max", "maximum", "fmax", "min", "minimum"})
+MULTIPLYING = frozenset({"mul", "mul_", "__mul__", "__rmul__", "multiply"})
 
+#: Functions by which layers are joined.
+JOINING = CONCATENATING | SUMMING | MAXIMISING | MULTIPLYING
 
-@dataclass
-class _Known:
-    """A tensor that was seen; holding it keeps its id and its storage from being used again."""
+#: Functions that end a network with a row per node.
+SQUASHING = frozenset({"softmax", "log_softmax", "sigmoid", "sigmoid_", "logsigmoid"})
 
-    tensor: Tensor
-    version: int
-    value: int
+#: Functions that make a weight per node.
+GATING = SQUASHING | {"exp", "exp_", "tanh"}
 
-
-class _Recorder(TorchFunctionMode):
-    """Numbers the values and records the calls."""
-
-    def __init__(self, model: nn.Module, batch: Batch) -> None:
-        super().__init__()
-        self.values: list[Value] = []
-        self.functions: list[FunctionCall] = []
-        self.modules: list[ModuleCall] = []
-        self.steps: list[ModuleCall] = []
-        self._open: list[ModuleCall] = []
-        self._counts: Counter[str] = Counter()
-        self._tick = itertools.count(1).__next__
-        self._known: dict[int, _Known] = {}
-        self._latest_on_storage: dict[int, int] = {}
-        for weight in (*model.parameters(), *model.buffers()):
-            self._add(weight, version_of(weight), sources=Source.WEIGHT)
-        for key, attribute in batch.to_dict().items():
-            for tensor in tensors_in(attribute):
-                self._add(tensor, version_of(tensor), sources=_source_of(key, tensor))
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run the function and record it if it returned or changed a tensor."""
-        kwargs = kwargs or {}
-        arguments = tensors_in(args, kwargs)
-        versions = [version_of(tensor) for tensor in arguments]
-        result = func(*args, **kwargs)
-        returned = tensors_in(result)
-        changed = [
-            tensor
-            for tensor, version in zip(arguments, versions, strict=True)
-            if version_of(tensor) != version
-        ]
-        if returned or changed:
-            name = function_name(func)
-            values = tuple(map(self._value_at, arguments, versions))
-            inputs = values[: 0 if name in _SHAPE_ONLY else 1 if name in _SHAPE_OF_OTHERS else None]
-            if isinstance(func, OpOverload) and name.endswith("_") and not changed:
-                # Inside a scripted function the version is counted after the operator has run.
-                self._add(arguments[0], versions[0], inputs)
-            outputs = [self.value_of(tensor, inputs) for tensor in (*returned, *changed)]
-            slots = [self.value_of(tensor) for tensor in (*returned, *arguments)]
-            self.functions.append(
-                FunctionCall(
-                    time=self._tick(),
-                    name=name,
-                    counted=is_counted(func, returned),
-                    inputs=inputs,
-                    outputs=tuple(dict.fromkeys(outputs)),
-                    slots=tuple(slots),
-                )
-            )
-        return result
-
-    def hooks(self, name: str, method: str = "") -> tuple[Enter, Leave]:
-        """Return what records the calls of the module called ``name``, or of a method of it."""
-        if method:
-            name = f"{name}.{method}" if name else method
-        calls = self.steps if method else self.modules
-
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._counts[name] += 1
-            with torch._C.DisableTorchFunction():
-                call = ModuleCall(
-                    name=name,
-                    module=module,
-                    number=self._counts[name],
-                    start=self._tick(),
-                    inputs=tuple(map(self.value_of, tensors_in(args, kwargs))),
-                    parent=self._open[-1] if self._open else None,
-                    first_value=len(self.values),
-                )
-            calls.append(call)
-            self._open.append(call)
-
-        def leave(module: nn.Module, output: Any) -> None:
-            with torch._C.DisableTorchFunction():
-                call = self._open.pop()
-                while call.name != name:  # a call that raised, and the model went on
-                    call = self._open.pop()
-                # Where an operation was not seen, a module's output comes from its input.
-                outputs = [self.value_of(tensor, call.inputs) for tensor in tensors_in(output)]
-                call.outputs = tuple(outputs)
-                call.end_value = len(self.values)
-                call.end = self._tick()
-
-        return enter, leave
-
-    def value_of(self, tensor: Tensor, parents: Iterable[int] = ()) -> int:
-        """Return the value of the tensor as it is now; a new one is made of ``parents``."""
-        return self._value_at(tensor, version_of(tensor), tuple(parents))
-
-    def _value_at(self, tensor: Tensor, version: int, parents: tuple[int, ...] = ()) -> int:
-        known = self._known.get(id(tensor))
-        if known is not None and known.version == version:
-            return known.value
-        if not parents:
-            # Seen for the first time, or changed behind our back: through a view of the same
-            # memory, if anything.
-            latest = self._latest_on_storage.get(_storage(tensor))
-            parents = () if latest is None else (latest,)
-            parents += () if known is None else (known.value,)
-        return self._add(tensor, version, parents)
-
-    def _add(
-        self,
-        tensor: Tensor,
-        version: int,
-        parents: tuple[int, ...] = (),
-        sources: Source = Source.NONE,
-    ) -> int:
-        for parent in parents:
-            sources |= self.values[parent].sources
-        value = Value(
-            index=len(self.values),
-            shape=_shape(tensor),
-            floating=tensor.is_floating_point(),
-            sources=sources,
-            parents=tuple(dict.fromkeys(parents)),
-        )
-        self.values.append(value)
-        self._known[id(tensor)] = _Known(tensor, version, value.index)
-        if (storage := _storage(tensor)) != 0:
-            self._latest_on_storage[storage] = value.index
-        return value.index
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    """Return the shape of a tensor; of a nested one the number of tensors in it."""
-    return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
-
-
-def _storage(tensor: Tensor) -> int:
-    """Return the address of the tensor's memory; 0 if it has none, or not one piece of it."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # sparse tensors, tensors that wrap others
-        return 0
-
-
-def _source_of(key: str, tensor: Tensor) -> Source:
-    if key == "y" or key.startswith("edge_label"):
-        return Source.NONE
-    if key.startswith(("edge", "adj")) or tensor.layout != torch.strided:
-        return Source.EDGE
-    # The batch vector holds which rows belong together, nothing of the nodes themselves.
-    return Source.NONE if key in ("batch", "ptr") else Source.NODE
+RESHAPING = frozenset({"squeeze", "squeeze_", "view", "reshape", "flatten", "__getitem__"})

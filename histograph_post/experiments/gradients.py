@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from ..capture import Capture, CapturePlan
-from ..capture.needed import needed_parameters
-from ..capture.tensors import frozen
+from ..capture.checks import needed_parameters
+from ..capture.passes import frozen
 from ..errors import ConfigError
 from .unfreezing import BackboneOptions, chosen_parameters
 

@@ -8,7 +8,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, global_mean_pool
 
 from histograph_post.capture import plan_capture
-from histograph_post.capture.needed import needed_parameters
+from histograph_post.capture.checks import needed_parameters
 
 from ..helpers import demo_graphs
 
