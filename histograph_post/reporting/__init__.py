@@ -1,10 +1,9 @@
 """The report: what a run found, as one page and as figures.
 
-outcomes        what the run predicted for its test rows, and which of them to show
-predicted_rows  each test row once, by name, as a table to sort
+outcomes        what the run predicted for its test rows: fold by fold, as a table, as examples
 layer_analysis  what layers and head do to the nodes
 depth           the score against the number of layers kept
-*_charts        figures; attention_scale colours nodes, molecules and vector draw molecules
+*_charts        figures; molecules draws molecules, figures has the one look of all of them
 sections, page  the page
 building        ``report``: all of it
 """

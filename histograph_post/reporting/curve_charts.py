@@ -15,8 +15,7 @@ from ..runs.run import Run
 from ..tasks import Task
 from ..utils.text import number, plural
 from .figures import CHOSEN, DASHES, GRID, MUTED, RIVAL, Chart, Figure, series_colour
-from .outcomes import Outcome, chosen_outcomes, outcomes_of, readout_to_beat
-from .predicted_rows import combined
+from .outcomes import Outcome, chosen_outcomes, combined, outcomes_of, readout_to_beat
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

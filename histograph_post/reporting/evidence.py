@@ -31,8 +31,7 @@ from .layer_analysis import (
 )
 from .layer_charts import evolution_figures, smoothness_figures, weight_sets_figure, weights_figure
 from .molecules import Molecule, find_molecules
-from .outcomes import Outcome, choose_examples, chosen_outcomes, row_losses
-from .predicted_rows import MAX_ROWS, combined
+from .outcomes import MAX_ROWS, Outcome, choose_examples, chosen_outcomes, combined, row_losses
 
 # --- layer weights by class: which graphs to average over
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
 
 from ..errors import MissingExtraError
 from ..utils.files import atomic_path
@@ -191,3 +193,120 @@ def require_matplotlib() -> Any:
     except ImportError:
         raise MissingExtraError("a report", extra="report") from None
     return matplotlib
+
+
+# --- a table of shaded cells: shares by opacity, so that it reads in both themes
+
+#: The darkest cell: text on it must stay readable, in both themes.
+_DARKEST = 0.5
+
+
+def draw_cells(
+    axes: Axes,
+    shares: np.ndarray,
+    texts: Sequence[Sequence[str]],
+    *,
+    colour: str,
+    negative: str | None = None,
+) -> None:
+    """Draw a matrix of cells.
+
+    Args:
+        axes: Where to draw; rows go down.
+        shares: How dark each cell is, -1 to 1, ``[rows, columns]``.
+        texts: What stands in each cell.
+        colour: Colour of the cells.
+        negative: Colour of cells whose share is below zero.
+    """
+    from matplotlib.colors import to_rgba
+    from matplotlib.patches import Rectangle
+
+    rows, columns = shares.shape
+    size = 8.0 if columns <= 7 else 6.0
+    for row in range(rows):
+        for column in range(columns):
+            share = float(shares[row, column])
+            base = negative if negative is not None and share < 0 else colour
+            opacity = 0.04 + (_DARKEST - 0.04) * abs(share)
+            axes.add_patch(
+                Rectangle(
+                    (column - 0.48, row - 0.48),
+                    0.96,
+                    0.96,
+                    facecolor=to_rgba(base, opacity),
+                    linewidth=0,
+                )
+            )
+            axes.text(
+                column,
+                row,
+                texts[row][column],
+                ha="center",
+                va="center",
+                fontsize=size,
+                color=INK,
+            )
+    axes.set_xlim(-0.5, columns - 0.5)
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+# --- how attention is coloured: one scale for every drawing of every report, and its legend
+
+#: Ends of the scale, in times the mean attention of a graph; beyond them colours stay as they are.
+#: Logarithmic: one node may have eleven times the mean, and most differ by less than two.
+LOWEST, HIGHEST = 1 / 4, 8.0
+
+#: Opacity at both ends. Letters of atoms stand on the colour and must stay readable.
+_FAINT, _FULL = 0.04, 0.75
+
+
+def attention_shares(received: np.ndarray) -> np.ndarray:
+    """Return where on the scale each node of a graph is, 0 to 1: ``[num_nodes]``.
+
+    Args:
+        received: What each node of the *whole* graph receives, ``[num_nodes]``.
+    """
+    times = received / max(float(received.mean()), 1e-12)
+    within = np.log2(np.clip(times, LOWEST, HIGHEST) / LOWEST)
+    return np.asarray(within / np.log2(HIGHEST / LOWEST))
+
+
+def attention_opacity(share: float) -> float:
+    """Return the opacity of a place on the scale."""
+    return _FAINT + (_FULL - _FAINT) * share
+
+
+def scale_figure() -> Figure:
+    """Draw the scale: a node at every doubling, as it looks in the drawings."""
+    ticks = {LOWEST: "¼ or less", 0.5: "½", 1.0: "1", 2.0: "2", 4.0: "4", HIGHEST: "8 or more"}
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.colors import to_rgba
+
+        places = np.arange(len(ticks))
+        shares = places / places[-1]  # doublings are equal steps
+        axes.scatter(
+            places,
+            np.zeros(len(ticks)),
+            s=90,
+            facecolors=[to_rgba(RIVAL, attention_opacity(float(share))) for share in shares],
+            edgecolors=INK,
+            linewidths=0.7,
+        )
+        for place, text in zip(places, ticks.values(), strict=True):
+            axes.text(float(place), -0.9, text, ha="center", va="top", color=INK)
+        axes.set_xlim(-0.6, len(ticks) - 0.4)
+        axes.set_ylim(-2.2, 0.8)
+        axes.set_axis_off()
+
+    return Figure(
+        name="attention-scale",
+        title="Attention, times the mean of the graph",
+        caption="",
+        alternative="Scale of colours from a quarter of the mean attention or less, hardly "
+        "coloured, to eight times the mean or more, full orange; each doubling is an equal step.",
+        picture=Chart(draw, size=(4.2, 0.55)),
+    )

@@ -12,11 +12,19 @@ from scipy.sparse.csgraph import shortest_path
 
 from ..caches import Cache, CachedGraph
 from ..utils.text import plural
-from .attention_scale import attention_opacity, attention_shares
-from .figures import INK, MUTED, PAPER, RIVAL, Chart, Figure, Picture
+from .figures import (
+    INK,
+    MUTED,
+    PAPER,
+    RIVAL,
+    Chart,
+    Figure,
+    Picture,
+    attention_opacity,
+    attention_shares,
+)
 from .molecules import Molecule, MoleculePicture
-from .outcomes import MAX_DRAWN_NODES, Example
-from .predicted_rows import row_title
+from .outcomes import MAX_DRAWN_NODES, Example, row_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

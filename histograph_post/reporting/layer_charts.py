@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..utils.text import MINUS, number, plural
-from .figures import CHOSEN, DASHES, MARKERS, MUTED, RIVAL, Chart, Figure, series_colour
+from .figures import CHOSEN, DASHES, MARKERS, MUTED, RIVAL, Chart, Figure, draw_cells, series_colour
 from .layer_analysis import LayerProfile, Quartiles, Smoothness
-from .prediction_charts import draw_cells
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,5 +184,44 @@ def _loss_figure(run: Run, fits: Fits) -> Figure | None:
         caption="Thin lines are single fits; grey verticals mark the epoch that validation chose."
         + (_SOLVED if run.head in _solved(run) else ""),
         alternative=f"Loss by epoch: {ends}.",
+        picture=Chart(draw),
+    )
+
+
+def trials_figure(run: Run, trials: list[Any], scored: list[Any]) -> Figure:
+    """Draw what every trial of a search has scored, and the best so far."""
+    metric = metric_name(run.results["metric"])
+    places = [trial["number"] for trial in scored]
+    scores = [trial["score"] for trial in scored]
+    best = list(accumulate(scores, max if run.results["higher_is_better"] else min))
+    others = [trial["number"] for trial in trials if trial["score"] is None]
+
+    def draw(axes: Axes) -> None:
+        axes.step(places, best, where="post", color=CHOSEN, label="best so far")
+        axes.scatter(places, scores, s=16, color=MUTED, linewidths=0, label="trial", zorder=3)
+        if others:
+            bottom = axes.get_xaxis_transform()  # data along x, the height of the axes along y
+            axes.scatter(
+                others,
+                [0.02] * len(others),
+                s=18,
+                marker="x",
+                color=MUTED,
+                linewidths=0.9,
+                transform=bottom,
+                label="stopped early",
+            )
+        axes.set_xlabel("trial")
+        axes.locator_params(axis="x", integer=True)
+        axes.set_ylabel(f"validation {metric}")
+        axes.legend(loc="best")
+
+    return Figure(
+        name="search",
+        title=f"Validation {metric} of every trial",
+        caption="A dot is the mean over folds and seeds of one choice of options; crosses are "
+        "trials that were stopped early or failed.",
+        alternative=f"Validation {metric} by trial: the first, with the defaults, has "
+        f"{number(scores[0])}, the best {number(best[-1])}.",
         picture=Chart(draw),
     )

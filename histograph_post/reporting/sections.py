@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
-from ..runs.repeating import repeat_commands
 from ..runs.run import PREDICTIONS_NAME, TRIALS_NAME, Run
-from ..runs.summary import counted, facts, ranked_trials
+from ..runs.summary import counted, facts, ranked_trials, repeat_commands
 from ..runs.verdict import about_intervals, bold_row, ranked_names, reported, validation_of
 from ..utils.text import MISSING, difference, metric_name, number, plural, setting, spread
-from .attention_scale import scale_figure
 from .curve_charts import calibration_figure, precision_figure, roc_figure
-from .figures import CHOSEN, MUTED, Chart, Figure
+from .figures import Figure, scale_figure
 from .layer_analysis import LayerProfile, Smoothness
 from .molecules import Molecule
-from .outcomes import chosen_outcomes, readout_to_beat
+from .outcomes import chosen_outcomes, combined, predictions_table, readout_to_beat
 from .page import Section, Table
-from .predicted_rows import combined, predictions_table
 from .prediction_charts import confusion_figure, error_figure, scatter_figure, targets_figure
-from .score_charts import learning_figures, ranking_figure
+from .score_charts import learning_figures, ranking_figure, trials_figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 
 # --- predictions against the truth as figures, for every kind of task
@@ -288,7 +284,7 @@ def search_section(run: Run) -> Section:
         "Search",
         text=text,
         tables=[_trials_table(run, list(tuning["values"]))],
-        figures=[_trials_figure(run, trials, scored)],
+        figures=[trials_figure(run, trials, scored)],
     )
 
 
@@ -305,42 +301,4 @@ def _trials_table(run: Run, names: list[str]) -> Table:
     columns = ["trial", f"validation {metric}", *(name.replace("_", " ") for name in names)]
     return Table(
         columns, rows, caption=f"The best trials; {TRIALS_NAME} has all of them.", chosen=0
-    )
-
-
-def _trials_figure(run: Run, trials: list[Any], scored: list[Any]) -> Figure:
-    metric = metric_name(run.results["metric"])
-    places = [trial["number"] for trial in scored]
-    scores = [trial["score"] for trial in scored]
-    best = list(accumulate(scores, max if run.results["higher_is_better"] else min))
-    others = [trial["number"] for trial in trials if trial["score"] is None]
-
-    def draw(axes: Axes) -> None:
-        axes.step(places, best, where="post", color=CHOSEN, label="best so far")
-        axes.scatter(places, scores, s=16, color=MUTED, linewidths=0, label="trial", zorder=3)
-        if others:
-            bottom = axes.get_xaxis_transform()  # data along x, the height of the axes along y
-            axes.scatter(
-                others,
-                [0.02] * len(others),
-                s=18,
-                marker="x",
-                color=MUTED,
-                linewidths=0.9,
-                transform=bottom,
-                label="stopped early",
-            )
-        axes.set_xlabel("trial")
-        axes.locator_params(axis="x", integer=True)
-        axes.set_ylabel(f"validation {metric}")
-        axes.legend(loc="best")
-
-    return Figure(
-        name="search",
-        title=f"Validation {metric} of every trial",
-        caption="A dot is the mean over folds and seeds of one choice of options; crosses are "
-        "trials that were stopped early or failed.",
-        alternative=f"Validation {metric} by trial: the first, with the defaults, has "
-        f"{number(scores[0])}, the best {number(best[-1])}.",
-        picture=Chart(draw),
     )

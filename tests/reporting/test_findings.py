@@ -13,13 +13,19 @@ from sklearn.metrics import confusion_matrix, roc_auc_score
 
 from histograph_post.caches import Cache
 from histograph_post.heads.histograph import HistoGraphHead
-from histograph_post.reporting.attention_scale import attention_shares
 from histograph_post.reporting.building import find_caches
 from histograph_post.reporting.depth import layer_rows, score_depths
 from histograph_post.reporting.evidence import gather_evidence, group_weights
+from histograph_post.reporting.figures import attention_shares
 from histograph_post.reporting.graph_charts import layout, neighbourhood
-from histograph_post.reporting.outcomes import Outcome, choose_examples, chosen_outcomes, row_losses
-from histograph_post.reporting.predicted_rows import combined, row_title
+from histograph_post.reporting.outcomes import (
+    Outcome,
+    choose_examples,
+    chosen_outcomes,
+    combined,
+    row_losses,
+    row_title,
+)
 from histograph_post.reporting.prediction_charts import confusion_counts, target_areas
 from histograph_post.runs.run import Run
 from histograph_post.tasks import Task
