@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,11 +21,9 @@ from ..training.head_batches import HeadInputs
 from ..utils import Level
 from ..utils.files import write_bytes
 from ..utils.machine import NODE_BUDGET
-from ..utils.notebooks import notebook_bar
-from ..utils.outputs import output_file
-from .new_data import at_level, data_for
-from .predicting import Predictor, load
+from .predicting import OpenedOnData, open_on_data
 from .predictions import row_names
+from .predictor import at_level
 from .run import Run
 from .saved_head import HeadMember
 
@@ -137,51 +134,40 @@ def embed(
         config: The options this came from, saved beside the file.
         on_progress: Called with the nodes done and the nodes in all.
     """
-    with ExitStack() as stack:
-        write = None
-        if out is not None:
-            require_format(Path(out))
-            writing = output_file(Path(out), overwrite=overwrite, config=config)
-            write = stack.enter_context(writing)
-        opened = Run.of(run).with_head(head)
-        if not isinstance(model, nn.Module):
-            model = opened.backbone.model.to_follow(model).spec  # refuses before data are loaded
-        dataset, notes = data_for(opened, data, data_root, data_args)
-        predictor = load(
-            opened,
-            model=model,
-            checkpoint=checkpoint,
-            key_map=key_map,
-            trust=trust,
-            in_dim=int(dataset.graphs[0].num_node_features),
-            device=device,
-        )
-        saved = opened.saved_head
-        best = predictor.heads.members[saved.members.index(saved.best)]
+    if out is not None:
+        require_format(Path(out))
+    with open_on_data(
+        run,
+        data,
+        out,
+        data_root=data_root,
+        data_args=data_args,
+        head=head,
+        model=model,
+        overwrite=overwrite,
+        config=config,
+        watched=("embedding", on_progress),
+        loading={"checkpoint": checkpoint, "key_map": key_map, "trust": trust, "device": device},
+    ) as opened:
+        saved = opened.run.saved_head
+        best = opened.predictor.heads.members[saved.members.index(saved.best)]
         assert isinstance(best, HeadMember)
-        update = stack.enter_context(notebook_bar("embedding", watched=on_progress is not None))
-        found = _embedded(predictor, best, dataset, node_budget, on_progress or update)
+        found = _embedded(opened, best, node_budget)
         which = f"vectors of `{saved.name}`, fold {saved.best.fold}, seed {saved.best.seed}"
-        found = replace(found, notes=[*notes, *found.notes, which])
-        if write is not None:
-            write(found.to_bytes(Path(str(out)).suffix))
+        found = replace(found, notes=[*opened.notes, *found.notes, which])
+        opened.write(lambda: found.to_bytes(Path(str(out)).suffix))
         return found
 
 
 @torch.inference_mode()
-def _embedded(
-    predictor: Predictor,
-    member: HeadMember,
-    dataset: GraphDataset,
-    node_budget: int,
-    on_progress: Callable[[int, int], None] | None,
-) -> Embeddings:
+def _embedded(opened: OpenedOnData, member: HeadMember, node_budget: int) -> Embeddings:
+    predictor = opened.predictor
     level: Level = "graph" if predictor.task.level == "graph" else "node"
-    dataset = at_level(dataset, level)
+    dataset = at_level(opened.dataset, level)
     node_budget, notes = predictor.prepare(dataset, node_budget)
     found = [
         _vectors(member, predictor.inputs(batch)).float().cpu().numpy()
-        for batch in predictor.batches(dataset, node_budget, on_progress)
+        for batch in predictor.batches(dataset, node_budget, opened.on_progress)
     ]
     vectors = np.concatenate(found)  # [rows, width]
     counts = np.diff(dataset.label_ptr)  # [num_graphs]

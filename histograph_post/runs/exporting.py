@@ -34,7 +34,7 @@ from ..training.head_batches import HeadInputs
 from ..utils.files import config_text, finished_name, to_json, write_bytes, write_json, write_text
 from ..utils.outputs import OutputFolder, output_file
 from .folder import write_checksums
-from .predicting import load
+from .predictor import load
 from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, SUMS_NAME, Run
 from .saved_head import SavedHead
 

@@ -1,84 +1,27 @@
-"""Prediction: load what a run trained as one module, and use it on new graphs."""
+"""Prediction: a run is opened on new data, loaded as those it was trained on were, and used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-from torch_geometric.data import Batch, Data
+from torch import nn
+from torch_geometric.data import Data
 
-from .. import __version__
-from ..capture import Capture, check_parity
-from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
-from ..data import GraphDataset, from_graphs
-from ..data.batching import budget_batches, make_batch, to_device
-from ..data.dataset import probe_graphs
+from ..data import DataSpec, GraphDataset, from_graphs
 from ..data.reading import Reading, remove_rows, rows_beside
-from ..data.streaming import StreamedGraphs
-from ..errors import ConfigError, DataError
+from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
 from ..heads.base import Readout
-from ..heads.option_checks import own_code
-from ..models.checkpoints import weights_sha256
-from ..models.model_call import given_to
-from ..tasks import has_labels
-from ..training.head_batches import HeadInputs
-from ..utils.machine import NODE_BUDGET, resolve_device
+from ..utils.machine import NODE_BUDGET
 from ..utils.notebooks import notebook_bar
 from ..utils.outputs import output_file
-from .kept_outputs import KeptOutputs
-from .new_data import at_level, data_for
-from .predictions import Predictions, member_spread, row_names, spread_columns
+from .predictions import Predictions
+from .predictor import Predictor as Predictor
+from .predictor import load as load
 from .run import Run
-from .saved_head import SavedHead
-
-
-def load(
-    run: str | Path | Run,
-    *,
-    model: nn.Module | str | None = None,
-    head: str | type[Readout] | None = None,
-    checkpoint: str | Path | None = None,
-    key_map: str | Path | None = None,
-    trust: bool = False,
-    in_dim: int | None = None,
-    device: str = "auto",
-) -> Predictor:
-    """Load a run's backbone and heads as one module that maps a batch of graphs to outputs.
-
-    The backbone is rebuilt as the cache's command built it. If it is code of yours, name it: a run
-    does not decide what code runs. Other weights than those the head was trained on are refused,
-    and so is code that gives other activations on the run's canary graph; a file that changed while
-    its activations did not is among the ``notes`` of what is returned.
-
-    Args:
-        run: A finished run, or its folder.
-        model: The backbone itself, for one that was handed over in memory (it is put into
-            ``eval()`` and onto the device; a run that trained it puts its weights into a copy),
-            or its specification, such as ``my_model.py:Net``; not needed for a built-in model.
-        head: Another readout of the run than the one it predicts with, by name; or your own, as
-            ``my_head.py:MyHead`` or the class.
-        checkpoint: The backbone's weights; by default where the cache had them from.
-        key_map: TOML or JSON: old weight names to new ones; by default the cache's.
-        trust: Unpickle a checkpoint that can run code.
-        in_dim: Node features, for a model whose constructor insists on them.
-        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
-    """
-    opened, where = Run.of(run).with_head(head), resolve_device(device)
-    saved = opened.saved_head  # before a checkpoint is looked for
-    backbone, notes = opened.backbone.build(
-        model=model,
-        checkpoint=None if checkpoint is None else Path(checkpoint),
-        key_map=None if key_map is None else Path(key_map),
-        trust=trust,
-        in_dim=in_dim,
-    )
-    return Predictor(backbone, saved, notes).to(where).eval()
 
 
 def predict(
@@ -123,6 +66,82 @@ def predict(
         on_progress: Called with the nodes done and the nodes in all.
         on_reading: Called with the rows that are read and the rows in all, where there are many.
     """
+    # Many graphs, and what was predicted of them, stay beside the file until it is written.
+    kept = None if out is None else rows_beside(out)
+    with open_on_data(
+        run,
+        data,
+        out,
+        data_root=data_root,
+        data_args=data_args,
+        reading=Reading(kept, workers, on_progress=on_reading),
+        head=head,
+        model=model,
+        overwrite=overwrite,
+        config=config,
+        watched=("predicting", on_progress),
+        loading={"checkpoint": checkpoint, "key_map": key_map, "trust": trust, "device": device},
+    ) as opened:
+        found = opened.predictor.predict(
+            opened.dataset, node_budget=node_budget, on_progress=opened.on_progress, kept=kept
+        )
+        found = replace(found, notes=[*opened.notes, *found.notes])
+        opened.write(lambda: found.to_csv().encode())
+    if kept is not None:
+        remove_rows(kept)
+    return found
+
+
+# --- a run on new data
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class OpenedOnData:
+    """What a run predicts or embeds with, the data it is used on, and where the result goes."""
+
+    run: Run
+    predictor: Predictor
+    dataset: GraphDataset
+    #: What was taken over from the data that the run was trained on.
+    notes: list[str]
+    #: Told of the nodes that are done and the nodes in all, if anybody listens.
+    on_progress: OnProgress | None
+    _write: Callable[[bytes], None] | None = field(repr=False)
+
+    def write(self, contents: Callable[[], bytes]) -> None:
+        """Write the file, if one is asked for."""
+        if self._write is not None:
+            self._write(contents())
+
+
+@contextmanager
+def open_on_data(
+    run: str | Path | Run,
+    data: str | Path | GraphDataset | Iterable[Data],
+    out: str | Path | None,
+    *,
+    data_root: str | Path | None,
+    data_args: Mapping[str, Any] | None,
+    reading: Reading | None = None,
+    head: str | type[Readout] | None,
+    model: nn.Module | str | None,
+    overwrite: bool,
+    config: Mapping[str, Any] | None,
+    watched: tuple[str, OnProgress | None],
+    loading: Mapping[str, Any],
+) -> Iterator[OpenedOnData]:
+    """Open a run on new data; what cannot be used is refused before anything slow is done.
+
+    The arguments are those of :func:`predict`, and:
+
+    Args:
+        reading: How many rows are read.
+        watched: What a bar in a notebook says, and who else is told of the nodes that are done.
+        loading: The other arguments of :func:`~histograph_post.runs.predictor.load`.
+    """
+    what, on_progress = watched
     with ExitStack() as stack:
         write = None
         if out is not None:
@@ -131,266 +150,54 @@ def predict(
         opened = Run.of(run).with_head(head)
         if not isinstance(model, nn.Module):
             model = opened.backbone.model.to_follow(model).spec  # refuses before data are loaded
-        # Many graphs, and what was predicted of them, stay beside the file until it is written.
-        kept = None if out is None else rows_beside(out)
-        reading = Reading(kept, workers, on_progress=on_reading)
-        data, notes = data_for(opened, data, data_root, data_args, reading)
-        predictor = load(
-            opened,
-            model=model,
-            checkpoint=checkpoint,
-            key_map=key_map,
-            trust=trust,
-            in_dim=int(data.graphs[0].num_node_features),
-            device=device,
-        )
-        update = stack.enter_context(notebook_bar("predicting", watched=on_progress is not None))
-        found = predictor.predict(
-            data, node_budget=node_budget, on_progress=on_progress or update, kept=kept
-        )
-        found = replace(found, notes=[*notes, *found.notes])
-        if write is not None:
-            write(found.to_csv().encode())
-    if kept is not None:
-        remove_rows(kept)
-    return found
+        dataset, notes = data_for(opened, data, data_root, data_args, reading)
+        in_dim = int(dataset.graphs[0].num_node_features)
+        predictor = load(opened, model=model, in_dim=in_dim, **loading)
+        update = stack.enter_context(notebook_bar(what, watched=on_progress is not None))
+        yield OpenedOnData(opened, predictor, dataset, notes, on_progress or update, write)
 
 
-class Predictor(nn.Module):
-    """A frozen backbone with the trained heads of a run in place of its own readout.
+#: Data arguments that decide what a model sees of a graph and is asked about it. New data of the
+#: kind that the head was trained on takes them from there: other features give plausible nonsense.
+_TAKEN_ARGS = (*FEATURE_ARGS, *LEVEL_ARGS, "mol_features", "node_attr", "normalize_features")
 
-    Called with a batch of graphs it returns ``[rows, out_dim]``: a row per graph, per node, or per
-    pair of ``edge_label_index``, whatever the heads were trained for. Outputs are the mean over the
-    run's heads: logits, calibrated if the run has a temperature, or values in the units of the
-    labels. The backbone runs once for all heads. Gradients flow through unless they are turned off.
+
+def data_for(
+    run: Run,
+    data: str | Path | GraphDataset | Iterable[Data],
+    data_root: str | Path | None,
+    data_args: Mapping[str, Any] | None,
+    reading: Reading | None = None,
+) -> tuple[GraphDataset, list[str]]:
+    """Return data that a run is used on, and what was taken over from those it was trained on.
 
     Args:
-        backbone: The model whose activations the heads were trained on.
-        saved: The heads.
-        notes: What there is to know about the backbone.
+        run: The run.
+        data: A specification, or graphs.
+        data_root: Offline copies of benchmark data.
+        data_args: Arguments of the data.
+        reading: How many rows are read.
     """
-
-    def __init__(self, backbone: nn.Module, saved: SavedHead, notes: Sequence[str] = ()) -> None:
-        super().__init__()
-        self.notes = tuple(notes)
-        self.backbone = backbone
-        self.capture = Capture(backbone, saved.backbone.capture)
-        self.heads = saved.build()
-        self._readout = saved.info.load()
-        self.task = saved.task
-        self.target_names = saved.target_names
-        self._trained_on = saved.backbone.data.fingerprint
-
-    @property
-    def device(self) -> torch.device:
-        """Where the heads are."""
-        return next(self.heads.parameters()).device
-
-    def forward(self, batch: Batch | Data) -> Tensor:
-        """Return the outputs for the graphs of a batch: ``[rows, out_dim]``."""
-        return self.each(batch).mean(dim=0)
-
-    def each(self, batch: Batch | Data) -> Tensor:
-        """Return the outputs of every head, whose mean counts: ``[heads, rows, out_dim]``."""
-        return self.heads.each(self.inputs(batch))
-
-    def inputs(self, batch: Batch | Data) -> HeadInputs:
-        """Run the backbone; return what the heads read of a batch, layers as captured."""
-        if not isinstance(batch, Batch):
-            batch = Batch.from_data_list([batch])
-        pairs = batch.get("edge_label_index") if self.task.level == "link" else None
-        dtype = next(self.heads.parameters()).dtype
-        history = self.capture.run(batch).history  # L of [num_nodes, D_l]
-        return HeadInputs(
-            history=[layer.to(dtype) for layer in history],
-            batch=batch.batch,
-            num_graphs=int(batch.num_graphs),
-            edge_index=batch.edge_index,
-            pairs=pairs,
-        )
-
-    def probabilities(self, batch: Batch | Data) -> Tensor:
-        """Return probabilities, or the values of a regression: ``[rows, out_dim]``."""
-        return self.task.probabilities(self(batch))
-
-    def predict(
-        self,
-        data: GraphDataset | Iterable[Data],
-        *,
-        node_budget: int = NODE_BUDGET,
-        on_progress: Callable[[int, int], None] | None = None,
-        kept: Path | None = None,
-    ) -> Predictions:
-        """Predict every graph of a data set in one pass, and score where there are labels.
-
-        Args:
-            data: A data set, a PyG data set or a list of graphs; labels are optional.
-            node_budget: A batch takes whole graphs up to this many nodes.
-            on_progress: Called with the nodes done and the nodes in all.
-            kept: Folder that keeps what is predicted of many graphs, for a run that was killed.
-        """
-        given = data if isinstance(data, GraphDataset) else from_graphs(data)
-        dataset = at_level(given, self.task.level)
-        node_budget, notes = self.prepare(dataset, node_budget)
-        # [rows, out_dim] and [rows, columns]
-        if kept is not None and isinstance(dataset.graphs, StreamedGraphs):
-            outputs, spread = self._kept_outputs(dataset, node_budget, on_progress, kept)
-        else:
-            outputs, spread = self._outputs(dataset, node_budget, on_progress)
-        pairs = None
-        if self.task.level == "link":
-            pairs = torch.cat([graph.edge_label_index for graph in dataset.graphs], 1)  # [2, rows]
-        ids = row_names(dataset.ids, dataset.label_ptr, self.task.level, pairs)
-        broken = ~np.isfinite(outputs).all(axis=1)  # [rows]
-        if broken.any():
-            raise DataError(
-                f"{dataset.spec}: {ids[int(broken.argmax())]}: found a prediction that is not "
-                f"finite ({int(broken.sum())} of {len(ids)} rows), expected numbers"
-            )
-        rows = np.arange(len(dataset)) if dataset.rows is None else dataset.rows
-        predictions = Predictions(
-            task=self.task,
-            target_names=self.target_names,
-            ids=ids,
-            rows=np.repeat(rows, np.diff(dataset.label_ptr)),
-            outputs=outputs,
-            spread=spread,
-            notes=notes,
-            smiles=None if dataset.smiles is None else _repeated(dataset.smiles, dataset.label_ptr),
-            table=dataset.table if self.task.level == "graph" else None,
-        )
-        return self._scored(predictions, given)
-
-    def prepare(self, dataset: GraphDataset, node_budget: int) -> tuple[int, list[str]]:
-        """Return how many nodes a batch may have, and what to know of the data and the pass."""
-        if node_budget < 1:
-            raise ConfigError(f"node_budget: found {node_budget}, expected 1 or more")
-        self.eval()
-        notes = [*self.notes, *dataset.notes, *self._not_passed(dataset)]
-        if node_budget > 1 and not self._keeps_graphs_apart(dataset):
-            # The cache was made that way too: it refuses such a model in any other.
-            notes.append("the backbone mixes the graphs of a batch: predicting one at a time")
-            return 1, notes
-        return node_budget, notes
-
-    def batches(
-        self,
-        dataset: GraphDataset,
-        node_budget: int,
-        on_progress: Callable[[int, int], None] | None,
-        first: int = 0,
-    ) -> Iterator[Batch]:
-        """Yield the graphs in batches, on the device, while layers are recorded.
-
-        Batches before the graph ``first``, with which one of them begins, are left out.
-        """
-        done, total = int(dataset.num_nodes[:first].sum()), int(dataset.num_nodes.sum())
-        with edges_in_blocks(self.backbone, self._edges_at_once(dataset)), self.capture:
-            for members in budget_batches(dataset.num_nodes, node_budget):
-                if members.start < first:
-                    continue
-                graphs = dataset.graphs[members.start : members.stop]
-                batch = to_device(make_batch(graphs), self.device)
-                yield batch
-                done += int(batch.num_nodes)
-                if on_progress is not None:
-                    on_progress(done, total)
-
-    @torch.inference_mode()
-    def _outputs(
-        self,
-        dataset: GraphDataset,
-        node_budget: int,
-        on_progress: Callable[[int, int], None] | None,
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the outputs, and how much the heads differ; None of a single one."""
-        found: list[np.ndarray] = []
-        spreads: list[np.ndarray] = []
-        for batch in self.batches(dataset, node_budget, on_progress):
-            with own_code(self._readout):
-                each = self.each(batch)  # [heads, rows, out_dim]
-            found.append(each.mean(dim=0).cpu().numpy())
-            spread = member_spread(self.task, each.cpu().numpy())  # [rows, columns]
-            if spread is not None:
-                spreads.append(spread)
-        return np.concatenate(found), np.concatenate(spreads) if spreads else None
-
-    @torch.inference_mode()
-    def _kept_outputs(
-        self,
-        dataset: GraphDataset,
-        node_budget: int,
-        on_progress: Callable[[int, int], None] | None,
-        folder: Path,
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the same, written to a file batch by batch; what is there is not repeated."""
-        spreads = len(spread_columns(self.task, self.target_names))
-        kept = KeptOutputs(
-            folder,
-            f"{__version__} {dataset.fingerprint()} {weights_sha256(self.state_dict())} "
-            f"{self.heads.temperature} {node_budget} {self.device.type}",
-            out_dim=self.task.out_dim,
-            spread_dim=spreads if len(self.heads.members) > 1 else 0,
-        )
-        stops = [members.stop for members in budget_batches(dataset.num_nodes, node_budget)]
-        first = max((stop for stop in stops if stop <= len(kept)), default=0)
-        kept.cut(first)  # a batch is there as a whole, or not at all
-        for batch in self.batches(dataset, node_budget, on_progress, first):
-            with own_code(self._readout):
-                each = self.each(batch).cpu()  # [heads, rows, out_dim]
-            kept.append(each.mean(dim=0).numpy(), member_spread(self.task, each.numpy()))
-        return kept.read()
-
-    def _edges_at_once(self, dataset: GraphDataset) -> int | None:
-        """Return how many edges the backbone is to take at a time; None for all of them."""
-        edges = int(dataset.num_edges.max())
-        if edges <= MOST_EDGES:
-            return None
-        probe = to_device(make_batch(probe_graphs(dataset, whole=False)), self.device)
-        sizes = {"num_nodes": int(dataset.num_nodes.max()), "num_edges": edges}
-        return edges_at_once(self.backbone, self.capture.plan, probe, **sizes)
-
-    def _not_passed(self, dataset: GraphDataset) -> list[str]:
-        """Say what of the data the backbone could take, and was cached without."""
-        call = self.capture.plan.call
-        could = given_to(self.backbone, make_batch(dataset.graphs[:1]), call.no_pass)
-        more = [] if call.given is None else [name for name in could if name not in call.given]
-        if not more:
-            return []
-        return [f"{', '.join(more)} of the data not passed: the backbone was cached without"]
-
-    def _keeps_graphs_apart(self, dataset: GraphDataset) -> bool:
-        """Whether a few graphs, spread over the data, have the same history alone and together."""
-        if len(dataset) == 1:
-            return True
-        probed = check_parity(self.backbone, self.capture.plan, probe_graphs(dataset))
-        return probed.batch_independent
-
-    def _scored(self, predictions: Predictions, dataset: GraphDataset) -> Predictions:
-        """Add labels and scores where the data has labels of what the head predicts."""
-        labels = dataset.labels()  # [rows, targets]
-        if not has_labels(labels):
-            return predictions
-        notes = list(predictions.notes)
-        found = (dataset.level, tuple(dataset.target_names))
-        expected = (self.task.level, tuple(self.target_names))
-        if found != expected:
-            reason = f"found {_described(*found)}, expected {_described(*expected)}"
-            return replace(predictions, notes=[*notes, f"labels not scored: {reason}"])
-        try:
-            scores = self.task.scores(predictions.outputs, labels)
-        except DataError as error:  # a class that the head does not know
-            return replace(predictions, notes=[*notes, f"labels not scored: {error}"])
-        if dataset.fingerprint() == self._trained_on:
-            notes.append("these are the data of the run: the scores include its training rows")
-        return replace(predictions, labels=labels, scores=scores, notes=notes)
+    if isinstance(data, GraphDataset):
+        return data, []
+    if not isinstance(data, (str, Path)):
+        return from_graphs(data, reading=reading), []
+    trained_on, given = run.backbone.data, data_args or {}
+    taken = _taken_args(trained_on, str(data), given)
+    root = None if data_root is None else Path(data_root)
+    named = DataSpec(str(data), {**taken, **given}, root, reading=reading)
+    dataset = named.for_prediction(trained_on, run.stored_head["target_names"]).load()
+    shown = ", ".join(f"{name}={value}" for name, value in taken.items())
+    return dataset, [f"data arguments of the run: {shown}"] if taken else []
 
 
-def _repeated(names: Sequence[str], label_ptr: np.ndarray) -> list[str]:
-    """Return the name of each label row's graph."""
-    return [name for name, rows in zip(names, np.diff(label_ptr), strict=True) for _ in range(rows)]
+def _taken_args(trained_on: DataSpec, spec: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data arguments that new data of the same kind takes over from the run."""
+    if _kind(spec) != _kind(trained_on.spec) or any(name in given for name in _TAKEN_ARGS):
+        return {}
+    return {name: trained_on.args[name] for name in _TAKEN_ARGS if name in trained_on.args}
 
 
-def _described(level: str, names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    return f"{level} labels {shown}"
+def _kind(spec: str) -> str:
+    prefix, colon, _ = spec.partition(":")
+    return prefix if colon else Path(spec).suffix

@@ -192,6 +192,13 @@ class Run:
         path = self.folder / CONFIG_NAME
         return read_toml_file(path) if os.path.lexists(path) else None
 
+    @property
+    def own_heads(self) -> dict[str, str]:
+        """The readouts of one's own that its command named: class to ``file.py:Class``."""
+        options = self.config or {}
+        given = [*str(options.get("heads", "")).split(","), str(options.get("head", ""))]
+        return {spec.rpartition(":")[2]: spec for spec in given if ":" in spec}
+
     @cached_property
     def stored_head(self) -> Mapping[str, Any]:
         """``head.json``: the head that was chosen, its members, and its backbone.
@@ -202,7 +209,7 @@ class Run:
         check_head(stored, str(self.folder / HEAD_CONFIG_NAME))
         if self.readout is None:
             return stored
-        from .choosing import stored_readout
+        from .saved_head import stored_readout
 
         return stored_readout(self, self.readout, stored)
 
@@ -263,9 +270,11 @@ class Run:
             head: A name of :attr:`readouts`; or one of your own as ``my_head.py:MyHead`` or the
                 class, which is known from here on. None for the one the run predicts with.
         """
-        from .choosing import readout_named
+        if head is None:
+            return self
+        from .saved_head import readout_named
 
-        return self if head is None else Run(self.folder, readout_named(self, head))
+        return Run(self.folder, readout_named(self, head))
 
     @property
     def verdict(self) -> Verdict:

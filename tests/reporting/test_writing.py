@@ -18,8 +18,8 @@ import histograph_post as hg
 from histograph_post.errors import CacheError, MissingExtraError, OutputExistsError
 from histograph_post.models import build_model
 from histograph_post.reporting import Report
-from histograph_post.runs.repeating import repeat_commands
 from histograph_post.runs.run import Run
+from histograph_post.runs.summary import repeat_commands
 
 from ..helpers import histograph
 

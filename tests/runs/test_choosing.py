@@ -11,7 +11,7 @@ import torch
 
 import histograph_post as hg
 from histograph_post.errors import ConfigError
-from histograph_post.runs.choosing import kept_readouts
+from histograph_post.runs.saved_head import kept_readouts
 from histograph_post.training.options import TrainingOptions
 
 from ..helpers import histograph, make_model
