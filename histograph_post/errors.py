@@ -85,8 +85,8 @@ class WorkerError(HistographError, RuntimeError):
     """A process that was to train a fit has ended without a result."""
 
 
-def raised_at(error: BaseException) -> str:
-    """Return ``file.py:LINE`` of the user's own line that an error comes from.
+def raised_at(error: BaseException, file: str | None = None) -> str:
+    """Return ``file.py:LINE`` of the user's own line that an error comes from, or of that file.
 
     Lines of installed packages and of this one do not tell users what to mend. Empty if there
     are no others.
@@ -95,6 +95,7 @@ def raised_at(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         installed = {"site-packages", "dist-packages"} & set(path.parts)
-        if path.is_file() and not installed and not path.is_relative_to(package):
+        own = path.is_file() and not installed and not path.is_relative_to(package)
+        if own if file is None else frame.filename == file:
             return f"{path.name}:{frame.lineno}"
     return ""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, HistographError
+from ..errors import ConfigError, HistographError, raised_at
 from ..utils.machine import machine_memory
 
 if TYPE_CHECKING:
@@ -83,11 +81,9 @@ def own_code(head: type[Readout] | Readout) -> Iterator[None]:
         readout = head if isinstance(head, type) else type(head)
         if (readout.__module__ or "").partition(".")[0] == __name__.partition(".")[0]:
             raise
-        file = inspect.getsourcefile(readout) or readout.__module__
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-        if not frames:
+        where = raised_at(error, inspect.getsourcefile(readout))
+        if not where:
             raise
-        where = f"{Path(file).name}:{frames[-1].lineno} ({frames[-1].name})"
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"head {readout.__name__!r} failed at {where}: {type(error).__name__}: {reason}"

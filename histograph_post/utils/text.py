@@ -30,12 +30,16 @@ _METRICS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def printable(text: str) -> str:
+def printable(text: str, escape: str = "?") -> str:
     """Return text from anywhere without what steers a terminal, or no terminal can show.
 
     Those are control characters, marks that turn the direction of writing, and lone surrogates.
+
+    Args:
+        text: The text.
+        escape: What stands for each of them; its number is formatted into it.
     """
-    return _STEERING.sub("?", text)
+    return _STEERING.sub(lambda found: escape.format(ord(found[0])), text)
 
 
 def listed(names: Iterable[str], shown: int = 4) -> str:

@@ -229,7 +229,7 @@ def test_what_fails_inside_is_said_with_its_line(tmp_path: Path) -> None:
         "    def pool_graphs(self, history, graphs, edge_index): ...\n"
     )
     name = head_name(f"{file}:Failing")
-    with pytest.raises(ConfigError, match=r"'Failing' failed at failing.py:4 \(build\): Attrib"):
+    with pytest.raises(ConfigError, match=r"'Failing' failed at failing.py:4: Attrib"):
         build_head(name, [3], 1)
     with pytest.raises(ConfigError, match=r"expected a class of it, as .*failing.py:Failing$"):
         head_name(str(file))
