@@ -13,7 +13,8 @@ import typer
 from histograph_post.errors import ConfigError
 
 from . import options as opt
-from .terminal import Terminal, duration
+from .formatting import duration
+from .terminal import Terminal
 
 if TYPE_CHECKING:
     from pathlib import Path

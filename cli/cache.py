@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +14,16 @@ from histograph_post.utils.machine import NODE_BUDGET
 from histograph_post.utils.text import plural
 
 from . import options as opt
-from .cache_jobs import find_jobs
-from .next_commands import command
-from .terminal import Terminal, duration, metric, size
+from .formatting import duration, metric, size
+from .guidance import command
+from .results import show_cache, summary
+from .terminal import Terminal
 
 if TYPE_CHECKING:
-    from histograph_post.caches import Cache, Manifest
+    from histograph_post.caches import Cache
     from histograph_post.caches.planning import CachePlan
+    from histograph_post.data import DataSpec
+    from histograph_post.models import ModelSpec
 
 
 def cache(
@@ -219,20 +222,6 @@ def _part(shard: str | None) -> tuple[int, int]:
     return int(number), int(count)
 
 
-def show_cache(terminal: Terminal, manifest: Manifest) -> None:
-    """Print the score of the model's own readout, or why there is none."""
-    if manifest.own_metrics is None:
-        terminal.note(f"no score of the model's own: {manifest.no_metrics_because}")
-        return
-    rows = own_rows(manifest.own_metrics)
-    names = list(manifest.own_metrics["all"])
-    terminal.table(
-        f"The checkpoint's own readout on {manifest.data.spec}",
-        ["part", *names],
-        [[part, *(metric(scores.get(name)) for name in names)] for part, scores in rows],
-    )
-
-
 def _show_folds(terminal: Terminal, caches: Sequence[Cache]) -> None:
     """Print the test score of the own readout of each fold's model."""
     scored = [
@@ -249,40 +238,84 @@ def _show_folds(terminal: Terminal, caches: Sequence[Cache]) -> None:
         )
 
 
-def own_rows(own: Mapping[str, Any]) -> list[tuple[str, dict[str, float]]]:
-    """Return the scores per part of the split, averaged over folds, and on all rows."""
-    folds = own["folds"]
-    rows = []
-    for part in folds[0]:
-        names = set().union(*(fold[part] for fold in folds))
-        rows.append(
-            (
-                part if len(folds) == 1 else f"{part}, mean of {len(folds)} folds",
-                {
-                    name: _mean([fold[part][name] for fold in folds if name in fold[part]])
-                    for name in names
-                },
-            )
+# --- what is to be cached: one checkpoint, or one per fold of a pretraining
+
+
+@dataclass(frozen=True)
+class CacheJob:
+    """One checkpoint and where its cache goes."""
+
+    model: ModelSpec
+    data: DataSpec
+    split: str | None
+    out: Path
+    #: What the user should know of the checkpoint.
+    note: str | None = None
+
+
+def find_jobs(
+    folder: Path | None,
+    checkpoint: Path | None,
+    out: Path,
+    *,
+    model: str | None,
+    data: str | None,
+    split: str | None,
+    model_args: dict[str, Any],
+    data_args: dict[str, Any],
+    data_root: Path | None,
+    key_map: Path | None,
+    state: str | None,
+    trust: bool,
+) -> list[CacheJob]:
+    """Return one job for a checkpoint that is named in full, or one per fold of a folder.
+
+    A fold has recorded its model and data, unless they are code; what is given wins.
+    """
+    from histograph_post.data import DataSpec
+    from histograph_post.experiments.trained_backbones import fold_checkpoints
+    from histograph_post.models import ModelSpec
+    from histograph_post.models.spec import weights_in
+
+    if folder is not None and checkpoint is not None:
+        raise typer.BadParameter("give a folder or --checkpoint, not both")
+    if folder is not None and folder.is_file():
+        raise typer.BadParameter(
+            f"{folder} is a file; a checkpoint is named with its model and data: "
+            f"--checkpoint {folder} --model SPEC --data SPEC"
         )
-    return [*rows, ("all", own["all"])]
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def summary(manifest: Manifest) -> dict[str, Any]:
-    """Return what a script wants to know of a cache."""
-    return {
-        "data": manifest.data.spec,
-        "num_graphs": manifest.data.num_graphs,
-        "num_nodes": manifest.data.num_nodes,
-        "layers": list(manifest.layout.layer_names),
-        "widths": list(manifest.layout.widths),
-        "dtype": manifest.layout.dtype,
-        "weights_sha256": manifest.weights_sha256,
-        "own_metrics": manifest.own_metrics,
-        "no_metrics_because": manifest.no_metrics_because,
-        "shards": len(manifest.shards),
-        "bytes": sum(shard.num_bytes for shard in manifest.shards),
-    }
+    place = folder or checkpoint
+    alone = place is not None and (not place.is_dir() or weights_in(place) is not None)
+    if place is None or (folder is None and alone):
+        for name, value in {"model": model, "checkpoint": checkpoint, "data": data}.items():
+            if value is None:
+                raise typer.BadParameter(
+                    f"--{name} is missing; only a folder that histograph pretrain wrote needs none"
+                )
+        assert model is not None  # both are among those that are needed
+        assert data is not None
+        model_spec = ModelSpec(model, model_args, checkpoint, key_map, trust, state=state)
+        return [CacheJob(model_spec, DataSpec(data, data_args, data_root), split, out)]
+    found = fold_checkpoints(place, model=model, data=data)
+    several = found[0].folder != place
+    if several and split is not None:
+        raise typer.BadParameter(f"--split: every fold of {place} brings its own")
+    return [
+        CacheJob(
+            replace(
+                fold.model, args={**fold.model.args, **model_args}, key_map=key_map, trust=trust
+            ),
+            replace(
+                fold.data,
+                args={**fold.data.args, **data_args},
+                root=data_root or fold.data.root,
+            ),
+            split or str(fold.split),
+            out / f"{fold.folder.name}.cache" if several else out,
+            None
+            if fold.head is None
+            else f"{fold.folder.name} was trained with the readout {fold.head!r}; its own readout "
+            "was not trained, so its score means little",
+        )
+        for fold in found
+    ]

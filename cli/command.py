@@ -29,7 +29,7 @@ from histograph_post.utils.machine import keep_memory
 from .configuration import load_config, resolved_options
 from .formatting import duration, printable
 from .guidance import DEFAULT_OUTPUTS, default_output, example, help_panel
-from .interrupts import raised_once, tell
+from .main import raised_once, tell
 from .terminal import EventFiles, Terminal
 
 #: The heading of the shared options in a command's help.
@@ -44,8 +44,8 @@ class OptionGroup:
     has a default; a command that needs another one declares the field again in a subclass.
     """
 
-    #: The heading of these options in a command's help.
-    PANEL: ClassVar[str]
+    #: The heading of these options in a command's help; by default that of its own.
+    PANEL: ClassVar[str | None] = None
 
 
 def register(
@@ -197,7 +197,7 @@ def _own_parameters(group: type[OptionGroup]) -> list[inspect.Parameter]:
     ]
 
 
-def _in_panel(annotation: Any, panel: str) -> Any:
+def _in_panel(annotation: Any, panel: str | None) -> Any:
     """Return an annotated option under another heading; others may use the same annotation."""
     kind, option = get_args(annotation)
     option = copy.copy(option)

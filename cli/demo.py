@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from . import options as opt
-from .terminal import Terminal, metric
+from .formatting import metric
+from .terminal import Terminal
 
 #: How both backbones are trained: alike, so that depth is all that differs.
 _PRETRAINING = ("--split", "stratified:0.6,0.1,0.3", "--epochs", "20")

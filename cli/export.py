@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from . import options as opt
-from .next_commands import predict_command
+from .guidance import predict_command
 from .terminal import Terminal
 
 

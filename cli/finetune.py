@@ -12,7 +12,7 @@ import histograph_post as hg
 
 from . import options as opt
 from .flags import ExperimentFlags, HeadFlags, TrainingFlags
-from .next_commands import cache_command, predict_command
+from .guidance import cache_command, predict_command
 from .results import gain, show_run
 from .terminal import Terminal
 

@@ -1,14 +1,15 @@
-"""The options that experiments share, declared once: how to train, the head, and the experiment."""
+"""The options that commands share, declared once: training, the head, experiments, new data."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from histograph_post.utils.machine import NODE_BUDGET
 from histograph_post.utils.ranges import MOST_SEEDS
 
 from . import options as opt
@@ -169,6 +170,30 @@ class ExperimentFlags(OptionGroup):
             on_epoch=watch.epoch_done,
             on_fit=watch.fit_done,
         )
+
+
+@dataclass(frozen=True)
+class NewDataFlags(OptionGroup):
+    """What every command takes that uses a run on new data."""
+
+    checkpoint: opt.MovedCheckpointOption = None
+    model: opt.MovedModelOption = None
+    head: opt.RunHeadOption = None
+    key_map: opt.KeyMapOption = None
+    data_root: opt.DataRootOption = None
+    data_args: opt.DataArgsOption = field(default_factory=list)
+    node_budget: opt.NodeBudgetOption = NODE_BUDGET
+    device: opt.DeviceOption = "auto"
+    trust_checkpoint: opt.TrustOption = False
+    overwrite: opt.OverwriteOption = False
+
+    def options(self, terminal: Terminal) -> dict[str, Any]:
+        """Return what the library takes."""
+        from histograph_post.models import parse_args
+
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        given |= {"data_args": parse_args(self.data_args), "config": terminal.options}
+        return given | {"trust": given.pop("trust_checkpoint")}
 
 
 def parse_seeds(text: str) -> list[int]:

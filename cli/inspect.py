@@ -1,4 +1,4 @@
-"""`histograph inspect`: what is in a checkpoint, a cache or a run, and what would be captured."""
+"""`histograph inspect` and `verify`: what a checkpoint, a cache or a run holds; if it is whole."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import typer
 from histograph_post.utils.text import plural
 
 from . import options as opt
-from .cache import show_cache, summary
-from .next_commands import cache_command, command, predict_command
+from .formatting import size
+from .guidance import cache_command, command, predict_command
 from .pretrain import show_folds
-from .results import show_results
-from .terminal import Terminal, size
+from .results import show_cache, show_results, summary
+from .terminal import Terminal
 
 if TYPE_CHECKING:
     from histograph_post.runs.run import Run
@@ -175,7 +175,7 @@ def _inspect_run(terminal: Terminal, run: Run) -> None:
             ),
         )
         return
-    from histograph_post.runs.repeating import run_command
+    from histograph_post.runs.summary import run_command
 
     facts = texts.facts(run.require_readouts())
     terminal.table(f"{run.folder}", ["", ""], facts)
@@ -275,3 +275,35 @@ def _inspect_cache(terminal: Terminal, path: Path) -> None:
 def _targets(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:4])
     return shown + (f", ... ({len(names)} in all)" if len(names) > 4 else "") or "none"
+
+
+def verify(
+    terminal: Terminal,
+    cache: opt.CacheArgument,
+) -> None:
+    """Check the checksums, the structure, the values and the splits of a cache."""
+    from histograph_post.caches import verify_cache
+    from histograph_post.caches.manifest import is_begun, read_manifest
+    from histograph_post.errors import CacheError
+    from histograph_post.experiments.folds import cache_folders
+
+    folders = cache_folders(cache)
+    reports = []
+    for folder in folders:
+        if not is_begun(folder):
+            read_manifest(folder)  # says what it is instead
+        with terminal.progress("verifying bytes") as update:
+            report = verify_cache(folder, progress=update)
+        reports.append(report)
+        terminal.table(
+            f"{folder}",
+            ["file", "checked", "found"],
+            [[row.file, row.checked, row.problem or "ok"] for row in report.rows],
+        )
+    problems = [problem for report in reports for problem in report.problems]
+    files = sum(len(report.rows) for report in reports)
+    if problems:
+        if terminal.json:
+            terminal.result({"ok": False, "problems": problems})
+        raise CacheError(f"{cache}: {len(problems)} of {files} files are damaged")
+    terminal.result({"ok": True, "files": files}, next_command=command("inspect", cache))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from histograph_post.heads.registry import HEADS
-
-from . import completion
+from histograph_post.heads.registry import HEADS, RIVALS
+from histograph_post.utils.specifications import BUILT_IN_MODELS, PUBLIC_MODELS
 
 #: Headings of options in a command's help.
 HEAD, EXPERIMENT, TRAINING = "Head", "Experiment", "Training"
@@ -21,17 +22,64 @@ METRICS = (
     *("hits@20", "hits@50"),
 )
 
+# --- what the shell offers for their values: nothing here loads torch
+
+#: Sets of each kind of data that most people ask for.
+_DATA = (
+    *("tu:MUTAG", "tu:PROTEINS", "tu:NCI1", "tu:IMDB-BINARY", "planetoid:Cora"),
+    *("planetoid:CiteSeer", "planetoid:PubMed", "actor:", "wiki:chameleon", "wiki:squirrel"),
+    *("ogbg:molhiv", "ogbg:molbbbp", "smiles:", "demo:"),
+)
+
+
+def complete_heads(incomplete: str) -> list[str]:
+    """Return readouts by name."""
+    return _beginning(HEADS, incomplete)
+
+
+def complete_several_heads(incomplete: str) -> list[str]:
+    """Return readouts behind those that a list has already."""
+    before, comma, last = incomplete.rpartition(",")
+    names = [*HEADS, *RIVALS] if comma else ["all", *HEADS, *RIVALS]
+    return [f"{before}{comma}{name}" for name in _beginning(names, last)]
+
+
+def complete_metrics(incomplete: str) -> list[str]:
+    """Return the metrics of all tasks."""
+    return _beginning(METRICS, incomplete)
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """Return the built-in models, and the Python files of this folder."""
+    names = (*BUILT_IN_MODELS, *PUBLIC_MODELS)
+    files = [f"{path.name}:" for path in Path().glob("*.py")]
+    return _beginning([*names, *sorted(files)], incomplete)
+
+
+def complete_data(incomplete: str) -> list[str]:
+    """Return data sets, and those below the folder that the environment names."""
+    root = Path(os.environ.get("HISTOGRAPH_DATA_ROOT", ""))
+    local = [f"tu:{path.parent.name}" for path in root.glob("tu/*/raw")] if root.name else []
+    return _beginning(dict.fromkeys([*_DATA, *sorted(local)]), incomplete)
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+# --- the options
+
 _model = typer.Option(
     "--model",
     metavar="SPEC",
-    autocompletion=completion.models,
+    autocompletion=complete_models,
     help="The model: gcn, gin, gat, sage, gps, that of a public checkpoint (see histograph "
     "recipes), file.py:Name or package.module:Name.",
 )
 _data = typer.Option(
     "--data",
     metavar="SPEC",
-    autocompletion=completion.data,
+    autocompletion=complete_data,
     help="The data: tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, moleculenet:NAME, "
     "smiles:FILE.csv, file.py:function, graphs.pt or demo:.",
 )
@@ -65,7 +113,7 @@ RunHeadOption = Annotated[
     typer.Option(
         "--head",
         metavar="NAME|SPEC",
-        autocompletion=completion.heads,
+        autocompletion=complete_heads,
         help="Another readout of the run than the one it predicts with, by name; or your own code, "
         "as file.py:Class or package.module:Class.",
     ),
@@ -195,7 +243,7 @@ HeadOption = Annotated[
     typer.Option(
         "--head",
         metavar="NAME|SPEC",
-        autocompletion=completion.heads,
+        autocompletion=complete_heads,
         help=f"The readout to train: {', '.join(HEADS)}; or your own, as file.py:Class.",
     ),
 ]
@@ -215,7 +263,7 @@ MetricOption = Annotated[
     typer.Option(
         "--metric",
         metavar="NAME",
-        autocompletion=completion.metrics,
+        autocompletion=complete_metrics,
         help="Metric that selects the best epoch and ranks the results, by default the usual one "
         f"of the task: {', '.join(METRICS)}.",
     ),

@@ -1,4 +1,4 @@
-"""`histograph predict`: a trained head on new graphs."""
+"""`histograph predict` and `embed`: a trained head on new graphs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from histograph_post.utils.machine import NODE_BUDGET
-
 from . import options as opt
+from .flags import NewDataFlags
+from .formatting import metric as shown
 from .terminal import Terminal
-from .terminal import metric as shown
 
 if TYPE_CHECKING:
     from histograph_post.runs.predictions import Predictions
@@ -28,24 +27,15 @@ def predict(
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="FILE.csv", help="File for the predictions.")
     ],
-    checkpoint: opt.MovedCheckpointOption = None,
-    model: opt.MovedModelOption = None,
-    head: opt.RunHeadOption = None,
-    key_map: opt.KeyMapOption = None,
-    data_root: opt.DataRootOption = None,
-    data_args: opt.DataArgsOption = [],  # noqa: B006  # typer copies it
-    node_budget: opt.NodeBudgetOption = NODE_BUDGET,
+    *,
+    new_data: NewDataFlags,
     workers: opt.WorkersOption = None,
-    device: opt.DeviceOption = "auto",
-    trust_checkpoint: opt.TrustOption = False,
-    overwrite: opt.OverwriteOption = False,
 ) -> None:
     """Predict new graphs with a trained head; if they have labels, score the predictions.
 
     The predictions of all seeds (and folds) are averaged, and the file says how much they differ.
     The backbone is loaded again, and must have the weights that the heads were trained on.
     """
-    from histograph_post.models import parse_args
     from histograph_post.runs.predicting import predict as predict_graphs
     from histograph_post.runs.run import Run
     from histograph_post.runs.summary import predicts_with
@@ -55,24 +45,14 @@ def predict(
             run,
             data,
             out,
-            data_root=data_root,
-            data_args=parse_args(data_args),
-            model=model,
-            head=head,
-            checkpoint=checkpoint,
-            key_map=key_map,
-            trust=trust_checkpoint,
-            node_budget=node_budget,
-            device=device,
-            overwrite=overwrite,
-            config=terminal.options,
+            **new_data.options(terminal),
             workers=workers,
             on_progress=update,
             on_reading=reading,
         )
     for note in found.notes:
         terminal.note(note)
-    stored = Run.of(run).with_head(head).stored_head
+    stored = Run.of(run).with_head(new_data.head).stored_head
     terminal.info(f"predicted with {predicts_with(stored)}")
     show_predictions(terminal, found)
     terminal.result(
@@ -119,3 +99,32 @@ def show_predictions(terminal: Terminal, found: Predictions) -> None:
             list(found.scores),
             [[shown(value) for value in found.scores.values()]],
         )
+
+
+def embed(
+    terminal: Terminal,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    data: opt.DataOption,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="File for the vectors: .npz, or .parquet."
+        ),
+    ],
+    *,
+    new_data: NewDataFlags,
+) -> None:
+    """Write one vector per graph (or node): what the head reads out before it classifies.
+
+    It is the best head of the run by validation. The file has ids, vectors, the rows of the source
+    and, of molecules, SMILES: for nearest neighbours, clusters, or a model of your own.
+    """
+    from histograph_post.runs.embedding import embed as embed_graphs
+
+    with terminal.progress("embedding nodes") as update:
+        found = embed_graphs(run, data, out, **new_data.options(terminal), on_progress=update)
+    for note in found.notes:
+        terminal.note(note)
+    rows, width = found.vectors.shape
+    terminal.table(f"{out}", ["rows", "width"], [[rows, width]])
+    terminal.result({"vectors": str(out), "rows": rows, "width": width, "notes": list(found.notes)})

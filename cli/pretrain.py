@@ -12,10 +12,10 @@ import histograph_post as hg
 
 from . import options as opt
 from .flags import HeadFlags, TrainingFlags, parse_seeds, split_spec
-from .next_commands import cache_command, predict_command
+from .formatting import metric as shown
+from .guidance import cache_command, predict_command
 from .results import show_run
 from .terminal import Terminal
-from .terminal import metric as shown
 
 if TYPE_CHECKING:
     from histograph_post.experiments.options import FitProgress

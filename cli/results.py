@@ -1,4 +1,4 @@
-"""What the commands print of a run: the verdict, and a table of readouts with what each gained."""
+"""What the commands print of a run (its readouts, what each gained, the verdict) and of a cache."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from histograph_post.utils.text import plural
 
+from .formatting import metric
 from .terminal import ExperimentWatch, Terminal
 
 if TYPE_CHECKING:
     from histograph_post import Run
+    from histograph_post.caches import Manifest
 
 
 def show_run(
@@ -145,3 +147,59 @@ def _count(results: Any) -> str:
     folds = {fit["fold"] for fit in results["fits"]}
     seeds = {fit["seed"] for fit in results["fits"]}
     return f"{plural(len(folds), 'fold')} and {plural(len(seeds), 'seed')}"
+
+
+# --- a cache: the score of the checkpoint's own readout
+
+
+def show_cache(terminal: Terminal, manifest: Manifest) -> None:
+    """Print the score of the model's own readout, or why there is none."""
+    if manifest.own_metrics is None:
+        terminal.note(f"no score of the model's own: {manifest.no_metrics_because}")
+        return
+    rows = own_rows(manifest.own_metrics)
+    names = list(manifest.own_metrics["all"])
+    terminal.table(
+        f"The checkpoint's own readout on {manifest.data.spec}",
+        ["part", *names],
+        [[part, *(metric(scores.get(name)) for name in names)] for part, scores in rows],
+    )
+
+
+def own_rows(own: Mapping[str, Any]) -> list[tuple[str, dict[str, float]]]:
+    """Return the scores per part of the split, averaged over folds, and on all rows."""
+    folds = own["folds"]
+    rows = []
+    for part in folds[0]:
+        names = set().union(*(fold[part] for fold in folds))
+        rows.append(
+            (
+                part if len(folds) == 1 else f"{part}, mean of {len(folds)} folds",
+                {
+                    name: _mean([fold[part][name] for fold in folds if name in fold[part]])
+                    for name in names
+                },
+            )
+        )
+    return [*rows, ("all", own["all"])]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def summary(manifest: Manifest) -> dict[str, Any]:
+    """Return what a script wants to know of a cache."""
+    return {
+        "data": manifest.data.spec,
+        "num_graphs": manifest.data.num_graphs,
+        "num_nodes": manifest.data.num_nodes,
+        "layers": list(manifest.layout.layer_names),
+        "widths": list(manifest.layout.widths),
+        "dtype": manifest.layout.dtype,
+        "weights_sha256": manifest.weights_sha256,
+        "own_metrics": manifest.own_metrics,
+        "no_metrics_because": manifest.no_metrics_because,
+        "shards": len(manifest.shards),
+        "bytes": sum(shard.num_bytes for shard in manifest.shards),
+    }

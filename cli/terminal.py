@@ -20,10 +20,7 @@ from histograph_post.errors import MissingExtraError
 from histograph_post.runs.run import EVENTS_NAME
 from histograph_post.utils.outputs import folder_in_use
 
-from .formatting import duration as duration
 from .formatting import is_number, printable
-from .formatting import metric as metric
-from .formatting import size as size
 from .progress import FitWatch, advance_bar, log_lines, make_bar
 
 if TYPE_CHECKING:
@@ -149,7 +146,8 @@ class Terminal:
     def result(self, value: Mapping[str, Any], *, next_command: str | None = None) -> None:
         """End a command: the JSON object when asked for, else the next command to run."""
         if self.json:
-            print(json.dumps(value, indent=1, ensure_ascii=False), file=self._out.file)
+            text = json.dumps(value, indent=1, ensure_ascii=False)
+            print(printable(text, escape="\\u{:04x}"), file=self._out.file)
         elif next_command is not None and not self.quiet:
             self._out.print(f"next: {printable(next_command)}", markup=False, soft_wrap=True)
 

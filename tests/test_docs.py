@@ -20,8 +20,7 @@ import typer
 from typer.testing import CliRunner
 
 import histograph_post as hg
-from histograph_cli.app import app
-from histograph_cli.reference import reference
+from histograph_cli.app import app, reference
 from histograph_post.heads.histograph import HistoGraphConfig
 from histograph_post.heads.registry import HEADS, RIVALS
 
@@ -177,7 +176,7 @@ def test_every_command_is_in_the_readme() -> None:
 
 def test_the_reference_of_the_commands_is_up_to_date() -> None:
     assert read("docs/commands.md") == reference(), (
-        "python -m histograph_cli.reference > docs/commands.md"
+        "python -m histograph_cli.app > docs/commands.md"
     )
 
 

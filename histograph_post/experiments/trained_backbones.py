@@ -69,7 +69,7 @@ class TrainedFold:
 
 @dataclass(frozen=True)
 class FoldCheckpoint:
-    """What a fold's folder says about itself; its code is what the user named, or built in."""
+    """What a fold's folder says about itself."""
 
     folder: Path
     model: ModelSpec
@@ -169,18 +169,24 @@ def fold_checkpoints(
         model: Specification of the model; needed unless the recorded one is built in.
         data: The same of the data.
     """
+    return [
+        replace(fold, model=fold.model.to_follow(model), data=fold.data.to_follow(data))
+        for fold in recorded_folds(folder)
+    ]
+
+
+def recorded_folds(folder: Path) -> list[FoldCheckpoint]:
+    """Read what the folds of a pretraining record, with model and data as they are named there."""
     members = fold_folders(folder)
-    if members:
-        return [_read_checkpoint(member, model, data) for member in members]
-    if not (folder / MODEL_NAME).is_file():
+    if not members and not (folder / MODEL_NAME).is_file():
         raise NotFoundError(
             f"{folder}: found neither {MODEL_NAME} nor {fold_name(0)}, "
             "expected a folder that histograph pretrain or finetune wrote"
         )
-    return [_read_checkpoint(folder, model, data)]
+    return [_read_checkpoint(member) for member in members or [folder]]
 
 
-def _read_checkpoint(folder: Path, model: str | None, data: str | None) -> FoldCheckpoint:
+def _read_checkpoint(folder: Path) -> FoldCheckpoint:
     if not is_finished(folder):
         raise ConfigError(
             f"{folder}: found no {RESULTS_NAME}, expected a finished fold; "
@@ -190,22 +196,20 @@ def _read_checkpoint(folder: Path, model: str | None, data: str | None) -> FoldC
     path = folder / CONFIG_NAME
     try:
         config = read_toml_file(path)
-        recorded_model = ModelSpec(
-            config["model"],
-            parse_args(config["model_args"]),
-            folder / config["checkpoint"],
-            recorded_in=str(path),
-        )
-        recorded_data = DataSpec(
-            config["data"],
-            parse_args(config["data_args"]),
-            Path(config["data_root"]) if "data_root" in config else None,
-            recorded_in=str(path),
-        )
         return FoldCheckpoint(
             folder,
-            recorded_model.to_follow(model),
-            recorded_data.to_follow(data),
+            ModelSpec(
+                config["model"],
+                parse_args(config["model_args"]),
+                folder / config["checkpoint"],
+                recorded_in=str(path),
+            ),
+            DataSpec(
+                config["data"],
+                parse_args(config["data_args"]),
+                Path(config["data_root"]) if "data_root" in config else None,
+                recorded_in=str(path),
+            ),
             folder / config["split"],
             load_fold(folder).head,
         )

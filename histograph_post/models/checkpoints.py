@@ -12,6 +12,7 @@ import json
 import math
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
@@ -25,6 +26,8 @@ from torch import Tensor
 from ..errors import CheckpointError, HistographError, NotFoundError, UnsafeCheckpointError
 from ..utils.decoding import parse_json
 from ..utils.files import read_limited, write_bytes
+from ..utils.trust import Trusted, is_trusted_checkpoint
+from ..utils.trust import trust as remember_trust
 from .inert import StandIn
 from .spec import INDEX_SUFFIX, weights_in
 from .state_dicts import NOT_WEIGHTS, StateDict, choose_state_dict
@@ -34,9 +37,7 @@ from .unpickling import (
     load_pickled,
     printable,
     refuse,
-    remember_trust,
     telling,
-    trusted_before,
     unpickle,
 )
 
@@ -148,10 +149,12 @@ def _read_file(file: Path, path: Path, *, trust: bool, state: str | None) -> Che
             read = load_pickled(opened, file)
             chosen = _chosen(read, file, state)
         except UnsafeCheckpointError:
-            if not (trust or trusted_before(sha256)):
+            if not (trust or is_trusted_checkpoint(sha256)):
                 raise
             read = Pickled(unpickle(opened, file))
-            remember_trust(sha256)
+            if trust:
+                with suppress(OSError):  # a home that cannot be written to: asked again
+                    remember_trust([Trusted("checkpoint", sha256, str(file.resolve()))])
             chosen = choose_state_dict(read.value, file, state)
     return _checkpoint(path, chosen, sha256, dict(_metadata(read.value)), read.past)
 

@@ -2,22 +2,20 @@
 
 The bytes decide what a file is, never its name. ``inert.py`` follows the pickle; a file that asks
 for what can do harm is refused, and so is one that cannot be read but by running it. A user may
-trust such a file: that is remembered by its hash, in a file of the user's own, since whoever wrote
-a cache or a run must not decide what runs on this machine.
+trust such a file, which is remembered by its hash (``utils/trust.py``).
 """
 
 from __future__ import annotations
 
 import io
 import mmap
-import os
 import pickle
 import re
 import tarfile
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -117,33 +115,6 @@ def telling(names: Sequence[str]) -> str:
         key=lambda name: (not _HARMFUL.match(name), name.startswith(_COMMON)),
     )
     return listed(ranked)
-
-
-# --- which files the user has trusted before
-
-
-def trusted_before(sha256: str) -> bool:
-    """Whether the user has trusted a file with these bytes."""
-    try:
-        return sha256 in _trusted_file().read_text(encoding="ascii").split()
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-def remember_trust(sha256: str) -> None:
-    """Note that the user trusts a file, so that later commands do not ask again."""
-    if trusted_before(sha256):
-        return
-    with suppress(OSError):  # a home that cannot be written to: asked again
-        file = _trusted_file()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="ascii") as lines:
-            lines.write(f"{sha256}\n")
-
-
-def _trusted_file() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "histograph-post" / "trusted-checkpoints"
 
 
 # --- text out of a file

@@ -2,8 +2,9 @@
 
 Only what the user names, on the command line or as an argument in Python, or what is built in, is
 code. A specification that a file holds (``head.json``, a cache's manifest, a fold's
-``config.toml``) is data: whoever wrote the file must not choose what runs on this machine. A
-user's file or package is imported without leaving traces in the running process.
+``config.toml``) is data: whoever wrote the file must not choose what runs on this machine, unless
+the user has approved that very code before (``trust.py``). A user's file or package is imported
+without leaving traces in the running process.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from types import ModuleType
 from typing import Any, ClassVar, Final, Literal, Self
 
 from ..errors import DataError, HistographError, ModelError, NotFoundError
+from .trust import trusted_code
 
 #: The models of this package.
 BUILT_IN_MODELS: Final = ("gcn", "gin", "gat", "sage", "gps")
@@ -60,7 +62,8 @@ class Specification:
     """A model or data by name, as the user gave it or as a file recorded it.
 
     The rule of this module stands here: whatever turns a specification into code asks
-    :meth:`to_follow` first, which refuses one that a file recorded, unless it is built in.
+    :meth:`to_follow` first, which refuses one that a file recorded, unless it is built in or the
+    user has trusted it.
     """
 
     #: What is specified, which is also the name of the flag.
@@ -78,7 +81,7 @@ class Specification:
         return is_built_in(self.WHAT, self.spec)
 
     def to_follow(self, given: str | None = None) -> Self:
-        """Return what may become code: what the user gave or named, or what is built in.
+        """Return what may become code: what the user gave, named or trusted, or what is built in.
 
         Args:
             given: What the user names now; it replaces what was recorded, arguments aside.
@@ -100,9 +103,13 @@ class Specification:
                 f"{where}: found a {what} that was handed over in memory, expected it again with "
                 f"{what}= in Python, or by name, as in --{what} {example}"
             )
+        named, problem = trusted_code(what, str(self.spec), self.args)
+        if named is not None:
+            return replace(self, spec=named, recorded_in=None)
         raise kind(
             f"{where}: found the {what} {self.spec!r}, which is code that a file names, so it was "
-            f"not run; expected you to name it, as in --{what} {example} ({what}= in Python)"
+            f"not run; {problem}expected you to name it, as in --{what} {example} ({what}= in "
+            f"Python), or to approve it: histograph trust {Path(where).parent}"
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from histograph_cli import completion, options
+from histograph_cli import options
 from histograph_cli.app import app
 from histograph_cli.guidance import DEFAULT_OUTPUTS, default_output, example, help_panel
 from histograph_cli.terminal import Terminal
@@ -68,14 +68,14 @@ def test_metrics_are_those_of_the_tasks() -> None:
 
 
 def test_values_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert completion.heads("jk-") == ["jk-cat", "jk-max", "jk-lstm"]
-    assert completion.several_heads("mean,con") == ["mean,concat"]
-    assert "all" in completion.several_heads("")
-    assert completion.metrics("ro") == ["roc_auc"]
-    assert completion.models("gi") == ["gin"]
+    assert options.complete_heads("jk-") == ["jk-cat", "jk-max", "jk-lstm"]
+    assert options.complete_several_heads("mean,con") == ["mean,concat"]
+    assert "all" in options.complete_several_heads("")
+    assert options.complete_metrics("ro") == ["roc_auc"]
+    assert options.complete_models("gi") == ["gin"]
     (tmp_path / "tu" / "LOCAL" / "raw").mkdir(parents=True)
     monkeypatch.setenv("HISTOGRAPH_DATA_ROOT", str(tmp_path))
-    assert completion.data("tu:L") == ["tu:LOCAL"]
+    assert options.complete_data("tu:L") == ["tu:LOCAL"]
 
 
 def printed(width: int, columns: list[str], rows: list[list[object]]) -> list[str]:

@@ -66,6 +66,18 @@ def test_predict_wants_it_named_and_then_predicts(work: Path, tmp_path: Path) ->
     assert len((tmp_path / "yes.csv").read_text().splitlines()) == 41
 
 
+def test_trusted_it_need_not_be_named(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    histograph("trust", work / "run", "--yes")
+    histograph("predict", work / "run", *DEMO, "-o", tmp_path / "predictions.csv")
+    histograph("export", work / "run", "-o", tmp_path / "head.pt2")
+    page = tmp_path / "page.html"
+    done = histograph("report", work / "run", "-o", page, "--json")
+    assert not any("my_head.py:MeanAndMax" in note for note in json.loads(done.stdout)["notes"])
+
+
 def test_export_gives_a_program_without_it(work: Path, tmp_path: Path) -> None:
     histograph("export", work / "run", "--head", HEAD, "-o", tmp_path / "head.pt2")
     program = torch.export.load(tmp_path / "head.pt2").module()

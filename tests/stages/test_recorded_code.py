@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -310,3 +312,128 @@ def test_built_in_data_never_leads_to_a_module(work: Path) -> None:
         with pytest.raises(HistographError):
             load_data(f"{kind}:Net.csv", root=work)
     assert not Path("SENTINEL").exists()
+
+
+@pytest.mark.parametrize("launcher", ["entry point", "module"])
+def test_nothing_is_imported_from_the_current_folder(launcher: str, work: Path) -> None:
+    for name in ("rich", "torch", "numpy", "typer", "evil", "usercustomize", "json", "optuna"):
+        (work / f"{name}.py").write_text("open('SENTINEL', 'w').close()")
+    start = {"entry point": [shutil.which("histograph", path=Path(sys.executable).parent)]}
+    words = start.get(launcher, [sys.executable, "-m", "histograph_cli"])
+    done = subprocess.run(
+        [*words, "predict", "run", "--data", "demo:", "-o", "out.csv"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "which is code that a file names" in done.stderr
+    assert not Path("SENTINEL").exists()
+
+
+# --- what the user has approved before ------------------------------------------------------------
+
+
+@pytest.fixture
+def trusting(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user who trusts nothing yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return work
+
+
+def test_trusted_code_is_run_until_it_changes(trusting: Path) -> None:
+    (trusting / "beside.py").write_text("width = 8\n")
+    (trusting / "mine.py").write_text(f"import beside\n{CODE}")
+    asked = histograph("trust", "run")  # shows it, but nobody is there to say yes
+    assert asked.exit_code == 1
+    assert str(trusting / "mine.py") in asked.stdout.replace("\n", "")
+    predict = ("predict", "run", *DATA, "-o", "out.csv", "-q")
+    assert_refused(histograph(*predict), "'mine.py:Net'", "head.json", "histograph trust run")
+
+    done = histograph("trust", "run", "--yes", "--json")
+    assert done.exit_code == 0, done.output
+    assert [entry["what"] for entry in json.loads(done.stdout)["trusted"]] == ["model", "data"]
+    commands = {
+        "predict": (*predict[:-3], "-o", "trusted.csv", "-q"),
+        "export": ("export", "run", "--whole", "-o", "exported", "--in-dim", 4, "-q"),
+        "finetune": ("finetune", "caches", "-o", "tuned", *QUICK),
+        "cache": ("cache", "folds", "-o", "cached", "-q"),
+    }
+    for words in commands.values():
+        done = histograph(*words)
+        assert done.exit_code == 0, done.output
+
+    # From another folder the approved file is meant, not one of that name there.
+    other = trusting / "other"
+    other.mkdir()
+    (other / "mine.py").write_text(f"open({str(trusting / 'SENTINEL')!r}, 'w').close()")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(other)
+        done = histograph("predict", "../run", "--data", "demo:", "-o", "out.csv", "-q")
+        assert done.exit_code == 0, done.output
+    assert not (trusting / "SENTINEL").exists()
+
+    (trusting / "beside.py").write_text("width = 9\n")
+    refused = histograph(*predict)
+    assert_refused(refused, "mine.py is not what you trusted", "head.json", "--model")
+    (trusting / "beside.py").write_text("width = 8\n")
+    assert histograph("trust", "--revoke", "mine.py:Net").exit_code == 0
+    assert_refused(histograph(*predict), "'mine.py:Net'", "head.json", "--model")
+    assert histograph("trust", "--revoke", "mine.py:Net").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "args"),
+    [("mine.py:make", {}), ("mine.py:Net", {"width": 4}), ("mine:Net", {}), ("./mine.py:Net", {})],
+)
+def test_trust_is_for_one_name_with_its_arguments(
+    trusting: Path, spec: str, args: dict[str, Any]
+) -> None:
+    assert histograph("trust", "caches", "--yes").exit_code == 0
+    forge(trusting / "run/head.json", "model", spec, args)
+    done = histograph("predict", "run", *DATA, "-o", "out.csv")
+    assert_refused(done, repr(spec), "head.json", "--model my_model")
+
+
+def test_module_that_is_shadowed_is_not_the_trusted_one(trusting: Path) -> None:
+    (trusting / "zoo").mkdir()
+    for name in ("__init__", "inner"):
+        (trusting / "zoo" / f"{name}.py").write_text(CODE)
+    forge(trusting / "run/head.json", "model", "zoo.inner:Net", {})
+    assert histograph("trust", "run", "--yes").exit_code == 0
+    predict = ("predict", "run", *DATA, "-o", "out.csv", "-q")
+    other = trusting / "other"
+    shutil.copytree(trusting / "run", other / "run")
+    (other / "zoo").mkdir()
+    for name in ("__init__", "inner"):
+        (other / "zoo" / f"{name}.py").write_text("open('SENTINEL', 'w').close()")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(other)
+        assert_refused(histograph(*predict), "does not lead to", "head.json", "--model")
+    done = histograph(*predict)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("spec", ["os:system", "evil.py:Net", "evil:Net", "nowhere.py:Net"])
+def test_asking_for_trust_runs_nothing(trusting: Path, spec: str) -> None:
+    plant(trusting)
+    forge(trusting / "run/head.json", "model", spec, {})
+    done = histograph("trust", "run", "--yes")
+    assert done.exit_code == (0 if spec != "nowhere.py:Net" else 1), done.output
+    if spec == "os:system":  # approved or not, it is no model
+        assert "standard library" in histograph("predict", "run", *DATA, "-o", "out.csv").stderr
+    assert not Path("SENTINEL").exists()
+
+
+def test_checkpoints_and_code_are_one_list_that_only_its_user_writes(trusting: Path) -> None:
+    store = Path(os.environ["XDG_STATE_HOME"]) / "histograph-post"
+    store.mkdir(parents=True)
+    (store / "trusted-checkpoints").write_text("a" * 64 + "\n")  # of an earlier version
+    assert histograph("trust", "run", "--yes").exit_code == 0
+    listed = json.loads(histograph("trust", "--json").stdout)["trusted"]
+    assert [entry["what"] for entry in listed] == ["checkpoint", "model", "data"]
+    assert [path.name for path in store.iterdir()] == ["trusted.json"]
+    (store / "trusted.json").chmod(0o666)
+    refused = histograph("trust")
+    assert refused.exit_code == 1
+    assert "others can write" in refused.stderr

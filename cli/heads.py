@@ -1,4 +1,4 @@
-"""`histograph tune`: search the options of a readout."""
+"""`histograph train-head`, `compare` and `tune`: readouts on a cache."""
 
 from __future__ import annotations
 
@@ -13,15 +13,85 @@ import histograph_post as hg
 from histograph_post.utils.text import setting
 
 from . import options as opt
-from .flags import ExperimentFlags, TrainingFlags, parse_seeds
+from .flags import ExperimentFlags, HeadFlags, TrainingFlags, parse_seeds
 from .formatting import duration
 from .formatting import metric as score_text
-from .next_commands import command
-from .results import gain, show_results
+from .guidance import command, predict_command
+from .results import gain, show_results, show_run
 from .terminal import ExperimentWatch, Terminal
 
 if TYPE_CHECKING:
     from histograph_post.experiments.search import Trial
+
+
+@dataclass(frozen=True)
+class WideHeadFlags(HeadFlags):
+    """The options of a head that is 64 wide by default, as is the baseline beside it."""
+
+    dim: Annotated[int | None, typer.Option(min=1, help="Width of the head.")] = 64
+
+
+def train_head(
+    terminal: Terminal,
+    cache: opt.CacheArgument,
+    out: opt.RunOption,
+    head: opt.HeadOption = "histograph",
+    *,
+    head_flags: WideHeadFlags,
+    experiment: ExperimentFlags,
+    lr: opt.LrOption = None,
+    training: TrainingFlags,
+    warm_start: opt.WarmStartOption = False,
+) -> None:
+    """Train a readout on cached activations; the backbone is neither needed nor changed.
+
+    A mean pool of the last layer is trained beside it, as the baseline to beat.
+    """
+    with terminal.watch_experiment() as watch:
+        run = hg.train_head(
+            cache,
+            out,
+            head=head,
+            head_options=head_flags.options(),
+            options=experiment.options(
+                terminal, watch, training.options(lr), warm_start=warm_start
+            ),
+        )
+    terminal.result(show_run(terminal, run, watch), next_command=predict_command(out))
+
+
+def compare(
+    terminal: Terminal,
+    cache: opt.CacheArgument,
+    out: opt.RunOption,
+    heads: Annotated[
+        str,
+        typer.Option(
+            "--heads",
+            metavar="NAMES",
+            autocompletion=opt.complete_several_heads,
+            help="The readouts, separated by commas: all, or any of those of train-head --head; "
+            "svm and boosting are compared only.",
+        ),
+    ] = "all",
+    dim: Annotated[int, typer.Option(min=1, help="Width of every head.")] = 64,
+    *,
+    experiment: ExperimentFlags,
+    lr: opt.LrOption = None,
+    training: TrainingFlags,
+) -> None:
+    """Train every readout on the same cache in the same way, and rank them."""
+    with terminal.watch_experiment() as watch:
+        run = hg.compare(
+            cache,
+            out,
+            heads=None if heads == "all" else [name.strip() for name in heads.split(",")],
+            dim=dim,
+            options=experiment.options(terminal, watch, training.options(lr)),
+        )
+    found = show_run(terminal, run, watch, ranked=True)
+    terminal.result(found, next_command=command("report", out))
+
 
 #: Trials in the table at the end.
 _SHOWN = 5
