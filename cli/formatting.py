@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from histograph_post.utils.text import printable as printable
+from histograph_post.errors import printable as printable
 
 
 def size(num_bytes: float) -> str:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError
 from ..utils import LEVELS
+from ..utils.importing import imported_place
 from ..utils.ranges import require_sane
-from ..utils.specifications import imported_place
 from .option_checks import LARGE, check_option, own_code, require_memory
 
 if TYPE_CHECKING:

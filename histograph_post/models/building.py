@@ -21,13 +21,8 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from ..errors import ConfigError, HistographError, ModelError
-from ..utils.specifications import (
-    PUBLIC_MODELS,
-    home_of,
-    imported_place,
-    is_defined_in,
-    without_partial,
-)
+from ..utils.importing import home_of, imported_place, is_defined_in, without_partial
+from ..utils.specifications import PUBLIC_MODELS
 from .builtin_models import GNN
 from .builtin_settings import CHOICES, GNNSettings, settings_of
 from .sizes import build_sized

@@ -44,15 +44,13 @@ class Command:
         name: What the table calls it.
         run: Does it, in the workspace, with this output.
         before: Puts there what it is to replace.
-        is_file: Whether the output is a file, not a folder.
-        slow: Whether it is left out of the short sample.
+        suffix: Of the output, if it is a file that needs one.
     """
 
     name: str
     run: Callable[[Path, Path], None]
     before: Callable[[Path, Path], None] | None = None
-    is_file: bool = False
-    slow: bool = False
+    suffix: str = ""
 
 
 def typed(*words: object) -> Callable[[Path, Path], None]:
@@ -86,15 +84,17 @@ def prepare(work: Path) -> None:
 COMMANDS = (
     Command("cache", typed(*CACHE)),
     Command("cache, several shards", cache_by_shards),
+    Command("cache --compress", typed(*CACHE, "--compress")),
     Command("pretrain", typed(*PRETRAIN)),
     Command("train-head", typed(*TRAIN_HEAD)),
     Command("compare", typed(*COMPARE, *TRAIN)),
     Command("tune", typed(*TUNE)),
-    Command("finetune", typed(*FINETUNE), slow=True),
+    Command("finetune", typed(*FINETUNE)),
     Command("export --whole", typed(*EXPORT, "--whole")),
-    Command("export", typed(*EXPORT), is_file=True, slow=True),
-    Command("predict", typed(*PREDICT), is_file=True),
-    Command("report", typed("report", "{work}/run", "-q"), is_file=True, slow=True),
+    Command("export", typed(*EXPORT), suffix=".pt2"),
+    Command("predict", typed(*PREDICT)),
+    Command("embed", typed("embed", *PREDICT[1:]), suffix=".npz"),
+    Command("report", typed("report", "{work}/run", "-q"), suffix=".html"),
     Command(
         "cache --overwrite",
         lambda work, out: cache_by_shards(work, out, overwrite=True),
@@ -109,7 +109,6 @@ COMMANDS = (
         "tune --overwrite",
         typed(*TUNE, "--overwrite"),
         before=typed(*TUNE, "--search-seed", "5"),
-        slow=True,
     ),
     Command(
         "export --whole --overwrite",
@@ -120,7 +119,6 @@ COMMANDS = (
         "predict --overwrite",
         typed(*PREDICT, "--overwrite"),
         before=typed("predict", "{work}/run", "--data", "demo:", "-q"),
-        is_file=True,
     ),
 )
 
