@@ -92,7 +92,8 @@ def cache(
 
     Give the same command again to continue a run that was killed.
     """
-    from histograph_post.caches.planning import CacheOptions, plan_cache
+    from histograph_post.caches.planning import plan_cache
+    from histograph_post.caches.probing import CacheOptions
     from histograph_post.data.reading import Reading, remove_rows, rows_beside
     from histograph_post.models import parse_args
     from histograph_post.models.spec import load_pretrained
@@ -172,8 +173,7 @@ def cache(
 
 def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
     """Print what a cache would hold and cost."""
-    from histograph_post.caches.inspection import Inspection
-    from histograph_post.caches.planning import estimate_seconds
+    from histograph_post.caches.planning import Inspection, estimate_seconds
 
     seconds = estimate_seconds(plan)
     for table in Inspection(plan).tables():

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hint
 import typer
 
 from histograph_post import __version__
-from histograph_post.errors import ConfigError, HistographError
+from histograph_post.errors import ConfigError, HistographError, raised_at
 from histograph_post.runs.run import EVENTS_NAME
 from histograph_post.utils.files import refuse_url
 from histograph_post.utils.machine import keep_memory
@@ -244,6 +244,16 @@ def _failures_in_one_line(*, debug: bool) -> Iterator[None]:
             traceback.print_exc()
         where = "" if error.filename is None else f"{error.filename}: "
         print(f"error: {printable(where + str(error.strerror or error))}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except Exception:
+        raise  # a mistake of ours
+    except BaseException as error:
+        # Nothing here ends the process by itself: the user's code called sys.exit(), or worse.
+        if debug:
+            traceback.print_exc()
+        found = printable(" ".join(f"{type(error).__name__}({error})".split()))
+        where = raised_at(error) or "code that was called"
+        print(f"error: {where}: found {found}, expected no exit from it", file=sys.stderr)
         raise typer.Exit(1) from None
 
 

@@ -68,7 +68,7 @@ def inspect(
     if model is None or data is None:
         _inspect_checkpoint(terminal, path, state=state, trust=trust_checkpoint)
         return
-    from histograph_post.caches.inspection import inspect as inspect_model
+    from histograph_post.caches.planning import inspect as inspect_model
     from histograph_post.data import DataSpec
     from histograph_post.models import ModelSpec, parse_args
     from histograph_post.models.spec import load_pretrained

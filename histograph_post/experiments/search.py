@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from ..caches import Cache
 from ..errors import ConfigError, MissingExtraError, NotFoundError
 from ..heads.registry import head_info, is_solved
 from ..training.options import TrainingOptions
+from ..utils.decoding import read_toml_file
 from .folds import open_caches
 from .head_training import Experiment, HeadSpec, plan_experiment, with_baseline
 from .options import ExperimentOptions
@@ -120,12 +120,9 @@ def read_space(path: Path, head: str) -> dict[str, Range | Values]:
 
     Such a table has ``values``, a list, or ``low`` and ``high``, with ``log`` or ``step``.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise NotFoundError(f"{path}: found no file, expected a search space in TOML") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
+    if not path.exists():
+        raise NotFoundError(f"{path}: found no file, expected a search space in TOML")
+    tables = read_toml_file(path)
     known = (*TRAINING_NAMES, *head_info(head).options())
     if not tables:
         raise ConfigError(f"{path}: found no option, expected some of {', '.join(known)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,6 +17,7 @@ from ..experiments.results import BASELINES, OWN
 from ..runs.fits import OUTPUTS_NAME
 from ..runs.run import PREDICTIONS_NAME, Run
 from ..tasks import Task
+from ..utils.files import read_regular
 from ..utils.tensors import load_arrays
 from ..utils.text import MISSING, number
 from .layer_analysis import owners_of
@@ -64,9 +66,9 @@ def _written_outcomes(run: Run) -> list[Outcome]:
     Runs of earlier versions have written every seed by itself: these are averaged.
     """
     try:
-        with (run.folder / PREDICTIONS_NAME).open(encoding="utf-8", newline="") as file:
-            columns, *lines = csv.reader(file)
-    except (FileNotFoundError, ValueError):
+        text = read_regular(run.folder / PREDICTIONS_NAME).decode()
+        columns, *lines = csv.reader(io.StringIO(text, newline=""))
+    except ValueError:  # no such file among them
         return []
     has_seeds, seeds = columns[2] == "seed", dict[int, list[int]]()
     for fit in run.results["fits"]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, NotFoundError, OutputExistsError
-from ..utils.files import config_text, finished_name, sha256_file, to_json, write_text
+from ..utils.files import config_text, finished_name, read_regular, sha256_file, to_json, write_text
 from ..utils.outputs import OutputFolder
 from .run import (
     CONFIG_NAME,
@@ -93,8 +94,10 @@ def open_run_folder(
 def _marker(folder: Path) -> str | None:
     """Return what ``run.json`` says; None for no folder or an empty one; no others are touched."""
     try:
-        return (folder / RUN_NAME).read_text(encoding="utf-8")
-    except FileNotFoundError:
+        return read_regular(folder / RUN_NAME).decode(errors="replace")
+    except ConfigError:
+        if os.path.lexists(folder / RUN_NAME):
+            raise
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         if any(finished_name(name) != RUN_NAME for name in names):
             raise OutputExistsError(

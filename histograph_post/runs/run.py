@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..caches.provenance import CANARY_NAME
 from ..errors import ConfigError, HistographError, NotFoundError
 from ..utils.decoding import read_json_file, read_json_lines, read_toml_file
-from ..utils.files import sha256_file
+from ..utils.files import read_regular, sha256_file
 from ..utils.notebooks import data_frame
 from .records import check_head, check_plan, check_results
 
@@ -64,6 +64,9 @@ TRIALS_NAME = "trials.csv"
 BEST_NAME = "best.toml"
 TRIAL_FITS_NAME = "trials"
 SUMS_NAME = "SHA256SUMS"
+
+#: Bytes of the list of hashes at most.
+_MOST_SUMS = 2**28
 
 #: Of a cache; :mod:`..caches.manifest` would load NumPy, which ``--help`` does without.
 _MANIFEST_NAME = "manifest.json"
@@ -144,15 +147,13 @@ class Run:
     @cached_property
     def sums(self) -> Mapping[str, str]:
         """``SHA256SUMS``: the hash of every file; empty for a run of an earlier version."""
-        try:
-            text = (self.folder / SUMS_NAME).read_text(encoding="utf-8")
-        except FileNotFoundError:
+        path = self.folder / SUMS_NAME
+        if not os.path.lexists(path):
             return {}
-        except UnicodeDecodeError:
-            text = "?"
+        text = read_regular(path, _MOST_SUMS).decode("utf-8", errors="replace")
         lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)", line) for line in text.splitlines()]
         if not all(lines):
-            raise ConfigError(f"{self.folder / SUMS_NAME}: not a list of SHA-256 sums")
+            raise ConfigError(f"{path}: not a list of SHA-256 sums")
         return {line[2]: line[1] for line in lines if line is not None}
 
     def require_own(self, *names: str) -> None:

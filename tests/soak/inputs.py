@@ -44,7 +44,6 @@ from .commands import (
     TRAIN_HEAD,
     TUNE,
     clear,
-    give,
 )
 from .operations import in_child
 
@@ -68,7 +67,7 @@ def attempt(words: Sequence[object], work: Path, *, endless: bool = False) -> st
     """Give a command in a process of its own; say what is wrong with how it ended."""
     said = work / "said"
     before = time.monotonic()
-    child = in_child(lambda: give(*words), said)
+    child = in_child(lambda: app([str(word) for word in words], "histograph"), said)
     status = usage = None
     while status is None:
         done, status, usage = os.wait4(child, os.WNOHANG)
@@ -340,8 +339,8 @@ def _odd_files(work: Path) -> Outcome:
     torch.save(_graphs(y=float("inf")), folder / "labels.pt")
     torch.save(_graphs(edges=torch.tensor([[0, 2**40], [1, -1]])), folder / "edges.pt")
     torch.save(_graphs(x=torch.full((3, 4), float("nan"))), folder / "features.pt")
-    (folder / "exits.py").write_text("import sys\ndef graphs():\n    sys.exit(3)\nsys.exit(0)\n")
-    (folder / "raises.py").write_text("def graphs():\n    raise KeyboardInterrupt\n")
+    (folder / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    (folder / "exits.py").write_text("import sys\ndef graphs():\n    sys.exit(3)\n")
     (folder / "base.py").write_text(
         "class Odd(BaseException): pass\ndef graphs():\n    raise Odd('\\x1b[2J')\n"
     )
