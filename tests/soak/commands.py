@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,11 @@ def cache_by_shards(work: Path, out: Path, *, overwrite: bool = False, seed: int
 
     dataset = hg.load_data("demo:", args={"num_graphs": 36})
     model = make_model(seed=seed, hidden=4)
-    hg.cache(model, dataset, out, shard_bytes=12_000, node_budget=300, overwrite=overwrite)
+    try:
+        hg.cache(model, dataset, out, shard_bytes=12_000, node_budget=300, overwrite=overwrite)
+    except OSError as error:  # what a command would make of it
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 @dataclass(frozen=True)
