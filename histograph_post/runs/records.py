@@ -97,6 +97,38 @@ class _Fit:
 
 
 @dataclass(frozen=True)
+class _Scale:
+    """What the outputs of a regression are multiplied with, and what is added."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _StoredFit:
+    """``fit.json``: a fit, how its head is built, and the hashes of its files."""
+
+    head: str
+    fold: Count
+    seed: int
+    scores: Mapping[str, Mapping[str, float]]
+    best_epoch: int
+    epochs: Count
+    config: Mapping[str, Any]
+    standardize: bool
+    target_scale: _Scale
+    num_parameters: Count
+    seconds_per_epoch: float
+    log: tuple[Mapping[str, float | None], ...]
+    layer_norm: bool = False
+    strength: float | None = None
+    diverged: bool = False
+    backbone: Mapping[str, Any] | None = None
+    plan: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class _BeforeAndAfter:
     """A calibration error."""
 
@@ -216,14 +248,6 @@ def check_plan(found: Mapping[str, Any], where: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Scale:
-    """Of the targets."""
-
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class _Member:
     """A head that predicts with others: what differs from the best one."""
 
@@ -251,6 +275,11 @@ class _Head:
     layer_norm: bool = False
     temperature: float = 1.0
     members: tuple[_Member, ...] | None = None
+
+
+def check_fit(found: Mapping[str, Any], where: str) -> None:
+    """Refuse a ``fit.json`` whose entries do not have the types that its readers count on."""
+    decode(_StoredFit, found, where, error=ConfigError, defaults=True, unknown=True)
 
 
 def check_head(found: Mapping[str, Any], where: str) -> None:

@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 
 from histograph_post.errors import HistographError
 from histograph_post.experiments.finetuning_source import open_source
+from histograph_post.runs.fits import FitSpec, find_fit
+from histograph_post.runs.folder import BrokenFitError
 from histograph_post.runs.predicting import load
 from histograph_post.runs.run import Run
 from histograph_post.runs.summary import facts, fit_rows, readout_rows
+from histograph_post.training.options import TrainingOptions
 
 from ..helpers import histograph
 
@@ -122,3 +125,22 @@ def test_a_changed_file_gives_a_known_error_or_is_read(folder, name, data) -> No
         for read in READERS.values():
             with contextlib.suppress(HistographError):  # anything else fails the test
                 read(place)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        *(("log", 3), ("scores", {"test": ["a"]}), ("best_epoch", "x"), ("target_scale", [])),
+        *(("files", {"head.safetensors": 3}), ("num_parameters", -1), ("config", None)),
+    ],
+)
+def test_an_odd_fit_is_fitted_again(folder: Path, tmp_path: Path, entry: str, value: Any) -> None:
+    place = tmp_path / "fit"
+    shutil.copytree(next((folder / "run" / "fits").glob("*/*")), place)
+    stored = json.loads((place / "fit.json").read_text())
+    names = {name: stored[name] for name in ("head", "fold", "seed", "plan")}
+    spec = FitSpec(**names, options={}, training=TrainingOptions())
+    assert find_fit(spec, place) is not None
+    (place / "fit.json").write_text(json.dumps(stored | {entry: value}))
+    with pytest.raises(BrokenFitError, match=r"fit\.json: .*found .*, expected"):
+        find_fit(spec, place)

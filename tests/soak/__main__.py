@@ -91,7 +91,7 @@ def main() -> int:
         if "inputs" in attacks:
             from .inputs import hostile_inputs
 
-            yield from hostile_inputs(work)
+            yield from hostile_inputs(work, asked.command)
         if "large" in attacks:
             from .large import large_caches
 

@@ -19,6 +19,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,25 @@ _SECONDS, _MEMORY = 60, 2**31
 _ENDLESS = ("epochs", "patience", "trials", "warmup", "budget", "num_folds", "repeats", "folds")
 
 
-def hostile_inputs(work: Path) -> Iterator[Outcome]:
-    """Yield what came of every kind of input."""
-    yield _checkpoints(work)
-    yield _odd_files(work)
-    yield _records(work)
+def hostile_inputs(work: Path, only: Sequence[str] = (), tries: int = 3) -> Iterator[Outcome]:
+    """Yield what came of every kind of input.
+
+    Args:
+        work: The workspace.
+        only: ``checkpoints``, ``files``, ``records``, or commands whose options are tried; all by
+            default.
+        tries: Changes of each file of a run or a cache.
+    """
+    kinds: dict[str, Callable[[], Outcome]] = {
+        "checkpoints": lambda: _checkpoints(work),
+        "files": lambda: _odd_files(work),
+        "records": lambda: _records(work, tries),
+    }
     for name, words in _COMMANDS.items():
-        yield _absurd_options(work, name, words)
+        kinds[name] = partial(_absurd_options, work, name, words)
+    for name, attack in kinds.items():
+        if not only or name in only:
+            yield attack()
 
 
 def attempt(words: Sequence[object], work: Path, *, endless: bool = False) -> str | None:
@@ -281,22 +294,27 @@ def _changed(text: bytes, draw: random.Random) -> bytes:
     return json.dumps(value).encode()
 
 
-def _records(work: Path, tries: int = 12) -> Outcome:
+def _records(work: Path, tries: int) -> Outcome:
     """Change every file of a run and a cache, with right hashes, and use it."""
     outcome, draw = Outcome("odd records", "inspect, report, predict, ..."), random.Random(0)
     train = [str(word).replace("{work}", str(work)) for word in TRAIN_HEAD]
     for source in ("run", "a.cache", "backbones/fold-0"):
         files = [path for path in sorted((work / source).rglob("*")) if path.is_file()]
+        files = [
+        ]
         for file in files:
-            for _ in range(tries):
+            for number in range(tries):
                 place = work / "changed"
                 shutil.rmtree(place, ignore_errors=True)
                 shutil.copytree(work / source, place)
                 own = place / file.relative_to(work / source)
-                text = _changed(file.read_bytes(), draw)
-                own.write_bytes(text)
+                if number == 0:  # opening it must not wait for somebody to write
+                    own.unlink()
+                    os.mkfifo(own)
+                else:
+                    own.write_bytes(_changed(file.read_bytes(), draw))
                 sums = place / "SHA256SUMS"
-                if sums.is_file() and own != sums:
+                if number and sums.is_file() and own != sums:
                     sums.write_text(sums.read_text().replace(sha256_file(file), sha256_file(own)))
                 out = clear(work / "trial") / "out"
                 uses: list[Sequence[object]] = [("inspect", place)]
@@ -316,8 +334,9 @@ def _records(work: Path, tries: int = 12) -> Outcome:
                     if problem is not None:
                         shown = f"{words[0]} after a change of {own.name}"
                         keep = work.parent / f"broken-{outcome.attempts}"
-                        shutil.copytree(place, keep, dirs_exist_ok=True)
-                        problem = f"{shown} ({keep}): {problem}"
+                        if number:
+                            shutil.copytree(place, keep, dirs_exist_ok=True)
+                        problem = f"{shown} ({keep if number else 'a pipe'}): {problem}"
                     outcome.count(problem)
     return outcome
 
