@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
+import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -144,3 +147,47 @@ def test_an_odd_fit_is_fitted_again(folder: Path, tmp_path: Path, entry: str, va
     (place / "fit.json").write_text(json.dumps(stored | {entry: value}))
     with pytest.raises(BrokenFitError, match=r"fit\.json: .*found .*, expected"):
         find_fit(spec, place)
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    """A run to change, without its list of hashes: whoever changes it mends that."""
+    for name in ("run", "demo.cache"):
+        shutil.copytree(folder / name, tmp_path / name)
+    (tmp_path / "run" / "SHA256SUMS").unlink()
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", ["predictions.csv", "results.json"])
+def test_a_report_of_odd_files_is_refused_in_one_line(copied: Path, name: str) -> None:
+    results = json.loads((copied / "results.json").read_text())
+    results["task"]["classes"] = []
+    odd = {"predictions.csv": "a,b\nc,d\n", "results.json": json.dumps(results)}
+    (copied / name).write_text(odd[name])
+    done = histograph("report", copied, "-o", copied.with_name("page.html"), "-q")
+    assert done.exit_code == 1
+    assert re.fullmatch(rf"error: .*{name}: .*found .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", "config.toml", "predictions.csv", "run.json"])
+def test_a_pipe_is_not_waited_for(copied: Path, name: str) -> None:
+    (copied / name).unlink(missing_ok=True)
+    os.mkfifo(copied / name)
+    with waiting_at_most(60):
+        done = histograph("report", copied, "-o", copied.with_name("page.html"))
+    assert done.exit_code == 1
+    assert f"{name}: found a folder, pipe or device" in done.stderr
+
+
+@contextlib.contextmanager
+def waiting_at_most(seconds: int) -> Iterator[None]:
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -144,8 +144,8 @@ def _absurd_options(work: Path, name: str, words: Sequence[object]) -> Outcome:
     for option in command.params:
         if option.param_type_name != "option" or getattr(option, "is_flag", False):
             continue
-        kind = option.type.name.replace(" range", "")
-        for value in _ABSURD.get(kind, _ABSURD["text"]):
+        kind = {"N": "integer", "X": "float"}.get(option.metavar or "", "text")
+        for value in _ABSURD[kind]:
             if option.name in ("out", "help"):
                 continue
             clear(work / "trial")
@@ -300,8 +300,7 @@ def _records(work: Path, tries: int) -> Outcome:
     train = [str(word).replace("{work}", str(work)) for word in TRAIN_HEAD]
     for source in ("run", "a.cache", "backbones/fold-0"):
         files = [path for path in sorted((work / source).rglob("*")) if path.is_file()]
-        files = [
-        ]
+        files = []
         for file in files:
             for number in range(tries):
                 place = work / "changed"
