@@ -300,7 +300,6 @@ def _records(work: Path, tries: int) -> Outcome:
     train = [str(word).replace("{work}", str(work)) for word in TRAIN_HEAD]
     for source in ("run", "a.cache", "backbones/fold-0"):
         files = [path for path in sorted((work / source).rglob("*")) if path.is_file()]
-        files = []
         for file in files:
             for number in range(tries):
                 place = work / "changed"
