@@ -27,6 +27,7 @@ from ..models.model_call import given_to
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
 from ..utils import Level
+from ..utils.files import errors_naming
 from ..utils.machine import NODE_BUDGET, resolve_device
 from .predictions import Predictions, member_spread, row_names, spread_columns
 from .run import Run
@@ -355,7 +356,7 @@ class KeptOutputs:
     def append(self, outputs: np.ndarray, spread: np.ndarray | None) -> None:
         """Add the rows of a batch: ``[rows, out_dim]`` and ``[rows, spread_dim]``."""
         parts = [outputs] if spread is None else [outputs, spread]
-        with self.path.open("ab") as file:
+        with errors_naming(self.path), self.path.open("ab") as file:
             file.write(np.concatenate(parts, axis=1, dtype="<f8").tobytes())
 
     def read(self) -> tuple[np.ndarray, np.ndarray | None]:

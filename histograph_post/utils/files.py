@@ -42,18 +42,26 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f"{path.name}.{HOST}-{os.getpid()}{PARTIAL_SUFFIX}")
     try:
-        yield partial
-        # Some writers make private files; an output is as readable as any file the user makes.
-        partial.chmod(0o666 & ~_umask())
-        _sync(partial)
-        os.replace(partial, path)
-        _sync(path.parent)
-    except OSError as error:
-        if error.filename is None:  # of a write, which does not say where
-            error.filename = str(path)
-        raise
+        with errors_naming(path):
+            yield partial
+            # Some writers make private files; an output is as readable as any file the user makes.
+            partial.chmod(0o666 & ~_umask())
+            _sync(partial)
+            os.replace(partial, path)
+            _sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def errors_naming(path: Path) -> Iterator[None]:
+    """Let the error of a write, which does not say where, name a file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 #: The names of unfinished files: those of :func:`atomic_path`, and those of a library's own writer

@@ -145,12 +145,17 @@ def contents(folder: Path) -> dict[str, Any]:
             found[name] = {k: v for k, v in stored.items() if k != "seconds_per_epoch"}
         elif path.name == "SHA256SUMS":
             sums = dict(line.split("  ")[::-1] for line in path.read_text().splitlines())
-            wrong = [own for own, value in sums.items() if sha256_file(path.parent / own) != value]
+            wrong = [own for own, value in sums.items() if _hash(path.parent / own) != value]
             found[name] = {"listed": sorted(sums), "wrong": wrong}
         else:
             text = path.read_bytes()
             found[name] = text.replace(str(folder).encode(), b"OUT")
     return found
+
+
+def _hash(path: Path) -> str | None:
+    """Return the hash of a file; None if it is not there yet."""
+    return sha256_file(path) if path.is_file() else None
 
 
 def difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
