@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, MissingExtraError
-from .columns import ColumnBuilder, TextColumn
+from .tables import ColumnBuilder, TextColumn
 
 
 def read_arrow(path: Path) -> tuple[tuple[str, ...], tuple[TextColumn, ...]]:

@@ -19,13 +19,13 @@ from ..utils import LEVELS, Level
 from ..utils.machine import NODE_BUDGET
 from ..utils.specifications import IN_MEMORY
 from .checks import add_features, check_links, detect_level, prepare_graphs, refuse_hetero
-from .columns import SelectedRows, is_row_numbers
 from .indexed_rows import stream_graphs
 from .labels import align_labels, count_nodes, gather_labels, label_rows, take_masks
 from .links import LinkOptions, split_links
 from .reading import Reading
 from .streaming import StreamedGraphs
 from .subgraphs import surroundings
+from .tables import SelectedRows, is_row_numbers
 
 #: The name of the target where links are predicted.
 LINK_TARGET = ("link",)

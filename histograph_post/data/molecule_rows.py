@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch_geometric.data import Data
 
-from .columns import TextColumn
 from .molecule_features import MoleculeEncoding, import_rdkit, molecule_encoding
 from .row_blocks import Skipped
+from .tables import TextColumn
 
 #: Why most rows that give no graph do not.
 UNREADABLE = "RDKit cannot read the SMILES"

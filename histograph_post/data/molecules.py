@@ -19,7 +19,6 @@ import torch
 from torch_geometric.data import Data
 
 from ..errors import DataError, NotFoundError
-from .columns import ColumnBuilder, SelectedRows
 from .dataset import GraphDataset, SourceTable, as_links
 from .molecule_features import MOLECULE_ENCODINGS, MoleculeEncoding, molecule_encoding
 from .molecule_rows import UNREADABLE, SmilesRows, molecule_graphs
@@ -27,6 +26,7 @@ from .reading import STREAM_ARGS, STREAM_ROWS, Reading, is_streamed
 from .row_blocks import Skipped
 from .spec import LEVEL_ARGS, as_choice, check_names, level_options
 from .streaming import StreamedGraphs, read_rows
+from .tables import ColumnBuilder, SelectedRows
 
 #: Names of columns that number or name the rows, compared in lower case and without punctuation.
 _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")

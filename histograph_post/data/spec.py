@@ -151,7 +151,7 @@ def load_data(
         }[kind]
         return load(name, root, args)
     if colon and kind == "ogbg":
-        from .ogb import load_ogbg
+        from .molecule_sets import load_ogbg
 
         return load_ogbg(name, root, args)
     if colon and kind == "moleculenet":
