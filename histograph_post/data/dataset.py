@@ -16,15 +16,13 @@ from torch_geometric.data import Batch, Data
 from ..errors import DataError
 from ..splits import Splits
 from ..utils import LEVELS, Level
-from ..utils.machine import NODE_BUDGET
 from ..utils.specifications import IN_MEMORY
 from .checks import add_features, check_links, detect_level, prepare_graphs, refuse_hetero
 from .indexed_rows import stream_graphs
 from .labels import align_labels, count_nodes, gather_labels, label_rows, take_masks
 from .links import LinkOptions, split_links
-from .reading import Reading
+from .spec import Reading
 from .streaming import StreamedGraphs
-from .subgraphs import surroundings
 from .tables import SelectedRows, is_row_numbers
 
 #: The name of the target where links are predicted.
@@ -356,39 +354,3 @@ def _hash_value(digest: Any, key: str, value: object) -> None:
 @lru_cache(1 << 12)
 def _form(key: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
     return _text(key) + _text(f"{dtype} {[*shape]}")
-
-
-# --- a few graphs of a data set, on which a model is tried out
-
-#: How many: enough to distinguish graph rows from node rows, few enough to be quick.
-PROBE_GRAPHS = 4
-
-
-def probe_numbers(dataset: GraphDataset) -> list[int]:
-    """Return which graphs to try a model on."""
-    # Spread over the data: neighbours in a sorted data set look alike.
-    spread = np.linspace(0, len(dataset) - 1, PROBE_GRAPHS).astype(int)
-    return np.unique(spread).tolist()
-
-
-#: Graphs with more nodes are large: what is learned of a model on one is learned on a part of it.
-LARGE_GRAPH = NODE_BUDGET
-
-#: Nodes of such a part.
-PROBE_NODES = 2048
-
-
-def probe_graphs(dataset: GraphDataset, *, whole: bool = True) -> list[Data]:
-    """Return the graphs to try a model on, copied.
-
-    Args:
-        dataset: The data.
-        whole: Whether large graphs are to be as large as they are, and not a part of them.
-    """
-    graphs = [dataset.graphs[number] for number in probe_numbers(dataset)]
-    return [
-        surroundings(graph, PROBE_NODES)
-        if not whole and int(graph.num_nodes) > LARGE_GRAPH
-        else graph.clone()
-        for graph in graphs
-    ]

@@ -30,8 +30,16 @@ from ..utils.specifications import home_of, imported_place, is_defined_in
 from .checks import refuse_hetero
 from .dataset import GraphDataset, from_graphs
 from .indexed_rows import stream_graphs
-from .reading import STREAM_ARGS, Reading, is_streamed
-from .spec import FEATURE_ARGS, LEVEL_ARGS, check_names, feature_options, level_options
+from .spec import (
+    FEATURE_ARGS,
+    LEVEL_ARGS,
+    STREAM_ARGS,
+    Reading,
+    check_names,
+    feature_options,
+    is_streamed,
+    level_options,
+)
 
 #: Arguments that this package uses itself, unless the function has a parameter of that name.
 _OURS = (*LEVEL_ARGS, *FEATURE_ARGS, *STREAM_ARGS)

@@ -21,7 +21,7 @@ from torch_geometric.data import Data, InMemoryDataset, OnDiskDataset
 from ..errors import DataError, HistographError
 from ..utils import Level
 from .checks import detect_level, prepare_graph
-from .reading import STREAM_ROWS, Reading
+from .spec import STREAM_ROWS, Reading
 from .streaming import StreamedGraphs, read_iterator, read_rows
 
 #: Graphs that are looked at before it is decided where all of them stay.

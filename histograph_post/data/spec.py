@@ -25,15 +25,14 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..utils import LEVELS, Level
 from ..utils.specifications import GRAPH_FILES, Specification, is_built_in
-from .reading import Reading
 
 if TYPE_CHECKING:
     from .dataset import GraphDataset
@@ -47,6 +46,29 @@ FORMS = (
     "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, moleculenet:NAME, smiles:FILE.csv, "
     "demo:, FILE.pt, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
+
+
+#: Data of this many rows stay on disk; smaller data are read into memory at once.
+STREAM_ROWS = 50_000
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How rows become graphs; it does not decide what the graphs are, so no file records it."""
+
+    #: Where graphs that do not stay in memory are kept, for this command and for others like it;
+    #: None for a folder that goes with the process.
+    folder: Path | None = None
+    #: Processes that read rows; 0 for this one alone, None for as many as there are cores.
+    workers: int | None = None
+    #: ``(i, n)``: job ``i`` of ``n`` that read the same rows into the same folder.
+    part: tuple[int, int] = (0, 1)
+    #: Called with the rows that are read and the rows in all.
+    on_progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise ConfigError(f"workers: found {self.workers}, expected 0 or more")
 
 
 @dataclass(frozen=True)
@@ -155,7 +177,7 @@ def load_data(
 
         return load_ogbg(name, root, args)
     if colon and kind == "moleculenet":
-        from .molecule_net import load_moleculenet
+        from .molecule_sets import load_moleculenet
 
         return load_moleculenet(name, root, args)
     if colon and kind == "smiles":
@@ -237,6 +259,9 @@ FEATURE_ARGS = ("features", "max_degree")
 #: Arguments on what is predicted, which every source takes.
 LEVEL_ARGS = ("level", "link_seed", "link_split", "link_negatives")
 
+#: The argument that decides whether graphs stay on disk, whatever the number of rows.
+STREAM_ARGS = ("stream",)
+
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -255,6 +280,11 @@ def as_bool(args: Mapping[str, Any], name: str, *, default: bool, spec: str) -> 
     if truth is None:
         raise DataError(f"{spec}: {name}={value}, expected true or false")
     return truth
+
+
+def is_streamed(rows: int, args: Mapping[str, Any], *, spec: str) -> bool:
+    """Whether so many rows stay on disk: as asked for with ``stream=``, else by their number."""
+    return as_bool(args, "stream", default=rows >= STREAM_ROWS, spec=spec)
 
 
 def as_int(args: Mapping[str, Any], name: str, *, default: int | None, spec: str) -> int | None:
