@@ -1,7 +1,7 @@
 """Strict loading: a checkpoint and a model agree on every tensor, or loading stops.
 
 A :class:`LoadReport` lists what does not fit and how to fix it: the most similar name beside every
-misfit, and the key map that would rename them (``proposals.py``). Weights that are all under one
+misfit, and the key map that would rename them (``key_maps.py``). Weights that are all under one
 name in the file (``net.``) are taken from there. What a model needs no weights for, its caller
 knows: it may allow some to be missing.
 """
@@ -21,7 +21,7 @@ from ..errors import CheckpointError
 from ..utils.text import listed
 from .checkpoints import Checkpoint
 from .key_map import KeyMap
-from .proposals import OPTIONAL, Proposal, propose_key_map
+from .key_maps import OPTIONAL, Proposal, propose_key_map
 from .state_dicts import AVERAGED, WRAPPER_PREFIXES
 from .unpickling import printable
 

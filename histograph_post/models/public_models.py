@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from ..errors import CheckpointError, ModelError
 from .builtin_models import POOLS
 from .checkpoints import Checkpoint
-from .molecule_networks import (
+from .ogb_networks import OgbGCN, OgbGIN, OgbNodes, OgbPrediction
+from .public_networks import (
     BondConv,
     MolclrGCN,
     MoleculeGNN,
@@ -27,7 +28,6 @@ from .molecule_networks import (
     PretrainGIN,
     PretrainSAGE,
 )
-from .ogb_networks import OgbGCN, OgbGIN, OgbNodes, OgbPrediction
 from .recipes import RECIPES
 
 _CONVS: Final[dict[str, type[BondConv]]] = {
