@@ -28,6 +28,7 @@ from torch_geometric.transforms import NormalizeFeatures
 
 from ..errors import DataError
 from ..utils.files import PARTIAL_SUFFIX
+from ..utils.text import first_line
 from .dataset import GraphDataset, from_graphs
 from .spec import (
     FEATURE_ARGS,
@@ -333,8 +334,7 @@ def _quietly(build: Callable[[str], Any], folder: Path, trouble: str) -> Any:
         try:
             return build(str(folder))
         except Exception as error:
-            reason = str(error).strip().split("\n")[0]
-            raise DataError(f"{trouble} ({type(error).__name__}: {reason})") from error
+            raise DataError(f"{trouble} ({type(error).__name__}: {first_line(error)})") from error
 
 
 def _key(source: str, files: Sequence[Path]) -> str:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, DataError
 from ..utils import LEVELS, Level
 from ..utils.specifications import GRAPH_FILES, Specification, is_built_in
+from ..utils.text import first_line
 
 if TYPE_CHECKING:
     from .dataset import GraphDataset
@@ -246,8 +247,7 @@ def _downloaded(url: str) -> Path:
     except ImportError as error:
         raise DataError(f"{url}: {error}; pip install 'histograph-post[remote]'") from None
     except Exception as error:  # of whatever kind the protocol has
-        reason = str(error).strip().split("\n")[0]
-        raise DataError(f"{url}: not read ({type(error).__name__}: {reason})") from error
+        raise DataError(f"{url}: not read ({type(error).__name__}: {first_line(error)})") from error
     return target
 
 

@@ -20,6 +20,7 @@ from typing import Any, overload
 import numpy as np
 
 from ..errors import DataError, MissingExtraError, NotFoundError
+from ..utils.text import first_line
 
 #: How the names of tables end that pyarrow reads.
 ARROW_FILES = (".parquet", ".arrow", ".feather")
@@ -190,8 +191,7 @@ def _read_arrow(path: Path) -> tuple[tuple[str, ...], tuple[TextColumn, ...]]:
                 for value in values.to_pylist():
                     column.append(_arrow_cell(value))
     except (ArrowInvalid, OSError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise DataError(f"{path}: not a readable table ({reason})") from None
+        raise DataError(f"{path}: not a readable table ({first_line(error)})") from None
     return names, columns
 
 
