@@ -159,6 +159,9 @@ def load_wiki(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
     return from_graphs(graphs, spec=spec, **level_options(args, own="node", spec=spec))
 
 
+LOADERS = {"tu": load_tu, "planetoid": load_planetoid, "actor": load_actor, "wiki": load_wiki}
+
+
 def _fold_files(prefix: str) -> tuple[str, ...]:
     return tuple(f"{prefix}_split_0.6_0.2_{fold}.npz" for fold in range(10))
 
@@ -262,7 +265,7 @@ def processed(
         source, files = str(found), raw.present(found)
     folder = user_cache() / "datasets" / f"{_safe(raw.spec)}-{_key(source, files)}"
     if not folder.is_dir():
-        _process(raw, files, folder, build, check, downloading=root is None)
+        _process(raw, files, folder, build, check)
     return _quietly(build, folder, f"{folder}: damaged, delete this folder to process it again")
 
 
@@ -278,15 +281,12 @@ def _process(
     folder: Path,
     build: Callable[[str], Any],
     check: Callable[[Sequence[Path]], None] | None,
-    *,
-    downloading: bool,
 ) -> None:
-    if downloading:
-        trouble = f"{raw.spec}: cannot be downloaded, give a local copy with --data-root"
-    else:
+    trouble = f"{raw.spec}: cannot be downloaded, give a local copy with --data-root"
+    if files:
         trouble = f"{files[0].parent}: cannot be read as {raw.spec}"
-    if check is not None and files:
-        check(files)
+        if check is not None:
+            check(files)
     with _partial_folder(folder) as partial:
         links = partial / raw.folder / "raw"
         links.mkdir(parents=True)

@@ -192,7 +192,8 @@ def _read(path: Path) -> object:
         ) from error
     except Exception as error:
         raise DataError(
-            f"{path}: not a file of torch.save, or damaged ({type(error).__name__}: {first_line(error)})"
+            f"{path}: not a file of torch.save, or damaged ({type(error).__name__}: "
+            f"{first_line(error)})"
         ) from error
 
 

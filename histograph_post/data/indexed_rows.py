@@ -21,7 +21,8 @@ from torch_geometric.data import Data, InMemoryDataset, OnDiskDataset
 from ..errors import DataError, HistographError
 from ..utils import Level
 from ..utils.text import first_line
-from .checks import detect_level, prepare_graph
+from .checks import prepare_graph
+from .labels import detect_level
 from .spec import STREAM_ROWS, Reading
 from .streaming import StreamedGraphs, read_iterator, read_rows
 

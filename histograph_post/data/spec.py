@@ -164,23 +164,13 @@ def load_data(
     root = None if root is None else Path(root)
     kind, colon, name = spec.partition(":")
     if colon and kind in ("tu", "planetoid", "actor", "wiki"):
-        from . import benchmarks
+        from .benchmarks import LOADERS
 
-        load = {
-            "tu": benchmarks.load_tu,
-            "planetoid": benchmarks.load_planetoid,
-            "actor": benchmarks.load_actor,
-            "wiki": benchmarks.load_wiki,
-        }[kind]
-        return load(name, root, args)
-    if colon and kind == "ogbg":
-        from .molecule_sets import load_ogbg
+        return LOADERS[kind](name, root, args)
+    if colon and kind in ("ogbg", "moleculenet"):
+        from .molecule_sets import load_moleculenet, load_ogbg
 
-        return load_ogbg(name, root, args)
-    if colon and kind == "moleculenet":
-        from .molecule_sets import load_moleculenet
-
-        return load_moleculenet(name, root, args)
+        return (load_ogbg if kind == "ogbg" else load_moleculenet)(name, root, args)
     if colon and kind == "smiles":
         from .molecules import load_smiles
 
@@ -218,7 +208,7 @@ def _hint(spec: str) -> str:
     """Return what somebody who named a file may have meant."""
     if spec.endswith((".ckpt", ".safetensors", ".tar")):
         return "; this looks like a checkpoint, give it with --checkpoint"
-    if spec.endswith((".csv", ".csv.gz")):
+    if spec.endswith((".csv", ".csv.gz", ".parquet", ".arrow", ".feather")):
         return f"; molecules are named smiles:{spec}"
     return f"; name the function, as in {spec}:graphs" if spec.endswith(".py") else ""
 
