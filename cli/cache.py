@@ -94,7 +94,8 @@ def cache(
     """
     from histograph_post.caches.planning import plan_cache
     from histograph_post.caches.probing import CacheOptions
-    from histograph_post.data.reading import Reading, remove_rows, rows_beside
+    from histograph_post.data.spec import Reading
+    from histograph_post.data.streaming import remove_rows, rows_beside
     from histograph_post.models import parse_args
     from histograph_post.models.spec import load_pretrained
     from histograph_post.splits import resolve_splits

@@ -26,8 +26,7 @@ from ..capture.passes import (
     same_numbers,
 )
 from ..data import GraphDataset
-from ..data.batching import to_device
-from ..data.dataset import LARGE_GRAPH, PROBE_NODES, probe_graphs, probe_numbers
+from ..data.batching import LARGE_GRAPH, PROBE_NODES, probe_graphs, probe_numbers, to_device
 from ..errors import CacheError, CaptureError, ConfigError, ModelError
 from ..models import call_model, prediction
 from ..models.model_output import OutputForm

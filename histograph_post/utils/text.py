@@ -25,6 +25,11 @@ _METRICS: Mapping[str, str] = MappingProxyType(
 )
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; what it is called where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def listed(names: Iterable[str], shown: int = 4) -> str:
     """Return the first few of some names, and how many more there are."""
     several = list(names)

@@ -17,7 +17,7 @@ from histograph_post.caches.caching import cache
 from histograph_post.caches.planning import estimate_seconds, plan_cache
 from histograph_post.capture import edge_blocks
 from histograph_post.data import from_graphs, load_data
-from histograph_post.data.dataset import PROBE_NODES
+from histograph_post.data.batching import PROBE_NODES
 from histograph_post.models import build_model
 from histograph_post.splits import resolve_splits
 

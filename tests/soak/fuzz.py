@@ -30,7 +30,7 @@ Reader = Callable[[bytes], None]
 _GUIDING = [
     *(f"histograph_post.caches.{name}" for name in ("layout", "manifest", "reader", "shard")),
     *(f"histograph_post.models.{name}" for name in ("checkpoints", "inert", "state_dicts")),
-    *("histograph_post.models.storages", "histograph_post.models.unpickling"),
+    "histograph_post.models.unpickling",
     *("histograph_post.utils.decoding", "histograph_post.splits.files"),
 ]
 
