@@ -155,11 +155,6 @@ class Pretraining(Stage):
         """The number of folds, whichever this call trains."""
         return len(self.splits.folds)
 
-    def parts(self) -> Sequence[str]:
-        """Return the folders of the folds, if others are left to other calls."""
-        left = len(self.folds) < self.num_planned
-        return [fold_name(fold) for fold in self.folds] if left else ()
-
     def fits(self) -> list[FitSpec]:
         """Return a fit for each fold that is asked for."""
         return [
@@ -167,9 +162,13 @@ class Pretraining(Stage):
             for fold in self.folds
         ]
 
+    def place(self, spec: FitSpec) -> Path:
+        """Return the folder of a fold inside the run's."""
+        return Path(fold_name(spec.fold))
+
     def find(self, spec: FitSpec, folder: Path) -> Fit | None:
         """Return a fold that is done."""
-        place = folder / fold_name(spec.fold)
+        place = folder / self.place(spec)
         if not is_finished(place):
             return None
         check_seal(place, read_json(place, RESULTS_NAME), spec.plan)
@@ -180,7 +179,7 @@ class Pretraining(Stage):
         self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train the backbone on one fold."""
-        folder = folder / fold_name(spec.fold)
+        folder = folder / self.place(spec)
         folder.mkdir(parents=True, exist_ok=True)
         task, split = self.task, self.splits.folds[spec.fold]
         model = copy.deepcopy(self.model)

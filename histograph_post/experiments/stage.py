@@ -6,6 +6,7 @@ fitted and how; everything that makes their results comparable is here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from abc import ABC, abstractmethod
@@ -18,9 +19,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from ..errors import OutputInUseError
 from ..metrics import Key
 from ..runs.fits import Fit, FitSpec, find_fit
-from ..runs.folder import finish_run, open_run_folder
+from ..runs.folder import BrokenFitError, finish_run, open_run_folder
 from ..runs.predictions import LabelRows
 from ..runs.run import METRICS_NAME, RESULTS_NAME, SPLITS_NAME, Run
 from ..splits import Splits
@@ -73,13 +75,17 @@ class Stage(ABC):
     ) -> Fit:
         """Do one fit, or go on with it; the folder is the run's."""
 
+    def place(self, spec: FitSpec) -> Path:
+        """Return the folder of a fit inside the run's."""
+        return spec.folder
+
     def find(self, spec: FitSpec, folder: Path) -> Fit | None:
         """Return a fit that is done; the folder is the run's.
 
         Raises:
             BrokenFitError: for one that has been changed, or is another run's.
         """
-        return find_fit(spec, folder / spec.folder)
+        return find_fit(spec, folder / self.place(spec))
 
     def fits_at_once(self) -> int:
         """Return how many fits there is memory for at the same time."""
@@ -108,12 +114,8 @@ class Stage(ABC):
 
     @property
     def num_planned(self) -> int:
-        """The number of fits that the result is made of, also of other calls."""
+        """The number of fits that the result is made of; some may be left to other calls."""
         return len(self.fits())
-
-    def parts(self) -> Sequence[str]:
-        """Return the folders of a run to which others add theirs; none if all of it is done."""
-        return ()
 
     def check(self, device: torch.device) -> None:
         """Refuse a device that cannot do what is asked for."""
@@ -219,39 +221,53 @@ def run_experiment(
         options: Where and how many at once; what was planned before this says the rest.
     """
     options.start(stage)
-    stage.check(resolve_device(options.device))
-    parts = stage.parts()
-    with (
-        open_run_folder(
-            out,
-            stage.plan(),
-            config=options.config,
-            overwrite=options.overwrite,
-            shared=bool(parts),
-        ) as output,
-        ExitStack() as stack,
-    ):
-        for part in parts:
-            stack.enter_context(OutputLock(output.folder / part))
-        return finish_experiment(stage, output, chosen=chosen, options=options)
+    if options.backend == "loky":
+        stage.check(resolve_device(options.device))
+    shared = options.fits is not None or len(stage.fits()) < stage.num_planned
+    with open_run_folder(
+        out, stage.plan(), config=options.config, overwrite=options.overwrite, shared=shared
+    ) as output:
+        return finish_experiment(stage, output, chosen=chosen, options=options, shared=shared)
 
 
 def finish_experiment(
-    stage: Stage, output: OutputFolder, *, chosen: str | None, options: ExperimentOptions
+    stage: Stage,
+    output: OutputFolder,
+    *,
+    chosen: str | None,
+    options: ExperimentOptions,
+    shared: bool = False,
 ) -> Run:
-    """Do what is left of a run, in its folder; the arguments are :func:`run_experiment`'s."""
+    """Do what is left of a run, in its folder.
+
+    Args:
+        stage: As in :func:`run_experiment`, like the rest.
+        output: The folder.
+        chosen: What the run predicts with.
+        options: Where, how many at once, and which share of the fits.
+        shared: Whether other calls may do fits of it at the same time.
+    """
     folder, plan = output.folder, json_sha256(stage.plan(), "run")
     stage.splits.save(folder / SPLITS_NAME)
     planned = [replace(spec, plan=plan) for spec in stage.fits()]
-    with options.watching() as on_epoch:
-        watched = _Watched(len(planned), replace(options, on_epoch=on_epoch))
-        with FitRunner(
-            stage,
-            planned=stage.num_planned,
-            jobs=options.jobs,
-            device=resolve_device(options.device),
-        ) as runner:
-            runner.run([_WatchedJob(spec, folder, watched) for spec in planned])
+    number, count = options.fits or (0, 1)
+    mine = planned[number::count]
+    with ExitStack() as stack:
+        on_epoch = stack.enter_context(options.watching())
+        watched = _Watched(stage, len(mine), replace(options, on_epoch=on_epoch))
+        runner = FitRunner(stage, planned=stage.num_planned, options=options, expected=len(mine))
+        locks = stack.enter_context(ExitStack()) if shared else None
+        stack.enter_context(runner)
+        runner.run([_WatchedJob(spec, folder, watched, locks) for spec in mine])
+    left = watched.look_for(planned, folder)
+    if left:
+        options.note(
+            f"{plural(left, 'fit')} of {len(planned)} left to other jobs; the one that finds all "
+            "fits done, or the same command without --fits, writes the results"
+        )
+        return Run(output.target)
+    if options.fits is not None:
+        output.alone()  # others have nothing left to do but this
     fits = [watched.fits[spec.folder] for spec in planned]
     with OutputLock(folder / RESULTS_NAME, wait=True):  # of whoever does another part of it
         finish_run(folder, stage.write(folder, fits, chosen))
@@ -263,11 +279,13 @@ class _Watched:
     """The fits of an experiment, done and under way, in whatever order they come.
 
     Args:
+        stage: What is trained.
         total: Fits in all.
         options: Say who is told.
     """
 
-    def __init__(self, total: int, options: ExperimentOptions) -> None:
+    def __init__(self, stage: Stage, total: int, options: ExperimentOptions) -> None:
+        self.stage, self.skips = stage, options.fits is not None
         self._total, self.note = total, options.note
         self._on_epoch, self._on_fit = options.on_epoch, options.on_fit
         self._shares: dict[Path, float] = {}
@@ -288,13 +306,58 @@ class _Watched:
         if self._on_fit is not None:
             self._on_fit(fit, len(self.fits), self._total)
 
+    def look_for(self, planned: Sequence[FitSpec], folder: Path) -> int:
+        """Read the fits that other jobs have done; return how many are left."""
+        left = 0
+        for spec in planned:
+            if spec.folder not in self.fits:
+                try:
+                    found = self.stage.find(spec, folder)
+                except BrokenFitError:  # the job whose share it is does it again
+                    found = None
+                if found is None:
+                    left += 1
+                else:
+                    self.fits[spec.folder] = found
+        return left
+
 
 class _WatchedJob(FitJob):
-    """A fit of an experiment that is to be done."""
+    """A fit of an experiment that is to be done.
 
-    def __init__(self, spec: FitSpec, folder: Path, watched: _Watched) -> None:
+    Args:
+        spec: What is fitted.
+        folder: The run.
+        watched: Told what becomes of it.
+        locks: Where its lock is kept, if other processes may do the same fit.
+    """
+
+    def __init__(
+        self, spec: FitSpec, folder: Path, watched: _Watched, locks: ExitStack | None
+    ) -> None:
         super().__init__(spec, folder)
-        self._watched = watched
+        self._watched, self._locks = watched, locks
+        self._lock: OutputLock | None = None
+
+    def begin(self) -> bool:
+        """Be its only writer; one that another process is at, or has done meanwhile, is left."""
+        if self._locks is None or self._lock is not None:
+            return True
+        stage = self._watched.stage
+        lock = OutputLock(self.folder / stage.place(self.spec))
+        try:
+            self._locks.enter_context(lock)
+        except OutputInUseError:
+            if self._watched.skips:
+                return False
+            raise
+        self._lock = lock
+        with contextlib.suppress(BrokenFitError):
+            found = stage.find(self.spec, self.folder)
+            if found is not None:
+                self.done(found)
+                return False
+        return True
 
     def epoch_done(self, share_done: float, log: Sequence[Mapping[str, float]]) -> None:
         """Take note of an epoch."""
@@ -302,6 +365,8 @@ class _WatchedJob(FitJob):
 
     def done(self, fit: Fit) -> None:
         """Take note of the result."""
+        if self._lock is not None:
+            self._lock.__exit__()
         self._watched.done(fit)
 
     def broken(self, reason: str) -> None:

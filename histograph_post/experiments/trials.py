@@ -25,8 +25,7 @@ from ..runs.fits import Fit, FitSpec
 from ..runs.run import STUDY_NAME, TRIAL_FITS_NAME, TRIALS_NAME
 from ..utils.decoding import json_sha256
 from ..utils.files import write_bytes, write_text
-from ..utils.machine import resolve_device
-from .options import FitProgress
+from .options import ExperimentOptions, FitProgress
 from .parallel import FitRunner
 from .search import Search, Trial, best_trial, import_optuna
 from .workers import FitJob
@@ -58,10 +57,8 @@ def run_trials(
     folder: Path,
     *,
     trials: int,
+    options: ExperimentOptions,
     storage: str | None = None,
-    device: str = "auto",
-    jobs: int | None = None,
-    on_epoch: Callable[[FitProgress], None] | None = None,
     on_trial: TrialCallback | None = None,
 ) -> list[Trial]:
     """Run trials until as many are over as asked for, earlier ones included; return them all.
@@ -70,19 +67,16 @@ def run_trials(
         search: What is searched.
         folder: The run.
         trials: In all.
+        options: Where to train and how many at once, and who is told of every epoch.
         storage: URL of an optuna storage; a file in the folder by default.
-        device: Where to train.
-        jobs: Fits at once; as many as the cores carry by default.
-        on_epoch: Told after every epoch.
         on_trial: Told of every trial that is over, in order.
     """
-    running = _SearchRun(search, folder, storage, trials, on_epoch, on_trial)
+    running = _SearchRun(search, folder, storage, trials, options.on_epoch, on_trial)
     per_trial = len(search.experiment.folds) * len(search.trial_seeds)
     with FitRunner(
         search.experiment,
         planned=ROUND * per_trial,
-        jobs=jobs,
-        device=resolve_device(device),
+        options=options,
         expected=running.num_left * per_trial,
     ) as runner:
         while running.num_left > 0:

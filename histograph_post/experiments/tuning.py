@@ -165,6 +165,7 @@ def tune(
     if trials < 1:
         raise ConfigError(f"trials: found {trials}, expected 1 or more")
     options, others = with_keywords(options, keywords)
+    options.refuse("fits", reason="jobs search together in a storage, or by --backend dask")
     head = head_name(head)
     search = plan_search(
         cache,
@@ -189,10 +190,8 @@ def tune(
             search,
             output.folder,
             trials=trials,
+            options=options,
             storage=storage,
-            device=options.device,
-            jobs=options.jobs,
-            on_epoch=options.on_epoch,
             on_trial=on_trial,
         )
         best = best_trial(search, found)
