@@ -32,6 +32,7 @@ from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import statistics_of
+from ..training.ranks import current_ranks
 from .averaging import outputs_on_test
 from .gradients import check_gradients, layers_of_parameters
 from .head_training import HeadSpec
@@ -114,7 +115,7 @@ class EndToEnd(ReadoutStage):
         split = self.splits.folds[spec.fold]
         model = untrained_model(given.model_spec, given.dataset, given.labels_width, seed=spec.seed)
         if not spec.stage:
-            source = GraphBatches(given.dataset, task, device)
+            source = GraphBatches(given.dataset, task, device, current_ranks())
             network = BackboneNetwork(model).to(device)
             trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
             return train_fit(spec, trainer, folder, head=None, on_epoch=on_epoch)

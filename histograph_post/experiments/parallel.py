@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,6 +20,7 @@ from joblib import cpu_count
 from ..errors import ConfigError
 from ..runs.folder import BrokenFitError
 from ..training.loop import Trainer
+from ..training.ranks import Ranks, current_ranks
 from ..utils.machine import resolve_device
 from .cluster import run_on_cluster
 from .options import ExperimentOptions
@@ -68,7 +71,9 @@ class FitRunner:
     ) -> None:
         self._stage, self._options = stage, options
         self._device = device = resolve_device(options.device)
-        self._asked = jobs = options.jobs
+        self._ranks = current_ranks()
+        # Processes that train together do so in one fit after the other.
+        self._asked = jobs = options.jobs if self._ranks is None else 1
         if jobs is None:
             jobs = min(available_cores(), stage.fits_at_once()) if device.type == "cpu" else 1
         self._jobs = min(jobs, planned)
@@ -134,6 +139,8 @@ class FitRunner:
 
         if not job.begin():
             return
+        if self._ranks is not None:
+            self._ranks.from_first(job.spec)
         try:
             fit = self._stage.fit(job.spec, job.folder, device=self._device, on_epoch=epoch_done)
         except StopTraining:
@@ -203,6 +210,13 @@ class FitRunner:
         for worker in self._workers:
             worker.close()
         self._workers = []
+
+
+def follow_first(stage: Stage, ranks: Ranks, device: torch.device) -> None:
+    """Do the fits that the first rank does, until it has none left; it alone keeps the results."""
+    while (spec := ranks.from_first()) is not None:
+        with TemporaryDirectory() as folder:
+            stage.fit(spec, Path(folder), device=device)
 
 
 class _Clock:

@@ -35,6 +35,7 @@ from ..tasks import TargetScale, Task, infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import STATE_NAME, OnEpoch, Trainer, train_resumably
 from ..training.options import TrainingOptions
+from ..training.ranks import current_ranks
 from .options import ExperimentOptions
 from .results import OWN
 from .stage import Stage
@@ -183,7 +184,7 @@ class Pretraining(Stage):
         folder.mkdir(parents=True, exist_ok=True)
         task, split = self.task, self.splits.folds[spec.fold]
         model = copy.deepcopy(self.model)
-        source = GraphBatches(self.dataset, task, device)
+        source = GraphBatches(self.dataset, task, device, current_ranks())
         network = BackboneNetwork(model).to(device)
         trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
         if not isinstance(model, GNN):

@@ -28,6 +28,7 @@ from ..runs.run import METRICS_NAME, RESULTS_NAME, SPLITS_NAME, Run
 from ..splits import Splits
 from ..tasks import Task, label_summary
 from ..training.loop import OnEpoch
+from ..training.ranks import Ranks
 from ..utils.decoding import json_sha256
 from ..utils.files import write_text
 from ..utils.machine import resolve_device
@@ -35,7 +36,7 @@ from ..utils.outputs import OutputFolder, OutputLock
 from ..utils.text import plural
 from .averaging import Averages, members_with, temperature_of
 from .options import ExperimentOptions, FitProgress
-from .parallel import FitRunner
+from .parallel import FitRunner, follow_first
 from .results import (
     best_by_validation,
     choose_fit,
@@ -223,11 +224,18 @@ def run_experiment(
     options.start(stage)
     if options.backend == "loky":
         stage.check(resolve_device(options.device))
+    ranks = Ranks.start(resolve_device(options.device)) if stage.trains_backbone else None
+    if ranks is not None and not ranks.is_first:
+        follow_first(stage, ranks, resolve_device(options.device))
+        return Run(Path(out))
     shared = options.fits is not None or len(stage.fits()) < stage.num_planned
     with open_run_folder(
         out, stage.plan(), config=options.config, overwrite=options.overwrite, shared=shared
     ) as output:
-        return finish_experiment(stage, output, chosen=chosen, options=options, shared=shared)
+        run = finish_experiment(stage, output, chosen=chosen, options=options, shared=shared)
+    if ranks is not None:
+        ranks.from_first()  # nothing: there are no more fits
+    return run
 
 
 def finish_experiment(

@@ -34,6 +34,7 @@ from ..tasks import Task
 from ..training.graph_batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HistoryNetwork, checkpoint_layers
+from ..training.ranks import current_ranks
 from ..utils.decoding import decode, read_json_lines, read_toml_file
 from ..utils.files import copy_file, write_json, write_text
 from .results import choose_fit, named
@@ -281,7 +282,7 @@ def fit_network(
         raise ConfigError(f"head {spec.head!r}: found no trainable parameters, expected some")
     trainer = Trainer(
         network,
-        GraphBatches(dataset, task, device),
+        GraphBatches(dataset, task, device, current_ranks()),
         split,
         task,
         spec.training,
