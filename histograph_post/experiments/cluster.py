@@ -1,7 +1,7 @@
-"""Fits on the machines of a cluster: tasks of joblib's Dask or Ray backend.
+"""Fits on the machines of a cluster: tasks of Dask or Ray.
 
-A task opens the cache by its path, does one fit, writes the fit's own folder, and returns its
-number; what it found is read from there. So all machines see the same files, at the same paths. A
+A task opens the cache by its path, does one fit and writes the fit's own folder; what came out is
+read from there. So all machines see the same files, at the same paths. A
 task whose machine is lost is given to another one, which goes on with what was saved.
 """
 
@@ -10,11 +10,8 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from joblib import Parallel, delayed, parallel_config
 
 from ..errors import ConfigError, MissingExtraError, WorkerError
 from ..runs.fits import FitSpec
@@ -58,57 +55,63 @@ def run_on_cluster(
             f"backend: found {options.backend}, expected loky with --jobs 1 for what cannot be "
             f"sent to another process ({error})"
         ) from error
-    tasks = (
-        delayed(do_fit)(pickled, number, job.spec, job.folder.resolve(), threads, options.device)
-        for number, job in enumerate(jobs)
-        if job.wanted  # its lock is taken where it is done
-    )
-    with _cluster(options.backend, options.scheduler, pickled):
-        # One at a time: a batch of tasks would be told of, and lost, together.
-        run = Parallel(n_jobs=-1, batch_size=1, return_as="generator_unordered")
-        for number, failure in run(tasks):
-            job = jobs[number]
-            if failure is not None:
-                job.failed(failure)
-            elif job.wanted:
-                found = stage.find(job.spec, job.folder)
-                if found is None:
-                    raise WorkerError(
-                        f"{job.folder / stage.place(job.spec)}: found no fit where a machine of "
-                        "the cluster wrote one, expected a folder that all of them share"
-                    )
-                job.done(found)
+    tasks = [(job.spec, job.folder.resolve(), threads, options.device) for job in jobs]
+    done = _ray_tasks if options.backend == "ray" else _dask_tasks
+    for number, failure in done(pickled, tasks, options.scheduler):
+        job = jobs[number]
+        if failure is not None:
+            job.failed(failure)
+        elif job.wanted:
+            found = stage.find(job.spec, job.folder)
+            if found is None:
+                raise WorkerError(
+                    f"{job.folder / stage.place(job.spec)}: found no fit where a machine of the "
+                    "cluster wrote one, expected a folder that all of them share"
+                )
+            job.done(found)
 
 
-@contextmanager
-def _cluster(backend: str, scheduler: str | None, pickled: bytes) -> Iterator[None]:
-    """Let joblib give its tasks to the workers of a cluster, which get the stage once."""
-    if backend == "ray":
-        with _ray(scheduler), parallel_config("ray"):
-            yield
-        return
+#: A fit as :func:`do_fit` takes it.
+_Task = tuple[FitSpec, Path, int, str]
+
+#: The number of a fit that is over, and what went wrong.
+_Outcome = tuple[int, Exception | None]
+
+
+def _dask_tasks(pickled: bytes, tasks: Sequence[_Task], address: str | None) -> Iterator[_Outcome]:
+    """Do the tasks on a Dask cluster; yield the number of each when it is over."""
     try:
-        from distributed import Client
+        from distributed import CancelledError, Client, KilledWorker, as_completed
     except ImportError:
         raise MissingExtraError("--backend dask", extra="cluster") from None
-    if scheduler is None:
+    if address is None:
         raise ConfigError("scheduler: found none, expected an address, such as tcp://host:8786")
     try:
-        client = Client(scheduler, set_as_default=False)
+        client = Client(address, set_as_default=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"scheduler: found nobody at {scheduler} ({error}), expected the address that "
+            f"scheduler: found nobody at {address} ({error}), expected the address that "
             "`dask scheduler` prints"
         ) from None
-    with client, parallel_config("dask", client=client, scatter=[pickled]):
-        yield
+    with client:
+        # The result of a task, not data that are scattered: those are lost with their workers.
+        stage = client.submit(bytes, pickled, pure=False)
+        futures = {
+            client.submit(do_fit, stage, *task, pure=False): number
+            for number, task in enumerate(tasks)
+        }
+        for future in as_completed(list(futures), loop=client.loop):
+            try:
+                failure = future.result()
+            except (KilledWorker, CancelledError):
+                failure = _lost(tasks[futures[future]])
+            yield futures[future], failure
 
 
-@contextmanager
-def _ray(address: str | None) -> Iterator[None]:
+def _ray_tasks(pickled: bytes, tasks: Sequence[_Task], address: str | None) -> Iterator[_Outcome]:
+    """Do the tasks on a Ray cluster; yield the number of each when it is over."""
     try:
         import ray
-        from ray.util.joblib import register_ray
     except ImportError:
         raise ConfigError("backend: found no Ray; pip install ray") from None
     try:
@@ -119,10 +122,25 @@ def _ray(address: str | None) -> Iterator[None]:
             "`ray start` has made"
         ) from None
     try:
-        register_ray()
-        yield
+        stage, do_there = ray.put(pickled), ray.remote(do_fit)
+        waiting = {do_there.remote(stage, *task): number for number, task in enumerate(tasks)}
+        while waiting:
+            (over, *_), _ = ray.wait(list(waiting))
+            number = waiting.pop(over)
+            try:
+                failure = ray.get(over)
+            except ray.exceptions.RayError:
+                failure = _lost(tasks[number])
+            yield number, failure
     finally:
         ray.shutdown()
+
+
+def _lost(task: _Task) -> WorkerError:
+    return WorkerError(
+        f"{task[0].label}: found that one worker after the other ended while at it, expected a "
+        "result; they may need more memory"
+    )
 
 
 # --- on a machine of the cluster
@@ -135,13 +153,12 @@ _turn = threading.Lock()
 
 
 def do_fit(
-    pickled: bytes, number: int, spec: FitSpec, folder: Path, threads: int, device: str
-) -> tuple[int, Exception | None]:
-    """Do a fit; return its number, and the error that ended it.
+    pickled: bytes, spec: FitSpec, folder: Path, threads: int, device: str
+) -> Exception | None:
+    """Do a fit; return the error that ended it.
 
     Args:
         pickled: The stage, from :func:`~.workers.pickle_stage`.
-        number: Of the fit.
         spec: What is fitted.
         folder: The run.
         threads: Of the fit.
@@ -156,8 +173,8 @@ def do_fit(
                 if not _is_done(stage, spec, folder):
                     stage.fit(spec, folder, device=there)
     except Exception as error:
-        return number, portable(error)
-    return number, None
+        return portable(error)
+    return None
 
 
 def _unpickled(pickled: bytes) -> Stage:

@@ -38,17 +38,10 @@ from ..training.node_batches import goes_by_nodes, most_steps
 from ..training.options import TrainingOptions, suggested_lr
 from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_head, lend_rows, own_classifier
-from .options import DEFAULT_SEEDS, ExperimentOptions, with_keywords
+from .options import DEFAULT_SEEDS, ExperimentOptions, HeadSpec, with_keywords
 from .results import BASELINES
-from .stage import ReadoutStage, run_experiment
-
-
-@dataclass(frozen=True)
-class HeadSpec:
-    """A readout by name, with its options."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+from .running import run_experiment
+from .stage import ReadoutStage
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import ConfigError
@@ -21,6 +21,14 @@ Backend = Literal["loky", "dask", "ray"]
 
 #: Seeds of a run on a cache, unless others are asked for.
 DEFAULT_SEEDS: tuple[int, ...] = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """A readout by name, with its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -44,19 +44,23 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
-    store: dist.Store
+    #: Where ranks leave notes for each other.
+    store: Any
 
     @classmethod
     def start(cls, device: torch.device) -> Ranks | None:
         """Meet the other processes; None where there are none. Called once, by each of them."""
         global _current
         if _current is None and asked_for_ranks():
-            store, rank, size = next(dist.rendezvous("env://"))
+            # Not every build of torch has these.
+            from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+
+            store, rank, size = next(rendezvous("env://"))
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
-                store=dist.PrefixStore("group", store),
+                store=PrefixStore("group", store),
                 rank=rank,
                 world_size=size,
                 timeout=_TIMEOUT,
@@ -69,11 +73,11 @@ class Ranks:
         """Whether it is this process that writes."""
         return self.rank == 0
 
-    def from_first(self, value: _Value | None = None) -> _Value:
+    def from_first(self, value: Any = None) -> Any:
         """Return what the first rank gives; called by all of them."""
         values = [value]
         dist.broadcast_object_list(values, src=0, device=self.device)
-        return values[0]  # type: ignore[return-value]
+        return values[0]
 
     def state_of_first(self, state: Mapping[str, Any]) -> Any:
         """Return the state of a training that the first rank has, whatever its device."""
