@@ -17,7 +17,7 @@ from torch_geometric.data import Batch
 
 from ..capture import CapturePlan
 from ..data import DataSpec, GraphDataset
-from ..data.dataset import probe_graphs
+from ..data.batching import probe_graphs
 from ..errors import ConfigError
 from ..models import BUILT_IN, ModelSpec, call_model
 from ..models.checkpoints import save_weights, weights_sha256

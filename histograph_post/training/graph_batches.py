@@ -15,15 +15,13 @@ from torch_geometric.data import Batch
 
 from ..data import GraphDataset
 from ..data.batching import (
-    LinkNegatives,
-    Negatives,
     RowBatch,
     count_batches,
     make_batch,
     row_batches,
     to_device,
 )
-from ..data.links import NonEdges
+from ..data.links import LinkNegatives, Negatives, NonEdges
 from ..errors import ConfigError, ModelError
 from ..heads.ragged import Graphs
 from ..models import call_model, prediction
