@@ -115,7 +115,7 @@ def finished(study: optuna.Study) -> dict[int, optuna.trial.FrozenTrial]:
     """Return the trials that are over, without those that were killed, by optuna's number."""
     known = study.get_trials(deepcopy=False)
     killed = {trial.user_attrs.get(_REPLACES) for trial in known}
-    over = [trial for trial in known if trial.state.isfinished() and trial.number not in killed]
+    over = [trial for trial in known if trial.state.is_finished() and trial.number not in killed]
     return {trial.number: trial for trial in over}
 
 
