@@ -43,8 +43,8 @@ from .finetuning_source import (
     source_head,
 )
 from .head_fits import lend_rows, make_head
-from .head_training import Experiment, plan_experiment, with_baseline
-from .options import ExperimentOptions, HeadSpec, with_keywords
+from .head_training import Experiment, plan_experiment
+from .options import ExperimentOptions, HeadSpec, with_baseline, with_keywords
 from .results import named, versus
 from .running import run_experiment
 from .unfreezing import BackboneOptions, Unfreezing, check_gradients, layers_of_parameters

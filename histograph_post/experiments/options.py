@@ -31,6 +31,13 @@ class HeadSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:
+    """Return the baseline, a readout of the last layer alone, and the head that is asked for."""
+    baseline = "mean" if level == "graph" else "mlp"
+    width = {name: value for name, value in head.options.items() if name == "dim"}
+    return [head] if head.name == baseline else [HeadSpec(baseline, width), head]
+
+
 @dataclass(frozen=True)
 class FitProgress:
     """Where an experiment stands, told after every epoch."""

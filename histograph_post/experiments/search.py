@@ -13,8 +13,8 @@ from ..errors import ConfigError, NotFoundError
 from ..heads.registry import head_info, is_solved
 from ..training.options import TrainingOptions
 from .folds import open_caches
-from .head_training import Experiment, plan_experiment, with_baseline
-from .options import ExperimentOptions, HeadSpec
+from .head_training import Experiment, plan_experiment
+from .options import ExperimentOptions, HeadSpec, with_baseline
 from .study import Trial, import_optuna
 
 if TYPE_CHECKING:
