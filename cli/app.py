@@ -58,12 +58,12 @@ def _root(
     pass
 
 
-register(app, pretrain.pretrain, trains=True, runs_models=True)
+register(app, pretrain.pretrain, trains=True, runs_models=True, trains_together=True)
 register(app, cache.cache, runs_models=True, shares_work=True)
 register(app, heads.train_head, trains=True)
 register(app, heads.compare, trains=True)
 register(app, heads.tune, trains=True)
-register(app, finetune.finetune, trains=True, runs_models=True)
+register(app, finetune.finetune, trains=True, runs_models=True, trains_together=True)
 register(app, predict.predict, runs_models=True)
 register(app, predict.embed, runs_models=True)
 register(app, report.report)

@@ -14,6 +14,7 @@ from histograph_post.utils.machine import NODE_BUDGET
 from histograph_post.utils.text import plural
 
 from . import options as opt
+from .flags import parse_share
 from .formatting import duration, metric, size
 from .guidance import command
 from .results import show_cache, summary
@@ -215,12 +216,8 @@ def _counts(plan: CachePlan) -> list[int]:
 
 def _part(shard: str | None) -> tuple[int, int]:
     """Return which job of how many this is: as asked for, else as torchrun sets it."""
-    if shard is None:
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    number, slash, count = shard.partition("/")
-    if not (slash and number.isdigit() and count.isdigit() and int(number) < int(count)):
-        raise typer.BadParameter(f"--shard {shard}: expected I/N with I from 0 to N - 1, as in 0/4")
-    return int(number), int(count)
+    of_torchrun = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    return parse_share("--shard", shard) or of_torchrun
 
 
 def _show_folds(terminal: Terminal, caches: Sequence[Cache]) -> None:

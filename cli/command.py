@@ -55,6 +55,7 @@ def register(
     trains: bool = False,
     runs_models: bool = False,
     shares_work: bool = False,
+    trains_together: bool = False,
 ) -> None:
     """Add ``function(terminal, ...)`` to the app as a command with the shared options.
 
@@ -64,6 +65,7 @@ def register(
         trains: Whether it trains something, and so can write event files.
         runs_models: Whether it runs a user's model, whose batches may be large.
         shares_work: Whether several processes that ``torchrun`` starts each do a part of it.
+        trains_together: Whether such processes train one network together; the first one prints.
     """
 
     @functools.wraps(function)
@@ -81,7 +83,10 @@ def register(
         if quiet and verbose:
             raise typer.BadParameter("give --verbose or --quiet, not both")
         with _failures_in_one_line(debug=debug), contextlib.ExitStack() as stack:
-            if not shares_work:
+            if trains_together:
+                stack.enter_context(_together(own["device"]))
+                quiet = quiet or os.environ.get("RANK", "0") != "0"
+            elif not shares_work:
                 _refuse_other_processes(function.__name__.replace("_", "-"))
             is_default = command_name in DEFAULT_OUTPUTS and own["out"] is None
             if is_default:
@@ -159,8 +164,26 @@ def _refuse_other_processes(name: str) -> None:
     if processes != "1":
         raise ConfigError(
             f"{name}: found WORLD_SIZE={processes}, expected 1: every process would do all of the "
-            f"work; run it without torchrun (`histograph cache` shares its work)"
+            f"work; run it without torchrun (cache, finetune and pretrain share theirs)"
         )
+
+
+@contextlib.contextmanager
+def _together(device: str) -> Iterator[None]:
+    """Meet the other processes of ``torchrun``, if any: one prints, one says what failed."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        yield
+        return
+    from histograph_post.training.ranks import Ranks
+    from histograph_post.utils.machine import resolve_device
+
+    ranks = Ranks.start(resolve_device(device))
+    assert ranks is not None
+    with ranks.failing_together(), contextlib.ExitStack() as stack:
+        if not ranks.is_first:
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+        yield
 
 
 def _shorten_help(annotation: Any) -> None:

@@ -13,7 +13,7 @@ import histograph_post as hg
 from histograph_post.utils.text import setting
 
 from . import options as opt
-from .flags import ExperimentFlags, HeadFlags, TrainingFlags, parse_seeds
+from .flags import ArrayFlags, ExperimentFlags, HeadFlags, TrainingFlags, parse_seeds
 from .formatting import duration
 from .formatting import metric as score_text
 from .guidance import command, predict_command
@@ -21,7 +21,7 @@ from .results import gain, show_results, show_run
 from .terminal import ExperimentWatch, Terminal
 
 if TYPE_CHECKING:
-    from histograph_post.experiments.search import Trial
+    from histograph_post.experiments.study import Trial
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def train_head(
     head: opt.HeadOption = "histograph",
     *,
     head_flags: WideHeadFlags,
-    experiment: ExperimentFlags,
+    experiment: ArrayFlags,
     lr: opt.LrOption = None,
     training: TrainingFlags,
     warm_start: opt.WarmStartOption = False,
@@ -57,7 +57,8 @@ def train_head(
                 terminal, watch, training.options(lr), warm_start=warm_start
             ),
         )
-    terminal.result(show_run(terminal, run, watch), next_command=predict_command(out))
+    found = show_run(terminal, run, watch)
+    terminal.result(found, next_command=predict_command(out) if run.is_finished else None)
 
 
 def compare(
@@ -76,7 +77,7 @@ def compare(
     ] = "all",
     dim: Annotated[int, typer.Option(min=1, help="Width of every head.")] = 64,
     *,
-    experiment: ExperimentFlags,
+    experiment: ArrayFlags,
     lr: opt.LrOption = None,
     training: TrainingFlags,
 ) -> None:
@@ -90,7 +91,7 @@ def compare(
             options=experiment.options(terminal, watch, training.options(lr)),
         )
     found = show_run(terminal, run, watch, ranked=True)
-    terminal.result(found, next_command=command("report", out))
+    terminal.result(found, next_command=command("report", out) if run.is_finished else None)
 
 
 #: Trials in the table at the end.

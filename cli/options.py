@@ -331,6 +331,41 @@ RowsOption = Annotated[
 DeviceOption = Annotated[
     str, typer.Option("--device", help="Where to compute: auto, cpu, cuda or mps.")
 ]
+
+
+class Backend(StrEnum):
+    """Who does the fits."""
+
+    LOKY = "loky"
+    DASK = "dask"
+    RAY = "ray"
+
+
+BackendOption = Annotated[
+    Backend,
+    typer.Option(
+        "--backend",
+        help="Who does the fits: processes of this machine, or a cluster whose machines see the "
+        "same files",
+    ),
+]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="Address of the cluster, such as tcp://host:8786.",
+    ),
+]
+FitsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--fits",
+        metavar="I/N",
+        help="Do share I of N of the fits, as one job of an array; the job that finds all of them "
+        "done writes the results.",
+    ),
+]
 JobsOption = Annotated[
     int | None,
     typer.Option(

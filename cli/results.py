@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 def show_run(
     terminal: Terminal, run: Run, watch: ExperimentWatch, *, ranked: bool = False
 ) -> dict[str, Any]:
-    """Print the table of a run that has just ended, and its verdict; return its JSON object."""
+    """Print the table of a run that has just ended, and its verdict; return its JSON object.
+
+    Of one with fits that are left to other jobs there is nothing to print.
+    """
+    if not run.is_finished:
+        return {"run": str(run.folder), "complete": False}
     seconds = watch.seconds_per_epoch()
     show_results(terminal, run.results, seconds, ranked=ranked)
     return {"run": str(run.folder), **run.results, "seconds_per_epoch": seconds}

@@ -45,7 +45,7 @@ def trust(
     What is shown here and approved is imported by later commands without --model, --data or
     --head, as long as its files are where they are, as they are. Nothing is run to show it.
     """
-    from histograph_post.experiments.recorded_code import recorded_code
+    from histograph_post.experiments.trained_backbones import recorded_code
     from histograph_post.utils.trust import all_trusted, trust_file
     from histograph_post.utils.trust import revoke as forget
     from histograph_post.utils.trust import trust as remember

@@ -257,9 +257,9 @@ class OutputFolder:
         if not self.folder.is_dir():
             return
         remove_leftovers(self.folder, alone=not self._shared)
-        locks = [] if self._shared else list(self.folder.glob(f"*{LOCK_SUFFIX}"))
+        locks = [] if self._shared else list(self.folder.rglob(f"*{LOCK_SUFFIX}"))
         for path in locks:  # of parts that nobody writes now
-            if self._ours(path.name.removesuffix(LOCK_SUFFIX)):
+            if self._ours(path.relative_to(self.folder).parts[0].removesuffix(LOCK_SUFFIX)):
                 path.unlink(missing_ok=True)
 
     def replace(self) -> Path:
