@@ -284,22 +284,19 @@ def _relative(path: Path, folder: Path) -> str:
 
 def check_backbone(
     saved: SavedBackbone, offered: nn.Module | Cache, *, where: str = ""
-) -> list[str]:
+) -> None:
     """Refuse a model, or a cache of a model, that is not the one the head was trained on.
 
-    Weights are compared by their hash; the code of a model by what it makes of the canary.
+    Weights and the model's classes are compared by their hash, and by what they make of the canary.
 
     Args:
         saved: The backbone of the head.
         offered: What the head would be used with.
         where: The file it came from, for the message.
 
-    Returns:
-        What there is to note.
-
     Raises:
         CheckpointError: for a model with other weights.
-        ModelError: for a model whose code gives other activations.
+        ModelError: for a model whose code is another one, or gives other activations.
         CacheError: for a cache of another model.
     """
     from ..caches import Cache
@@ -317,9 +314,8 @@ def check_backbone(
             f"{where}: found a backbone with weights {found}, expected {expected}, "
             f"on which the head of {saved.folder} was trained"
         )
-    if saved.provenance is None or isinstance(offered, Cache):
-        return []
-    return check_provenance(saved.provenance, saved.folder, offered, saved.capture)
+    if saved.provenance is not None and not isinstance(offered, Cache):
+        check_provenance(saved.provenance, saved.folder, offered, saved.capture)
 
 
 def _arguments(value: Any) -> dict[str, Any]:
