@@ -164,9 +164,7 @@ def _changed(recorded: Mapping[str, str], model: nn.Module) -> str:
     whole = {hashlib.sha256(Path(path).read_bytes()).hexdigest(): path for path in found}
     known = {sha256: found[whole[sha256]] for sha256 in recorded.values() if sha256 in whole}
     lost = [
-        path
-        for path, sha256 in recorded.items()
-        if known.get(sha256, sha256) not in found.values()
+        path for path, sha256 in recorded.items() if known.get(sha256, sha256) not in found.values()
     ]
     new = [
         path

@@ -126,22 +126,20 @@ def _mixes_nodes_by_edges(
 
 
 def _messages(trace: Trace) -> list[tuple[FunctionCall, FunctionCall]]:
-    """Return where nodes are looked up by an index, and what comes of it is written to nodes by one.
+    """Return where nodes are looked up by an index and where, by one, that is added to nodes.
 
     That is message passing wherever the index is from: edges may be found by distance.
     """
 
-    nodes = trace.num_nodes
-
     def others(call: FunctionCall, values: Sequence[int]) -> list[int]:
         """The values that have a row, which is no node's, for every number of an index."""
-        lengths = {
-            trace.values[value].shape[:1] for value in call.inputs if trace.values[value].integer
-        }
+        numbers = [trace.values[value] for value in call.inputs]
+        lengths = {index.shape[:1] for index in numbers if index.integer} - {(trace.num_nodes,)}
         return [
             value
             for value in values
-            if trace.values[value].floating and trace.values[value].shape[:1] in lengths - {(nodes,)}
+            if trace.values[value].floating
+            and trace.values[value].shape[:1] in lengths - {(nodes,)}
         ]
 
     sent = [
