@@ -138,8 +138,7 @@ def _messages(trace: Trace) -> list[tuple[FunctionCall, FunctionCall]]:
         return [
             value
             for value in values
-            if trace.values[value].floating
-            and trace.values[value].shape[:1] in lengths - {(nodes,)}
+            if trace.values[value].floating and trace.values[value].shape[:1] in lengths
         ]
 
     sent = [
