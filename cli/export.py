@@ -68,8 +68,6 @@ def export(
         overwrite=overwrite,
         config=terminal.options,
     )
-    for note in done.notes:
-        terminal.note(note)
     checked = (
         [] if done.difference is None else [["differs from the head by", f"{done.difference:.1e}"]]
     )

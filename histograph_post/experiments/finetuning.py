@@ -195,8 +195,7 @@ class Finetuning(BackboneStage):
 
     def notes(self) -> list[str]:
         """Return what the user should know: what is trained, and what cannot be scored."""
-        about = (*self.backbones.notes, *self.layer_notes)
-        return [*about, f"training changes {self.trainable()}", *super().notes()]
+        return [*self.layer_notes, f"training changes {self.trainable()}", *super().notes()]
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Write a checkpoint per fold; return what was trained, and the gain over a frozen one."""
