@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from ..caches import Cache
-from ..heads.base import pool_nodes
 from ..heads.history import History, TableRows, last_layer
-from ..heads.ragged import Graphs, ranges
+from ..heads.ragged import Graphs, pool_nodes, ranges
 from ..heads.standardize import Standardizer
 from ..heads.statistics import STATISTICS, layer_statistics
 from ..utils.machine import SharedTensor, free_memory, machine_memory, pinned, send
