@@ -31,10 +31,9 @@ from ..runs.predictions import LabelRows, row_names
 from ..runs.run import Run
 from ..runs.saved_backbone import describe_backbone
 from ..tasks import TargetScale, infer_task
-from ..training.attention_cost import attention_note
-from ..training.head_batches import LentRows
+from ..training.loaded_cache import LentRows
 from ..training.loop import OnEpoch
-from ..training.node_batches import goes_by_nodes, most_steps
+from ..training.node_batches import attention_note, goes_by_nodes, most_steps
 from ..training.options import TrainingOptions, suggested_lr
 from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_head, lend_rows, own_classifier
@@ -127,11 +126,11 @@ class Experiment(ReadoutStage):
     def fits_at_once(self) -> int:
         """Return how many fits there is memory for: each has its batches, of the same rows."""
         size = self.training.batch_size
-        return min(fold.loaded.batches_that_fit(size) for fold in self.folds)
+        return min(fold.loaded.memory.batches_that_fit(size) for fold in self.folds)
 
     def folds_at_once(self) -> int:
         """Return how many folds may have their activations in memory; any number that read them."""
-        return min(fold.loaded.histories_that_fit() for fold in self.folds) or sys.maxsize
+        return min(fold.loaded.memory.histories_that_fit() for fold in self.folds) or sys.maxsize
 
     def lend(self, spec: FitSpec) -> LentRows:
         """Return the activations of a fold, standardised, in memory that is shared."""
@@ -207,7 +206,7 @@ class Experiment(ReadoutStage):
         means = self.task.level == "graph" and all(head.reads_means for head in heads)
         notes = [attention_note(head, loaded) for head in heads]
         if not (means or all(goes_by_nodes(head, loaded) for head in heads)):
-            notes.append(loaded.batch_note(self.training.batch_size))
+            notes.append(loaded.memory.batch_note(self.training.batch_size))
         return [*(note for note in notes if note is not None), *super().notes()]
 
 
