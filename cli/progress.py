@@ -149,11 +149,15 @@ class FitWatch:
         rest = total - self._found - trained
         left = (time.monotonic() - self._started) / trained * rest if trained else 0.0
         valid = fit.scores.get("valid", {}).get(self._metric)
-        place = f"epoch {fit.best_epoch}"
+        place = f"at epoch {fit.best_epoch}"
         if fit.strength is not None:
-            place = f"strength {fit.strength:.2g}"
+            place = f"at penalty {fit.strength:.2g}"
+        elif fit.best_epoch < 0:  # HistoGraph starts at a solved probe, which may stay the best
+            place = "before training"
+        place += ", then diverged" * fit.diverged
+        # A bar shows the time that is left by itself.
+        ending = f", {duration(left)} left" if left and self._bar is None else ""
         self._write(
             f"[{done}/{total}] {fit.spec.label}: "
-            f"valid {self._metric} {metric(valid)} at {place}{', then diverged' * fit.diverged}"
-            + (f", {duration(left)} left" if left else "")
+            f"valid {self._metric} {metric(valid)} {place}{ending}"
         )

@@ -106,10 +106,11 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
     """Say what the run predicts with and how well calibrated that is."""
     calibration = results.get("calibration")
     if calibration is not None and calibration["test"]["before"] is not None:
-        errors = " to ".join(f"{calibration['test'][when]:.3f}" for when in ("before", "after"))
+        before, after = (calibration["test"][when] for when in ("before", "after"))
         terminal.info(
-            f"expected calibration error on the test part: {errors}, by temperature "
-            f"{calibration['temperature']:.3g} from the validation part"
+            f"Calibration by temperature {calibration['temperature']:.3g}, from the validation "
+            f"part: expected calibration error on the test part {before:.3f} before, {after:.3f} "
+            "after."
         )
     diverged = sum(bool(fit.get("diverged")) for fit in results["fits"])
     if diverged:

@@ -407,10 +407,10 @@ class HistoGraphHead(Readout):
     def node_stages(self, history: History, graphs: Graphs) -> dict[str, Tensor]:
         """Return every node with its layers summed, then attended to: ``[num_nodes, dim]`` each."""
         nodes, _ = self.layer_weights(history, graphs)
-        stages: dict[str, Tensor] = {"layers weighed": nodes}
+        stages: dict[str, Tensor] = {"after layer attention": nodes}
         if self.node_attention is not None and not self.needs_edge_index:
             reach = self._reach(nodes, history, graphs, None)
-            stages["nodes attended"] = self._attend_nodes(nodes, graphs, reach)
+            stages["after node attention"] = self._attend_nodes(nodes, graphs, reach)
         return stages
 
     @torch.no_grad()
