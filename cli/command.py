@@ -130,7 +130,7 @@ def register(
             for name, value in options.items():
                 terminal.detail(f"  {name.replace('_', '-')} = {value}")
             if is_default:
-                terminal.note(f"writing to {own['out']}; -o names another place")
+                terminal.note(f"writing to {own['out']} (-o chooses another place)")
             if trains or runs_models:
                 terminal.load_torch()
             if runs_models:

@@ -56,7 +56,7 @@ def report(
     """
     from histograph_post.reporting import report as write_report
 
-    with terminal.progress("looking at the activations") as update:
+    with terminal.progress("reading activations") as update:
         written = write_report(
             run,
             out,

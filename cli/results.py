@@ -93,7 +93,7 @@ def show_results(
     )
     terminal.info(f"{why} {_sentence(about_intervals(results))}")
     if any(row.get("compared_only") for row in readouts.values()):
-        terminal.info("* compared only: no module, not saved, cannot predict")
+        terminal.info("* compared only: not saved, so the run cannot predict with it")
     _say_outcome(terminal, results)
     terminal.say(str(verdict_of(results)))
 
@@ -120,8 +120,8 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
         )
     if results.get("left_out"):
         terminal.info(
-            f"the run predicts with {plural(results['members'], 'head')}; {results['left_out']} "
-            f"more of {results['head']} have other backbones and are in the table only"
+            f"The run predicts with {plural(results['members'], 'head')}; {results['left_out']} "
+            f"more of {results['head']} have other backbones, and count in the table only."
         )
 
 
@@ -156,7 +156,7 @@ def _count(results: Any) -> str:
 def show_cache(terminal: Terminal, manifest: Manifest) -> None:
     """Print the score of the model's own readout, or why there is none."""
     if manifest.own_metrics is None:
-        terminal.note(f"no score of the model's own: {manifest.no_metrics_because}")
+        terminal.note(f"the checkpoint has no score of its own: {manifest.no_metrics_because}")
         return
     rows = own_rows(manifest.own_metrics)
     names = list(manifest.own_metrics["all"])

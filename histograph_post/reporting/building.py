@@ -15,6 +15,7 @@ from ..runs.run import REPORT_NAME, Run
 from ..tasks import Task
 from ..utils.files import require_folder
 from ..utils.outputs import OutputLock, output_file
+from ..utils.specifications import is_built_in
 from .evidence import gather_evidence
 from .figures import Figure, Format, require_matplotlib
 from .page import GENERATOR, Page, Section
@@ -51,9 +52,10 @@ def find_caches(run: Run, given: Path | None) -> tuple[list[Cache], str]:
         return caches, ""
     backbone = run.backbone
     if backbone.in_run:
+        named = "" if is_built_in("model", backbone.model.spec) else " --model SPEC"
         return [], (
             f"{run.folder} trained its backbone, whose activations no cache holds yet; make one "
-            f"with `histograph cache {run.folder} -o CACHES` and give --cache CACHES"
+            f"with `histograph cache {run.folder}{named} -o CACHES`, then add `--cache CACHES`"
         )
     place = backbone.cache
     try:

@@ -228,7 +228,15 @@ def _add_weights(
         if attention is None:
             return
         parts.append((attention, cache.labels()[cache.label_ptr[looked_at.graphs]]))
+    untrained = sum(
+        fit["head"] == run.head and fit["best_epoch"] < 0 for fit in run.results["fits"]
+    )
     total = sum(len(outcome.seeds) for outcome in outcomes)
+    if untrained:
+        found.notes.append(
+            f"In {untrained} of {plural(total, 'fit')} of {run.head}, the best epoch by validation "
+            "is before training: layer weights and attention are those the head starts with."
+        )
     if total > len(parts):
         found.notes.append(f"Layer weights are those of {len(parts)} of {total} fits.")
     weights = np.concatenate([attention.layer_weights for attention, _ in parts])
