@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..caches import Cache
-from ..data.batching import LinkNegatives, Negatives, RowBatch, count_batches, row_batches
-from ..data.links import NonEdges
+from ..data.batching import RowBatch, count_batches, row_batches
+from ..data.links import LinkNegatives, Negatives, NonEdges
 from ..errors import CacheError
 from ..heads.base import History, last_layer
 from ..heads.histograph.landmarks import WholeGraph
