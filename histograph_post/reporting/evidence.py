@@ -235,7 +235,7 @@ def _add_weights(
     if untrained:
         found.notes.append(
             f"In {untrained} of {plural(total, 'fit')} of {run.head}, the best epoch by validation "
-            "is before training: layer weights and attention are those the head starts with."
+            "is before training: there, layer weights and attention are those it starts with."
         )
     if total > len(parts):
         found.notes.append(f"Layer weights are those of {len(parts)} of {total} fits.")
