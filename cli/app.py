@@ -27,10 +27,11 @@ from . import (
     report,
     trust,
 )
-from .command import register, shared_options
+from .command import CommandGroup, register, shared_options
 
 app = typer.Typer(
     name="histograph",
+    cls=CommandGroup,
     help="A better readout for a trained graph neural network, without retraining it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -65,8 +65,8 @@ def cache(
         int | None,
         typer.Option(
             min=1,
-            help="Size of a shard in MB; a killed run resumes at a shard. By default 64, or what "
-            "makes 500 shards.",
+            help="Size of a shard in MB; a killed run resumes at the last one. By default 64, or "
+            "more if there would be over 500 shards.",
         ),
     ] = None,
     workers: opt.WorkersOption = None,
@@ -91,7 +91,7 @@ def cache(
 ) -> None:
     """Run a pretrained model once and write every layer's node activations to a cache.
 
-    Give the same command again to continue a run that was killed.
+    If it is killed, run the same command again: it resumes.
     """
     from histograph_post.caches.planning import plan_cache
     from histograph_post.caches.probing import CacheOptions

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from histograph_post import __version__
 from histograph_post.errors import ConfigError, HistographError, raised_at
@@ -34,6 +35,33 @@ from .terminal import EventFiles, Terminal
 
 #: The heading of the shared options in a command's help.
 _PANEL = "Common options"
+#: The heading of options that come as a pair, --this and --no-this: as a column of any other panel,
+#: the second name would leave no room for the texts.
+_SWITCHES = "On unless switched off"
+
+
+def _hide_flag_types(params: list[Any]) -> list[Any]:
+    """Show nothing for what a flag takes, where typer would show ``<bool>``."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose help names no types of flags."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its options, ``--help`` included."""
+        return _hide_flag_types(super().get_params(ctx))
+
+
+class CommandGroup(TyperGroup):
+    """All commands; their help names no types of flags either."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options of ``histograph`` itself."""
+        return _hide_flag_types(super().get_params(ctx))
 
 
 @dataclass(frozen=True)
@@ -107,7 +135,7 @@ def register(
             for name, value in options.items():
                 terminal.detail(f"  {name.replace('_', '-')} = {value}")
             if is_default:
-                terminal.note(f"writing to {own['out']}; -o names another place")
+                terminal.note(f"writing to {own['out']} (-o chooses another place)")
             if trains or runs_models:
                 terminal.load_torch()
             if runs_models:
@@ -143,6 +171,7 @@ def register(
     text = inspect.cleandoc(function.__doc__ or "")
     app.command(
         name=command_name,
+        cls=Command,
         # Lines end where the terminal's do, not where those of the source do.
         help=re.sub(r"(?<!\n)\n(?!\n)", " ", text),
         epilog=example(command_name),
@@ -196,6 +225,9 @@ def _shorten_help(annotation: Any) -> None:
     (kind, option), union = get_args(annotation), get_origin(get_args(annotation)[0])
     if union is not None and union is not list:
         kind = next(each for each in get_args(kind) if each is not type(None))
+    # In an annotation, typer holds the first name for a default.
+    if "/--no-" in " ".join(map(str, (option.default, *(option.param_decls or ())))):
+        option.rich_help_panel, option.show_default = _SWITCHES, False
     if option.metavar is not None:
         return
     if isinstance(kind, type) and issubclass(kind, Enum):

@@ -19,7 +19,7 @@ from .terminal import Terminal
 
 @dataclass(frozen=True)
 class FinetuneFlags(ArrayFlags):
-    """The options of an experiment that may go on from a run, with the seeds of that run."""
+    """The options of an experiment that may continue a run, with the seeds of that run."""
 
     seeds: Annotated[
         str | None,

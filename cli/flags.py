@@ -131,8 +131,8 @@ class ExperimentFlags(OptionGroup):
         typer.Option(
             "--memory-limit",
             metavar="SIZE",
-            help="Memory that training may use beyond the libraries themselves, such as 4GB; a "
-            "cache that needs more is read batch by batch.",
+            help="Memory that training may use beyond the libraries, such as 4GB; a cache that "
+            "needs more is read batch by batch.",
         ),
     ] = None
     device: opt.DeviceOption = "auto"

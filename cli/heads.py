@@ -71,8 +71,8 @@ def compare(
             "--heads",
             metavar="NAMES",
             autocompletion=opt.complete_several_heads,
-            help="The readouts, separated by commas: all, or any of those of train-head --head; "
-            "svm and boosting are compared only.",
+            help="The readouts, separated by commas: all, or any that train-head --head takes, "
+            "and svm and boosting, which are compared only.",
         ),
     ] = "all",
     dim: Annotated[int, typer.Option(min=1, help="Width of every head.")] = 64,
@@ -119,7 +119,7 @@ def tune(
     storage: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Optuna storage that several processes search in together."
+            metavar="URL", help="Optuna storage, for several processes that search together."
         ),
     ] = None,
     head: opt.HeadOption = "histograph",
@@ -148,7 +148,7 @@ def tune(
     By default, the learning rate and weight decay (around --lr and
     --weight-decay) and the options of the readout are searched; those in --head-args stay fixed.
     Then the best options and the defaults are trained with every seed and scored on the test part,
-    which the search never sees. To continue a search, give the same command with more --trials.
+    which the search never sees. To extend a search, run the same command with more --trials.
     """
     from histograph_post.models import parse_args
 
@@ -173,7 +173,9 @@ def tune(
     if versus is not None:
         terminal.info(f"{run.results['head']} against {head} with its defaults: {gain(versus)}")
     elif run.results["tuning"]["trial"] == 0:
-        terminal.info("no trial had a better validation score than the defaults, which were used")
+        terminal.info(
+            "No trial had a better validation score than the defaults, so these are kept."
+        )
     terminal.result({"run": str(out), **run.results}, next_command=command("report", out))
 
 
@@ -197,7 +199,7 @@ class _TrialLines:
         if trial.state == "complete":
             outcome = f"valid {self._watch.metric} {score_text(trial.score)}"
         elif trial.state == "pruned":
-            outcome = "given up early"
+            outcome = "stopped early"
         else:
             outcome = f"failed: {trial.reason}"
         if best is not None:

@@ -59,7 +59,7 @@ def tell(interrupted: KeyboardInterrupt) -> int:
         interrupted = Interrupted()
     if not _told:
         _told = True
-        line = f"{_NAMES[signal.Signals(interrupted.number)]}; run the same command again to go on"
+        line = f"{_NAMES[signal.Signals(interrupted.number)]}; run the same command again to resume"
         try:
             # Not by its own write: a signal may have come in the middle of another one.
             os.write(sys.stderr.fileno(), f"{line}\n".encode())

@@ -63,7 +63,7 @@ def pretrain(
         bool,
         typer.Option(
             "--standardize/--no-standardize",
-            help="With --head: bring each layer's activations to one scale, node by node.",
+            help="With --head: normalize each layer's activations, node by node.",
             rich_help_panel=opt.HEAD,
         ),
     ] = True,
@@ -91,7 +91,7 @@ def pretrain(
     fits: opt.FitsOption = None,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
-    """Train a backbone from random weights on every fold, when there is no checkpoint.
+    """Train a backbone from random weights on every fold, if there is no checkpoint.
 
     It is trained with its own readout, or end to end with a head. `histograph cache DIR` continues
     from there.

@@ -289,7 +289,7 @@ def test_an_interrupt_is_one_line_and_leaves_no_process(folder: Path, tmp_path: 
         os.killpg(command.pid, signal.SIGINT)  # as a terminal does: all of them get it
         said = [line for line in command.stderr if ", epoch " not in line]
     assert command.returncode == 130
-    assert said == ["interrupted; run the same command again to go on\n"]
+    assert said == ["interrupted; run the same command again to resume\n"]
     wait_for_end(started)
 
 
