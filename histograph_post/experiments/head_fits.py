@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from ..heads.base import Readout
 from ..heads.histograph import HistoGraphHead
 from ..heads.histograph.accelerate import threads
+from ..heads.histograph.node_attention import resolve_auto
 from ..heads.ragged import Graphs
 from ..heads.readouts import Probe
 from ..heads.registry import RIVALS, build_reader, head_info
@@ -106,10 +107,10 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
 
 
 def _build(spec: FitSpec, loaded: LoadedCache, task: Task) -> Readout:
-    head = build_reader(spec.head, loaded.cache.widths, task.out_dim, task.level, **spec.options)
-    if isinstance(head, HistoGraphHead):
-        head.settle(int(loaded.cache.num_nodes.min()))
-    return head
+    options = dict(spec.options)
+    if issubclass(head_info(spec.head).load(), HistoGraphHead):
+        options = resolve_auto(options, int(loaded.cache.num_nodes.min()))
+    return build_reader(spec.head, loaded.cache.widths, task.out_dim, task.level, **options)
 
 
 def fit_head(
@@ -233,7 +234,7 @@ def _describe(head: HistoGraphHead, loaded: LoadedCache, rows: np.ndarray | None
         return None
     sizes = np.diff(loaded.ptr)
     graphs = Graphs(torch.empty(0, dtype=torch.long), torch.tensor(sizes), sizes)
-    (described,), _ = head.summarize(statistics, graphs)
+    (described,), _ = head.describe_by(statistics, graphs)
     return described  # [num_graphs, described_dim]
 
 

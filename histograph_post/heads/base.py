@@ -296,6 +296,7 @@ class Readout(nn.Module):
         """Return the layers of a history one by one, each ``[num_nodes, D_l]``."""
         return history.unbind(1) if isinstance(history, Tensor) else tuple(history)
 
+    @in_own_precision
     def score(self, embeddings: Tensor, pairs: Tensor) -> Tensor:
         """Score pairs of nodes ``[2, num_pairs]`` by their embeddings: ``[num_pairs]``.
 
@@ -312,10 +313,10 @@ class Readout(nn.Module):
         outputs: Tensor = self.classifier(rows)
         return outputs
 
-    def node_stages(self, history: History, graphs: Graphs) -> dict[str, Tensor]:
-        """Return an embedding per node at each stage of the readout, ``[num_nodes, width]``.
+    def node_embeddings(self, history: History, graphs: Graphs) -> dict[str, Tensor]:
+        """Return what the readout makes of each node, step by step: ``[num_nodes, width]`` each.
 
-        One that turns a graph into one row at once (SOPool, say) has no such stage.
+        One that turns a graph into one row at once (SOPool, say) has no such step.
 
         Args:
             history: As :meth:`read` returns it.

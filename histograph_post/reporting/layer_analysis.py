@@ -256,7 +256,7 @@ class TrainedHead:
         """Return what the head makes of each node, stage by stage: ``[num_nodes, width]``."""
         history, graphs = self.head.read(self.prepared(sample), sample.batch, len(sample.graphs))
         with torch.no_grad():
-            return self.head.node_stages(history, graphs)
+            return self.head.node_embeddings(history, graphs)
 
     def attention(self, sample: Sample) -> Attention | None:
         """Return the layer weights and the node attention; None for another kind of head."""

@@ -203,18 +203,15 @@ class HeadNetwork(nn.Module):
 
     def forward(self, inputs: HeadInputs) -> Tensor:
         """Return an output for every row that is asked for: ``[rows, out_dim]``."""
-        statistics = inputs.statistics
-        outputs = read_out(self.head, inputs.history, inputs.members, inputs.num_graphs, statistics)
-        if outputs is None:
-            given = {"statistics": statistics, "whole": inputs.whole}
-            known = {name: value for name, value in given.items() if value is not None}
-            outputs = self.head(
-                inputs.history,
-                inputs.members,
-                num_graphs=inputs.num_graphs,
-                edge_index=inputs.edge_index,
-                **known,
-            )
+        given = {"statistics": inputs.statistics, "whole": inputs.whole}
+        outputs = read_out(
+            self.head,
+            inputs.history,
+            inputs.members,
+            num_graphs=inputs.num_graphs,
+            edge_index=inputs.edge_index,
+            **{name: value for name, value in given.items() if value is not None},
+        )
         if inputs.pairs is not None:
             scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]
             return scores.unsqueeze(-1)  # [rows, 1]

@@ -56,7 +56,9 @@ def whole_graph(
         return None
     options = head.options
     key = ("whole", options.history_layers, options.node_attention, options.landmarks)
-    return loaded.once(rows, key, lambda: head.whole_graph(_Pieces(history)))
+    return loaded.once(
+        rows, key, lambda: WholeGraph.of(_Pieces(history), head.kept_dims, head.landmarks)
+    )
 
 
 class _Pieces:

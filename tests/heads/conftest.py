@@ -132,7 +132,7 @@ def _attended(head: Any, nodes: Tensor, layers: Sequence[Tensor], edges: Tensor)
     kind = head.options.node_attention
     if kind == "neighbors":
         return _attend_to_keys(head, nodes, _neighbors(nodes, edges))
-    if kind == "landmark" or (kind == "auto" and len(nodes) > head.node_attention.exact_nodes):
+    if kind == "landmark" or (kind == "auto" and len(nodes) > head.landmarks.larger_than):
         return _attend_to_keys(head, nodes, _landmarks(head, nodes, layers))
     assert kind in ("auto", "exact"), f"no oracle for {kind}"
     return _node_attention(head, nodes)

@@ -114,7 +114,7 @@ def by_kernels(head: HistoGraphHead) -> tuple[Tensor, Tensor] | None:
     """Return the same by the fast path; None if it is not taken."""
     history, batch = inputs(head)
     torch.manual_seed(2)
-    output = accelerate.read_out(head, history, batch, len(SIZES))
+    output = accelerate.fast_outputs(head, history, batch, len(SIZES))
     return None if output is None else (output, gradients(head, output))
 
 
@@ -169,9 +169,7 @@ def test_an_option_that_is_not_on_the_list_takes_the_heads_own_path(
 ) -> None:
     options = make_head().options
     for name in VALUES:
-        some_values = {key: value for key, value in accelerate.SOME_VALUES.items() if key != name}
-        monkeypatch.setattr(accelerate, "SOME_VALUES", some_values)
-        monkeypatch.setattr(accelerate, "ANY_VALUE", set(VALUES) - {name} - set(some_values))
+        monkeypatch.delitem(accelerate.OPTIONS, name)
         assert not accelerate._allows_options.__wrapped__(options)
         monkeypatch.undo()
     assert accelerate._allows_options(options)
@@ -221,13 +219,15 @@ def test_a_head_with_a_hook_takes_its_own_path(place: str) -> None:
 def test_other_inputs_take_the_heads_own_path() -> None:
     head = make_head()
     history, batch = inputs(head)
-    assert accelerate.read_out(head, history, batch, len(SIZES)) is not None
-    assert accelerate.read_out(head, history.half(), batch, len(SIZES)) is None
-    assert accelerate.read_out(head, history.clone().requires_grad_(), batch, len(SIZES)) is None
-    assert accelerate.read_out(head, list(history.unbind(1)), batch, len(SIZES)) is None
-    assert accelerate.read_out(head.double(), history, batch, len(SIZES)) is None
+    assert accelerate.fast_outputs(head, history, batch, len(SIZES)) is not None
+    assert accelerate.fast_outputs(head, history.half(), batch, len(SIZES)) is None
+    assert (
+        accelerate.fast_outputs(head, history.clone().requires_grad_(), batch, len(SIZES)) is None
+    )
+    assert accelerate.fast_outputs(head, list(history.unbind(1)), batch, len(SIZES)) is None
+    assert accelerate.fast_outputs(head.double(), history, batch, len(SIZES)) is None
     many = torch.zeros(accelerate.LARGEST_GRAPH + 1, len(WIDTHS), WIDTHS[0])
-    assert accelerate.read_out(make_head(), many, None, None) is None
+    assert accelerate.fast_outputs(make_head(), many, None, None) is None
 
 
 def test_a_large_graph_and_an_empty_one_leave_the_others_on_the_fast_path(
@@ -237,7 +237,7 @@ def test_a_large_graph_and_an_empty_one_leave_the_others_on_the_fast_path(
     history, batch = inputs(head)
     count = len(SIZES) + 1  # the last one has no nodes
     monkeypatch.setattr(accelerate, "LARGEST_GRAPH", 17)
-    found = accelerate.read_out(head, history, batch, count)
+    found = accelerate.fast_outputs(head, history, batch, count)
     expected = head(history, batch, num_graphs=count)
     assert found is not None
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -246,7 +246,7 @@ def test_a_large_graph_and_an_empty_one_leave_the_others_on_the_fast_path(
     torch.testing.assert_close(gradients(head, found), grad, **close)
     table = TableRows(torch.cat([history, history]), np.array([66, 23]), np.array([5, 40]))
     few = torch.tensor([0] * 5 + [1] * 40)
-    taken = accelerate.read_out(head, table, few, 2)
+    taken = accelerate.fast_outputs(head, table, few, 2)
     assert taken is not None
     torch.testing.assert_close(taken, expected[[0, 3]], rtol=1e-4, atol=1e-4)
 
@@ -257,7 +257,7 @@ def test_rows_of_a_table_are_read_where_they_lie() -> None:
     ends = np.cumsum(SIZES)
     chosen = np.array([3, 0])
     rows = TableRows(history, (ends - SIZES)[chosen], np.array(SIZES)[chosen])
-    found = accelerate.read_out(head, rows, torch.tensor([0] * SIZES[3] + [1] * SIZES[0]), 2)
+    found = accelerate.fast_outputs(head, rows, torch.tensor([0] * SIZES[3] + [1] * SIZES[0]), 2)
     expected = head(history, batch, num_graphs=len(SIZES))[chosen]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -266,9 +266,9 @@ def test_rows_of_a_table_are_read_where_they_lie() -> None:
 def test_what_is_not_finite_stays_in_its_graph_and_is_not_hidden(value: float) -> None:
     head = make_head()
     history, batch = inputs(head)
-    clean = accelerate.read_out(head, history, batch, len(SIZES))
+    clean = accelerate.fast_outputs(head, history, batch, len(SIZES))
     history[SIZES[0] + SIZES[1] + 2, 1, 3] = value  # in the third graph
-    found = accelerate.read_out(head, history, batch, len(SIZES))
+    found = accelerate.fast_outputs(head, history, batch, len(SIZES))
     assert clean is not None
     assert found is not None
     assert not found[2].isfinite().any()
@@ -318,7 +318,7 @@ def test_kernels_give_what_the_head_gives_in_double_precision(
     exact = copy.deepcopy(head).double()
     history = draw(sum(MANY_SIZES), layers, width)
     batch = torch.arange(len(MANY_SIZES)).repeat_interleave(torch.tensor(MANY_SIZES))
-    found = accelerate.read_out(head, history, batch, None)
+    found = accelerate.fast_outputs(head, history, batch, None)
     expected = exact(history.double(), batch)
     assert found is not None
     close(found, expected, "outputs")
@@ -341,7 +341,7 @@ def outputs_of(head: HistoGraphHead, sizes: Sequence[int]) -> Tensor:
     """Return the outputs of graphs of these sizes, of which each has the same nodes anywhere."""
     history = torch.cat([draw(size, len(WIDTHS), WIDTHS[0]) for size in sizes])
     batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    found = accelerate.read_out(head, history, batch, None)
+    found = accelerate.fast_outputs(head, history, batch, None)
     assert found is not None
     return found
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from histograph_post.errors import DataError
 from histograph_post.heads.histograph import PAPER_FORM, HistoGraphHead
+from histograph_post.heads.histograph.landmarks import WholeGraph
 from histograph_post.heads.histograph.layer_attention import NORMALIZATIONS
 from histograph_post.heads.histograph.node_attention import NODE_ATTENTIONS
 from histograph_post.heads.ragged import Graphs
@@ -178,7 +179,7 @@ class TestSymmetries:
         self, toy: Any, literal_histograph: Any, level: str
     ) -> None:
         head = toy.head([6] * 4, level=level, landmarks=4)
-        head.node_attention.exact_nodes = 4
+        head.landmarks.larger_than = 4
         history = toy.history([6] * 4, SIZES)
         found = head(history, toy.batch(SIZES))
         torch.testing.assert_close(found, literal_histograph(head, history, SIZES))
@@ -228,7 +229,7 @@ class TestSomeNodes:
             **options,
         ).float()
         if kind == "auto":
-            head.node_attention.exact_nodes = 30
+            head.landmarks.larger_than = 30
         layers = [layer.float() for layer in toy.history(widths, [self.NODES])]
         edges, asked = toy.edges([self.NODES]), torch.tensor([3, 8, 31, 12])
         expected = head(layers, edge_index=edges)[asked]
@@ -237,7 +238,8 @@ class TestSomeNodes:
         wanted = {name: grad.clone() for name, grad in gradients(head).items()}
         head.zero_grad()
 
-        whole = head.whole_graph([[layer[:7] for layer in layers], [layer[7:] for layer in layers]])
+        pieces = [[layer[:7] for layer in layers], [layer[7:] for layer in layers]]
+        whole = WholeGraph.of(pieces, head.kept_dims, head.landmarks)
         given, own = asked, edges[:, :0]
         if kind == "neighbors":
             own = edges[:, torch.isin(edges[1], asked)]
@@ -249,10 +251,6 @@ class TestSomeNodes:
         (found[order] * probe).sum().backward()
         torch.testing.assert_close(found[order], expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(gradients(head), wanted, rtol=1e-3, atol=1e-4)
-
-    def test_exact_attention_needs_all_nodes(self, toy: Any) -> None:
-        head = toy.head([6] * 3, level="node", node_attention="exact")
-        assert head.whole_graph([torch.zeros(4, 3, 6)]) is None
 
 
 class TestSmallCases:

@@ -10,7 +10,11 @@ import torch
 from histograph_post.errors import ConfigError, DataError
 from histograph_post.heads.histograph import HistoGraphConfig, HistoGraphHead
 from histograph_post.heads.histograph.layer_attention import NORMALIZATIONS
-from histograph_post.heads.histograph.node_attention import EXACT_NODES, NODE_ATTENTIONS
+from histograph_post.heads.histograph.node_attention import (
+    EXACT_NODES,
+    NODE_ATTENTIONS,
+    resolve_auto,
+)
 
 SIZES = (5, 1, 9, 3)
 
@@ -100,7 +104,7 @@ class TestOptions:
         head = toy.head((3, 6, 6), 2, normalization="signed", history_layers=2, mixing="delayed")
         restored = HistoGraphConfig.from_json(json.loads(json.dumps(head.config())))
         assert restored == head.options
-        again = HistoGraphHead.from_config(restored).double().eval()
+        again = HistoGraphHead(**restored.to_json()).double().eval()
         again.load_state_dict(head.state_dict())
         history = toy.history((3, 6, 6), SIZES)
         assert torch.equal(again(history, toy.batch(SIZES)), head(history, toy.batch(SIZES)))
@@ -129,13 +133,12 @@ class TestOptions:
         assert HistoGraphConfig.from_json(saved).node_attention == now
         assert HistoGraphHead(**saved).config()["node_attention"] == now
 
-    def test_auto_is_settled_where_all_graphs_are_large(self) -> None:
-        head = HistoGraphHead([3], 2)
-        head.settle(EXACT_NODES)
-        assert head.options.node_attention == "auto"
-        head.settle(EXACT_NODES + 1)
-        assert head.options.node_attention == "landmark"
-        assert head.node_attention.kind == "landmark"
+    def test_auto_is_resolved_where_all_graphs_are_large(self) -> None:
+        assert resolve_auto({"dim": 8}, EXACT_NODES) == {"dim": 8}
+        large = resolve_auto({"dim": 8}, EXACT_NODES + 1)
+        assert large == {"dim": 8, "node_attention": "landmark"}
+        exact = {"node_attention": "exact"}
+        assert resolve_auto(exact, EXACT_NODES + 1) == exact
 
     def test_unknown_and_missing_names_are_refused(self) -> None:
         for values, message in (
@@ -156,7 +159,7 @@ class TestExplanation:
     def test_weights_and_attention_of_each_graph(self, toy: Any, kind: str) -> None:
         head = toy.head([6] * 4, layer_heads=2, node_attention=kind, landmarks=4)
         if kind == "auto":
-            head.node_attention.exact_nodes = 4
+            head.landmarks.larger_than = 4
         history, batch = toy.history([6] * 4, SIZES), toy.batch(SIZES)
         explanation = head.explain(history, batch, edge_index=toy.edges(SIZES))
         assert explanation.layer_weights.shape == (4, 2, 4)
@@ -186,7 +189,7 @@ class TestWarmStart:
             pooled = torch.stack([part.mean(0) for part in history[-1].split(SIZES)])
         torch.testing.assert_close(head(history, toy.batch(SIZES)), classifier(pooled))
 
-        restored = HistoGraphHead.from_config(head.options).double().eval()
+        restored = HistoGraphHead(**head.config()).double().eval()
         restored.load_state_dict(head.state_dict())
         torch.testing.assert_close(restored(history, toy.batch(SIZES)), classifier(pooled))
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from histograph_post.heads.histograph import edge_attention
 from histograph_post.heads.histograph.landmarks import Landmarks
-from histograph_post.heads.histograph.node_attention import BLOCK_WEIGHTS, NodeAttention, Reach
+from histograph_post.heads.histograph.node_attention import BLOCK_WEIGHTS, NodeAttention
 from histograph_post.heads.ragged import Graphs
 
 SIZES = (3, 1, 12, 0, 7, 7, 30, 2)
@@ -186,12 +186,12 @@ def test_many_edges_are_handled_some_at_a_time(
 @pytest.mark.parametrize("kind", ["exact", "landmark", "neighbors"])
 def test_what_is_dropped_is_dropped_while_training_only(kind: str) -> None:
     torch.manual_seed(0)
-    attention = NodeAttention(8, 2, kind=kind, dropout=0.3, key_dropout=0.3)
+    attention = NodeAttention(8, 2, dropout=0.3, key_dropout=0.3)
     nodes, edges = torch.randn(9, 8), torch.randint(9, (2, 40))
     graphs = Graphs.from_batch(None, 9, 1, nodes.device)
     groups = torch.arange(9) % 4
     landmarks = Landmarks.of(nodes, groups, graphs, 4, np.array([True]))
-    reach = Reach(landmarks if kind == "landmark" else None, edges)
+    reach = {"exact": None, "landmark": landmarks, "neighbors": edges}[kind]
     once, again = (attention(nodes, graphs, reach) for _ in range(2))
     assert once.isfinite().all()
     assert not torch.allclose(once, again)

@@ -1,9 +1,9 @@
 """The fast path of the HistoGraph head on a CPU: the only file that knows of one.
 
-:func:`read_out` gives what the head gives, or None, and then the head itself is to be called. It
-goes by an *allow* list of options, modules and inputs: a head that gains any of them runs as it is
-written until somebody adds it here. The kernels do what is done for every node; what is done for a
-graph is left to the head's own modules, so a new normalisation needs nothing here.
+:func:`read_out` returns what a head does, on whichever path. The fast one goes by an *allow* list
+of options, modules and inputs: a head that gains any of them runs as it is written until somebody
+adds it here. The kernels do what is done for every node; what is done for a graph is left to the
+head's own modules, so a new normalisation needs nothing here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cache
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +29,8 @@ from ..statistics import layer_statistics
 from .config import HistoGraphConfig
 from .head import HistoGraphHead
 from .layer_attention import LayerAttention
+from .mixing import map_parts
 from .node_attention import NodeAttention
-
-if TYPE_CHECKING:
-    from .kernels import Batch
 
 #: The oldest numba that the extra ``fast`` takes.
 OLDEST_NUMBA = (0, 62)
@@ -50,36 +47,29 @@ PART_NODES = 128
 #: Columns of wide rows that a thread maps at a time.
 COLUMNS = 1024
 
-#: Options that may have any value: sizes, and what the head's own modules and functions take.
-ANY_VALUE = frozenset(
-    (
-        *("in_dims", "out_dim", "dim", "heads", "layer_heads", "history_layers", "standardize"),
-        *("normalization", "eps", "radius", "residual", "mix", "mixing", "mixing_init", "probe"),
-        *("mixing_delay", "output_norm", "mlp_layers", "dropout", "shortcut", "statistics"),
-        *("statistics_dropout", "solved", "landmarks"),
-    )
-)
-
-#: Options that the kernels are made for some values of. They are given graphs of up to
-#: ``LARGEST_GRAPH`` nodes, in which ``auto`` is exact.
-SOME_VALUES = {
-    **{"level": ("graph",), "layer_attention": ("learned",), "node_attention": ("auto", "exact")},
-    **{"zero_token": (False,), "attention_dropout": (0.0,), "key_dropout": (0.0,)},
-    **{"layer_norm": (False,)},
+#: Every option, with the values that the kernels are made for; None where any will do: sizes, and
+#: what the head's own modules take. In graphs of up to ``LARGEST_GRAPH`` nodes ``auto`` is exact.
+OPTIONS: dict[str, Any] = {
+    **dict.fromkeys(("in_dims", "out_dim", "dim", "heads", "layer_heads", "history_layers")),
+    **dict.fromkeys(("normalization", "eps", "radius", "residual", "landmarks", "standardize")),
+    **dict.fromkeys(("mix", "mixing", "mixing_init", "mixing_delay", "statistics", "probe")),
+    **dict.fromkeys(("statistics_dropout", "output_norm", "mlp_layers", "dropout", "shortcut")),
+    **{"solved": None, "level": ("graph",), "layer_attention": ("learned",)},
+    **{"node_attention": ("auto", "exact"), "zero_token": (False,), "layer_norm": (False,)},
+    **{"attention_dropout": (0.0,), "key_dropout": (0.0,)},
 }
 
-#: The modules of a head that the kernels stand for, and those that are called as they are.
-REPLACED = ("layer_weights", "node_attention")
-CALLED = ("statistics", "statistics_dropout", "all_layers", "mixing", "output_norm", "mlp")
-LAST_CALLED = ("output", "shortcut", "probe", "probe_share")
-
-#: A module that has no part in small graphs.
-NOT_CALLED = ("landmarks",)
+#: The modules that the kernels stand for, the one that has no part in small graphs, and those that
+#: are called as they are.
+MODULES = {
+    *("layer_weights", "node_attention", "landmarks", "statistics", "statistics_dropout"),
+    *("all_layers", "mixing", "output_norm", "mlp", "output", "shortcut", "probe", "probe_share"),
+}
 
 
 @cache
-def kernels() -> ModuleType | None:
-    """Return the kernels; None without a numba that can compile them."""
+def kernels() -> Any:
+    """Return the module of the kernels; None without a numba that can compile them."""
     try:
         import numba
 
@@ -99,7 +89,7 @@ def allows(head: nn.Module) -> bool:
     return (
         type(layers) is LayerAttention
         and type(attention) is NodeAttention
-        and {*REPLACED, *CALLED, *LAST_CALLED, *NOT_CALLED, "norm"}.issuperset(_members(head))
+        and MODULES.issuperset(_members(head))
         and _members(layers) == ["query", "key", "encoding", "embeddings"]
         and _members(layers.embeddings) == ["0"]
         and _members(attention) == ["in_projection", "out_projection"]
@@ -122,25 +112,29 @@ def _members(module: nn.Module) -> list[str]:
 
 @cache
 def _allows_options(options: HistoGraphConfig) -> bool:
-    others = {name: value for name, value in asdict(options).items() if name not in ANY_VALUE}
+    values = asdict(options)
     return (
-        others.keys() == SOME_VALUES.keys()
-        and all(value in SOME_VALUES[name] for name, value in others.items())
+        values.keys() == OPTIONS.keys()
+        and all(OPTIONS[name] is None or value in OPTIONS[name] for name, value in values.items())
         and len(set(options.kept_dims)) == 1
     )
 
 
-def read_out(
+def read_out(head: nn.Module, history: Any, batch: Any, **others: Any) -> Tensor:
+    """Return what a readout of any kind does; the arguments are those of its ``forward``."""
+    known = others.get("num_graphs"), others.get("statistics")
+    outputs = fast_outputs(head, history, batch, *known)
+    return head(history, batch, **others) if outputs is None else outputs
+
+
+def fast_outputs(
     head: nn.Module,
     history: History | TableRows,
     batch: Tensor | Graphs | None,
     num_graphs: int | None,
     statistics: Tensor | None = None,
 ) -> Tensor | None:
-    """Return the outputs of a batch, ``[num_graphs, out_dim]``; None if that is left to the head.
-
-    The arguments are those of :meth:`HistoGraphHead.forward`.
-    """
+    """Return the outputs of graphs, ``[num_graphs, out_dim]``; None if that is left to the head."""
     table = history.table if isinstance(history, TableRows) else history
     if (
         not enabled
@@ -162,43 +156,38 @@ def read_out(
     if not small.any():
         return None
     starts = history.starts if isinstance(history, TableRows) else graphs.ptr[:-1]
-    if small.all():
-        attended = _attend(head, table, starts, graphs)  # [num_graphs, dim]
-    else:
-        attended = _attend_some(head, table, starts, graphs, small)
+    attended = _attend_small(head, table, starts, graphs, small)  # [num_graphs, dim]
     if statistics is None:
         rows = history.copy() if isinstance(history, TableRows) else table  # [num_nodes, L, D]
         statistics = layer_statistics(rows, graphs)  # [num_graphs, 3, L * D]
-    described, last = head.summarize(statistics, graphs)
-    if _num_threads is None or statistics.requires_grad:
-        return head.predict(attended, described, graphs, last)
-    return head.predict(attended, described, graphs, last, map_parts=_Map.of)
+    described, last = head.describe_by(statistics, graphs)
+    apply = map_parts if _num_threads is None or statistics.requires_grad else _Map.of
+    mixed = head.mix(attended, described, graphs, apply)  # [num_graphs, dim]
+    return head.predict(mixed, described, last, apply)
 
 
-def _attend_some(
+def _attend_small(
     head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graphs, small: np.ndarray
 ) -> Tensor:
     """Do what :func:`_attend` does for small graphs, and let the head read the others itself."""
+    if small.all():
+        return _attend(head, table, starts, graphs)
     few, many = np.flatnonzero(~small), np.flatnonzero(small)
-    of_few, of_many = graphs.take(few)[0], graphs.take(many)[0]
-    rows = TableRows(table, starts[few], graphs.sizes[few]).copy()  # [their nodes, L, D]
-    depth = len(head.kept_dims)
-    found = [
-        head.read_graphs(rows[:, -depth:], of_few),
-        _attend(head, table, starts[many], of_many),
-    ]
-    return torch.cat(found)[torch.from_numpy(np.concatenate([few, many])).argsort()]
+    large, others = graphs.take(few)[0], graphs.take(many)[0]
+    layers, _ = head.read(TableRows(table, starts[few], large.sizes), large, None)
+    nodes, _ = head.layer_weights(layers, large)  # [their nodes, dim]
+    attended = head.attend(nodes, large, head.reach(nodes, layers, large, None))
+    found = torch.cat([attended, _attend(head, table, starts[many], others)])
+    return found[torch.from_numpy(np.concatenate([few, many])).argsort()]
 
 
 def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graphs) -> Tensor:
-    """Do what :meth:`HistoGraphHead.read_graphs` does: ``[num_graphs, dim]``."""
-    from .kernels import Batch
-
+    """Do steps 1 to 7 of the head in kernels: ``[num_graphs, dim]``."""
     layers, attention, dim = head.layer_weights, head.node_attention, head.dim
     assert attention is not None  # it is allowed
     part = graphs.ptr[:-1] // PART_NODES  # of each graph, by the sizes alone: [num_graphs]
     parts = np.concatenate([[0], np.flatnonzero(part[1:] > part[:-1]) + 1, [len(part)]])
-    batch = Batch(table.numpy(), starts, graphs.ptr, parts, 0)
+    batch = kernels().Batch(table.numpy(), starts, graphs.ptr, parts, 0)
     embedding, projection = layers.last_embedding, attention.in_projection
     heads, node_heads, empty = layers.heads, attention.heads, torch.empty
     count, nodes, channels = graphs.num_graphs, int(graphs.ptr[-1]), embedding.in_features
@@ -229,7 +218,7 @@ class _Kernel(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, name: str, batch: Batch, saved: Any, results: Any, *inputs: Tensor
+        ctx: Any, name: str, batch: Any, saved: Any, results: Any, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         inputs = tuple(value.contiguous() for value in inputs)
         _run(name, batch, inputs, saved, results)
@@ -301,7 +290,7 @@ def threads(head: nn.Module) -> Iterator[None]:
         _num_threads = before
 
 
-def _run(name: str, batch: Batch, *arguments: tuple[Tensor, ...]) -> None:
+def _run(name: str, batch: Any, *arguments: tuple[Tensor, ...]) -> None:
     """Run a kernel on all parts of a batch, in as many threads as there are."""
     kernel = getattr(kernels(), name)
     arrays = [tuple(value.numpy() for value in values) for values in arguments]

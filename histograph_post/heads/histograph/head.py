@@ -11,50 +11,40 @@ activations ``X [N, L, D_in]`` of N nodes after L layers:
 6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph, or of a large one over groups.
 7. ``G = mean over nodes of Z``; node and link tasks keep ``Z``.
 8. ``Y = a G + (1 - a) base``, where ``base`` is what statistics of all layers over the nodes (or
-   the mean of the last layer) are projected to; an MLP turns ``Y`` into outputs.
-9. A head that is trained on a cache predicts the mean of these outputs and those of a linear probe
-   of the same statistics, solved beforehand.
+   the mean of the last layer) are projected to.
+9. An MLP turns ``Y`` into outputs. A head that is trained on a cache predicts the mean of these and
+   of those of a linear probe of the same statistics, solved beforehand.
 
-Steps 1 to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`, where a ``Reach`` is
-what a node may attend to instead of all nodes. A graph never sees its batch-mates: all means and
-all attention are taken inside each graph, so a graph has one output, whatever it is batched with.
+:meth:`HistoGraphHead.forward` takes these steps in order. Steps 1 to 5 are in
+:mod:`.layer_attention`, step 6 in :mod:`.node_attention`, what is mixed in steps 8 and 9 in
+:mod:`.mixing`. A graph never sees its batch-mates: all means and all attention are taken inside
+each graph, so a graph has one output, whatever it is batched with.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...errors import DataError
 from ...utils import LEVELS
-from ..base import Explanation, Readout, in_own_precision
+from ..base import Explanation, in_own_precision
 from ..history import History, TableRows, last_layer
 from ..ragged import Graphs
 from ..statistics import GraphStatistics, WideDropout, layer_statistics
 from .config import HistoGraphConfig
-from .landmarks import LandmarkGroups, Landmarks, WholeGraph
+from .landmarks import LandmarkGroups, WholeGraph
 from .layer_attention import LayerAttention
-from .node_attention import NodeAttention, Reach
+from .mixing import LinearStarts, Mixing, map_parts
+from .node_attention import EXACT_NODES, NodeAttention, Reach
 
 
-def map_parts(linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
-    """Apply a linear map to rows that come in parts, without joining them: ``[rows, out]``."""
-    widths = [part.size(1) for part in parts]
-    mapped: Tensor = linear.bias  # [out]
-    for part, weight in zip(parts, linear.weight.split(widths, dim=1), strict=True):
-        mapped = torch.addmm(mapped, part, weight.t())  # [rows, out]
-    return mapped
-
-
-class HistoGraphHead(Readout):
+class HistoGraphHead(LinearStarts):
     """A readout over the history of a graph neural network.
 
     Args:
@@ -73,7 +63,6 @@ class HistoGraphHead(Readout):
     """
 
     levels = LEVELS
-    probe_share: Tensor
 
     def __init__(self, in_dims: Sequence[int], out_dim: int, **options: Any) -> None:
         self.options = config = HistoGraphConfig(tuple(in_dims), out_dim, **options)
@@ -84,34 +73,31 @@ class HistoGraphHead(Readout):
     def build(self) -> None:
         """Make the modules."""
         config, dim = self.options, self.dim
+        kind, kept = config.node_attention, config.kept_dims
         self.keep_layers(config.history_layers)
+        # Steps 1 to 5
         self.layer_weights = LayerAttention(config)
-        self.node_attention = (
-            NodeAttention(
+        # Step 6
+        self.node_attention: NodeAttention | None = None
+        if kind != "none":
+            self.node_attention = NodeAttention(
                 dim,
                 config.heads,
-                kind=config.node_attention,
                 zero_token=config.zero_token,
                 dropout=config.attention_dropout,
                 key_dropout=config.key_dropout,
             )
-            if config.node_attention != "none"
-            else None
-        )
-        self.needs_edge_index = config.node_attention == "neighbors"
-        by_landmarks = config.node_attention in ("landmark", "auto")
-        self.landmarks = (
-            LandmarkGroups(config.kept_dims, config.landmarks) if by_landmarks else None
-        )
+        self.needs_edge_index = kind == "neighbors"
+        self.landmarks: LandmarkGroups | None = None
+        if kind in ("landmark", "auto"):
+            larger_than = EXACT_NODES if kind == "auto" else -1
+            self.landmarks = LandmarkGroups(kept, config.landmarks, larger_than)
         self.norm = nn.LayerNorm(dim) if config.layer_norm else None
-        names, kept = config.statistics_names, config.kept_dims
-        self.statistics = (
-            GraphStatistics(kept, names)
-            if config.mix == "statistics" and self.level == "graph"
-            else None
-        )
+        # Step 8
         self.described_dim = kept[-1] if config.mix == "last" else sum(kept)
-        if self.statistics is not None:
+        self.statistics: GraphStatistics | None = None
+        if config.mix == "statistics" and self.level == "graph":
+            self.statistics = GraphStatistics(kept, config.statistics_names)
             self.described_dim = self.statistics.width
         dropped = 0.0 if self.statistics is None else config.statistics_dropout
         self.statistics_dropout = WideDropout(dropped)
@@ -123,15 +109,11 @@ class HistoGraphHead(Readout):
             hidden += [nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(config.dropout)]
         self.mlp = nn.Sequential(*hidden)
         self.output = nn.Linear(dim, config.out_dim)
+        # Step 9
         self.shortcut = nn.Linear(config.in_dims[-1], config.out_dim) if config.shortcut else None
-        self.probe: nn.Linear | None = None
+        self.probe = None
         if config.solved:
             self._add_probe()
-
-    @classmethod
-    def from_config(cls, config: HistoGraphConfig) -> HistoGraphHead:
-        """Build the head a configuration describes."""
-        return cls(**config.to_json())
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments as plain values, to build this head again."""
@@ -161,153 +143,85 @@ class HistoGraphHead(Readout):
                 :func:`~histograph_post.heads.statistics.layer_statistics` gives them, if they are
                 known already: ``[num_graphs, 3, sum(D_l)]``.
             whole: What there is to know of the one graph of which only some nodes are given, at
-                node level; see :meth:`whole_graph`.
+                node level.
 
         Returns:
             ``[num_graphs, out_dim]``, ``[num_nodes, out_dim]`` or ``[num_nodes, dim]``, by level.
         """
         layers, graphs = self.read(history, batch, num_graphs)
-        attended = self._attended(layers, graphs, edge_index, whole)  # [rows, dim]
-        described = self.describe(layers, graphs, statistics)  # [rows, described_dim]
-        last = None if self.shortcut is None else self._last_rows(layers, graphs)
-        return self.predict(attended, described, graphs, last)
+        # 1 to 4. Layers are embedded, encoded and scored; 5. scores become weights ...
+        weights = self.layer_weights.weights(layers, graphs, whole)  # [num_graphs, layer_heads, L]
+        # ... by which the layers of every node are summed.
+        nodes = self.layer_weights.combine(layers, weights, graphs)  # [num_nodes, dim]
+        # 6. Nodes attend to each other; 7. at graph level they are averaged.
+        if whole is None or self.landmarks is None:
+            reach = self.reach(nodes, layers, graphs, edge_index)
+        else:
+            reach = whole.landmarks_by(self.layer_weights, weights)
+        attended = self.attend(nodes, graphs, reach)  # [rows, dim]
+        # 8. What is known without attention is mixed in.
+        described = self.describe(layers, graphs, statistics)  # parts of [rows, described_dim]
+        mixed = self.mix(attended, described, graphs)  # [rows, dim]
+        if self.level == "link":
+            return mixed  # for pairs of nodes to be scored
+        # 9. An MLP turns the mixture into outputs, to which linear maps may add theirs.
+        last = None if self.shortcut is None else self.last_rows(layers, graphs)
+        return self.predict(mixed, described, last)  # [rows, out_dim]
 
-    @in_own_precision
-    def classifier_inputs(
-        self,
-        history: History | TableRows,
-        batch: Tensor | Graphs | None = None,
-        *,
-        num_graphs: int | None = None,
-        edge_index: Tensor | None = None,
-    ) -> Tensor:
-        """Return what the classifier reads, steps 1 to 8; a probe beside it reads statistics.
+    def reach(
+        self, nodes: Tensor, layers: History, graphs: Graphs, edge_index: Tensor | None
+    ) -> Reach:
+        """Return what nodes may attend to instead of all nodes of their graph."""
+        if not self.needs_edge_index:
+            return None if self.landmarks is None else self.landmarks(nodes, layers, graphs)
+        if edge_index is None:
+            raise DataError("node_attention='neighbors': found no edge_index, expected the edges")
+        return edge_index
 
-        Returns:
-            ``[num_graphs, dim]`` at level ``graph``, else ``[num_nodes, dim]``.
-        """
-        layers, graphs = self.read(history, batch, num_graphs)
-        attended = self._attended(layers, graphs, edge_index)  # [rows, dim]
-        return self.mix(attended, self.describe(layers, graphs), graphs)
-
-    def _attended(
-        self,
-        history: History,
-        graphs: Graphs,
-        edge_index: Tensor | None,
-        whole: WholeGraph | None = None,
-    ) -> Tensor:
-        """Return what attention makes of each graph or node: ``[rows, dim]``."""
-        if self.level == "graph":
-            return self.read_graphs(history, graphs, edge_index)
-        return self.read_nodes(history, graphs, edge_index, whole)
-
-    def read_graphs(
-        self, history: History, graphs: Graphs, edge_index: Tensor | None = None
-    ) -> Tensor:
-        """Return what attention makes of each graph, steps 1 to 7: ``[num_graphs, dim]``.
-
-        Args:
-            history: The layers that are kept, as :meth:`read` returns them.
-            graphs: Which graph each node belongs to.
-            edge_index: Edges of the batch, for attention along them.
-        """
-        nodes, _ = self.layer_weights(history, graphs)  # steps 1 to 5: [num_nodes, dim]
-        reach = self._reach(nodes, history, graphs, edge_index)
+    def attend(self, nodes: Tensor, graphs: Graphs, reach: Reach) -> Tensor:
+        """Let nodes ``[num_nodes, dim]`` attend to each other, steps 6 and 7: ``[rows, dim]``."""
+        if self.level != "graph":
+            return self.attend_nodes(nodes, graphs, reach)
         if self.node_attention is None or self.norm is not None:
-            return graphs.mean(self._attend_nodes(nodes, graphs, reach))  # [num_graphs, dim]
-        attended = self.node_attention.pool(nodes, graphs, reach)  # steps 6 and 7
+            return graphs.mean(self.attend_nodes(nodes, graphs, reach))
+        # The mean over nodes commutes with what follows: it is taken first.
+        attended = self.node_attention.pool(nodes, graphs, reach)  # [num_graphs, dim]
         return attended + graphs.mean(nodes) if self.options.residual else attended
 
-    def read_nodes(
-        self,
-        history: History,
-        graphs: Graphs,
-        edge_index: Tensor | None = None,
-        whole: WholeGraph | None = None,
-    ) -> Tensor:
-        """Return what attention makes of each node, steps 1 to 6: ``[num_nodes, dim]``."""
-        nodes, weights = self.layer_weights(history, graphs, whole)  # steps 1 to 5
-        if whole is None:
-            reach = self._reach(nodes, history, graphs, edge_index)
-        else:
-            reach = Reach(self._landmarks_of(whole, weights), edge_index)
-        return self._attend_nodes(nodes, graphs, reach)
-
-    def _reach(
-        self, nodes: Tensor, history: History, graphs: Graphs, edge_index: Tensor | None
-    ) -> Reach:
-        """Return what the nodes of whole graphs may attend to, besides each other."""
-        if self.node_attention is None or self.landmarks is None:
-            return Reach(edge_index=edge_index)
-        larger_than = self.node_attention.exact_nodes
-        return Reach(self.landmarks.of_large(nodes, history, graphs, larger_than))
-
-    def _landmarks_of(self, whole: WholeGraph, weights: Tensor) -> Landmarks | None:
-        """Sum the layers of the landmarks of one graph, as those of its nodes are summed."""
-        if whole.counts is None:
-            return None
-        count = len(whole.counts)
-        one = Graphs.from_batch(None, count, 1, weights.device)
-        rows = self.layer_weights.combine(whole.landmarks, weights, one)  # [k, dim]
-        counts = whole.counts.to(rows.dtype).unsqueeze(0)  # [1, k]
-        return Landmarks(rows.unsqueeze(0), counts, np.ones(1, dtype=np.bool_))
-
-    def settle(self, smallest: int) -> None:
-        """Settle what ``auto`` stands for where all graphs are large: the head is saved as it is.
-
-        Args:
-            smallest: Nodes of the smallest graph that it is trained on.
-        """
-        attention = self.node_attention
-        if attention is not None and attention.kind == "auto" and smallest > attention.exact_nodes:
-            self.options = replace(self.options, node_attention="landmark")
-            attention.attend_to("landmark")
-
-    def whole_graph(self, pieces: Iterable[History]) -> WholeGraph | None:
-        """Return what makes :meth:`forward` exact on some nodes of a graph; None if nothing does.
-
-        Exact attention needs all nodes. Along edges, the nodes that are asked for come with those
-        that have an edge to them.
-
-        Args:
-            pieces: All nodes of the graph, in pieces as :meth:`forward` takes them; it is gone
-                through twice.
-        """
-        if self.level != "node" or self.options.node_attention == "exact":
-            return None
-        return WholeGraph.of(pieces, self.kept_dims, self.landmarks)
+    def attend_nodes(self, nodes: Tensor, graphs: Graphs, reach: Reach) -> Tensor:
+        """Node attention with residual and LayerNorm, step 6: ``[num_nodes, dim]``."""
+        attended = nodes
+        if self.node_attention is not None:
+            attended = self.node_attention(nodes, graphs, reach)
+            if self.options.residual:
+                attended = attended + nodes
+        return attended if self.norm is None else self.norm(attended)
 
     def describe(
-        self, history: History, graphs: Graphs, statistics: Tensor | None = None
+        self, layers: History, graphs: Graphs, statistics: Tensor | None = None
     ) -> list[Tensor]:
-        """Return what is known of a graph or node without attention: ``[rows, described_dim]``.
+        """Return what is known of graphs or nodes without attention: ``[rows, described_dim]``.
 
         It comes in parts, side by side: layers in half precision are converted one by one.
 
         Args:
-            history: The layers that are kept, as :meth:`read` returns them.
+            layers: Those that are kept, as :meth:`read` returns them.
             graphs: Which graph each node belongs to.
             statistics: Of all layers, if they are known already: ``[num_graphs, 3, sum(D_l)]``.
         """
         if self.options.mix == "last":
-            return [self._last_rows(history, graphs)]  # [rows, D_last]
+            return [self.last_rows(layers, graphs)]  # [rows, D_last]
         if self.statistics is not None:
             if statistics is None:
-                statistics = layer_statistics(self.in_own_type(history), graphs)
-            return self.summarize(statistics, graphs)[0]
-        layers = (block.rows.flatten(1) for block in self.layer_weights.blocks(history))
-        return [graphs.mean(layer) if self.level == "graph" else layer for layer in layers]
+                statistics = layer_statistics(self.in_own_type(layers), graphs)
+            return self.describe_by(statistics, graphs)[0]
+        parts = (block.rows.flatten(1) for block in self.layer_weights.blocks(layers))
+        return [graphs.mean(part) if self.level == "graph" else part for part in parts]
 
-    def summarize(self, statistics: Tensor, graphs: Graphs) -> tuple[list[Tensor], Tensor]:
+    def describe_by(self, statistics: Tensor, graphs: Graphs) -> tuple[list[Tensor], Tensor]:
         """Return what :meth:`describe` does, from statistics alone, and the mean last layer.
 
-        Args:
-            statistics: Of all layers, or of those that are kept: ``[num_graphs, 3, sum(D_l)]``.
-            graphs: Which graph each node belongs to.
-
-        Returns:
-            A list of one tensor, ``[num_graphs, described_dim]``, and ``[num_graphs, D_last]``.
+        Statistics are ``[num_graphs, 3, sum(D_l)]``; the mean last layer ``[num_graphs, D_last]``.
         """
         kept = statistics[:, :, -sum(self.kept_dims) :]  # [num_graphs, 3, sum(kept_dims)]
         last = kept[:, 0, -self.kept_dims[-1] :]  # [num_graphs, D_last]
@@ -315,48 +229,24 @@ class HistoGraphHead(Readout):
             return [self.statistics(kept, graphs.counts)], last
         return [last if self.options.mix == "last" else kept[:, 0]], last
 
-    def predict(
-        self,
-        attended: Tensor,
-        described: Sequence[Tensor],
-        graphs: Graphs,
-        last: Tensor | None = None,
-        map_parts: Callable[[nn.Linear, Sequence[Tensor]], Tensor] = map_parts,
-    ) -> Tensor:
-        """Mix, normalise and classify: steps 8 and 9, for graphs or nodes alike.
-
-        Args:
-            attended: What attention has made of every row, ``[rows, dim]``.
-            described: What is known without it, ``[rows, described_dim]`` in parts.
-            graphs: Which graph each node belongs to.
-            last: The (mean) last layer for the shortcut, ``[rows, D_last]``; None without one.
-            map_parts: Maps what is described.
-        """
-        mixed = self.mix(attended, described, graphs, map_parts)  # [rows, dim]
-        if self.level == "link":
-            return mixed  # [num_nodes, dim], for pairs of them to be scored
-        outputs = self.classify(mixed)  # [rows, out_dim]
-        if self.shortcut is not None:
-            outputs = outputs + self.shortcut(last)
-        if self.probe is None:
-            return outputs
-        if self.training:
-            # The probe has little left to learn of the rows it was solved on. Beside it the head
-            # would learn that rest; without it, it learns a second opinion.
-            self.probe_share.fill_(self.options.probe)
-            return outputs
-        return torch.lerp(outputs, map_parts(self.probe, described), self.probe_share)
+    def last_rows(self, layers: History, graphs: Graphs) -> Tensor:
+        """Return the last layer, averaged per graph at graph level: ``[rows, D_last]``."""
+        last = last_layer(layers).to(self.output.weight.dtype)  # [num_nodes, D_last]
+        return graphs.mean(last) if self.level == "graph" else last
 
     def mix(
         self,
         attended: Tensor,
         described: Sequence[Tensor],
         graphs: Graphs,
-        map_parts: Callable[[nn.Linear, Sequence[Tensor]], Tensor] = map_parts,
+        apply: Callable[[nn.Linear, Sequence[Tensor]], Tensor] = map_parts,
     ) -> Tensor:
-        """Mix what attention made with what is known without it, step 8: ``[rows, dim]``."""
+        """Mix what attention made with what is known without it, step 8: ``[rows, dim]``.
+
+        ``apply`` applies a linear map to rows that come in parts.
+        """
         project = self.layer_weights.last_embedding if self.all_layers is None else self.all_layers
-        base = map_parts(project, [self.statistics_dropout(part) for part in described])
+        base = apply(project, [self.statistics_dropout(part) for part in described])  # [rows, dim]
         if self.level == "graph":
             base = graphs.empty_to_zero(base)  # an empty graph has no bias either
         mixed: Tensor = self.mixing(attended, base)  # [rows, dim]
@@ -367,18 +257,45 @@ class HistoGraphHead(Readout):
         outputs: Tensor = self.output(self.mlp(rows))
         return outputs
 
-    @in_own_precision
-    def score(self, embeddings: Tensor, pairs: Tensor) -> Tensor:
-        """Score node pairs at link level; the order within a pair does not matter.
+    def predict(
+        self,
+        mixed: Tensor,
+        described: Sequence[Tensor],
+        last: Tensor | None,
+        apply: Callable[[nn.Linear, Sequence[Tensor]], Tensor] = map_parts,
+    ) -> Tensor:
+        """Classify what was mixed, and let linear maps have their say, step 9: ``[rows, out_dim]``.
 
-        Args:
-            embeddings: What :meth:`forward` returned, ``[num_nodes, dim]``.
-            pairs: Node indices, ``[2, num_pairs]``.
-
-        Returns:
-            One logit per pair, ``[num_pairs]``.
+        The shortcut reads the (mean) ``last`` layer, ``[rows, D_last]``, the probe what is known
+        without attention. ``apply`` applies a linear map to rows that come in parts.
         """
-        return super().score(embeddings, pairs)
+        outputs = self.classify(mixed)  # [rows, out_dim]
+        if self.shortcut is not None:
+            outputs = outputs + self.shortcut(last)
+        if self.probe is None:
+            return outputs
+        if self.training:
+            # The probe has little left to learn of the rows it was solved on. Beside it the head
+            # would learn that rest; without it, it learns a second opinion.
+            self.probe_share.fill_(self.options.probe)
+            return outputs
+        return torch.lerp(outputs, apply(self.probe, described), self.probe_share)
+
+    @in_own_precision
+    def classifier_inputs(
+        self,
+        history: History | TableRows,
+        batch: Tensor | Graphs | None = None,
+        *,
+        num_graphs: int | None = None,
+        edge_index: Tensor | None = None,
+    ) -> Tensor:
+        """Return what the MLP reads, steps 1 to 8: ``[rows, dim]``."""
+        layers, graphs = self.read(history, batch, num_graphs)
+        nodes, _ = self.layer_weights(layers, graphs)  # [num_nodes, dim]
+        reach = self.reach(nodes, layers, graphs, edge_index)
+        attended = self.attend(nodes, graphs, reach)  # [rows, dim]
+        return self.mix(attended, self.describe(layers, graphs), graphs)
 
     @torch.no_grad()
     @in_own_precision
@@ -400,82 +317,18 @@ class HistoGraphHead(Readout):
         if self.node_attention is not None and (
             edge_index is not None or not self.needs_edge_index
         ):
-            reach = self._reach(nodes, layers, graphs, edge_index)
+            reach = self.reach(nodes, layers, graphs, edge_index)
             attention = self.node_attention.received(nodes, graphs, reach)  # [num_nodes]
         return Explanation(weights.squeeze(1), attention)
 
-    def node_stages(self, history: History, graphs: Graphs) -> dict[str, Tensor]:
+    def node_embeddings(self, history: History, graphs: Graphs) -> dict[str, Tensor]:
         """Return every node with its layers summed, then attended to: ``[num_nodes, dim]`` each."""
         nodes, _ = self.layer_weights(history, graphs)
-        stages: dict[str, Tensor] = {"layers weighed": nodes}
+        found: dict[str, Tensor] = {"layers weighed": nodes}
         if self.node_attention is not None and not self.needs_edge_index:
-            reach = self._reach(nodes, history, graphs, None)
-            stages["nodes attended"] = self._attend_nodes(nodes, graphs, reach)
-        return stages
-
-    @torch.no_grad()
-    def warm_start(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Start where a mean-pool network stands: predict ``weight @ mean(last layer) + bias``.
-
-        The classifier becomes a linear shortcut from the last layer, as the head is given it, to
-        the outputs, and the head's own output map starts at zero: exact for every option, and
-        everything keeps learning. At node level there is no mean. This adds parameters: call it
-        before making an optimizer. For rows that are standardised before they get here, see
-        :meth:`~histograph_post.heads.standardize.Standardizer.fold_into`.
-
-        Args:
-            weight: Of the network's own classifier, ``[out_dim, D_last]``.
-            bias: Of the same, ``[out_dim]``; zero if it has none.
-        """
-        expected = [self.options.out_dim, self.options.in_dims[-1]]
-        if list(weight.shape) != expected:
-            raise DataError(f"warm start: found weight {list(weight.shape)}, expected {expected}")
-        self.options = replace(self.options, shortcut=True)
-        self.shortcut = nn.Linear(expected[1], expected[0]).to(self.output.weight)
-        self.shortcut.weight.copy_(weight)
-        self.shortcut.bias.zero_() if bias is None else self.shortcut.bias.copy_(bias)
-        self.output.weight.zero_()
-        self.output.bias.zero_()
-
-    @torch.no_grad()
-    def start_at(self, weight: Tensor, bias: Tensor) -> None:
-        """Start where a solved linear probe stands: predict what it predicts.
-
-        Once training has begun, its share is that of the options: the head learns by itself, and
-        predicts the mean of both. This adds parameters, which are not trained.
-
-        Args:
-            weight: Of the probe of what :meth:`describe` returns, ``[out_dim, described_dim]``.
-            bias: Of the same, ``[out_dim]``.
-        """
-        expected = [self.options.out_dim, self.described_dim]
-        if list(weight.shape) != expected:
-            raise DataError(f"probe: found weight {list(weight.shape)}, expected {expected}")
-        self.options = replace(self.options, solved=True)
-        self._add_probe()
-        assert self.probe is not None
-        self.probe.weight.copy_(weight)
-        self.probe.bias.copy_(bias)
-
-    def _add_probe(self) -> None:
-        self.probe = nn.Linear(self.described_dim, self.options.out_dim).to(self.output.weight)
-        self.probe.requires_grad_(False)
-        #: Of the probe in the predictions: all of it until training begins.
-        self.register_buffer("probe_share", torch.ones(()).to(self.output.weight))
-
-    def _attend_nodes(self, nodes: Tensor, graphs: Graphs, reach: Reach) -> Tensor:
-        """Node attention with residual and LayerNorm: ``[num_nodes, dim]``."""
-        attended = nodes
-        if self.node_attention is not None:
-            attended = self.node_attention(nodes, graphs, reach)
-            if self.options.residual:
-                attended = attended + nodes
-        return attended if self.norm is None else self.norm(attended)
-
-    def _last_rows(self, history: History, graphs: Graphs) -> Tensor:
-        """The last layer, averaged per graph at graph level: ``[rows, D_last]``."""
-        last = last_layer(history).to(self.output.weight.dtype)  # [num_nodes, D_last]
-        return graphs.mean(last) if self.level == "graph" else last
+            reach = self.reach(nodes, history, graphs, None)
+            found["nodes attended"] = self.attend_nodes(nodes, graphs, reach)
+        return found
 
     def __repr__(self) -> str:
         counts = Counter(self.options.in_dims)
@@ -486,42 +339,3 @@ class HistoGraphHead(Readout):
 
 # Tools and help texts see every option by name, from the one place that defines them.
 HistoGraphHead.__signature__ = inspect.signature(HistoGraphConfig)
-
-
-class Mixing(nn.Module):
-    """The stabiliser of step 8: ``a * readout + (1 - a) * base`` with ``a`` in [0, 1].
-
-    Args:
-        kind: ``fixed``; ``learned``; or ``delayed``: learned, but not before ``delay`` training
-            steps have passed.
-        initial: The coefficient to start from.
-        delay: Training steps a ``delayed`` coefficient waits.
-    """
-
-    steps: Tensor
-
-    def __init__(self, kind: str, initial: float, delay: int) -> None:
-        super().__init__()
-        self.kind, self.initial, self.delay = kind, initial, delay
-        if kind != "fixed":
-            self.logit = nn.Parameter(torch.tensor(math.log(initial / (1 - initial))))
-        if kind == "delayed":
-            self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-
-    @property
-    def coefficient(self) -> Tensor | float:
-        """The share ``a`` of the readout."""
-        return self.initial if self.kind == "fixed" else self.logit.sigmoid()
-
-    def forward(self, readout: Tensor, base: Tensor) -> Tensor:
-        """Mix two tensors of the same shape."""
-        coefficient = self.coefficient
-        if self.kind == "delayed" and self.training and isinstance(coefficient, Tensor):
-            if bool(self.steps < self.delay):
-                coefficient = coefficient.detach()
-            self.steps += 1
-        return coefficient * readout + (1 - coefficient) * base
-
-    def extra_repr(self) -> str:
-        """Describe the coefficient in one line."""
-        return f"kind={self.kind!r}, coefficient={float(self.coefficient):.3f}"

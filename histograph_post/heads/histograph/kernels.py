@@ -66,18 +66,6 @@ def sum_rows(rows: Floats) -> Floats:
 
 
 @compiled
-def transpose_heads(maps: Floats, heads: int) -> Floats:
-    """Transpose the rows of each head: ``[heads * width, D]`` to ``[heads, D, width]``."""
-    width, channels = len(maps) // heads, maps.shape[1]
-    result = np.empty((heads, channels, width), F)
-    for h in range(heads):
-        for c in range(channels):
-            for k in range(width):
-                result[h, c, k] = maps[h * width + k, c]
-    return result
-
-
-@compiled
 def split_heads(row: Floats, heads: int) -> Floats:
     """Return a row for each head, zero outside of its channels: ``[dim]`` to ``[heads, dim]``."""
     result, width = np.zeros((heads, len(row)), F), len(row) // heads
@@ -161,18 +149,16 @@ def score_layers(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
     (table, starts, ptr, parts, p), (maps, offsets) = batch, inputs
     (last, queries), (all_scores,) = saved, results
     (heads, _, width), channels = queries.shape, table.shape[2]
-    dim = heads * width
-    query_maps, key_maps = transpose_heads(maps[:dim], heads), maps[dim:]
-    begin, end = ptr[parts[p]], ptr[parts[p + 1]]
+    dim, begin, end = heads * width, ptr[parts[p]], ptr[parts[p + 1]]
     filters = np.empty((heads, end - begin, channels), F)
     for g in range(parts[p], parts[p + 1]):
         for i in range(ptr[g + 1] - ptr[g]):
             copy(last[ptr[g] + i], table[starts[g] + i, -1])
     for h in range(heads):
-        own, of_head = queries[h, begin:end], slice(h * width, (h + 1) * width)
-        np.dot(last[begin:end], query_maps[h], own)
-        own += offsets[-1, of_head]
-        np.dot(own, key_maps[of_head], filters[h])
+        own, first = queries[h, begin:end], h * width
+        np.dot(last[begin:end], maps[first : first + width].T, own)
+        own += offsets[-1, first : first + width]
+        np.dot(own, maps[dim + first : dim + first + width], filters[h])
     for g in range(parts[p], parts[p + 1]):
         n, scores = ptr[g + 1] - ptr[g], all_scores[g]
         np.dot(sum_queries(queries, ptr[g], ptr[g + 1]), offsets.T, scores)
@@ -189,7 +175,6 @@ def score_layers_backward(
     (last, queries), (all_grad_scores,), (grad_maps, grad_offsets) = saved, grad_results, grads
     (heads, _, width), channels = queries.shape, table.shape[2]
     dim, begin, end = heads * width, ptr[parts[p]], ptr[parts[p + 1]]
-    key_maps = transpose_heads(maps[dim:], heads)  # [heads, D, width]
     grad_filters = np.empty((heads, end - begin, channels), F)
     grad_queries = np.empty((heads, end - begin, width), F)
     through = np.empty((parts[p + 1] - parts[p], heads, 2 * dim), F)  # through key offsets
@@ -205,7 +190,7 @@ def score_layers_backward(
     for h in range(heads):
         of_head, of_keys = slice(h * width, (h + 1) * width), dim + h * width
         np.dot(queries[h, begin:end].T, grad_filters[h], grad_maps[p, of_keys : of_keys + width])
-        np.dot(grad_filters[h], key_maps[h], grad_queries[h])
+        np.dot(grad_filters[h], maps[of_keys : of_keys + width].T, grad_queries[h])
         for g in range(parts[p], parts[p + 1]):
             own = grad_queries[h, ptr[g] - begin : ptr[g + 1] - begin]
             own += through[g - parts[p], h, of_keys : of_keys + width]
@@ -214,23 +199,11 @@ def score_layers_backward(
 
 
 @compiled
-def exponentials(values: Floats) -> None:
-    """Replace values of at most zero by ``e ** value``, in code that runs on whole vectors."""
-    for i in range(len(values)):
-        x = values[i]
-        x = F(-87) if x < F(-87) else x  # NaN stays
-        power = np.floor(x * F(1.4426950408889634) + F(0.5))
-        z = x - power * F(0.6931471805599453)  # at most log(2) / 2 from zero
-        e = ((F(1 / 720) * z + F(1 / 120)) * z + F(1 / 24)) * z + F(1 / 6)
-        e = ((e * z + F(1 / 2)) * z + F(1)) * z + F(1)
-        values[i] = e * np.int32((np.int32(power) + np.int32(127)) << np.int32(23)).view(np.float32)
-
-
-@compiled
 def softmax(queries: Floats, keys: Floats, shares: Floats) -> Floats:
     """Return the attention of ``queries [m, size]`` to ``keys [n, size]``, ``[m, n]``.
 
-    Each row is still to be multiplied by its entry of ``shares``, one over its sum.
+    Each row is still to be multiplied by its entry of ``shares``, one over its sum. Exponentials
+    are of all rows at once, because one is short, and in code that runs on whole vectors.
     """
     rows, scale = np.dot(queries, keys.T), F(1 / np.sqrt(keys.shape[1]))
     for i in range(len(rows)):
@@ -239,7 +212,15 @@ def softmax(queries: Floats, keys: Floats, shares: Floats) -> Floats:
             top = max(top, row[j])
         for j in range(len(row)):
             row[j] = (row[j] - top) * scale
-    exponentials(rows.reshape(rows.size))  # of all rows, because one is short
+    values = rows.reshape(rows.size)  # all at most zero
+    for i in range(len(values)):
+        x = values[i]
+        x = F(-87) if x < F(-87) else x  # NaN stays
+        power = np.floor(x * F(1.4426950408889634) + F(0.5))
+        z = x - power * F(0.6931471805599453)  # at most log(2) / 2 from zero
+        e = ((F(1 / 720) * z + F(1 / 120)) * z + F(1 / 24)) * z + F(1 / 6)
+        e = ((e * z + F(1 / 2)) * z + F(1)) * z + F(1)
+        values[i] = e * np.int32((np.int32(power) + np.int32(127)) << np.int32(23)).view(np.float32)
     for i in range(len(rows)):
         row, total = rows[i], F(0)
         for j in range(len(row)):
@@ -304,24 +285,22 @@ def read_nodes(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
     (nodes, projected, received, summaries), (dim, channels) = saved, maps.shape
     heads, node_heads, values = weights.shape[1], len(received), projection[2 * dim :]
     width, size = dim // heads, dim // node_heads
-    node_maps = transpose_heads(maps, heads)  # [heads, D, width]
-    query_key_maps = transpose_heads(projection[: 2 * dim], 2 * node_heads)
     begin, end = ptr[parts[p]], ptr[parts[p + 1]]
     sums = np.empty((heads, end - begin, channels), F)
     for g in range(parts[p], parts[p + 1]):
         rows = table[starts[g] : starts[g] + ptr[g + 1] - ptr[g]]  # [n, L or more, D]
         weigh_layers(weights[g], rows, sums, ptr[g] - begin)
     for h in range(heads):
-        embedded = np.dot(sums[h], node_maps[h])  # [nodes of the part, width]
+        embedded = np.dot(sums[h], maps[h * width : (h + 1) * width].T)  # [nodes, width]
         for i in range(end - begin):
             copy(nodes[begin + i, h * width :], embedded[i])
     for g in range(parts[p], parts[p + 1]):
         own = nodes[ptr[g] : ptr[g + 1]]
         own += join_heads(np.dot(weights[g], offsets))
     for k in range(2 * node_heads):
-        of_head = projected[k, begin:end]
-        np.dot(nodes[begin:end], query_key_maps[k], of_head)
-        of_head += bias[k * size : (k + 1) * size]
+        own, of_head = projected[k, begin:end], slice(k * size, (k + 1) * size)
+        np.dot(nodes[begin:end], projection[of_head].T, own)
+        own += bias[of_head]
     for g in range(parts[p], parts[p + 1]):
         a, b = ptr[g], ptr[g + 1]
         for h in range(node_heads):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,9 @@ from torch import Tensor, nn
 
 from ..history import History
 from ..ragged import Graphs
+
+if TYPE_CHECKING:
+    from .layer_attention import LayerAttention
 
 
 @dataclass(frozen=True)
@@ -64,34 +68,27 @@ class Landmarks:
 
 
 class LandmarkGroups(nn.Module):
-    """Tells which group a node belongs to.
+    """Tells which group a node of a large graph belongs to.
 
     Args:
         in_dims: Width of each layer that is read.
         count: Groups, a power of two.
+        larger_than: Graphs of more nodes are large; -1 for all graphs.
     """
 
     directions: Tensor
 
-    def __init__(self, in_dims: Sequence[int], count: int) -> None:
+    def __init__(self, in_dims: Sequence[int], count: int, larger_than: int) -> None:
         super().__init__()
-        self.in_dims, self.count = tuple(in_dims), count
+        self.in_dims, self.count, self.larger_than = tuple(in_dims), count, larger_than
         planes = count.bit_length() - 1
         # The same for every head: they are not learned, and not saved.
         random = torch.Generator().manual_seed(0)
         drawn = torch.randn(sum(in_dims), planes, generator=random, device="cpu")
         self.register_buffer("directions", drawn, persistent=False)
 
-    @torch.no_grad()
-    def forward(self, history: History, graphs: Graphs) -> Tensor:
-        """Return the group of every node: ``[num_nodes]``, from 0 to ``count - 1``."""
-        places = self.places(history)  # [num_nodes, planes]
-        return self.side(places - graphs.spread(graphs.mean(places)))
-
-    def of_large(
-        self, nodes: Tensor, history: History, graphs: Graphs, larger_than: float
-    ) -> Landmarks | None:
-        """Return the landmarks of graphs of more nodes than that; None if there is none.
+    def forward(self, nodes: Tensor, history: History, graphs: Graphs) -> Landmarks | None:
+        """Return the landmarks of the large graphs; None if there is none.
 
         A program that is exported, for graphs of any size, has them if all graphs have.
 
@@ -99,12 +96,17 @@ class LandmarkGroups(nn.Module):
             nodes: To be averaged, ``[num_nodes, dim]``.
             history: Says which of them are alike.
             graphs: Which graph each node belongs to.
-            larger_than: Nodes; -1 for all graphs.
         """
-        used = graphs.sizes > larger_than  # [num_graphs]
-        if not (larger_than < 0 if torch.compiler.is_exporting() else used.any()):
+        used = graphs.sizes > self.larger_than  # [num_graphs]
+        if not (self.larger_than < 0 if torch.compiler.is_exporting() else used.any()):
             return None
-        return Landmarks.of(nodes, self(history, graphs), graphs, self.count, used)
+        return Landmarks.of(nodes, self.groups(history, graphs), graphs, self.count, used)
+
+    @torch.no_grad()
+    def groups(self, history: History, graphs: Graphs) -> Tensor:
+        """Return the group of every node: ``[num_nodes]``, from 0 to ``count - 1``."""
+        places = self.places(history)  # [num_nodes, planes]
+        return self.side(places - graphs.spread(graphs.mean(places)))
 
     def places(self, history: History) -> Tensor:
         """Return where nodes lie on the axis of every plane: ``[num_nodes, planes]``."""
@@ -178,6 +180,19 @@ class WholeGraph:
                 total_of.index_add_(0, group, layer)
         shares = counts.clamp(min=1).unsqueeze(-1)  # [k, 1]
         return replace(whole, landmarks=tuple(layer / shares for layer in landmarks), counts=counts)
+
+    def landmarks_by(self, attention: LayerAttention, weights: Tensor) -> Landmarks:
+        """Sum the layers of the landmarks by layer weights, as those of the nodes are summed.
+
+        Args:
+            attention: Embeds and sums layers.
+            weights: Of the layers of this graph, ``[1, heads, L]``.
+        """
+        assert self.counts is not None  # it was made for a head with landmarks
+        one = Graphs.from_batch(None, len(self.counts), 1, weights.device)
+        rows = attention.combine(self.landmarks, weights, one)  # [k, dim]
+        counts = self.counts.to(rows.dtype).unsqueeze(0)  # [1, k]
+        return Landmarks(rows.unsqueeze(0), counts, np.ones(1, dtype=np.bool_))
 
     def to(self, device: torch.device) -> WholeGraph:
         """Return the same on a device."""

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ...errors import DataError
 from ..ragged import Bucket, Graphs, Layout, bucket_layout
 from .edge_attention import attend_along_edges, received_along_edges
 from .landmarks import Landmarks
@@ -32,6 +30,16 @@ NODE_ATTENTIONS = ("auto", "exact", "landmark", "neighbors", "none")
 
 #: Graphs of more nodes are attended to by landmarks where the choice is ``auto``.
 EXACT_NODES = 1 << 14
+
+
+def resolve_auto(options: dict[str, Any], smallest: int) -> dict[str, Any]:
+    """Return options of a head, in which ``auto`` is resolved if the smallest graph is large.
+
+    The head is saved as it was trained: it then attends by landmarks in graphs of any size.
+    """
+    auto = options.get("node_attention", "auto") == "auto"
+    return {**options, "node_attention": "landmark"} if auto and smallest > EXACT_NODES else options
+
 
 #: Scores a bucket may waste on padding: computing them costs about as much as one more bucket.
 PADDING_BUDGET = 1 << 14
@@ -52,17 +60,9 @@ DEVICE_LARGE_GRAPH = 2048
 BLOCK_WEIGHTS = 1 << 23
 
 
-@dataclass(frozen=True)
-class Reach:
-    """What nodes may attend to, besides all nodes of their graphs.
-
-    Args:
-        landmarks: Groups of nodes, for graphs that are attended to by them.
-        edge_index: Edges of the batch, for attention along them: ``[2, num_edges]``.
-    """
-
-    landmarks: Landmarks | None = None
-    edge_index: Tensor | None = None
+#: What nodes may attend to instead of all nodes of their graph: groups of nodes, in graphs that
+#: have them; or along the edges of the batch, ``[2, num_edges]``; None for all nodes.
+Reach: TypeAlias = Landmarks | Tensor | None
 
 
 class NodeAttention(nn.Module):
@@ -74,7 +74,6 @@ class NodeAttention(nn.Module):
     Args:
         dim: Width of the node embeddings.
         heads: Attention heads; must divide ``dim``.
-        kind: One of :data:`NODE_ATTENTIONS`, without ``none``.
         zero_token: Add a key and value of zeros to every graph (``add_zero_attn``).
         dropout: Drop single attention weights while training.
         key_dropout: Drop whole keys, nodes or groups of them, while training; never all of a graph,
@@ -86,7 +85,6 @@ class NodeAttention(nn.Module):
         dim: int,
         heads: int,
         *,
-        kind: str = "exact",
         zero_token: bool = False,
         dropout: float = 0.0,
         key_dropout: float = 0.0,
@@ -96,16 +94,9 @@ class NodeAttention(nn.Module):
         self.zero_token = zero_token
         self.dropout, self.key_dropout = dropout, key_dropout
         self.padding_budget, self.large_graph = PADDING_BUDGET, LARGE_GRAPH
-        self.attend_to(kind)
         self.in_projection = nn.Linear(dim, 3 * dim)  # queries, keys, values
         self.out_projection = nn.Linear(dim, dim)
         self.reset_parameters()
-
-    def attend_to(self, kind: str) -> None:
-        """Choose what nodes attend to; all choices have the same weights."""
-        self.kind = kind
-        #: Graphs of more nodes are attended to by landmarks.
-        self.exact_nodes: float = {"landmark": -1, "auto": EXACT_NODES}.get(kind, math.inf)
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as :class:`torch.nn.MultiheadAttention` does."""
@@ -114,12 +105,12 @@ class NodeAttention(nn.Module):
         self.out_projection.reset_parameters()
         nn.init.zeros_(self.out_projection.bias)
 
-    def forward(self, nodes: Tensor, graphs: Graphs, reach: Reach | None = None) -> Tensor:
+    def forward(self, nodes: Tensor, graphs: Graphs, reach: Reach = None) -> Tensor:
         """Return the attended node embeddings: ``[num_nodes, dim]``."""
         attended: Tensor = self.out_projection(self.contexts(nodes, graphs, reach))
         return attended
 
-    def pool(self, nodes: Tensor, graphs: Graphs, reach: Reach | None = None) -> Tensor:
+    def pool(self, nodes: Tensor, graphs: Graphs, reach: Reach = None) -> Tensor:
         """Return the mean of :meth:`forward` over each graph's nodes: ``[num_graphs, dim]``.
 
         The mean commutes with the output projection, which then runs per graph and not per node.
@@ -127,25 +118,23 @@ class NodeAttention(nn.Module):
         pooled: Tensor = self.out_projection(graphs.mean(self.contexts(nodes, graphs, reach)))
         return graphs.empty_to_zero(pooled)  # an empty graph has no bias either
 
-    def contexts(self, nodes: Tensor, graphs: Graphs, reach: Reach | None = None) -> Tensor:
+    def contexts(self, nodes: Tensor, graphs: Graphs, reach: Reach = None) -> Tensor:
         """Return what every node finds, before the output projection: ``[num_nodes, dim]``."""
-        if self.kind == "neighbors":
+        if isinstance(reach, Tensor):
             projected = self.in_projection(nodes).unflatten(-1, (3, self.heads, -1))
-            drop = self.dropout if self.training else 0.0
-            edges, kept = _edges(reach), self._kept_keys(graphs)
-            return attend_along_edges(projected, edges, self.zero_token, drop, kept)
+            drop, kept = self.dropout if self.training else 0.0, self._kept_keys(graphs)
+            return attend_along_edges(projected, reach, self.zero_token, drop, kept)
         return self._each_kind(nodes, graphs, reach, self._exact_contexts, self._landmark_contexts)
 
     def _each_kind(
         self,
         nodes: Tensor,
         graphs: Graphs,
-        reach: Reach | None,
+        landmarks: Landmarks | None,
         exact: Callable[[Tensor, Graphs], Tensor],
         by_landmarks: Callable[[Tensor, Graphs, Landmarks], Tensor],
     ) -> Tensor:
         """Let every graph be attended to in its own way: a row for each node."""
-        landmarks = None if reach is None else reach.landmarks
         if landmarks is None:
             return exact(nodes, graphs)
         if landmarks.used.all():
@@ -214,15 +203,15 @@ class NodeAttention(nn.Module):
         return query, self._with_token(key), self._with_token(value), mask[:, None, None]
 
     @torch.no_grad()
-    def received(self, nodes: Tensor, graphs: Graphs, reach: Reach | None = None) -> Tensor:
+    def received(self, nodes: Tensor, graphs: Graphs, reach: Reach = None) -> Tensor:
         """Return the attention each node gets, averaged over queries and heads: ``[num_nodes]``.
 
         It sums to one over each graph (to less if there is a zero token). Nothing is dropped.
         """
-        if self.kind == "neighbors":
+        if isinstance(reach, Tensor):
             projected = self.in_projection(nodes).unflatten(-1, (3, self.heads, -1))
             share = graphs.spread(graphs.divisor_as(nodes.dtype).reciprocal())  # [num_nodes]
-            return received_along_edges(projected, _edges(reach), self.zero_token, share)
+            return received_along_edges(projected, reach, self.zero_token, share)
         return self._each_kind(
             nodes, graphs, reach, self._exactly_received, self._received_by_landmarks
         )
@@ -348,13 +337,6 @@ class NodeAttention(nn.Module):
     def extra_repr(self) -> str:
         """Describe the options in one line."""
         return (
-            f"dim={self.dim}, heads={self.heads}, kind={self.kind!r}, "
-            f"zero_token={self.zero_token}, "
+            f"dim={self.dim}, heads={self.heads}, zero_token={self.zero_token}, "
             f"dropout={self.dropout}, key_dropout={self.key_dropout}"
         )
-
-
-def _edges(reach: Reach | None) -> Tensor:
-    if reach is None or reach.edge_index is None:
-        raise DataError("node_attention='neighbors': found no edge_index, expected the edges")
-    return reach.edge_index
