@@ -157,7 +157,11 @@ class Predictor(nn.Module):
         pairs = None
         if self.task.level == "link":
             pairs = torch.cat([graph.edge_label_index for graph in dataset.graphs], 1)  # [2, rows]
-        ids = row_names(dataset.ids, dataset.label_ptr, self.task.level, pairs)
+        whole_graphs = self.task.level == "graph"  # a row each: no need to copy what may be many
+        ids, smiles = dataset.ids, dataset.smiles
+        if not whole_graphs:
+            ids = row_names(ids, dataset.label_ptr, self.task.level, pairs)
+            smiles = None if smiles is None else _repeated(smiles, dataset.label_ptr)
         broken = ~np.isfinite(outputs).all(axis=1)  # [rows]
         if broken.any():
             raise DataError(
@@ -173,8 +177,8 @@ class Predictor(nn.Module):
             outputs=outputs,
             spread=spread,
             notes=notes,
-            smiles=None if dataset.smiles is None else _repeated(dataset.smiles, dataset.label_ptr),
-            table=dataset.table if self.task.level == "graph" else None,
+            smiles=smiles,
+            table=dataset.table if whole_graphs else None,
         )
         return self._scored(predictions, given)
 
