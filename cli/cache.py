@@ -93,7 +93,8 @@ def cache(
     Give the same command again to continue a run that was killed.
     """
     from histograph_post.caches.planning import CacheOptions, plan_cache
-    from histograph_post.data.reading import Reading, remove_rows, rows_beside
+    from histograph_post.data.spec import Reading
+    from histograph_post.data.streaming import remove_rows, rows_beside
     from histograph_post.models import parse_args
     from histograph_post.models.spec import load_pretrained
     from histograph_post.splits import resolve_splits

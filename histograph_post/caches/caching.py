@@ -25,7 +25,8 @@ from torch_geometric.data import Data
 from .. import __version__
 from ..capture.passes import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
-from ..data.reading import Reading, remove_rows, rows_beside
+from ..data.spec import Reading
+from ..data.streaming import remove_rows, rows_beside
 from ..errors import CacheError, CaptureError, ConfigError, OutputExistsError
 from ..models import ModelSpec
 from ..models.checkpoints import weights_sha256

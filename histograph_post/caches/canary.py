@@ -21,9 +21,7 @@ from torch_geometric.data import Data
 from ..capture import Capture, CapturePlan
 from ..capture.passes import TOLERANCES, apart, device_of, eager_module, frozen, repeatable
 from ..data import GraphDataset
-from ..data.batching import make_batch, to_device
-from ..data.dataset import probe_graphs
-from ..data.subgraphs import surroundings
+from ..data.batching import make_batch, probe_graphs, surroundings, to_device
 from ..errors import CacheError, HistographError
 from ..models.model_call import LABELS
 

@@ -30,8 +30,15 @@ from ..capture.passes import (
     same_numbers,
 )
 from ..data import GraphDataset
-from ..data.batching import budget_batches, make_batch, to_device
-from ..data.dataset import LARGE_GRAPH, PROBE_NODES, probe_graphs, probe_numbers
+from ..data.batching import (
+    LARGE_GRAPH,
+    PROBE_NODES,
+    budget_batches,
+    make_batch,
+    probe_graphs,
+    probe_numbers,
+    to_device,
+)
 from ..errors import CacheError, CaptureError, ConfigError, ModelError
 from ..models import call_model, prediction
 from ..models.checkpoints import weights_sha256

@@ -40,16 +40,14 @@ class Joins:
             if join.parallel and not self._loses_branches(join.call, end):
                 continue
             if not (
-                self._is_residual(join, fed)
-                or self._is_skip(join, end)
-                or self._is_habit(join, end)
+                self._is_residual(join, fed) or self._is_skip(join, end) or self.is_habit(join, end)
             ):
                 return join
         return None
 
-    def meet(self, end: int) -> bool:
-        """Whether it can be seen where the branches that lead to a value meet."""
-        return any(join.parallel for join in self._joins(end))
+    def meeting(self, end: int) -> Join | None:
+        """Return where the branches that lead to a value meet, if it can be seen."""
+        return next((join for join in self._joins(end) if join.parallel), None)
 
     def _joins(self, end: int) -> Iterator[Join]:
         """Yield the calls on the way to ``end`` that join values of other layers each."""
@@ -138,7 +136,7 @@ class Joins:
                 return True
         return False
 
-    def _is_habit(self, join: Join, end: int) -> bool:
+    def is_habit(self, join: Join, end: int) -> bool:
         """Whether layers before were given what was joined in the same way."""
         kind = next((kind for kind in (CONCATENATING, SUMMING) if join.call.name in kind), ())
         for given in self.layers.given_before(end, alike=False):

@@ -134,8 +134,8 @@ class Layers:
         """Numbers per row of a value."""
         return self.trace.values[value].width
 
-    def leads_to(self, call: FunctionCall, value: int) -> bool:
-        """Whether the value was computed from what a function returned."""
+    def leads_to(self, call: FunctionCall | ModuleCall, value: int) -> bool:
+        """Whether the value was computed from what a call returned."""
         return any(self.trace.derives(value, output) for output in call.outputs)
 
 
@@ -171,15 +171,44 @@ class LinearMaps:
             ]
             maps = maps[max((_same_start(shapes, other) for other in earlier), default=0) :]
         for call in maps:
-            behind = [
-                value.index
-                for value in self.trace.values
-                if self.layers.is_full(value.index, end)
-                and any(self.trace.derives(given, value.index) for given in call.inputs)
-            ]
-            if behind:
-                return behind[-1], call
+            if (value := self._given(call, end)) is not None:
+                return value, call
         return None
+
+    def extra_norm(self, end: int) -> tuple[int, ModuleCall] | None:
+        """Return the first norm with weights that no layer before has, and its input.
+
+        One that is given what the layer returned belongs to the layer, and so does any where
+        there is no layer before.
+        """
+        earlier = [len(self._norms(given)) for given in self.layers.given_before(end)]
+        for call in self._norms(end)[max(earlier) :] if earlier else ():
+            value = self._given(call, end)
+            if value is not None and self.layers.lines[value] != 1 << value:
+                return value, call
+        return None
+
+    def _norms(self, end: int) -> list[ModuleCall]:
+        """Return the norms with weights from the last layers to ``end``, in their order."""
+        return [
+            call
+            for call in self.trace.modules
+            if "norm" in type(call.module).__name__.lower()
+            and any(True for _ in call.module.parameters())
+            and not self.layers.inside(call.start)
+            and any(self.layers.made[value] == self.layers.made[end] for value in call.inputs)
+            and self.layers.leads_to(call, end)
+        ]
+
+    def _given(self, call: FunctionCall | ModuleCall, end: int) -> int | None:
+        """Return the last node rows of all layers of ``end`` that went into a call, if any."""
+        behind = [
+            value.index
+            for value in self.trace.values
+            if self.layers.is_full(value.index, end)
+            and any(self.trace.derives(given, value.index) for given in call.inputs)
+        ]
+        return behind[-1] if behind else None
 
     def to(self, end: int) -> list[FunctionCall]:
         """Return the linear maps with weights from the last layers to ``end``, in their order."""

@@ -146,39 +146,22 @@ Leave = Callable[[nn.Module, Any], None]
 
 @contextmanager
 def watch_calls(module: nn.Module, enter: Enter, leave: Leave) -> Iterator[None]:
-    """Call ``enter`` and ``leave`` around each call of a module, also of its bare ``forward``.
+    """Call ``enter`` and ``leave`` around each run of a module's ``forward``.
 
-    Hooks do not see ``module.forward(...)``, which some models write. Whatever was assigned to
+    Not by hooks: these do not see ``module.forward(...)``, which some models write, and the encoder
+    layers of torch do without their fused kernels where there are any. Whatever was assigned to
     ``forward`` before is there again afterwards.
     """
-    announced = 0  # calls that the hooks see
-
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal announced
-        announced += 1
-        enter(module, args, kwargs)
-
-    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        leave(module, output)
-
     original = module.forward
     replaced = vars(module).get("forward")
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal announced
-        if announced:
-            announced -= 1
-            return original(*args, **kwargs)
         enter(module, args, kwargs)
         output = original(*args, **kwargs)
         leave(module, output)
         return output
 
-    handles = [
-        module.register_forward_pre_hook(before, with_kwargs=True),
-        module.register_forward_hook(after, with_kwargs=True),
-    ]
     vars(module)["forward"] = forward
     try:
         yield
@@ -187,8 +170,6 @@ def watch_calls(module: nn.Module, enter: Enter, leave: Leave) -> Iterator[None]
             vars(module).pop("forward", None)
         else:
             vars(module)["forward"] = replaced
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

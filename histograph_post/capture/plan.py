@@ -151,7 +151,12 @@ def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint]
             points[value] = anchor_value(
                 trace, value, cut=calls[0].start, name=name, consumer=consumer
             )
-    pooled = [end.pooled for end in ends if end.pooled is not None]
+    held = {*points, *(state.value for state in states)}
+    pooled = [
+        end.pooled
+        for end in ends
+        if end.pooled is not None and not (end.parts and held.issuperset(end.parts))
+    ]
     for each in pooled:
         _refuse_other_tensors(layers, states, each, consumers)
     refuse_hidden_steps(layers, [each.value for each in (*states, *pooled)])

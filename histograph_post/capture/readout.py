@@ -27,6 +27,7 @@ from ..errors import CaptureError
 from .joins import Join, Joins
 from .layers import Layers, LinearMaps, is_coarsening, is_pooling, made_by
 from .trace import (
+    DIVIDING,
     GATING,
     LINEAR,
     MULTIPLYING,
@@ -55,6 +56,8 @@ class BranchEnd:
 
     states: tuple[Consumed, ...]  #: one of each branch
     pooled: Consumed | None  #: what the readout consumes, where that is none of the states
+    #: What is merely concatenated in ``pooled``: where the history holds all of it, that is enough.
+    parts: tuple[int, ...] = ()
 
 
 def find_ends(layers: Layers) -> list[BranchEnd]:
@@ -234,10 +237,13 @@ class _Readout:
         extra = self.maps.first_extra(end.value)
         if extra is not None and (join is None or extra[1].time < join.call.time):
             return BranchEnd(self._graph_end(self._consumed(*extra)).states, end)
-        if join is None:
-            return self._one_branch(end)
-        aggregates = extra is not None or self.joins.aggregates(join.call, end.value)
-        return BranchEnd(self._joined(join), end if aggregates else None)
+        if join is not None:
+            return self._joined(join, end, aggregates=extra is not None)
+        if (norm := self.maps.extra_norm(end.value)) is not None:
+            value, call = norm
+            state = Consumed(value, call.start, _describe_module(call))
+            return BranchEnd(self._graph_end(state).states, end)
+        return self._one_branch(end)
 
     def _node_end(self, end: Consumed) -> BranchEnd:
         """Find the states behind an output per node: its own head is no part of the history."""
@@ -246,32 +252,42 @@ class _Readout:
         consumed = end if extra is None else self._consumed(*extra)
         if join is None:
             return self._one_branch(consumed)
-        aggregates = self.joins.aggregates(join.call, consumed.value)
-        return BranchEnd(self._joined(join), consumed if aggregates else None)
+        return self._joined(join, consumed)
 
     def _one_branch(self, end: Consumed) -> BranchEnd:
-        """Return an end without another tensor behind it."""
+        """Return an end without another tensor behind it, unless branches are mapped before it."""
         makers = self.layers.frontier(end.value)
-        if len(makers) > 1 and not self.joins.meet(end.value):
+        if len(makers) < 2:
+            return BranchEnd((end,), None)
+        meeting = self.joins.meeting(end.value)
+        if meeting is None:
             labels = ", ".join(repr(layer.label) for layer in makers)
             raise CaptureError(
                 f"it cannot be seen where the branches {labels} meet before the readout; "
                 "name the modules to capture with --layers"
             )
+        if not self.joins.is_habit(meeting, end.value):
+            members = [self._consumed(value, meeting.call) for value in meeting.members]
+            branches = [self._graph_end(member) for member in members]
+            if any(branch.pooled is not None for branch in branches):
+                return BranchEnd(tuple(s for branch in branches for s in branch.states), end)
         return BranchEnd((end,), None)
 
     def _consumed(self, value: int, call: FunctionCall) -> Consumed:
         return Consumed(value, call.time, self._describe(call))
 
-    def _joined(self, join: Join) -> tuple[Consumed, ...]:
-        """Return the states of the branches that are joined."""
+    def _joined(self, join: Join, end: Consumed, aggregates: bool = False) -> BranchEnd:
+        """Return the states of the branches that are joined, and what they are joined to."""
         consumer = self._describe(join.call)
         if consumer.endswith("()"):
             consumer = f"{join.call.name}() over layers"
         found: list[Consumed] = []
         for value in map(self.joins.unweighted, join.members):
             found += self._graph_end(Consumed(value, join.call.time, consumer)).states
-        return tuple(found)
+        if aggregates or self.joins.aggregates(join.call, end.value):
+            return BranchEnd(tuple(found), end)
+        parts = {*join.members, *(value for value in join.others if self.made[value])}
+        return BranchEnd(tuple(found), end, tuple(sorted(parts)))
 
     # --- gates
 
@@ -288,30 +304,29 @@ class _Readout:
         return Consumed(gated, call.time, f"{end.consumer}, weighted per node")
 
     def _gated(self, value: int) -> int | None:
-        """Return ``x`` if the value is ``gate * x`` with a computed gate of width 1."""
+        """Return ``x`` if the value is ``gate * x``, or ``x / gate``, with a gate of width 1."""
         call = self.trace.producer.get(value)
-        if call is None or call.name not in MULTIPLYING or len(call.inputs) != 2:
+        if call is None or len(call.inputs) != 2:
             return None
+        orders = [call.inputs[::-1]] if call.name in DIVIDING | MULTIPLYING else []
+        orders += [call.inputs] if call.name in MULTIPLYING else []
         shape = self.trace.values[value].shape
-        for gate, gated in (call.inputs, call.inputs[::-1]):
+        for gate, gated in orders:
             if (
                 self.trace.values[gated].shape == shape
                 and self.trace.values[gate].shape == (*shape[:-1], 1)
                 and shape[-1] > 1
-                and (
-                    self._is_scored(gate, beside=gated)
-                    or (
-                        self.made[gate] == self.made[gated] == self.made[value]
-                        and self._is_computed(gate, beside=gated)
-                    )
-                )
+                and self._is_gate(gate, beside=gated)
             ):
                 return gated
         return None
 
-    def _is_scored(self, gate: int, *, beside: int) -> bool:
-        """Whether layers of their own computed the gate from what it is a weight of."""
-        return self.made[gate] != self.made[beside] and self.trace.derives(gate, beside)
+    def _is_gate(self, gate: int, *, beside: int) -> bool:
+        """Whether a number per node weighs the nodes: a norm computes one of the states alone."""
+        if self.made[gate] == self.made[beside]:
+            return self._is_computed(gate, beside=beside)
+        # From the data alone, such as a mass or a size; or by layers of its own from the states.
+        return not self.made[gate] or self.trace.derives(gate, beside)
 
     def _is_computed(self, gate: int, *, beside: int) -> bool:
         """Whether weights or a squashing function went into the gate: a norm has neither."""

@@ -190,24 +190,19 @@ class Capture:
     def _release_early(self) -> None:
         """Let function watches that are done go when the next module starts.
 
-        While one is there, attention modules avoid their fused kernels, and round differently. The
-        encoder layers of torch do the same when they have hooks: they are left without.
+        While one is there, attention modules avoid their fused kernels, and round differently.
         """
 
-        def enter(module: nn.Module, args: Any) -> None:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
             for watch in self._watches.values():
                 if watch.done:
                     watch.stop()
 
-        encoder_layers = [
-            module
-            for module in self._model.modules()
-            if isinstance(module, nn.TransformerEncoderLayer)
-        ]
-        untouched = {id(part) for module in encoder_layers for part in module.modules()}
+        def leave(module: nn.Module, output: Any) -> None:
+            pass
+
         for module in self._model.modules():
-            if id(module) not in untouched:
-                self._watched.callback(module.register_forward_pre_hook(enter).remove)
+            self._watched.enter_context(watch_calls(module, enter, leave))
 
     def _remove_hooks(self) -> None:
         self._watched.close()

@@ -171,6 +171,7 @@ CONCATENATING = frozenset(
 SUMMING = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "lerp", "addcmul"})
 MAXIMISING = frozenset({"max", "maximum", "fmax", "min", "minimum"})
 MULTIPLYING = frozenset({"mul", "mul_", "__mul__", "__rmul__", "multiply"})
+DIVIDING = frozenset({"div", "div_", "__truediv__", "divide", "true_divide"})
 
 #: Functions by which layers are joined.
 JOINING = CONCATENATING | SUMMING | MAXIMISING | MULTIPLYING

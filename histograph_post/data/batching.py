@@ -1,7 +1,7 @@
 """Batches: which graphs and label rows make up each of them, and many graphs as one.
 
-:func:`row_batches` is for training, :func:`budget_batches` for running a model over all graphs;
-:func:`make_batch` joins the graphs, and :class:`LinkNegatives` draws pairs for links that train.
+:func:`row_batches` is for training, :func:`budget_batches` for running a model over all graphs,
+:func:`probe_graphs` for trying it on a few; :func:`make_batch` joins the graphs.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
+from torch_geometric.utils import subgraph
 
-from ..tasks import Task
 from ..utils import Level
-from .links import NonEdges
+from ..utils.machine import NODE_BUDGET
+
+if TYPE_CHECKING:
+    from .dataset import GraphDataset
 
 
 @dataclass(frozen=True)
@@ -97,53 +100,6 @@ def budget_batches(num_nodes: Sequence[int] | np.ndarray, node_budget: int) -> I
         nodes += int(size)
     if len(num_nodes):
         yield range(first, len(num_nodes))
-
-
-class Negatives(NamedTuple):
-    """Pairs that are no links, drawn for one batch."""
-
-    #: Nodes numbered within their graph: ``[2, negatives]``.
-    pairs: Tensor
-    #: Place of each pair's graph in the batch: ``[negatives]``.
-    owners: np.ndarray
-
-
-class LinkNegatives:
-    """Draws negatives for links that train without any, anew in every epoch.
-
-    A batch gets as many pairs as it has links, from the same graphs, by the seed of the epoch.
-
-    Args:
-        task: What is predicted.
-        targets: Of every label row, ``[rows]`` or ``[rows, targets]``.
-        non_edges: The pairs of a graph that neither an edge joins nor a label names.
-    """
-
-    def __init__(self, task: Task, targets: Tensor, non_edges: Callable[[int], NonEdges]) -> None:
-        self._links = task.level == "link" and task.kind == "binary"
-        self._targets = targets
-        self._non_edges = non_edges
-
-    def generator(self, rows: np.ndarray, seed: int | None) -> np.random.Generator | None:
-        """Return what to draw with; None where these rows need no negatives."""
-        lacking = self._links and not bool((self._targets.numpy()[rows] == 0).any())
-        # A stream of its own: the seed itself shuffles the graphs.
-        return np.random.default_rng([seed, 1]) if lacking and seed is not None else None
-
-    def draw(self, members: RowBatch, random: np.random.Generator) -> Negatives:
-        """Draw as many pairs in each graph as it has links; a graph that is too dense has fewer."""
-        targets = self._targets[members.rows]  # [rows, 1]
-        links = members.owners[targets[:, 0].numpy() == 1]  # graph in the batch: [links]
-        counts = np.bincount(links, minlength=len(members.graphs))  # [num_graphs]
-        drawn = [
-            self._non_edges(graph).draw(int(count), random)
-            for graph, count in zip(members.graphs, counts, strict=True)
-        ]
-        sizes = [pairs.shape[1] for pairs in drawn]
-        return Negatives(
-            pairs=torch.from_numpy(np.concatenate(drawn, axis=1)),
-            owners=np.repeat(np.arange(len(drawn)), sizes),
-        )
 
 
 # --- many graphs as one
@@ -281,3 +237,92 @@ def with_sparse(batch: Batch) -> Batch:
                 matrix = matrix.to_sparse_csr() if layout == "csr" else matrix.to_sparse_csc()
         batch[name] = matrix  # [num_nodes, num_nodes]
     return batch
+
+
+# --- a few graphs of a data set, on which a model is tried out
+
+#: How many: enough to distinguish graph rows from node rows, few enough to be quick.
+PROBE_GRAPHS = 4
+
+
+def probe_numbers(dataset: GraphDataset) -> list[int]:
+    """Return which graphs to try a model on."""
+    # Spread over the data: neighbours in a sorted data set look alike.
+    spread = np.linspace(0, len(dataset) - 1, PROBE_GRAPHS).astype(int)
+    return np.unique(spread).tolist()
+
+
+#: Graphs with more nodes are large: what is learned of a model on one is learned on a part of it.
+LARGE_GRAPH = NODE_BUDGET
+
+#: Nodes of such a part.
+PROBE_NODES = 2048
+
+
+def probe_graphs(dataset: GraphDataset, *, whole: bool = True) -> list[Data]:
+    """Return the graphs to try a model on, copied.
+
+    Args:
+        dataset: The data.
+        whole: Whether large graphs are to be as large as they are, and not a part of them.
+    """
+    graphs = [dataset.graphs[number] for number in probe_numbers(dataset)]
+    return [
+        surroundings(graph, PROBE_NODES)
+        if not whole and int(graph.num_nodes) > LARGE_GRAPH
+        else graph.clone()
+        for graph in graphs
+    ]
+
+
+#: Steps along edges, at most: a long chain would take thousands.
+_HOPS = 8
+
+
+def surroundings(graph: Data, most: int) -> Data:
+    """Return the part of a graph that is around its first node with an edge.
+
+    Nodes come in by their distance, in whichever direction edges point; where edges lead no
+    further, the first of the other nodes follow. They keep their order.
+
+    Args:
+        graph: Any graph with ``edge_index``.
+        most: Nodes of the part.
+    """
+    edges, size = graph.edge_index, int(graph.num_nodes)
+    nodes = edges[0, :1] if edges.numel() else edges.new_zeros(1)  # [found so far]
+    for _ in range(_HOPS):
+        inside = _marked(nodes, size)  # [num_nodes]
+        reached = torch.cat([edges[1][inside[edges[0]]], edges[0][inside[edges[1]]]]).unique()
+        reached = reached[~inside[reached]]
+        nodes = torch.cat([nodes, reached])[:most]
+        if not len(reached) or len(nodes) == most:
+            break
+    others = (~_marked(nodes, size)).nonzero().view(-1)
+    return node_subgraph(graph, torch.cat([nodes, others[: most - len(nodes)]]).sort().values)
+
+
+def node_subgraph(graph: Data, nodes: Tensor) -> Data:
+    """Return some nodes ``[nodes]`` of a graph and the edges between them, numbered anew.
+
+    Labelled pairs, and sparse matrices, which are stored as pairs and values, are cut as well.
+    """
+    sparse = sparse_names(graph.keys()).values()
+    names = [(f"{prefix}_index", f"{prefix}_value") for _, prefix in sparse]
+    names += [("edge_label_index", "edge_label")] if "edge_label_index" in graph else []
+    rest, parts, size = copy.copy(graph), {}, int(graph.num_nodes)
+    for places, values in names:
+        pairs = rest.pop(places), rest.pop(values, None)
+        parts[places, values] = subgraph(nodes, *pairs, relabel_nodes=True, num_nodes=size)
+    part = rest.subgraph(nodes)
+    for found in parts.items():
+        for name, tensor in zip(*found, strict=True):
+            if tensor is not None:
+                part[name] = tensor
+    return part
+
+
+def _marked(nodes: Tensor, size: int) -> Tensor:
+    marks = torch.zeros(size, dtype=torch.bool, device=nodes.device)
+    marks[nodes] = True
+    return marks  # [num_nodes]

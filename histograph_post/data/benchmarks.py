@@ -28,6 +28,7 @@ from torch_geometric.transforms import NormalizeFeatures
 
 from ..errors import DataError
 from ..utils.files import PARTIAL_SUFFIX
+from ..utils.text import first_line
 from .dataset import GraphDataset, from_graphs
 from .spec import (
     FEATURE_ARGS,
@@ -158,6 +159,9 @@ def load_wiki(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
     return from_graphs(graphs, spec=spec, **level_options(args, own="node", spec=spec))
 
 
+LOADERS = {"tu": load_tu, "planetoid": load_planetoid, "actor": load_actor, "wiki": load_wiki}
+
+
 def _fold_files(prefix: str) -> tuple[str, ...]:
     return tuple(f"{prefix}_split_0.6_0.2_{fold}.npz" for fold in range(10))
 
@@ -261,7 +265,7 @@ def processed(
         source, files = str(found), raw.present(found)
     folder = user_cache() / "datasets" / f"{_safe(raw.spec)}-{_key(source, files)}"
     if not folder.is_dir():
-        _process(raw, files, folder, build, check, downloading=root is None)
+        _process(raw, files, folder, build, check)
     return _quietly(build, folder, f"{folder}: damaged, delete this folder to process it again")
 
 
@@ -277,15 +281,12 @@ def _process(
     folder: Path,
     build: Callable[[str], Any],
     check: Callable[[Sequence[Path]], None] | None,
-    *,
-    downloading: bool,
 ) -> None:
-    if downloading:
-        trouble = f"{raw.spec}: cannot be downloaded, give a local copy with --data-root"
-    else:
+    trouble = f"{raw.spec}: cannot be downloaded, give a local copy with --data-root"
+    if files:
         trouble = f"{files[0].parent}: cannot be read as {raw.spec}"
-    if check is not None and files:
-        check(files)
+        if check is not None:
+            check(files)
     with _partial_folder(folder) as partial:
         links = partial / raw.folder / "raw"
         links.mkdir(parents=True)
@@ -333,8 +334,7 @@ def _quietly(build: Callable[[str], Any], folder: Path, trouble: str) -> Any:
         try:
             return build(str(folder))
         except Exception as error:
-            reason = str(error).strip().split("\n")[0]
-            raise DataError(f"{trouble} ({type(error).__name__}: {reason})") from error
+            raise DataError(f"{trouble} ({type(error).__name__}: {first_line(error)})") from error
 
 
 def _key(source: str, files: Sequence[Path]) -> str:

@@ -20,7 +20,6 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import degree
 
 from ..errors import DataError
-from ..utils import Level
 from .batching import SPARSE_LAYOUTS, sparse_names
 
 #: Numeric attributes a model may be called with, and what their rows stand for.
@@ -44,20 +43,6 @@ def prepare_graphs(
     _share_attributes(prepared, ids, spec, notes)
     _share_widths(prepared, ids, spec)
     return prepared, [f"{note} in {count} graphs" for note, count in notes.items()]
-
-
-def detect_level(graphs: Sequence[Data]) -> tuple[Level, list[str]]:
-    """Return what the labels describe, and a note where the answer is a guess."""
-    if all("edge_label_index" in graph for graph in graphs):
-        return "link", []
-    per_node = all(_has_row_per_node(graph) for graph in graphs if "y" in graph)
-    sizes = {int(graph.num_nodes) for graph in graphs}
-    if not any("y" in graph for graph in graphs) or not per_node or sizes == {1}:
-        return "graph", []
-    if len(graphs) > 1 and len(sizes) == 1:
-        # Graphs of one size with as many graph-level targets as nodes look the same.
-        return "node", ["y has one row per node: taken as node labels (level=graph to differ)"]
-    return "node", []
 
 
 def check_links(graphs: Sequence[Data], ids: Sequence[str], *, spec: str) -> None:
@@ -284,11 +269,6 @@ def _share_widths(graphs: Sequence[Data], ids: Sequence[str], spec: str) -> None
                     f"{spec}: graph {graph_id}: {name} is {_kind(graph[name])}, but "
                     f"{_kind(graphs[0][name])} in graph {ids[0]}; expected one type and width"
                 )
-
-
-def _has_row_per_node(graph: Data) -> bool:
-    y = graph.y
-    return isinstance(y, Tensor) and y.dim() > 0 and y.size(0) == graph.num_nodes
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -16,16 +16,21 @@ from torch_geometric.data import Batch, Data
 from ..errors import DataError
 from ..splits import Splits
 from ..utils import LEVELS, Level
-from ..utils.machine import NODE_BUDGET
 from ..utils.specifications import IN_MEMORY
-from .checks import add_features, check_links, detect_level, prepare_graphs, refuse_hetero
-from .columns import SelectedRows, is_row_numbers
+from .checks import add_features, check_links, prepare_graphs, refuse_hetero
 from .indexed_rows import stream_graphs
-from .labels import align_labels, count_nodes, gather_labels, label_rows, take_masks
+from .labels import (
+    align_labels,
+    count_nodes,
+    detect_level,
+    gather_labels,
+    label_rows,
+    take_masks,
+)
 from .links import LinkOptions, split_links
-from .reading import Reading
+from .spec import Reading
 from .streaming import StreamedGraphs
-from .subgraphs import surroundings
+from .tables import SelectedRows, is_row_numbers
 
 #: The name of the target where links are predicted.
 LINK_TARGET = ("link",)
@@ -102,14 +107,18 @@ class GraphDataset:
         if isinstance(which, (int, np.integer)):
             return self.graphs[int(which)]
         places = np.arange(len(self))[which if isinstance(which, slice) else np.asarray(which)]
-        chosen = [int(place) for place in places]
+
+        def chosen(values: Sequence[Any] | None) -> Any:
+            return None if values is None else [values[int(place)] for place in places]
+
         return replace(
             self,
-            graphs=[self.graphs[place] for place in chosen],
-            ids=[self.ids[place] for place in chosen],
+            graphs=chosen(self.graphs),
+            ids=chosen(self.ids),
             official=None,
             rows=places if self.rows is None else self.rows[places],
-            smiles=None if self.smiles is None else [self.smiles[place] for place in chosen],
+            smiles=chosen(self.smiles),
+            names=chosen(self.names),
         )
 
     def __iter__(self) -> Iterator[Data]:
@@ -211,7 +220,19 @@ def from_graphs(
                 f"{spec}: the graphs have features of their own and stay on disk; expected no "
                 "features=, max_degree= or link_...="
             )
-        return _on_disk(collected, spec, ids, target_names, official, rows, smiles, notes)
+        # They were checked as they were read.
+        found = [f"{note} in {count} graphs" for note, count in collected.notes.items()]
+        return GraphDataset(
+            spec=spec,
+            graphs=collected,
+            ids=SelectedRows(collected.rows) if ids is None else ids,
+            level="graph",
+            target_names=_target_names(target_names, collected.labels().shape[1], spec),
+            official=official,
+            rows=rows,
+            smiles=smiles,
+            notes=[*notes, *found],
+        )
     smiles = _texts(collected, "smiles") if smiles is None else smiles
     called = _texts(collected, "name")
     if ids is None and called is not None and len(set(called)) == len(called):
@@ -264,16 +285,13 @@ def from_graphs(
 def as_links(dataset: GraphDataset, links: LinkOptions | None = None) -> GraphDataset:
     """Return the data set with the links of its graphs to predict instead of its labels."""
     graphs, official, notes = split_links(dataset.graphs, links, spec=dataset.spec)
-    return GraphDataset(
-        spec=dataset.spec,
+    return replace(
+        dataset,
         graphs=graphs,
-        ids=dataset.ids,
         level="link",
         target_names=list(LINK_TARGET),
         official=official,
-        rows=dataset.rows,
-        smiles=dataset.smiles,
-        names=dataset.names,
+        table=None,
         notes=[*dataset.notes, *notes],
     )
 
@@ -295,30 +313,6 @@ def _collect(
     if not collected:
         raise DataError(f"{spec}: no graphs, expected at least one")
     return collected
-
-
-def _on_disk(
-    graphs: StreamedGraphs,
-    spec: str,
-    ids: Sequence[str] | None,
-    target_names: Sequence[str] | None,
-    official: Splits | None,
-    rows: np.ndarray | None,
-    smiles: Sequence[str] | None,
-    notes: Sequence[str],
-) -> GraphDataset:
-    """Collect graphs that stay on disk, which were checked as they were read."""
-    return GraphDataset(
-        spec=spec,
-        graphs=graphs,
-        ids=SelectedRows(graphs.rows) if ids is None else ids,
-        level="graph",
-        target_names=_target_names(target_names, graphs.labels().shape[1], spec),
-        official=official,
-        rows=rows,
-        smiles=smiles,
-        notes=[*notes, *(f"{note} in {count} graphs" for note, count in graphs.notes.items())],
-    )
 
 
 def _texts(graphs: Sequence[Data], name: str) -> list[str] | None:
@@ -356,39 +350,3 @@ def _hash_value(digest: Any, key: str, value: object) -> None:
 @lru_cache(1 << 12)
 def _form(key: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
     return _text(key) + _text(f"{dtype} {[*shape]}")
-
-
-# --- a few graphs of a data set, on which a model is tried out
-
-#: How many: enough to distinguish graph rows from node rows, few enough to be quick.
-PROBE_GRAPHS = 4
-
-
-def probe_numbers(dataset: GraphDataset) -> list[int]:
-    """Return which graphs to try a model on."""
-    # Spread over the data: neighbours in a sorted data set look alike.
-    spread = np.linspace(0, len(dataset) - 1, PROBE_GRAPHS).astype(int)
-    return np.unique(spread).tolist()
-
-
-#: Graphs with more nodes are large: what is learned of a model on one is learned on a part of it.
-LARGE_GRAPH = NODE_BUDGET
-
-#: Nodes of such a part.
-PROBE_NODES = 2048
-
-
-def probe_graphs(dataset: GraphDataset, *, whole: bool = True) -> list[Data]:
-    """Return the graphs to try a model on, copied.
-
-    Args:
-        dataset: The data.
-        whole: Whether large graphs are to be as large as they are, and not a part of them.
-    """
-    graphs = [dataset.graphs[number] for number in probe_numbers(dataset)]
-    return [
-        surroundings(graph, PROBE_NODES)
-        if not whole and int(graph.num_nodes) > LARGE_GRAPH
-        else graph.clone()
-        for graph in graphs
-    ]

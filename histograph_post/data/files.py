@@ -27,11 +27,20 @@ from torch_geometric.data.storage import GlobalStorage
 
 from ..errors import DataError, HistographError, NotFoundError
 from ..utils.specifications import home_of, imported_place, is_defined_in
+from ..utils.text import first_line
 from .checks import refuse_hetero
 from .dataset import GraphDataset, from_graphs
 from .indexed_rows import stream_graphs
-from .reading import STREAM_ARGS, Reading, is_streamed
-from .spec import FEATURE_ARGS, LEVEL_ARGS, check_names, feature_options, level_options
+from .spec import (
+    FEATURE_ARGS,
+    LEVEL_ARGS,
+    STREAM_ARGS,
+    Reading,
+    check_names,
+    feature_options,
+    is_streamed,
+    level_options,
+)
 
 #: Arguments that this package uses itself, unless the function has a parameter of that name.
 _OURS = (*LEVEL_ARGS, *FEATURE_ARGS, *STREAM_ARGS)
@@ -65,8 +74,9 @@ def load_function(
         raise
     except Exception as error:
         # The user's code: it may raise anything, --debug shows where.
-        reason = str(error).strip().split("\n")[0]
-        raise DataError(f"{target}: failed with {type(error).__name__}: {reason}") from error
+        raise DataError(
+            f"{target}: failed with {type(error).__name__}: {first_line(error)}"
+        ) from error
     if isinstance(result, GraphDataset):
         if ours:
             raise DataError(
@@ -154,9 +164,8 @@ def load_graph_file(path: Path, args: Mapping[str, Any], *, spec: str) -> GraphD
         raise
     except Exception as error:
         # Whoever wrote the file chose what is in these objects: they may fail in any way.
-        reason = str(error).strip().split("\n")[0]
         raise DataError(
-            f"{path}: not readable as graphs ({type(error).__name__}: {reason})"
+            f"{path}: not readable as graphs ({type(error).__name__}: {first_line(error)})"
         ) from error
     options = level_options(args, spec=spec) | feature_options(args, spec=spec)
     lone = isinstance(content, Data) and "edge_label_index" not in content
@@ -182,9 +191,9 @@ def _read(path: Path) -> object:
             "nothing in it has been executed (a model's checkpoint goes with --checkpoint)"
         ) from error
     except Exception as error:
-        reason = str(error).strip().split("\n")[0]
         raise DataError(
-            f"{path}: not a file of torch.save, or damaged ({type(error).__name__}: {reason})"
+            f"{path}: not a file of torch.save, or damaged ({type(error).__name__}: "
+            f"{first_line(error)})"
         ) from error
 
 

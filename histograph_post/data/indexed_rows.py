@@ -20,8 +20,10 @@ from torch_geometric.data import Data, InMemoryDataset, OnDiskDataset
 
 from ..errors import DataError, HistographError
 from ..utils import Level
-from .checks import detect_level, prepare_graph
-from .reading import STREAM_ROWS, Reading
+from ..utils.text import first_line
+from .checks import prepare_graph
+from .labels import detect_level
+from .spec import STREAM_ROWS, Reading
 from .streaming import StreamedGraphs, read_iterator, read_rows
 
 #: Graphs that are looked at before it is decided where all of them stay.
@@ -103,9 +105,8 @@ class IndexedRows:
         except HistographError:
             raise
         except Exception as error:  # the user's code: it may raise anything
-            reason = str(error).strip().split("\n")[0]
             raise DataError(
-                f"{self._spec}: row {row}: failed with {type(error).__name__}: {reason}"
+                f"{self._spec}: row {row}: failed with {type(error).__name__}: {first_line(error)}"
             ) from error
 
     def key(self, start: int, stop: int) -> str:

@@ -25,6 +25,25 @@ def label_name(level: Level) -> str:
     return "edge_label" if level == "link" else "y"
 
 
+def detect_level(graphs: Sequence[Data]) -> tuple[Level, list[str]]:
+    """Return what the labels describe, and a note where the answer is a guess."""
+    if all("edge_label_index" in graph for graph in graphs):
+        return "link", []
+    per_node = all(_has_row_per_node(graph) for graph in graphs if "y" in graph)
+    sizes = {int(graph.num_nodes) for graph in graphs}
+    if not any("y" in graph for graph in graphs) or not per_node or sizes == {1}:
+        return "graph", []
+    if len(graphs) > 1 and len(sizes) == 1:
+        # Graphs of one size with as many graph-level targets as nodes look the same.
+        return "node", ["y has one row per node: taken as node labels (level=graph to differ)"]
+    return "node", []
+
+
+def _has_row_per_node(graph: Data) -> bool:
+    y = graph.y
+    return isinstance(y, Tensor) and y.dim() > 0 and y.size(0) == graph.num_nodes
+
+
 def count_nodes(graph: Data) -> int:
     """Return the number of nodes: the rows of ``x``, which are quicker to ask for than PyG."""
     store = graph.stores[0]

@@ -4,16 +4,18 @@ The links of a graph are its pairs of joined nodes, whichever way their edges po
 out for validation and test, and all their edges are taken out of ``edge_index``: a model passes
 messages along training links only, and cannot see what it will be asked. ``edge_label_index``
 names every link, and for the parts that are scored pairs that no edge joins, drawn once.
-Negatives for training are drawn anew in every epoch, by whoever trains.
+Negatives for training are drawn anew in every epoch (:class:`LinkNegatives`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import is_undirected
 
@@ -21,6 +23,8 @@ from ..errors import DataError
 from ..splits import Split, Splits
 from ..splits.making import Shares, random_parts
 from ..splits.types import LINKS
+from ..tasks import Task
+from .batching import RowBatch
 from .labels import MASKS
 
 _TRAIN, _VALID, _TEST = range(3)
@@ -219,3 +223,50 @@ class NonEdges:
         ranks = random.choice(self.count, min(number, self.count), replace=False)
         # The k-th unknown pair is preceded by k unknown ones, and by the known ones among them.
         return numbered_pairs(ranks + np.searchsorted(self._before, ranks, side="right"))
+
+
+class Negatives(NamedTuple):
+    """Pairs that are no links, drawn for one batch."""
+
+    #: Nodes numbered within their graph: ``[2, negatives]``.
+    pairs: Tensor
+    #: Place of each pair's graph in the batch: ``[negatives]``.
+    owners: np.ndarray
+
+
+class LinkNegatives:
+    """Draws negatives for links that train without any, anew in every epoch.
+
+    A batch gets as many pairs as it has links, from the same graphs, by the seed of the epoch.
+
+    Args:
+        task: What is predicted.
+        targets: Of every label row, ``[rows]`` or ``[rows, targets]``.
+        non_edges: The pairs of a graph that neither an edge joins nor a label names.
+    """
+
+    def __init__(self, task: Task, targets: Tensor, non_edges: Callable[[int], NonEdges]) -> None:
+        self._links = task.level == "link" and task.kind == "binary"
+        self._targets = targets
+        self._non_edges = non_edges
+
+    def generator(self, rows: np.ndarray, seed: int | None) -> np.random.Generator | None:
+        """Return what to draw with; None where these rows need no negatives."""
+        lacking = self._links and not bool((self._targets.numpy()[rows] == 0).any())
+        # A stream of its own: the seed itself shuffles the graphs.
+        return np.random.default_rng([seed, 1]) if lacking and seed is not None else None
+
+    def draw(self, members: RowBatch, random: np.random.Generator) -> Negatives:
+        """Draw as many pairs in each graph as it has links; a graph that is too dense has fewer."""
+        targets = self._targets[members.rows]  # [rows, 1]
+        links = members.owners[targets[:, 0].numpy() == 1]  # graph in the batch: [links]
+        counts = np.bincount(links, minlength=len(members.graphs))  # [num_graphs]
+        drawn = [
+            self._non_edges(graph).draw(int(count), random)
+            for graph, count in zip(members.graphs, counts, strict=True)
+        ]
+        sizes = [pairs.shape[1] for pairs in drawn]
+        return Negatives(
+            pairs=torch.from_numpy(np.concatenate(drawn, axis=1)),
+            owners=np.repeat(np.arange(len(drawn)), sizes),
+        )

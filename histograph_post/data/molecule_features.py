@@ -1,4 +1,4 @@
-"""Atoms and bonds as integers, in the encodings that published checkpoints were trained on.
+"""Molecules as graphs: atoms and bonds as integers, as published checkpoints were trained on them.
 
 ``ogb``: 9 per atom, 3 per bond, as ``ogb.utils.smiles2graph`` gives them. ``pretrain``: 2 and 2, as
 the pretrain-gnns family (Hu et al., "Strategies for Pre-training Graph Neural Networks") does.
@@ -8,7 +8,9 @@ Each bond is two directed edges, one after the other, in RDKit's order of bonds;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,8 @@ from torch_geometric.data import Data
 from torch_geometric.utils.smiles import e_map, x_map
 
 from ..errors import DataError, MissingExtraError
+from .row_blocks import Skipped
+from .tables import TextColumn
 
 #: One atom or bond of RDKit (which has no types of its own) -> its integers.
 Encoder = Callable[[Any], tuple[int, ...]]
@@ -195,3 +199,56 @@ MOLECULE_ENCODINGS: dict[str, Callable[[], MoleculeEncoding]] = {
     "pretrain": _pretrain,
     "pyg": _pyg,
 }
+
+
+# --- rows of SMILES
+
+#: Why most rows that give no graph do not.
+UNREADABLE = "RDKit cannot read the SMILES"
+
+
+class SmilesRows:
+    """A column of SMILES, whose rows are read in any process.
+
+    Args:
+        smiles: The text of every row.
+        features: The name of the encoding.
+    """
+
+    def __init__(self, smiles: Sequence[str], features: str) -> None:
+        self._smiles = smiles if isinstance(smiles, TextColumn) else TextColumn(smiles)
+        self._features = features
+
+    def __len__(self) -> int:
+        return len(self._smiles)
+
+    def key(self, start: int, stop: int) -> str:
+        """Return a hash of the text, the encoding, and the version of what reads them."""
+        _, rd_base = import_rdkit()
+        digest = hashlib.sha256(f"smiles {self._features} {rd_base.rdkitVersion}".encode())
+        self._smiles.update_digest(digest, start, stop)
+        return digest.hexdigest()
+
+    def graphs(self, start: int, stop: int, notes: Counter[str]) -> Iterator[Data | Skipped]:
+        """Yield the graph of each row, or why it has none."""
+        yield from molecule_graphs(self._smiles[start:stop], molecule_encoding(self._features))
+
+    def release(self) -> None:
+        """Hold nothing that processes cannot share."""
+
+
+def molecule_graphs(smiles: Iterable[str], encoding: MoleculeEncoding) -> Iterator[Data | Skipped]:
+    """Yield the graph of each molecule, or why it has none."""
+    chem, rd_base = import_rdkit()
+    with rd_base.BlockLogs():
+        for text in smiles:
+            molecule = chem.MolFromSmiles(text)
+            if molecule is None or not molecule.GetNumAtoms():
+                yield Skipped(UNREADABLE if text else "no SMILES")
+                continue
+            try:
+                yield encoding.graph(molecule)
+            except KeyError as error:
+                value = error.args[0]
+                what = f"atomic number {value}" if type(value) is int else f"{value}"
+                yield Skipped(f"no {encoding.name} feature for {what}")

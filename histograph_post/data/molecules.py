@@ -1,15 +1,8 @@
-"""``smiles:file.csv``: molecules as graphs, with any of the table's columns as targets.
-
-Here is also what reads a csv file of text cells, as OGB ships them too.
-"""
+"""``smiles:file.csv``: the molecules of a table as graphs, with any of its columns as targets."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -18,15 +11,29 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from ..errors import DataError, NotFoundError
-from .columns import ColumnBuilder, SelectedRows
+from ..errors import DataError
 from .dataset import GraphDataset, SourceTable, as_links
-from .molecule_features import MOLECULE_ENCODINGS, MoleculeEncoding, molecule_encoding
-from .molecule_rows import UNREADABLE, SmilesRows, molecule_graphs
-from .reading import STREAM_ARGS, STREAM_ROWS, Reading, is_streamed
+from .molecule_features import (
+    MOLECULE_ENCODINGS,
+    UNREADABLE,
+    MoleculeEncoding,
+    SmilesRows,
+    molecule_encoding,
+    molecule_graphs,
+)
 from .row_blocks import Skipped
-from .spec import LEVEL_ARGS, as_choice, check_names, level_options
+from .spec import (
+    LEVEL_ARGS,
+    STREAM_ARGS,
+    STREAM_ROWS,
+    Reading,
+    as_choice,
+    check_names,
+    is_streamed,
+    level_options,
+)
 from .streaming import StreamedGraphs, read_rows
+from .tables import SelectedRows, Table, read_table
 
 #: Names of columns that number or name the rows, compared in lower case and without punctuation.
 _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")
@@ -39,9 +46,6 @@ _SHOWN = 5
 
 #: How many skipped rows are listed: all of them, unless the file is no table of molecules.
 _LISTED = 200
-
-#: How the names of tables end that pyarrow reads.
-ARROW_FILES = (".parquet", ".arrow", ".feather")
 
 #: A column of whole numbers that only ever grow counts the rows, unless there are this few.
 _MIN_COUNTED_ROWS = 10
@@ -73,7 +77,7 @@ def load_smiles(
 
 
 def read_molecules(
-    table: CsvTable,
+    table: Table,
     args: Mapping[str, Any],
     *,
     spec: str,
@@ -130,7 +134,7 @@ def attach_labels(graphs: Sequence[Data], labels: np.ndarray) -> None:
 
 
 def choose_targets(
-    table: CsvTable, smiles_column: str, wanted: str | Sequence[str] | None
+    table: Table, smiles_column: str, wanted: str | Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the target columns by name, and a note where they were guessed.
 
@@ -163,7 +167,7 @@ def choose_targets(
 
 
 def _wanted_targets(
-    table: CsvTable, columns: Sequence[str], wanted: str | Sequence[str]
+    table: Table, columns: Sequence[str], wanted: str | Sequence[str]
 ) -> dict[str, np.ndarray]:
     if isinstance(wanted, str):
         # A column's own name may have a comma in it.
@@ -189,7 +193,7 @@ def _counts_rows(name: str, numbers: np.ndarray) -> bool:
     return ascending and (_plain(name) in _ID_COLUMNS or len(numbers) >= _MIN_COUNTED_ROWS)
 
 
-def _smiles_column(table: CsvTable, wanted: object) -> str:
+def _smiles_column(table: Table, wanted: object) -> str:
     if wanted is not None and str(wanted) in table.header:
         return str(wanted)
     sought = "smiles" if wanted is None else str(wanted)
@@ -202,7 +206,7 @@ def _smiles_column(table: CsvTable, wanted: object) -> str:
     return matching[0]
 
 
-def row_ids(table: CsvTable, rows: np.ndarray) -> Sequence[str]:
+def row_ids(table: Table, rows: np.ndarray) -> Sequence[str]:
     """Return the cells of a naming column where they are unique, else the row numbers."""
     many = len(rows) >= STREAM_ROWS
     plain = {_plain(name): name for name in table.header}
@@ -215,7 +219,7 @@ def row_ids(table: CsvTable, rows: np.ndarray) -> Sequence[str]:
     return SelectedRows(rows) if many else [str(row) for row in rows]
 
 
-def _called(table: CsvTable, rows: np.ndarray) -> Sequence[str] | None:
+def _called(table: Table, rows: np.ndarray) -> Sequence[str] | None:
     """Return the cells of the column of names, if the table has one."""
     plain = {_plain(name): name for name in reversed(table.header)}
     found = next((plain[name] for name in _NAME_COLUMNS if name in plain), None)
@@ -298,71 +302,3 @@ def _some(items: Sequence[str], shown: int = _SHOWN) -> str:
 
 def _short(smiles: str) -> str:
     return f"{smiles[:40]}..." if len(smiles) > 43 else smiles or "(blank)"
-
-
-# --- csv files
-
-
-@dataclass(frozen=True)
-class CsvTable:
-    """A csv file: its header and, for each column, the text of every row."""
-
-    path: Path
-    header: tuple[str, ...]
-    columns: tuple[Sequence[str], ...]
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows there are below the header."""
-        return len(self.columns[0])
-
-    def column(self, name: str) -> Sequence[str]:
-        """Return the cells of the column with this name."""
-        return self.columns[self.header.index(name)]
-
-    def numbers(self, name: str) -> np.ndarray | None:
-        """Return a column as float64, NaN where blank; None when a cell is not a finite number."""
-        try:
-            values = np.array([float(cell) if cell else np.nan for cell in self.column(name)])
-        except ValueError:
-            return None
-        return None if np.isinf(values).any() else values
-
-
-def read_table(path: Path) -> CsvTable:
-    """Read a csv file (gzipped or not) with a header; cells lose the white space around them.
-
-    A file of Parquet or Arrow is a table, too.
-    """
-    if not path.is_file():
-        raise NotFoundError(f"{path}: no such file")
-    if path.suffix in ARROW_FILES:
-        from .arrow_tables import read_arrow
-
-        return CsvTable(path, *read_arrow(path))
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        # utf-8-sig: spreadsheets put a byte order mark before the first column's name.
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            header = tuple(cell.strip() for cell in next(reader, ()))
-            columns = [ColumnBuilder() for _ in header]
-            for row in reader:
-                if row:
-                    where = f"{path}: line {reader.line_num}"
-                    for column, cell in zip(columns, _checked(row, header, where), strict=True):
-                        column.append(cell)
-    except (csv.Error, gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a readable csv file ({error})") from None
-    if not columns or not len(columns[0]):
-        raise DataError(f"{path}: found no rows, expected a header and at least one row")
-    repeated = {name for name in header if header.count(name) > 1}
-    if repeated:
-        raise DataError(f"{path}: found column {min(repeated)!r} more than once")
-    return CsvTable(path, header, tuple(column.column() for column in columns))
-
-
-def _checked(row: Sequence[str], header: Sequence[str], where: str) -> list[str]:
-    if len(row) != len(header):
-        raise DataError(f"{where}: found {len(row)} cells, expected {len(header)} as in the header")
-    return [cell.strip() for cell in row]

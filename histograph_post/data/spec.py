@@ -25,15 +25,15 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..utils import LEVELS, Level
 from ..utils.specifications import GRAPH_FILES, Specification, is_built_in
-from .reading import Reading
+from ..utils.text import first_line
 
 if TYPE_CHECKING:
     from .dataset import GraphDataset
@@ -47,6 +47,29 @@ FORMS = (
     "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, moleculenet:NAME, smiles:FILE.csv, "
     "demo:, FILE.pt, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
+
+
+#: Data of this many rows stay on disk; smaller data are read into memory at once.
+STREAM_ROWS = 50_000
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How rows become graphs; it does not decide what the graphs are, so no file records it."""
+
+    #: Where graphs that do not stay in memory are kept, for this command and for others like it;
+    #: None for a folder that goes with the process.
+    folder: Path | None = None
+    #: Processes that read rows; 0 for this one alone, None for as many as there are cores.
+    workers: int | None = None
+    #: ``(i, n)``: job ``i`` of ``n`` that read the same rows into the same folder.
+    part: tuple[int, int] = (0, 1)
+    #: Called with the rows that are read and the rows in all.
+    on_progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise ConfigError(f"workers: found {self.workers}, expected 0 or more")
 
 
 @dataclass(frozen=True)
@@ -141,23 +164,13 @@ def load_data(
     root = None if root is None else Path(root)
     kind, colon, name = spec.partition(":")
     if colon and kind in ("tu", "planetoid", "actor", "wiki"):
-        from . import benchmarks
+        from .benchmarks import LOADERS
 
-        load = {
-            "tu": benchmarks.load_tu,
-            "planetoid": benchmarks.load_planetoid,
-            "actor": benchmarks.load_actor,
-            "wiki": benchmarks.load_wiki,
-        }[kind]
-        return load(name, root, args)
-    if colon and kind == "ogbg":
-        from .ogb import load_ogbg
+        return LOADERS[kind](name, root, args)
+    if colon and kind in ("ogbg", "moleculenet"):
+        from .molecule_sets import load_moleculenet, load_ogbg
 
-        return load_ogbg(name, root, args)
-    if colon and kind == "moleculenet":
-        from .molecule_net import load_moleculenet
-
-        return load_moleculenet(name, root, args)
+        return (load_ogbg if kind == "ogbg" else load_moleculenet)(name, root, args)
     if colon and kind == "smiles":
         from .molecules import load_smiles
 
@@ -195,7 +208,7 @@ def _hint(spec: str) -> str:
     """Return what somebody who named a file may have meant."""
     if spec.endswith((".ckpt", ".safetensors", ".tar")):
         return "; this looks like a checkpoint, give it with --checkpoint"
-    if spec.endswith((".csv", ".csv.gz")):
+    if spec.endswith((".csv", ".csv.gz", ".parquet", ".arrow", ".feather")):
         return f"; molecules are named smiles:{spec}"
     return f"; name the function, as in {spec}:graphs" if spec.endswith(".py") else ""
 
@@ -224,8 +237,7 @@ def _downloaded(url: str) -> Path:
     except ImportError as error:
         raise DataError(f"{url}: {error}; pip install 'histograph-post[remote]'") from None
     except Exception as error:  # of whatever kind the protocol has
-        reason = str(error).strip().split("\n")[0]
-        raise DataError(f"{url}: not read ({type(error).__name__}: {reason})") from error
+        raise DataError(f"{url}: not read ({type(error).__name__}: {first_line(error)})") from error
     return target
 
 
@@ -236,6 +248,9 @@ FEATURE_ARGS = ("features", "max_degree")
 
 #: Arguments on what is predicted, which every source takes.
 LEVEL_ARGS = ("level", "link_seed", "link_split", "link_negatives")
+
+#: The argument that decides whether graphs stay on disk, whatever the number of rows.
+STREAM_ARGS = ("stream",)
 
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -255,6 +270,11 @@ def as_bool(args: Mapping[str, Any], name: str, *, default: bool, spec: str) -> 
     if truth is None:
         raise DataError(f"{spec}: {name}={value}, expected true or false")
     return truth
+
+
+def is_streamed(rows: int, args: Mapping[str, Any], *, spec: str) -> bool:
+    """Whether so many rows stay on disk: as asked for with ``stream=``, else by their number."""
+    return as_bool(args, "stream", default=rows >= STREAM_ROWS, spec=spec)
 
 
 def as_int(args: Mapping[str, Any], name: str, *, default: int | None, spec: str) -> int | None:

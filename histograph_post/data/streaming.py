@@ -10,8 +10,11 @@ passes over what another has written.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
+import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -24,13 +27,13 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
+from joblib import cpu_count
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Data
 
 from ..errors import DataError, HistographError
 from ..utils.files import remove_leftovers
-from .reading import Reading
 from .row_blocks import (
     UNREADABLE,
     AboutBlock,
@@ -41,6 +44,7 @@ from .row_blocks import (
     map_block,
     write_block,
 )
+from .spec import Reading
 
 #: Rows of a block: enough that opening its file does not count, few enough to share out.
 BLOCK_ROWS = 2048
@@ -50,6 +54,26 @@ _FORMAT = "histograph rows 1"
 
 #: Blocks that are mapped at a time.
 _MAPPED_BLOCKS = 512
+
+
+#: The files of rows, finished or not, and of what is predicted of them.
+_ROW_FILES = re.compile(r"rows-[0-9a-f]+\.(safetensors|outputs)(\..*\.partial)?")
+
+
+def rows_beside(out: str | Path) -> Path:
+    """Return where the rows of a command are kept: beside its output, wherever a link leads."""
+    return Path(os.path.realpath(out) + ".rows")
+
+
+def remove_rows(folder: Path) -> None:
+    """Remove the rows in a folder, and the folder if nothing else is in it."""
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if _ROW_FILES.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 class RowSource(Protocol):
@@ -176,7 +200,7 @@ def read_rows(source: RowSource, reading: Reading | None, *, spec: str) -> Strea
     first = number * len(starts) // count
     order = [(first + at) % len(starts) for at in range(len(starts))]
     done = 0
-    for block in _in_order(writing, order, reading.processes(len(starts))):
+    for block in _in_order(writing, order, _processes(reading, len(starts))):
         done += writing.rows(block)
         if reading.on_progress is not None:
             reading.on_progress(done, len(source))
@@ -251,6 +275,12 @@ class _Writing(Dataset[Any]):
         except HistographError as error:
             return error
         return block
+
+
+def _processes(reading: Reading, blocks: int) -> int:
+    """Return how many processes read this many blocks; 0 where this one does."""
+    workers = cpu_count() if reading.workers is None else reading.workers
+    return min(blocks, workers) if blocks > 1 else 0
 
 
 def _in_order(writing: _Writing, blocks: Sequence[int], workers: int) -> Iterator[int]:

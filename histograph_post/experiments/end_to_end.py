@@ -19,7 +19,7 @@ from torch_geometric.data import Batch
 
 from ..capture import CapturePlan, plan_capture
 from ..data import DataSpec
-from ..data.dataset import probe_graphs
+from ..data.batching import probe_graphs
 from ..errors import ConfigError
 from ..heads.base import Readout
 from ..heads.registry import build_head, head_name

@@ -22,7 +22,7 @@ from torch_geometric.data import Batch, Data
 from ..caches import Cache
 from ..capture import CapturePlan
 from ..data import GraphDataset
-from ..data.dataset import probe_graphs
+from ..data.batching import probe_graphs
 from ..errors import ConfigError
 from ..heads.base import Readout
 from ..heads.registry import build_head, head_name

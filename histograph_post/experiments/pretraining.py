@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.data import Batch
 
 from ..data import DataSpec, GraphDataset
-from ..data.dataset import probe_graphs
+from ..data.batching import probe_graphs
 from ..errors import ConfigError, ModelError
 from ..metrics import summarize
 from ..models import BUILT_IN, ModelSpec, call_model

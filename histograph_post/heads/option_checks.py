@@ -62,7 +62,7 @@ def checked_options(info: HeadInfo, options: Mapping[str, Any]) -> dict[str, Any
         raise ConfigError(
             f"head {info.name!r}: found option {unknown[0]!r}, expected one of {', '.join(valid)}"
         )
-    # The command line reads `none` as nothing, where an option may have it as a word.
+    # The command line reads `none` as nothing, where an option may have it as text.
     found = {
         name: "none" if value is None and isinstance(valid[name], str) else value
         for name, value in options.items()

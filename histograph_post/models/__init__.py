@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from ..utils import lazy_names
 
 if TYPE_CHECKING:
-    from .building import BUILT_IN, build_model, parse_args
+    from .building import BUILT_IN, build_model
     from .checkpoints import Checkpoint, read_checkpoint
     from .key_map import KeyMap, KeyRule, read_key_map
     from .loading import KeyRow, LoadReport, load_into
     from .model_call import call_model
     from .model_output import prediction
-    from .spec import ModelSpec
+    from .spec import ModelSpec, parse_args
 
 __all__ = [
     "BUILT_IN",
@@ -41,12 +41,12 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        ".building": ("BUILT_IN", "build_model", "parse_args"),
+        ".building": ("BUILT_IN", "build_model"),
         ".checkpoints": ("Checkpoint", "read_checkpoint"),
         ".key_map": ("KeyMap", "KeyRule", "read_key_map"),
         ".loading": ("KeyRow", "LoadReport", "load_into"),
         ".model_call": ("call_model",),
         ".model_output": ("prediction",),
-        ".spec": ("ModelSpec",),
+        ".spec": ("ModelSpec", "parse_args"),
     },
 )

@@ -8,19 +8,17 @@ package.module:Name    the same in an importable package
 
 from __future__ import annotations
 
-import ast
 import copy
 import difflib
 import inspect
-import json
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from ..errors import ConfigError, HistographError, ModelError
+from ..errors import HistographError, ModelError
 from ..utils.specifications import (
     PUBLIC_MODELS,
     home_of,
@@ -30,7 +28,6 @@ from ..utils.specifications import (
 )
 from .builtin_models import GNN
 from .builtin_settings import CHOICES, GNNSettings, settings_of
-from .sizes import build_sized
 
 #: The names of the built-in models.
 BUILT_IN: Final = CHOICES["kind"]
@@ -200,7 +197,7 @@ def _construct(
     def construct(given: Mapping[str, Any]) -> nn.Module:
         return _call(target, label, {**args, **given})
 
-    model, sizes = build_sized(construct, sizes, state_dict or {})
+    model, sizes = _build_sized(construct, sizes, state_dict or {})
     filled |= sizes
     return model
 
@@ -264,38 +261,88 @@ def _check_arguments(target: Any, label: str, arguments: Mapping[str, Any]) -> N
         raise ModelError(f"{label}{shown} {error}; give arguments as name=value") from error
 
 
-def parse_args(pairs: Iterable[str]) -> dict[str, Any]:
-    """Parse ``name=value`` pairs: Python literals where they parse, else strings.
+# --- sizes that a constructor insists on, read from the weights that will be loaded
 
-    ``true``, ``false`` and ``none`` are literals in any case.
+#: Two values that no constructor treats in a way of its own, as one does 1 and 2.
+_LOW, _HIGH = 5, 7
 
-    Raises:
-        ConfigError: if a pair has no ``=``, its name is no identifier, or a name comes twice.
+_Shape = tuple[int, ...]
+_Construct = Callable[[Mapping[str, Any]], nn.Module]
+
+
+def _build_sized(
+    construct: _Construct, guessed: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Build a model with the sizes that its weights have; with the guessed ones if they fit.
+
+    The number of classes in the data says 1 for two classes; a checkpoint with two logits knows
+    better. Which tensors a size decides shows when the model is built with two other values of it.
+
+    Args:
+        construct: Builds the model with some sizes.
+        guessed: The sizes as the data suggest them.
+        weights: What will be loaded.
+
+    Returns:
+        The model, and the sizes that it was built with.
     """
-    parsed: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = (part.strip() for part in pair.partition("="))
-        if not equals or not name.isidentifier():
-            raise ConfigError(f"argument {pair!r} is not of the form name=value")
-        if name in parsed:
-            raise ConfigError(f"argument {name!r} is given twice: {parsed[name]!r} and {value!r}")
-        parsed[name] = _parse_value(value)
-    return parsed
+    model = construct(guessed)
+    if not guessed or not _misfits(model, weights):
+        return model, dict(guessed)
+    numbers = [name for name, size in guessed.items() if isinstance(size, int)]
+    found = {name: _size(construct, guessed, name, weights) for name in numbers}
+    sizes = {**guessed, **{name: size for name, size in found.items() if size is not None}}
+    if sizes == dict(guessed):
+        return model, sizes
+    try:
+        sized = construct(sizes)
+    except ModelError:
+        return model, dict(guessed)
+    better = len(_misfits(sized, weights)) < len(_misfits(model, weights))
+    return (sized, sizes) if better else (model, dict(guessed))
 
 
-def _parse_value(text: str) -> Any:
-    constants = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in constants:
-        return constants[text.lower()]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # '\d' is a string here, not doubtful Python
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            pass
-    if text.startswith(("[", "{")):
-        try:
-            return json.loads(text)  # [true, false]
-        except (ValueError, RecursionError):
-            pass
-    return text
+def _size(
+    construct: _Construct, sizes: Mapping[str, Any], name: str, weights: Mapping[str, Tensor]
+) -> int | None:
+    """Return the one value of a size that all tensors agree on; None if there is none."""
+    try:
+        low, high = (_shapes(construct({**sizes, name: value})) for value in (_LOW, _HIGH))
+    except ModelError:
+        return None
+    values: set[float] = set()
+    for tensor in low.keys() & high.keys():
+        shape = _shape_in(weights, tensor)
+        if shape is None or not len(shape) == len(low[tensor]) == len(high[tensor]):
+            continue
+        for saved, at_low, at_high in zip(shape, low[tensor], high[tensor], strict=True):
+            if at_low != at_high:
+                per_unit = (at_high - at_low) / (_HIGH - _LOW)
+                values.add(_LOW + (saved - at_low) / per_unit)
+    (value,) = values if len(values) == 1 else (0.0,)
+    return int(value) if value >= 1 and value == int(value) else None
+
+
+def _misfits(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
+    shapes = _shapes(model)
+    return [
+        name
+        for name, shape in shapes.items()
+        if _shape_in(weights, name) not in (None, shape) and shape != ()
+    ]
+
+
+def _shapes(model: nn.Module) -> dict[str, _Shape]:
+    return {
+        name: tuple(value.shape)
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor) and not is_lazy(value)
+    }
+
+
+def _shape_in(weights: Mapping[str, Tensor], name: str) -> _Shape | None:
+    """Return the shape of a tensor in a file, where it may stand behind a prefix."""
+    if name in weights:
+        return tuple(weights[name].shape)
+    behind = {tuple(value.shape) for key, value in weights.items() if key.endswith(f".{name}")}
+    return behind.pop() if len(behind) == 1 else None

@@ -1,15 +1,17 @@
 """Checkpoint files: read safely, whatever format they are in.
 
-The bytes decide what a file is; ``unpickling.py`` reads those of torch, ``state_dicts.py`` finds
-the weights in what they hold. The weights of a network have one hash, their identity, and are
-written as safetensors.
+The bytes decide what a file is; ``inert.py`` reads those of torch without running anything that is
+in them, ``state_dicts.py`` finds the weights in what they hold. The weights of a network have one
+hash, their identity, and are written as safetensors.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
+import mmap
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -28,17 +30,19 @@ from ..utils.decoding import parse_json
 from ..utils.files import read_limited, write_bytes
 from ..utils.trust import Trusted, is_trusted_checkpoint
 from ..utils.trust import trust as remember_trust
-from .inert import StandIn
+from .inert import InertReader, StandIn
 from .spec import INDEX_SUFFIX, weights_in
 from .state_dicts import NOT_WEIGHTS, StateDict, choose_state_dict
 from .unpickling import (
-    Pickled,
-    first_line,
-    load_pickled,
+    HARMFUL,
+    damaged,
+    kind_of,
     printable,
+    reason,
     refuse,
     telling,
     unpickle,
+    zip_places,
 )
 
 _MAX_SAFETENSORS_HEADER = 100_000_000  # the format's own limit
@@ -146,12 +150,12 @@ def _read_file(file: Path, path: Path, *, trust: bool, state: str | None) -> Che
             chosen = choose_state_dict(tensors, path, state)
             return _checkpoint(path, chosen, sha256, dict(_metadata(beside)), ())
         try:
-            read = load_pickled(opened, file)
+            read = _load_pickled(opened, file)
             chosen = _chosen(read, file, state)
         except UnsafeCheckpointError:
             if not (trust or is_trusted_checkpoint(sha256)):
                 raise
-            read = Pickled(unpickle(opened, file))
+            read = _Pickled(unpickle(opened, file))
             if trust:
                 with suppress(OSError):  # a home that cannot be written to: asked again
                     remember_trust([Trusted("checkpoint", sha256, str(file.resolve()))])
@@ -159,7 +163,52 @@ def _read_file(file: Path, path: Path, *, trust: bool, state: str | None) -> Che
     return _checkpoint(path, chosen, sha256, dict(_metadata(read.value)), read.past)
 
 
-def _chosen(read: Pickled, path: Path, state: str | None) -> StateDict:
+@dataclass(frozen=True)
+class _Pickled:
+    """The content of a file, classes of others replaced by stand-ins."""
+
+    value: object
+    #: The names of the classes and functions that were read past.
+    past: tuple[str, ...] = ()
+
+
+def _load_pickled(file: BufferedReader, path: Path) -> _Pickled:
+    """Return the content of a file, with its tensors on the CPU; nothing in it is executed.
+
+    ``path`` is for messages only.
+
+    Raises:
+        UnsafeCheckpointError: for a program, and for a file that asks for what can do harm.
+    """
+    kind = kind_of(file, path)
+    if kind == "torchscript":
+        refuse(
+            path,
+            "a TorchScript archive is a program; save its weights by themselves: "
+            "torch.save(torch.jit.load(FILE).state_dict(), NEW_FILE)",
+        )
+    if kind == "tar":
+        refuse(path, "torch's tar format of 2016 cannot be read safely")
+    try:
+        # Reading through a map never allocates more than the file holds, whatever it claims.
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            if kind == "zip":
+                pickled, places = zip_places(file, mapped)
+                reader = InertReader(mapped, places)
+                value = reader.read(io.BytesIO(pickled))
+            else:
+                reader = InertReader(mapped)
+                value = reader.read_legacy(mapped) if kind == "legacy" else reader.read(mapped)
+    except Exception as error:
+        # A damaged pickle can make the reader fail in any way at all.
+        raise damaged(path, error) from error
+    foreign = tuple(map(printable, reader.foreign_names()))
+    if any(map(HARMFUL.match, foreign)):
+        refuse(path, f"it asks for {telling(foreign)}")
+    return _Pickled(value, foreign)
+
+
+def _chosen(read: _Pickled, path: Path, state: str | None) -> StateDict:
     """Return the weights of a file that was read past its classes, if there are any."""
     try:
         return choose_state_dict(read.value, path, state)
@@ -213,7 +262,7 @@ def _read_safetensors(file: BufferedReader, path: Path) -> tuple[dict[str, Tenso
         tensors = safetensors.torch.load(data)
     except (SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(
-            f"{path}: damaged or cut short safetensors file ({first_line(error)})"
+            f"{path}: damaged or cut short safetensors file ({reason(error)})"
         ) from error
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return tensors, header.get("__metadata__", {})

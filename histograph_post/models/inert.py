@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .storages import Places, Storage, Storages, meta_tensor, named_dtype, storage_dtype
+from .unpickling import Places, Storage, Storages, meta_tensor, named_dtype, storage_dtype
 
 #: Instructions of one file, at most: each makes a small object or none. The weights are not in
 #: them, so a file that needs more is no checkpoint; nor does one need more than two per byte.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..errors import CheckpointError, ConfigError, NotFoundError
+from ..utils.decoding import read_json_file, read_toml_file
 from .unpickling import printable
 
 
@@ -93,17 +93,9 @@ class KeyMap:
 def read_key_map(path: Path | str) -> KeyMap:
     """Read a key map from a ``.toml`` or ``.json`` file."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise NotFoundError(f"{path}: no such file; expected a key map") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a key map: {error}") from error
-    try:
-        entries = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
-        kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise ConfigError(f"{path}: not {kind}: {error}") from error
+    if not path.is_file():
+        raise NotFoundError(f"{path}: no such file; expected a key map")
+    entries = read_json_file(path) if path.suffix == ".json" else read_toml_file(path)
     if not isinstance(entries, dict):
         raise ConfigError(f"{path}: found a {type(entries).__name__}; expected old = new")
     return KeyMap(tuple(_rules(entries, path)))

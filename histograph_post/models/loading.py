@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from typing import Literal, TypeGuard
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,17 @@ from ..errors import CheckpointError
 from ..utils.text import listed
 from .checkpoints import Checkpoint
 from .key_map import KeyMap
-from .proposals import OPTIONAL, Proposal, propose_key_map
+from .proposals import (
+    OPTIONAL,
+    Proposal,
+    Shape,
+    is_transpose,
+    misfit,
+    propose_key_map,
+    shape_of,
+)
 from .state_dicts import AVERAGED, WRAPPER_PREFIXES
 from .unpickling import printable
-
-Shape = tuple[int, ...]
 
 #: Rows per kind of problem that get a nearest name and a line in the table.
 ROWS_SHOWN = 50
@@ -253,9 +259,9 @@ def _idle_rules(checkpoint: Checkpoint, key_map: KeyMap) -> list[str]:
 def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> LoadReport:
     """Hold a file's tensors against a model's, without looking for similar names yet."""
     wrong = tuple(
-        KeyRow("wrong shape", name, _shape(found[name]), _shape(value), note=note)
+        KeyRow("wrong shape", name, shape_of(found[name]), shape_of(value), note=note)
         for name, value in expected.items()
-        if name in found and (note := _misfit(found[name], value)) is not None
+        if name in found and (note := misfit(found[name], value)) is not None
     )
     fitting = found.keys() & expected.keys() - {row.name for row in wrong}
     filled = {id(expected[name]) for name in fitting}
@@ -269,12 +275,12 @@ def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Loa
     return LoadReport(
         loaded=len(fitting),
         missing=tuple(
-            KeyRow("missing", name, in_model=_shape(value))
+            KeyRow("missing", name, in_model=shape_of(value))
             for name, value in expected.items()
             if name not in found and name not in defaulted
         ),
         unexpected=tuple(
-            KeyRow("unexpected", name, in_file=_shape(value))
+            KeyRow("unexpected", name, in_file=shape_of(value))
             for name, value in found.items()
             if name not in expected
         ),
@@ -282,20 +288,6 @@ def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Loa
         defaulted=defaulted,
         converted=sum(found[name].dtype != expected[name].dtype for name in fitting),
     )
-
-
-def _shape(tensor: Tensor) -> Shape | None:
-    return None if is_lazy(tensor) else tuple(tensor.shape)
-
-
-def _misfit(found: Tensor, expected: Tensor) -> str | None:
-    """Return why a tensor does not fit its namesake: empty for its shape, None if it fits."""
-    if found.is_floating_point() != expected.is_floating_point():
-        return f"{found.dtype} in the file, {expected.dtype} in the model".replace("torch.", "")
-    shapes = _shape(found), _shape(expected)
-    if shapes[1] is None or shapes[0] == shapes[1] or set(shapes) == {(), (1,)}:
-        return None
-    return "its transpose" if _is_transpose(*shapes) else ""
 
 
 # --- similar names
@@ -326,23 +318,14 @@ def _with_nearest(
         likeness = _ALIKE
         for name, other_shape in others:
             bonus = _SAME_SHAPE if shape == other_shape else 0.0
-            bonus = _TRANSPOSED if _is_transpose(shape, other_shape) else bonus
+            bonus = _TRANSPOSED if is_transpose(shape, other_shape) else bonus
             matcher.set_seq1(name)
             # The quick ratios are upper bounds of the true one, which is slow.
             if min(matcher.real_quick_ratio(), matcher.quick_ratio()) + bonus <= likeness:
                 continue
             if matcher.ratio() + bonus > likeness:
                 likeness = matcher.ratio() + bonus
-                note = "its transpose" if _is_transpose(shape, other_shape) else ""
+                note = "its transpose" if is_transpose(shape, other_shape) else ""
                 row = replace(row, nearest=name, note=note)
         yield row
     yield from rows[ROWS_SHOWN:]
-
-
-def _is_transpose(shape: Shape | None, other: Shape | None) -> bool:
-    """Whether one shape is a matrix and the other its transpose, and they differ."""
-    return shape != other and _is_matrix(shape) and shape[::-1] == other
-
-
-def _is_matrix(shape: Shape | None) -> TypeGuard[Shape]:
-    return shape is not None and len(shape) == 2

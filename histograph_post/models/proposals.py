@@ -74,11 +74,9 @@ def propose_key_map(
         found: The tensors of the file.
         fits: Tries a key map: the names that the model would still lack, None if it does not fit.
     """
-    wrong = [
-        name for name in found.keys() & expected.keys() if not _fit(found[name], expected[name])
-    ]
-    turned = [name for name in wrong if _is_transpose(found[name], expected[name])]
-    if len(turned) < len(wrong):
+    wrong = {name: misfit(found[name], expected[name]) for name in found.keys() & expected.keys()}
+    transposed = sorted(name for name, problem in wrong.items() if problem == "its transpose")
+    if len(transposed) < sum(problem is not None for problem in wrong.values()):
         return None
     olds = _layers({name: value for name, value in found.items() if name not in expected}, found)
     news = _layers({name: value for name, value in expected.items() if name not in found}, expected)
@@ -87,7 +85,7 @@ def propose_key_map(
     pairs = [pair for old, new, leaves in _assign(olds, news) for pair in _pairs(old, new, leaves)]
     paired = {pair.old for pair in pairs}
     left = [name for layer in olds for name in layer.names.values() if name not in paired]
-    lines = [KeyRule(name, name, transpose=True) for name in sorted(turned)]
+    lines = [KeyRule(name, name, transpose=True) for name in transposed]
     dropped = [KeyRule(name, None) for name in left]
     if not pairs and not lines:
         return None
@@ -145,7 +143,8 @@ def _leaves(old: _Layer, new: _Layer) -> dict[str, str] | None:
         same += [_PYG_2[0]] if leaf == _PYG_2[1] and _PYG_2[0] in waiting else []
         alike = sorted(waiting, key=lambda name: -_alike(name, leaf))
         same += [name for name in alike if _alike(name, leaf) >= _ALIKE]
-        match = next((name for name in same if _could_fit(old.tensors[name], tensor)), None)
+        fits = (None, "its transpose")
+        match = next((name for name in same if misfit(old.tensors[name], tensor) in fits), None)
         if match is None:
             return None
         waiting.discard(match)
@@ -155,10 +154,9 @@ def _leaves(old: _Layer, new: _Layer) -> dict[str, str] | None:
 
 def _pairs(old: _Layer, new: _Layer, leaves: Mapping[str, str]) -> Iterator[_Pair]:
     for old_leaf, new_leaf in leaves.items():
-        value = new.tensors[new_leaf]
-        shape = None if is_lazy(value) else tuple(value.shape)
         in_file = tuple(old.tensors[old_leaf].shape)
-        yield _Pair(old.names[old_leaf], new.names[new_leaf], in_file, shape)
+        in_model = shape_of(new.tensors[new_leaf])
+        yield _Pair(old.names[old_leaf], new.names[new_leaf], in_file, in_model)
 
 
 def _likeness(old: _Layer, new: _Layer) -> float:
@@ -186,25 +184,24 @@ def _numbers(name: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\d+", name))
 
 
-def _could_fit(found: Tensor, expected: Tensor) -> bool:
-    return _fit(found, expected) or _is_transpose(found, expected)
+def shape_of(tensor: Tensor) -> Shape | None:
+    """Return the shape of a tensor; None of a lazy layer's, which does not know it yet."""
+    return None if is_lazy(tensor) else tuple(tensor.shape)
 
 
-def _fit(found: Tensor, expected: Tensor) -> bool:
+def misfit(found: Tensor, expected: Tensor) -> str | None:
+    """Return why a tensor does not fit its namesake: empty for its shape, None if it fits."""
     if found.is_floating_point() != expected.is_floating_point():
-        return False
-    if is_lazy(expected):
-        return True
-    return found.shape == expected.shape or {tuple(found.shape), tuple(expected.shape)} == {
-        (),
-        (1,),
-    }
+        return f"{found.dtype} in the file, {expected.dtype} in the model".replace("torch.", "")
+    shapes = shape_of(found), shape_of(expected)
+    if shapes[1] is None or shapes[0] == shapes[1] or set(shapes) == {(), (1,)}:
+        return None
+    return "its transpose" if is_transpose(*shapes) else ""
 
 
-def _is_transpose(found: Tensor, expected: Tensor) -> bool:
-    if is_lazy(expected) or found.dim() != 2 or expected.dim() != 2:
-        return False
-    return found.shape != expected.shape and found.shape[::-1] == expected.shape
+def is_transpose(shape: Shape | None, other: Shape | None) -> bool:
+    """Whether one shape is a matrix and the other its transpose, and they differ."""
+    return shape is not None and len(shape) == 2 and shape != other and shape[::-1] == other
 
 
 # --- how a key map is written
@@ -212,27 +209,28 @@ def _is_transpose(found: Tensor, expected: Tensor) -> bool:
 
 def _spellings(pairs: Sequence[_Pair]) -> Iterator[list[KeyRule]]:
     """Yield the rules for some renamings, the shortest spelling first."""
-    transposed = _transposed_renamings(pairs)
-    turned = [pair for pair in pairs if _is_turned(pair, transposed)]
-    straight = [pair for pair in pairs if pair not in turned]
-    if straight:
-        first = straight[0]
-        if first.old.endswith(f".{first.new}"):
-            prefix = first.old.removesuffix(first.new)
-            if all(pair.old == prefix + pair.new for pair in straight):
-                yield [*_numbered(turned, turn=True), KeyRule(f"{prefix}*", "*")]
-        if first.new.endswith(f".{first.old}"):
-            prefix = first.new.removesuffix(first.old)
-            if all(pair.new == prefix + pair.old for pair in straight):
-                yield [*_numbered(turned, turn=True), KeyRule("*", f"{prefix}*")]
-    yield [*_numbered(turned, turn=True), *_numbered(straight, turn=False)]
-    yield [
-        *(KeyRule(pair.old, pair.new, transpose=True) for pair in turned),
-        *(KeyRule(pair.old, pair.new) for pair in straight),
-    ]
+    renamings = _transposed_renamings(pairs)
+    transposed = [pair for pair in pairs if _is_transposed(pair, renamings)]
+    others = [pair for pair in pairs if pair not in transposed]
+    rules = _numbered(transposed, transpose=True)
+    if prefix := _shared_prefix([(pair.old, pair.new) for pair in others]):
+        yield [*rules, KeyRule(f"{prefix}*", "*")]
+    if prefix := _shared_prefix([(pair.new, pair.old) for pair in others]):
+        yield [*rules, KeyRule("*", f"{prefix}*")]
+    yield [*rules, *_numbered(others, transpose=False)]
+    yield [KeyRule(pair.old, pair.new, pair in transposed) for pair in (*transposed, *others)]
 
 
-def _numbered(pairs: Sequence[_Pair], *, turn: bool) -> list[KeyRule]:
+def _shared_prefix(names: Sequence[tuple[str, str]]) -> str:
+    """Return what every first name has in front of the second, such as ``model.``; else nothing."""
+    prefixes = {
+        longer.removesuffix(shorter) if longer.endswith(f".{shorter}") else ""
+        for longer, shorter in names
+    }
+    return prefixes.pop() if len(prefixes) == 1 else ""
+
+
+def _numbered(pairs: Sequence[_Pair], *, transpose: bool) -> list[KeyRule]:
     """Write one rule for all layers of a list that are renamed alike."""
     groups: dict[tuple[str, str], list[_Pair]] = {}
     for pair in pairs:
@@ -243,7 +241,7 @@ def _numbered(pairs: Sequence[_Pair], *, turn: bool) -> list[KeyRule]:
     for (old, new), members in groups.items():
         if len(members) == 1:
             old, new = members[0].old, members[0].new
-        rules.append(KeyRule(old.replace("#", "*"), new.replace("#", "*"), transpose=turn))
+        rules.append(KeyRule(old.replace("#", "*"), new.replace("#", "*"), transpose=transpose))
     return rules
 
 
@@ -264,7 +262,7 @@ def _transposed_renamings(pairs: Sequence[_Pair]) -> set[tuple[str, str]]:
     return transposed - straight
 
 
-def _is_turned(pair: _Pair, transposed: set[tuple[str, str]]) -> bool:
+def _is_transposed(pair: _Pair, transposed: set[tuple[str, str]]) -> bool:
     if len(pair.in_file) != 2:
         return False
     if pair.in_model not in (None, pair.in_file):

@@ -17,17 +17,19 @@ from torch import Tensor, nn
 from ..errors import CheckpointError, ModelError
 from .builtin_models import POOLS
 from .checkpoints import Checkpoint
-from .molecule_networks import (
+from .public_networks import (
     BondConv,
     MolclrGCN,
     MoleculeGNN,
     MoleculePrediction,
+    OgbGCN,
+    OgbGIN,
+    OgbNodes,
     PretrainGAT,
     PretrainGCN,
     PretrainGIN,
     PretrainSAGE,
 )
-from .ogb_networks import OgbGCN, OgbGIN, OgbNodes, OgbPrediction
 from .recipes import RECIPES
 
 _CONVS: Final[dict[str, type[BondConv]]] = {
@@ -127,13 +129,14 @@ def build_public(
     pooling = options.pop("graph_pooling", "mean")
     shape = {**vars(sizes), **options}
     num_tasks = shape.pop("num_tasks")
+    encoder: MoleculeGNN | OgbNodes
     if family == "ogb":
         conv, _, virtual = kind.partition("-")
         ogb_conv = OgbGCN if conv == "gcn" else OgbGIN
-        nodes = OgbNodes(ogb_conv, virtual_node=bool(virtual), **shape)
-        return nodes if num_tasks is None else OgbPrediction(nodes, num_tasks, pooling)
-    gnn = MoleculeGNN(_CONVS[name], **shape)
-    return gnn if num_tasks is None else MoleculePrediction(gnn, num_tasks, pooling)
+        encoder = OgbNodes(ogb_conv, virtual_node=bool(virtual), **shape)
+    else:
+        encoder = MoleculeGNN(_CONVS[name], **shape)
+    return encoder if num_tasks is None else MoleculePrediction(encoder, num_tasks, pooling)
 
 
 def _checked(name: str, args: Mapping[str, Any]) -> dict[str, Any]:

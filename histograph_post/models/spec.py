@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.spec import DataSpec
-from ..errors import NotFoundError
+from ..errors import ConfigError, NotFoundError
 from ..utils.specifications import PUBLIC_MODELS, Specification
 
 if TYPE_CHECKING:
@@ -263,3 +266,43 @@ class CallForm:
 
 #: Whatever of the data the parameters ask for.
 ALL_OF_IT = CallForm()
+
+
+# --- arguments
+
+
+def parse_args(pairs: Iterable[str]) -> dict[str, Any]:
+    """Parse ``name=value`` pairs: Python literals where they parse, else strings.
+
+    ``true``, ``false`` and ``none`` are literals in any case.
+
+    Raises:
+        ConfigError: if a pair has no ``=``, its name is no identifier, or a name comes twice.
+    """
+    parsed: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"argument {pair!r} is not of the form name=value")
+        if name in parsed:
+            raise ConfigError(f"argument {name!r} is given twice: {parsed[name]!r} and {value!r}")
+        parsed[name] = _parse_value(value)
+    return parsed
+
+
+def _parse_value(text: str) -> Any:
+    constants = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # '\d' is a string here, not doubtful Python
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            pass
+    if text.startswith(("[", "{")):
+        try:
+            return json.loads(text)  # [true, false]
+        except (ValueError, RecursionError):
+            pass
+    return text

@@ -1,20 +1,22 @@
-"""Files that ``torch.save`` or ``pickle`` wrote, read without running anything that is in them.
+"""Files that ``torch.save`` or ``pickle`` wrote: which kind each is, and the tensors in it.
 
-The bytes decide what a file is, never its name. ``inert.py`` follows the pickle; a file that asks
-for what can do harm is refused, and so is one that cannot be read but by running it. A user may
-trust such a file, which is remembered by its hash (``utils/trust.py``).
+The bytes decide what a file is, never its name. ``inert.py`` follows the pickle, which names the
+storages that hold the numbers, and of each tensor its storage, offset, shape and strides. Whatever
+they claim, no more is allocated than the file has bytes. A file that can only be read by running it
+is refused; a user may trust it, which is remembered by its hash (``utils/trust.py``).
 """
 
 from __future__ import annotations
 
 import io
+import math
 import mmap
 import pickle
 import re
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -22,16 +24,16 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 import torch
+from torch import Tensor
 
 from ..errors import CheckpointError, UnsafeCheckpointError
-from ..utils.text import listed
-from .inert import InertReader
+from ..utils.text import first_line, listed
 
 #: The number at the start of every file ``torch.save`` wrote before the zip format (torch 1.6).
 _LEGACY_MAGIC = b"l\xfc\x9cF\xf9 j\xa8P\x19"
 #: What stands in many files and says little of where one comes from.
 _COMMON = ("torch.", "numpy.", "builtins.", "_codecs.")
-_HARMFUL = re.compile(
+HARMFUL = re.compile(
     r"(os|posix|nt|sys|subprocess|shutil|socket|importlib|runpy|webbrowser)\."
     r"|builtins\.(eval|exec|compile|open|__import__)$"
 )
@@ -39,54 +41,9 @@ _HARMFUL = re.compile(
 _Kind = Literal["zip", "torchscript", "legacy", "tar", "pickle"]
 
 
-@dataclass(frozen=True)
-class Pickled:
-    """The content of a file, classes of others replaced by stand-ins."""
-
-    value: object
-    #: The names of the classes and functions that were read past.
-    past: tuple[str, ...] = ()
-
-
-def load_pickled(file: BufferedReader, path: Path) -> Pickled:
-    """Return the content of a file, with its tensors on the CPU; nothing in it is executed.
-
-    ``path`` is for messages only.
-
-    Raises:
-        UnsafeCheckpointError: for a program, and for a file that asks for what can do harm.
-    """
-    kind = _kind_of(file, path)
-    if kind == "torchscript":
-        refuse(
-            path,
-            "a TorchScript archive is a program; save its weights by themselves: "
-            "torch.save(torch.jit.load(FILE).state_dict(), NEW_FILE)",
-        )
-    if kind == "tar":
-        refuse(path, "torch's tar format of 2016 cannot be read safely")
-    try:
-        # Reading through a map never allocates more than the file holds, whatever it claims.
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            if kind == "zip":
-                pickled, places = _zip_places(file, mapped)
-                reader = InertReader(mapped, places)
-                value = reader.read(io.BytesIO(pickled))
-            else:
-                reader = InertReader(mapped)
-                value = reader.read_legacy(mapped) if kind == "legacy" else reader.read(mapped)
-    except Exception as error:
-        # A damaged pickle can make the reader fail in any way at all.
-        raise _damaged(path, error) from error
-    foreign = tuple(map(printable, reader.foreign_names()))
-    if any(map(_HARMFUL.match, foreign)):
-        refuse(path, f"it asks for {telling(foreign)}")
-    return Pickled(value, foreign)
-
-
 def unpickle(file: BufferedReader, path: Path) -> object:
     """Unpickle a file for real, which runs whatever code its author put there."""
-    kind = _kind_of(file, path)
+    kind = kind_of(file, path)
     file.seek(0)
     try:
         if kind == "pickle":
@@ -96,14 +53,14 @@ def unpickle(file: BufferedReader, path: Path) -> object:
     except Exception as error:
         # The file's own code runs here: it may raise whatever it likes.
         raise CheckpointError(
-            f"{path}: trusted, but cannot be unpickled: {type(error).__name__}: {first_line(error)}"
+            f"{path}: trusted, but cannot be unpickled: {type(error).__name__}: {reason(error)}"
         ) from error
 
 
-def refuse(path: Path, reason: str) -> NoReturn:
+def refuse(path: Path, problem: str) -> NoReturn:
     """Raise the error for a file that is not read, and say how to trust it."""
     raise UnsafeCheckpointError(
-        f"{path}: refused, reading it would run code: {reason}; nothing in it was executed "
+        f"{path}: refused, reading it would run code: {problem}; nothing in it was executed "
         "(if you trust its author: --trust-checkpoint, trust=True in Python)"
     )
 
@@ -112,7 +69,7 @@ def telling(names: Sequence[str]) -> str:
     """Return the names that say most of a file: what can do harm, then where it comes from."""
     ranked = sorted(
         names,
-        key=lambda name: (not _HARMFUL.match(name), name.startswith(_COMMON)),
+        key=lambda name: (not HARMFUL.match(name), name.startswith(_COMMON)),
     )
     return listed(ranked)
 
@@ -126,16 +83,15 @@ def printable(text: str, limit: int = 200) -> str:
     return safe if len(safe) <= limit else f"{safe[: limit - 3]}..."
 
 
-def first_line(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Return the message of an exception as one printable line."""
-    lines = str(error).strip().splitlines()
-    return printable(lines[0]) if lines else type(error).__name__
+    return printable(first_line(error))
 
 
 # --- what a file is
 
 
-def _kind_of(file: BufferedReader, path: Path) -> _Kind:
+def kind_of(file: BufferedReader, path: Path) -> _Kind:
     """Tell the kinds of checkpoint apart by content; anything else is named and refused."""
     file.seek(0)
     head = file.read(512)
@@ -175,14 +131,14 @@ def _zip_kind(file: BufferedReader, path: Path) -> _Kind:
             inflated = sum(member.file_size for member in members) > size
             # torch does not look at the checksums, and can be told to write zeros for them.
             checked = not inflated and any(member.CRC for member in members)
-            damaged = archive.testzip() if checked else None
+            broken = archive.testzip() if checked else None
     except Exception as error:
         # There is no end to the ways in which an archive can be damaged.
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     if inflated:
         raise CheckpointError(f"{path}: compressed zip archive; expected one that torch.save wrote")
-    if damaged is not None:
-        raise _damaged(path, ValueError(f"wrong checksum of {damaged}"))
+    if broken is not None:
+        raise damaged(path, ValueError(f"wrong checksum of {broken}"))
     names = [member.filename.partition("/")[2] for member in members]
     if "data.pkl" not in names:
         inside = ", ".join(printable(member.filename, 40) for member in members[:3]) or "nothing"
@@ -199,22 +155,21 @@ def _tar_kind(file: BufferedReader, path: Path) -> _Kind:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             names = archive.getnames()
     except (tarfile.TarError, ValueError, OSError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     if {"pickle", "storages", "tensors"} <= set(names):
         return "tar"
     inside = ", ".join(printable(name, 40) for name in names[:3]) or "nothing"
     raise CheckpointError(f"{path}: a tar archive (holds {inside}); expected a file out of it")
 
 
-def _damaged(path: Path, error: BaseException) -> CheckpointError:
+def damaged(path: Path, error: BaseException) -> CheckpointError:
+    """Return the error for a file that is not what was written."""
     return CheckpointError(
-        f"{path}: damaged or cut short ({first_line(error)}); expected a complete checkpoint"
+        f"{path}: damaged or cut short ({reason(error)}); expected a complete checkpoint"
     )
 
 
-def _zip_places(
-    file: BufferedReader, mapped: mmap.mmap
-) -> tuple[bytes, dict[str, tuple[int, int]]]:
+def zip_places(file: BufferedReader, mapped: mmap.mmap) -> tuple[bytes, dict[str, tuple[int, int]]]:
     """Return the pickle of a zip archive, and where the bytes of each storage are."""
     pickled, places = b"", {}
     with zipfile.ZipFile(file) as archive:
@@ -243,3 +198,125 @@ def _torch_notices_ignored() -> Iterator[None]:
         for message in ("Detected pickle protocol", "'torch.load' received", "`torch.jit.load`"):
             warnings.filterwarnings("ignore", message=message)
         yield
+
+
+# --- the tensors of a pickle, rebuilt from their bytes in the file
+
+_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+_STORAGES = {
+    **{"Double": torch.float64, "Float": torch.float32, "Half": torch.float16},
+    **{"BFloat16": torch.bfloat16, "Long": torch.int64, "Int": torch.int32},
+    **{"Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8, "Bool": torch.bool},
+    **{"ComplexDouble": torch.complex128, "ComplexFloat": torch.complex64},
+    "Untyped": torch.uint8,  # its bytes; the tensor says what they are
+}
+#: More dimensions than any tensor has.
+_MAX_DIMENSIONS = 64
+
+#: Where the bytes of the storages of a zip archive are: the storage's name to (start, length).
+Places = Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The numbers that tensors are views of, ``[num_elements]``."""
+
+    values: Tensor
+
+
+class Storages:
+    """The storages of one file.
+
+    Args:
+        buffer: The bytes of the file.
+        places: The storages of a zip archive; None where they follow the pickle.
+    """
+
+    def __init__(self, buffer: mmap.mmap | bytes, places: Places | None = None) -> None:
+        self._buffer, self._places = buffer, places
+        self._budget = len(buffer)
+        self._found: dict[str, Storage] = {}
+
+    def spend(self, num_bytes: int) -> None:
+        """Refuse a file whose storages, all together, claim more than it holds."""
+        self._budget -= num_bytes
+        if num_bytes < 0 or self._budget < 0:
+            raise ValueError("storages that claim more than the file holds")
+
+    def get(self, kind: str, key: str, count: int, view: object = None) -> Storage:
+        """Return a storage by its name, or the part of it that an old file calls a view."""
+        dtype = storage_dtype(kind)
+        if dtype is None:
+            raise ValueError(f"a storage of the unknown kind {kind[:60]}")
+        if key not in self._found:
+            self._found[key] = Storage(self._values(key, dtype, count))
+        found = self._found[key]
+        if found.values.dtype != dtype:
+            raise ValueError(f"storage {key[:40]} under two kinds")
+        match view:
+            case None:
+                return found
+            case (_, int(offset), int(size)) if 0 <= offset <= offset + size <= len(found.values):
+                return Storage(found.values[offset : offset + size])
+        raise ValueError(f"a view of storage {key[:40]} outside of it")
+
+    def _values(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
+        """Return the numbers of a storage, or room for them if they come after the pickle."""
+        num_bytes = count * dtype.itemsize
+        self.spend(num_bytes)
+        if self._places is None or not count:
+            return torch.zeros(count, dtype=dtype)  # [count]
+        start, length = self._places[key]
+        if length < num_bytes:
+            raise ValueError(f"storage {key[:40]} is cut short")
+        with memoryview(self._buffer) as view:
+            data = bytearray(view[start : start + num_bytes])
+        return torch.frombuffer(data, dtype=dtype)  # [count]
+
+    def fill(self, key: str, stream: io.BytesIO | mmap.mmap) -> None:
+        """Read the numbers of a storage that come after the pickle: how many, then their bytes."""
+        values = self._found[key].values  # [count]
+        count, data = int.from_bytes(stream.read(8), "little"), stream.read(values.nbytes)
+        if count != len(values) or len(data) != values.nbytes:
+            raise ValueError(f"storage {key[:40]} is cut short")
+        if data:
+            values.view(torch.uint8).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    def tensor(
+        self, storage: Storage, offset: object, size: object, stride: object, dtype: str = ""
+    ) -> Tensor:
+        """Return a tensor as a view of its storage; it cannot reach outside."""
+        values = storage.values  # [num_elements]
+        if (named := named_dtype(dtype)) is not None:
+            values = values.view(named)
+        sizes, strides = _numbers(size), _numbers(stride)
+        # A stride of 0 repeats an element as often as a file likes.
+        if math.prod(sizes) * values.itemsize > len(self._buffer):
+            raise ValueError("a tensor that claims more than the file holds")
+        return values.as_strided(sizes, strides, _numbers((offset,))[0])
+
+
+def meta_tensor(dtype: str, size: object) -> Tensor:
+    """Return a tensor that was saved without its numbers."""
+    return torch.empty(_numbers(size), dtype=named_dtype(dtype), device="meta")
+
+
+def named_dtype(name: str) -> torch.dtype | None:
+    """Return the type that ``torch.float32``, ... stands for."""
+    return _DTYPES.get(name.removeprefix("torch.")) if name.startswith("torch.") else None
+
+
+def storage_dtype(name: str) -> torch.dtype | None:
+    """Return what a storage of ``torch.FloatStorage``, ``torch.cuda.FloatStorage``, ... holds."""
+    module, _, kind = name.rpartition(".")
+    if module not in ("torch", "torch.cuda", "torch.storage") or not kind.endswith("Storage"):
+        return None
+    return _STORAGES.get(kind.removesuffix("Storage"))
+
+
+def _numbers(values: object) -> list[int]:
+    if not isinstance(values, list | tuple) or len(values) > _MAX_DIMENSIONS:
+        raise ValueError("a shape that is no list of numbers")
+    if any(not isinstance(value, int) or value < 0 for value in values):
+        raise ValueError("a shape that is no list of numbers")
+    return list(values)

@@ -12,8 +12,8 @@ from torch import nn
 from torch_geometric.data import Data
 
 from ..data import DataSpec, GraphDataset, from_graphs
-from ..data.reading import Reading, remove_rows, rows_beside
-from ..data.spec import FEATURE_ARGS, LEVEL_ARGS
+from ..data.spec import FEATURE_ARGS, LEVEL_ARGS, Reading
+from ..data.streaming import remove_rows, rows_beside
 from ..heads.base import Readout
 from ..utils.machine import NODE_BUDGET
 from ..utils.notebooks import notebook_bar

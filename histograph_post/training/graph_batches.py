@@ -14,14 +14,13 @@ from torch_geometric.data import Batch
 
 from ..data import GraphDataset
 from ..data.batching import (
-    LinkNegatives,
     RowBatch,
     count_batches,
     make_batch,
     row_batches,
     to_device,
 )
-from ..data.links import NonEdges
+from ..data.links import LinkNegatives, NonEdges
 from ..errors import ModelError
 from ..heads.ragged import Graphs
 from ..models import call_model, prediction

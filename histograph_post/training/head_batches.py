@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.batching import LinkNegatives, Negatives, RowBatch, count_batches, row_batches
+from ..data.batching import RowBatch, count_batches, row_batches
+from ..data.links import LinkNegatives, Negatives
 from ..heads.base import History
 from ..heads.histograph.landmarks import WholeGraph
 from ..heads.history import TableRows

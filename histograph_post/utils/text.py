@@ -42,6 +42,11 @@ def printable(text: str, escape: str = "?") -> str:
     return _STEERING.sub(lambda found: escape.format(ord(found[0])), text)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; what it is called where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def listed(names: Iterable[str], shown: int = 4) -> str:
     """Return the first few of some names, and how many more there are."""
     several = list(names)

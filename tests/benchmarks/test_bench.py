@@ -30,7 +30,7 @@ from histograph_benchmarks.measuring import Ratio, race
 from histograph_benchmarks.suite import MEASUREMENTS, run_suite
 from histograph_benchmarks.workloads import CHECKPOINT, GraphRows, Sizes, Workloads
 from histograph_cli.app import app
-from histograph_post.models.molecule_networks import MoleculeGNN
+from histograph_post.models.public_networks import MoleculeGNN
 
 from ..rehearsal import rehearse
 

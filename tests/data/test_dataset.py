@@ -283,3 +283,10 @@ def test_a_sparse_tensor_of_torch_sparse_is_read_as_torchs_own() -> None:
     assert found.fingerprint() == expected.fingerprint()
     assert torch.equal(found.graphs[0].edge_index, expected.graphs[0].edge_index)
     assert any("torch_sparse" in note for note in found.notes)
+
+
+def test_a_part_has_the_names_and_rows_of_its_graphs():
+    part = from_graphs([path_graph(size, name=f"graph {size}") for size in (1, 2, 3)])[1:]
+    assert (part.ids, part.names) == (["graph 2", "graph 3"],) * 2
+    assert part.rows.tolist() == [1, 2]
+    assert part.num_nodes.tolist() == [2, 3]

@@ -104,7 +104,7 @@ def test_ogb_features_equal_the_ogb_package(
 
 
 def test_ogb_features_equal_the_files_ogb_ships(shared_data: Path) -> None:
-    from histograph_post.data.ogb import load_ogbg
+    from histograph_post.data.molecule_sets import load_ogbg
 
     shipped = load_ogbg("molbbbp", shared_data, {})
     made = load_smiles(shared_data / "mol" / "BBBP.csv", {})

@@ -12,7 +12,7 @@ import torch
 from torch_geometric.data import Data, OnDiskDataset
 
 from histograph_post.data import GraphDataset, from_graphs, load_data, streaming
-from histograph_post.data.reading import Reading
+from histograph_post.data.spec import Reading
 from histograph_post.errors import ConfigError, DataError
 
 from ..helpers import demo_graphs, histograph
@@ -68,7 +68,7 @@ def test_molecules_on_disk_are_those_in_memory(table: Path, workers: int) -> Non
 
 
 def test_many_rows_stay_on_disk_unasked(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("histograph_post.data.reading.STREAM_ROWS", len(SMILES))
+    monkeypatch.setattr("histograph_post.data.spec.STREAM_ROWS", len(SMILES))
     assert not isinstance(load_data(f"smiles:{table}").graphs, list)
     assert isinstance(load_data(f"smiles:{table}", args={"stream": "no"}).graphs, list)
     with pytest.raises(DataError, match="stream=maybe, expected true or false"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from histograph_post.data.molecules import read_table
+from histograph_post.data.tables import read_table
 from histograph_post.errors import DataError, NotFoundError
 
 

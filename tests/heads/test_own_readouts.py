@@ -187,7 +187,7 @@ def test_an_option_without_a_value_and_a_method_of_other_arguments_are_refused_b
         def build(self, *, sign: float) -> None:
             self.finish(1)
 
-    with pytest.raises(ConfigError, match="Needs.build: missing a required argument: 'sign'"):
+    with pytest.raises(ConfigError, match=r"Needs\.build: missing a required argument: 'sign'"):
         Needs([3, 3], 1)
 
     class Short(Largest):

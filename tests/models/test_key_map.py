@@ -93,7 +93,7 @@ def test_only_a_matrix_has_a_transpose() -> None:
         ('"a" = { to = "b", turn = true }', "expected a name"),
         ('"a" = { to = "b", transpose = "yes" }', "expected a name"),
         ('"a.*" = "b"', "found 1 and 0 wildcards"),
-        ('"a" = ', "not TOML"),
+        ('"a" = ', "not a readable TOML file"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, text: str, found: str) -> None:
@@ -107,10 +107,10 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, found: str) -> None:
 def test_what_is_no_key_map(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         read_key_map(tmp_path / "absent.toml")
-    with pytest.raises(ConfigError, match="not JSON"):
+    with pytest.raises(ConfigError, match="broken JSON"):
         read_key_map(write(tmp_path / "map.json", "a = b"))
     with pytest.raises(ConfigError, match="found a list"):
         read_key_map(write(tmp_path / "map.json", "[]"))
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="not a readable TOML file"):
         read_key_map(tmp_path / "binary.toml")

@@ -21,7 +21,7 @@ BASES = ("statistics", "all", "last")
 _FIRST_VERSION = {True: "exact", False: "none"}
 
 
-#: A word; what the first version had in its place is read as one.
+#: A name; what the first version had in its place is read as one.
 AttentionName: TypeAlias = str
 
 

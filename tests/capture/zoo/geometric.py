@@ -112,7 +112,7 @@ class TorchMdNet(nn.Module):
         for attention in self.attention_layers:
             dx, dvec = attention(keep(x), vec, edge_index, r_ij, d_ij)
             x, vec = x + dx, vec + dvec
-        return keep(self.out_norm(x)), vec
+        return self.out_norm(keep(x)), vec
 
 
 @entry("TorchMD-Net: scalars read out per atom", FAMILY)

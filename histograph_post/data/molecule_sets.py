@@ -1,7 +1,8 @@
-"""``ogbg:molhiv``: the molecule sets of the Open Graph Benchmark, read from OGB's own files.
+"""Published sets of molecules: ``ogbg:molhiv`` and ``moleculenet:BBBP``.
 
-The files are read directly. The ``ogb`` package is needed only to learn where a set that is not on
-disk can be downloaded from.
+Of the Open Graph Benchmark, OGB's own files are read; the ``ogb`` package is needed only to learn
+where a set that is not on disk can be downloaded from. Of MoleculeNet, PyG's csv file is read, not
+what PyG made of it: so rows keep their columns, and molecules are encoded in any way.
 """
 
 from __future__ import annotations
@@ -15,23 +16,26 @@ import tempfile
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch_geometric.data import Data
+from torch_geometric.datasets import MoleculeNet
 
 from ..errors import DataError, MissingExtraError
 from ..splits import Split, Splits
 from ..splits.resolving import read_folder
-from ..utils.files import PARTIAL_SUFFIX
+from ..utils.files import PARTIAL_SUFFIX, atomic_path
 from .benchmarks import user_cache
 from .dataset import GraphDataset, as_links
 from .molecule_features import MOLECULE_ENCODINGS, molecule_encoding
-from .molecules import attach_labels, encode, read_table, row_ids
-from .spec import LEVEL_ARGS, as_choice, check_names, level_options
+from .molecules import attach_labels, encode, read_molecules, row_ids
+from .spec import LEVEL_ARGS, MOLECULE_SOURCES, as_choice, check_names, level_options
+from .tables import read_table
 
 _FIRST_FILE = Path("raw", "edge.csv.gz")
 
@@ -49,7 +53,7 @@ def load_ogbg(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
     wanted = level_options(args, own="graph", spec=spec)
     if not re.fullmatch(r"mol[a-z0-9]+", name):
         raise DataError(f"{spec}: expected one of OGB's molecule sets, such as ogbg:molhiv")
-    folder = _find(f"ogbg_{name}", root, spec)
+    folder = _find_ogb(f"ogbg_{name}", root, spec)
     graphs = _read_graphs(folder / "raw")
     labels = _read_labels(folder / "raw" / "graph-label.csv.gz")  # [num_graphs, num_targets]
     table = read_table(folder / "mapping" / "mol.csv.gz")
@@ -74,6 +78,29 @@ def load_ogbg(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
         notes=[] if official else [f"{spec}: comes without its scaffold split"],
     )
     return as_links(dataset, wanted["links"]) if wanted["level"] == "link" else dataset
+
+
+def load_moleculenet(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDataset:
+    """Load a set of MoleculeNet with the targets that PyG gives it.
+
+    It is looked for in ``root``; without a root in the user's cache folder, into which it is
+    downloaded where it is missing. ``args``: ``mol_features``, see :func:`.molecules.load_smiles`.
+    """
+    spec = f"moleculenet:{name}"
+    check_names(args, ("mol_features", *LEVEL_ARGS), spec=spec)
+    if name.lower() not in MoleculeNet.names:
+        known = ", ".join(entry[0] for entry in MoleculeNet.names.values())
+        raise DataError(f"{spec}: no set of MoleculeNet, expected one of {known}")
+    _, archive, file, smiles, targets = MoleculeNet.names[name.lower()]
+    table = read_table(_find_moleculenet(name.lower(), f"{file}.csv", archive, root, spec))
+    columns = table.header[targets] if isinstance(targets, slice) else (table.header[targets],)
+    return read_molecules(
+        table,
+        {"mol_features": MOLECULE_SOURCES["moleculenet"], **args},
+        spec=spec,
+        smiles_column=table.header[smiles],
+        targets=columns,
+    )
 
 
 def _encoded_again(smiles: list[str], features: str, spec: str) -> list[Data]:
@@ -177,47 +204,70 @@ def _read_lines(path: Path) -> list[str]:
 # --- finding and downloading
 
 
-def _find(folder_name: str, root: Path | None, spec: str) -> Path:
+def _find_ogb(folder_name: str, root: Path | None, spec: str) -> Path:
     if root is None:
         cached = user_cache() / "ogb" / folder_name
         if not (cached / _FIRST_FILE).is_file():
-            _download(folder_name, cached, spec)
+            url, inner = _ogb_source(folder_name, spec)
+            with _downloaded(url, cached, spec) as archive:
+                with zipfile.ZipFile(archive) as opened:
+                    opened.extractall(archive.parent)
+                # Another process may have been faster; what it made is the same.
+                if not cached.is_dir():
+                    (archive.parent / inner).rename(cached)
         return cached
     places = [root / folder_name, root / "ogb" / folder_name]
     if root.name == folder_name or not root.name.startswith("ogbg_"):  # else it is another set
         places.append(root)
-    for place in places:
-        if (place / _FIRST_FILE).is_file():
-            return place
-    raise DataError(
-        f"{spec}: {folder_name}/{_FIRST_FILE} not found in {root}",
-        details="looked in:\n" + "\n".join(f"  {place}" for place in places),
-    )
+    files = [place / _FIRST_FILE for place in places]
+    return _first(files, f"{spec}: {folder_name}/{_FIRST_FILE} not found in {root}").parents[1]
 
 
-def _download(folder_name: str, folder: Path, spec: str) -> None:
-    """Download a set and move it to ``folder`` once it is complete."""
-    url, inner = _source(folder_name, spec)
+def _find_moleculenet(name: str, file: str, archive: str, root: Path | None, spec: str) -> Path:
+    if root is None:
+        cached = user_cache() / "moleculenet" / name / "raw" / file
+        if not cached.is_file():
+            url = MoleculeNet.url.format(archive)
+            with _downloaded(url, cached, spec) as found:
+                contents = found.read_bytes()
+                with atomic_path(cached) as partial:
+                    partial.write_bytes(
+                        gzip.decompress(contents) if url.endswith(".gz") else contents
+                    )
+        return cached
+    folders = (f"{name}/raw", f"moleculenet/{name}/raw", f"MoleculeNet/{name}/raw", "raw", ".")
+    places = [root / folder / each for folder in folders for each in (file, f"{file}.gz")]
+    return _first(places, f"{spec}: {name}/raw/{file} not found in {root}")
+
+
+def _first(places: Sequence[Path], missing: str) -> Path:
+    """Return the first of these files that is there."""
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        looked_for = "\n".join(f"  {place}" for place in places)
+        raise DataError(missing, details=f"looked for:\n{looked_for}")
+    return found
+
+
+@contextmanager
+def _downloaded(url: str, target: Path, spec: str) -> Iterator[Path]:
+    """Download a file to a folder beside ``target``, which is gone afterwards."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
-            prefix=f"{folder_name}.", suffix=PARTIAL_SUFFIX, dir=folder.parent
+            prefix=f"{target.name}.", suffix=PARTIAL_SUFFIX, dir=target.parent
         ) as partial:
-            archive = Path(partial, "archive.zip")
-            with urllib.request.urlopen(url, timeout=60) as response, archive.open("wb") as file:
-                shutil.copyfileobj(response, file)
-            with zipfile.ZipFile(archive) as opened:
-                opened.extractall(partial)
-            # Another process may have been faster; what it made is the same.
-            if not folder.is_dir():
-                Path(partial, inner).rename(folder)
-    except (OSError, http.client.HTTPException, zipfile.BadZipFile) as error:
+            file = Path(partial, "download")
+            with urllib.request.urlopen(url, timeout=60) as response, file.open("wb") as copy:
+                shutil.copyfileobj(response, copy)
+            yield file
+    except (OSError, EOFError, http.client.HTTPException, zipfile.BadZipFile) as error:
         raise DataError(
             f"{spec}: cannot be downloaded from {url} ({error}); give a local copy with --data-root"
         ) from error
 
 
-def _source(folder_name: str, spec: str) -> tuple[str, str]:
+def _ogb_source(folder_name: str, spec: str) -> tuple[str, str]:
     """Return a set's address and the folder in its archive, from the table in the ogb package.
 
     The package is not imported: on import it asks the network for its latest version.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from histograph_post.data.ogb import load_ogbg
+from histograph_post.data.molecule_sets import load_ogbg
 from histograph_post.errors import DataError, MissingExtraError, SplitError
 
 # Two molecules, three and one atoms, in OGB's layout: each bond once, blank = missing label.
