@@ -39,7 +39,7 @@ def export(
         typer.Option(
             "--in-dim",
             min=1,
-            help="Number of node features, if the model does not know it.",
+            help="Number of node features, if it cannot be read off the model.",
         ),
     ] = None,
     trust_checkpoint: opt.TrustOption = False,
@@ -68,8 +68,6 @@ def export(
         overwrite=overwrite,
         config=terminal.options,
     )
-    for note in done.notes:
-        terminal.note(note)
     checked = (
         [] if done.difference is None else [["differs from the head by", f"{done.difference:.1e}"]]
     )

@@ -24,6 +24,11 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def about(seconds: float) -> str:
+    """Return a time as short as it can be said: without the seconds from a minute on."""
+    return duration(seconds).partition(" min")[0] + " min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
 def rate(per_second: float) -> str:
     """Return how fast something goes: so many a second, or the time each takes."""
     if per_second <= 0:

@@ -136,6 +136,15 @@ class Task:
             return (losses * ~absent).sum() / (~absent).sum()
         return losses.mean()
 
+    def loss_weight(self, targets: Tensor, class_weight: Tensor | None = None) -> Tensor:
+        """Return what :meth:`loss` divides the sum over these targets by, as one number."""
+        if self.kind != "multiclass":
+            return (~torch.isnan(targets)).sum().float()
+        present = targets[targets >= 0]
+        if class_weight is None:
+            return targets.new_tensor(len(present), dtype=torch.float32)
+        return class_weight.to(targets.device)[present].sum()
+
     def missing(self, targets: Tensor) -> Missing:
         """Say how many of some targets, from :meth:`targets`, are missing; of none, all are."""
         absent = targets < 0 if self.kind == "multiclass" else torch.isnan(targets)

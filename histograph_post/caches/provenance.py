@@ -1,17 +1,20 @@
 """Where a history came from: the code that made it, and one graph to try that code on again.
 
 A backbone is known by the hash of its weights, but the same weights in a file that was edited give
-other activations. So a cache keeps a *canary*: one small graph of the data and its activations.
-Whoever builds the backbone again runs the canary: activations that differ by more than rounding
-are refused, and a file that differs while they do not is only noted, since a comment was edited.
-What is recorded here is compared, never opened or run.
+other activations. So a cache keeps the hash of the model's classes and a *canary*: one small graph
+of the data and its activations. Whoever builds the backbone again runs the canary: activations that
+differ by more than rounding are refused. So are classes that differ while the activations do not,
+since other graphs may reach what was edited. Comments, docstrings and the rest of a file may
+change. What is recorded here is compared, never opened or run.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import platform
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,7 +46,7 @@ _LIBRARIES = ("torch", "torch_geometric", "histograph_post")
 class Provenance:
     """What a cache, or a run, records of the code of its backbone."""
 
-    #: Absolute path -> hash of each file that defines a module of the model, libraries aside.
+    #: Absolute path -> hash of what each file defines of the model's classes, libraries aside.
     sources: Mapping[str, Sha256]
     #: Of the libraries that ran it.
     versions: Mapping[str, str]
@@ -85,8 +88,8 @@ def read_canary(folder: Path, sha256: str) -> Canary:
 
 def check_provenance(
     recorded: Provenance, folder: Path, model: nn.Module, plan: CapturePlan
-) -> list[str]:
-    """Refuse a model whose code gives other activations than recorded; return what to note.
+) -> None:
+    """Refuse a model whose code is another one, or gives other activations, than recorded.
 
     Args:
         recorded: What the cache or the run says of the code.
@@ -95,17 +98,14 @@ def check_provenance(
         plan: What is captured of it.
 
     Raises:
-        ModelError: for other activations, with both hashes and the first layer that differs.
+        ModelError: with both hashes, and the first layer that differs.
     """
-    found = _sources(model)
-    changed = _changed(recorded.sources, found)
+    changed = _changed(recorded.sources, model)
+    again = "restore that code, or cache again"
     if recorded.canary_sha256 is None:
-        if not changed:
-            return []
-        raise ModelError(
-            f"{changed}; {folder} has no canary to tell whether the activations are still the "
-            "same; restore that file, or cache again"
-        )
+        if changed:
+            raise ModelError(f"{changed}; {again}")
+        return
     canary = read_canary(folder, recorded.canary_sha256)
     try:
         differing = list(canary.differences(model, plan))
@@ -115,12 +115,13 @@ def check_provenance(
     if described:
         raise ModelError(
             f"the model's activations are not those that {folder} was made with: {described}"
-            f"{_other_versions(recorded.versions)}; {changed or 'its source is the same'}; restore "
-            "that code, or cache again"
+            f"{_other_versions(recorded.versions)}; {changed or 'its source is the same'}; {again}"
         )
-    if not changed:
-        return []
-    return [f"{changed}, but its activations on the canary graph are the same: going on"]
+    if changed:
+        raise ModelError(
+            f"{changed}; its activations on the canary graph of {folder} are the same, but other "
+            f"graphs may reach what was edited; {again}"
+        )
 
 
 def _described(differing: Sequence[tuple[str, float]], total: int) -> str:
@@ -135,22 +136,41 @@ def _described(differing: Sequence[tuple[str, float]], total: int) -> str:
 
 
 def _sources(model: nn.Module) -> dict[str, str]:
-    """Return the hashes of the files that define the modules of a model, libraries aside."""
-    found: dict[str, str] = {}
-    for kind in {type(module) for module in model.modules()}:
-        if kind.__module__.partition(".")[0] in _LIBRARIES:
+    """Return for each file a hash of the model's classes in it, comments and docstrings aside."""
+    parts: dict[Path, set[str]] = {}
+    for kind in {kind for module in model.modules() for kind in type(module).__mro__}:
+        if kind is object or kind.__module__.partition(".")[0] in _LIBRARIES:
             continue
-        code = getattr(inspect.unwrap(kind.forward), "__code__", None)
-        path = Path(getattr(code, "co_filename", ""))
+        try:
+            path = Path(inspect.getsourcefile(kind) or "")
+            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+        except (OSError, TypeError, SyntaxError):  # typed in, or made by a function
+            continue
         if path.is_file():
-            found[str(path.resolve())] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return dict(sorted(found.items()))
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+                    node.body = node.body[1:]
+            parts.setdefault(path.resolve(), set()).add(ast.unparse(tree))
+    return {
+        str(path): hashlib.sha256("\n".join(sorted(codes)).encode()).hexdigest()
+        for path, codes in sorted(parts.items())
+    }
 
 
-def _changed(recorded: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """Say which file is another one, with both hashes; a file may be at another place."""
-    lost = [path for path, sha256 in recorded.items() if sha256 not in found.values()]
-    new = [path for path, sha256 in found.items() if sha256 not in recorded.values()]
+def _changed(recorded: Mapping[str, str], model: nn.Module) -> str:
+    """Say which file has other classes, with both hashes; a file may be at another place."""
+    found = _sources(model)
+    # What earlier versions recorded is the hash of the whole file.
+    whole = {hashlib.sha256(Path(path).read_bytes()).hexdigest(): path for path in found}
+    known = {sha256: found[whole[sha256]] for sha256 in recorded.values() if sha256 in whole}
+    lost = [
+        path for path, sha256 in recorded.items() if known.get(sha256, sha256) not in found.values()
+    ]
+    new = [
+        path
+        for path, sha256 in found.items()
+        if sha256 not in {*recorded.values(), *known.values()}
+    ]
     if not lost and not new:
         return ""
     expected = f"{recorded[lost[0]][:12]} ({lost[0]})" if lost else "none"

@@ -9,7 +9,17 @@ from torch_geometric.nn import MessagePassing
 
 from ..errors import CaptureError
 from .layers import Layer, Layers, is_pooling, made_by
-from .trace import INDEXING, LINEAR, SLICING, FunctionCall, ModuleCall, Source, Trace
+from .trace import (
+    GATHERING,
+    INDEXING,
+    LINEAR,
+    SCATTERING,
+    SLICING,
+    FunctionCall,
+    ModuleCall,
+    Source,
+    Trace,
+)
 
 
 def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool = False) -> Layers:
@@ -87,6 +97,7 @@ def _message_passing(trace: Trace) -> list[ModuleCall]:
         and not any(is_layer(outer) or is_pooling(outer.module) for outer in call.enclosing())
     ]
     taken = {id(outer) for call in found for outer in (call, *call.enclosing())}
+    messages = _messages(trace)
     by_hand = [
         call
         for call in trace.modules
@@ -94,20 +105,59 @@ def _message_passing(trace: Trace) -> list[ModuleCall]:
         and id(call) not in taken
         and not any(is_layer(outer) or is_pooling(outer.module) for outer in call.enclosing())
         and not is_pooling(call.module)
-        and _mixes_nodes_by_edges(trace, call)
+        and _mixes_nodes_by_edges(trace, call, messages)
     ]
     around = {id(outer) for call in by_hand for outer in call.enclosing()}
     found += [call for call in by_hand if id(call) not in around]
     return sorted(found, key=lambda call: call.start)
 
 
-def _mixes_nodes_by_edges(trace: Trace, call: ModuleCall) -> bool:
-    """Whether the call is given nodes, and inside it they are read by edges."""
+def _mixes_nodes_by_edges(
+    trace: Trace, call: ModuleCall, messages: Sequence[tuple[FunctionCall, FunctionCall]]
+) -> bool:
+    """Whether the call is given nodes, and inside it they are read by edges or sent messages."""
     nodes = [value for value in call.inputs if trace.has_node_rows(value)]
-    return any(not trace.edge_only(node) for node in nodes) and any(
+    if all(map(trace.edge_only, nodes)):
+        return False
+    return any(
         call.contains(function.time) and _reads_nodes_by_edges(trace, function)
         for function in trace.functions
-    )
+    ) or any(call.contains(sent.time) and call.contains(got.time) for sent, got in messages)
+
+
+def _messages(trace: Trace) -> list[tuple[FunctionCall, FunctionCall]]:
+    """Return where nodes are looked up by an index and where, by one, that is added to nodes.
+
+    That is message passing wherever the index is from: edges may be found by distance.
+    """
+
+    def others(call: FunctionCall, values: Sequence[int]) -> list[int]:
+        """The values that have a row, which is no node's, for every number of an index."""
+        numbers = [trace.values[value] for value in call.inputs]
+        lengths = {index.shape[:1] for index in numbers if index.integer} - {(trace.num_nodes,)}
+        return [
+            value
+            for value in values
+            if trace.values[value].floating and trace.values[value].shape[:1] in lengths
+        ]
+
+    sent = [
+        (call, others(call, call.outputs))
+        for call in trace.functions
+        if call.name in GATHERING
+        and any(trace.has_node_rows(value, dims=1) for value in call.inputs)
+    ]
+    got = [
+        (call, others(call, call.inputs))
+        for call in trace.functions
+        if call.name in SCATTERING and any(map(trace.has_node_rows, call.outputs))
+    ]
+    return [
+        (start, end)
+        for start, made in sent
+        for end, given in got
+        if any(trace.derives(value, source) for value in given for source in made)
+    ]
 
 
 def _reads_nodes_by_edges(trace: Trace, function: FunctionCall) -> bool:
@@ -137,6 +187,7 @@ def refuse_hidden_steps(layers: Layers, ends: Sequence[int]) -> None:
     """
     trace = layers.trace
     pooling = [call for call in trace.modules if is_pooling(call.module)]
+    got = {id(end) for _, end in _messages(trace)}
     outside = [
         call for call in layers.steps if not any(module.contains(call.time) for module in pooling)
     ]
@@ -145,10 +196,10 @@ def refuse_hidden_steps(layers: Layers, ends: Sequence[int]) -> None:
         hidden = [
             call.name
             for call in steps
-            if _reads_nodes_by_edges(trace, call)
-            and any(layers.made[value] for value in call.inputs)
+            if any(layers.made[value] for value in call.inputs)
             # What is looked up for every edge may be an argument of the next layer.
             and (call.name in LINEAR or any(map(layers.has_node_rows, call.outputs)))
+            and (_reads_nodes_by_edges(trace, call) or id(call) in got)
         ]
         if hidden:
             raise CaptureError(

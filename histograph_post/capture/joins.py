@@ -40,9 +40,7 @@ class Joins:
             if join.parallel and not self._loses_branches(join.call, end):
                 continue
             if not (
-                self._is_residual(join, fed)
-                or self._is_skip(join, end)
-                or self.is_habit(join, end)
+                self._is_residual(join, fed) or self._is_skip(join, end) or self.is_habit(join, end)
             ):
                 return join
         return None

@@ -321,6 +321,7 @@ class _Recorder(TorchFunctionMode):
             index=len(self.values),
             shape=_shape(tensor),
             floating=tensor.is_floating_point(),
+            integer=tensor.dtype in (torch.int32, torch.int64),
             sources=sources,
             parents=tuple(dict.fromkeys(parents)),
         )

@@ -32,6 +32,7 @@ class Value:
     index: int
     shape: tuple[int, ...]
     floating: bool
+    integer: bool  #: such as an index
     sources: Source
     parents: tuple[int, ...] = ()
 
@@ -149,13 +150,18 @@ LINEAR = frozenset(
     | {"einsum", "bilinear", "tensordot", "sparse_mm"}
 )
 
-#: Functions that read or write rows by an index.
-INDEXING = frozenset(
-    {"index_select", "gather", "take_along_dim", "__getitem__", "__setitem__", "embedding"}
-    | {"index_add", "index_add_", "index_copy", "index_copy_", "index_put", "index_put_"}
+#: Functions that look rows up by an index.
+GATHERING = frozenset({"index_select", "gather", "take_along_dim", "__getitem__", "embedding"})
+
+#: Functions that add, or reduce, rows to those an index names.
+SCATTERING = frozenset(
+    {"index_add", "index_add_", "index_put", "index_put_", "index_reduce", "index_reduce_"}
     | {"scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"}
-    | {"scatter_mean", "scatter_max", "segment_reduce", "index_reduce", "index_reduce_", "index"}
+    | {"scatter_mean", "scatter_max", "segment_reduce"}
 )
+
+#: Functions that read or write rows by an index.
+INDEXING = GATHERING | SCATTERING | {"__setitem__", "index_copy", "index_copy_", "index"}
 
 #: Functions that cut a tensor into parts.
 SLICING = frozenset(

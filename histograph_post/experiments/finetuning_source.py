@@ -20,8 +20,8 @@ from ..runs.run import RUN_NAME, Run
 from ..runs.saved_backbone import SavedBackbone
 from ..utils.specifications import IN_MEMORY
 from .folds import load_folds, open_caches
-from .head_training import Experiment, HeadSpec
-from .options import ExperimentOptions
+from .head_training import Experiment
+from .options import ExperimentOptions, HeadSpec
 from .trained_backbones import fold_checkpoints
 
 
@@ -101,8 +101,6 @@ class CachedBackbones:
     capture: CapturePlan
     #: Whether the models were handed over, not built from their specification.
     in_memory: bool
-    #: What there is to know about them.
-    notes: tuple[str, ...] = ()
 
     # Another process builds the models anew: a class from a user's file cannot be imported there.
     def __getstate__(self) -> dict[str, Any]:
@@ -167,13 +165,12 @@ def load_backbones(
         for saved, file in zip(known, files, strict=True)
     ]
     return CachedBackbones(
-        tuple(module.eval() for module, _ in built),
+        tuple(module.eval() for module in built),
         dataset,
         models[0],
         data_spec,
         known[0].capture,
         in_memory=isinstance(model, nn.Module),
-        notes=tuple(dict.fromkeys(note for _, notes in built for note in notes)),
     )
 
 

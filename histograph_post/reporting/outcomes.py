@@ -302,7 +302,7 @@ def predictions_table(
         columns,
         rows,
         caption="Test rows, the worst predictions first; click a heading to sort. "
-        + ("" if outcome.spread is None else "Spread: the deviation over seeds. ")
+        + ("" if outcome.spread is None else "Spread: the standard deviation over seeds. ")
         + f"{kept}{file} has all of them.",
         sortable=True,
     )

@@ -58,8 +58,6 @@ class Exported:
     usage: str
     #: Largest difference to the head on the batches it was checked on; None for a whole model.
     difference: float | None = None
-    #: What there is to know about the backbone.
-    notes: tuple[str, ...] = ()
 
 
 class HeadProgram(nn.Module):
@@ -168,7 +166,7 @@ def export(
         output.finish()
     code = "..." if isinstance(model, nn.Module) else repr(named.spec)
     argument = "" if named.is_built_in else f", model={code}"
-    return Exported(target, f"hg.load({str(target)!r}{argument})(batch)", notes=predictor.notes)
+    return Exported(target, f"hg.load({str(target)!r}{argument})(batch)")
 
 
 def _export_head(

@@ -48,8 +48,7 @@ def load(
 
     The backbone is rebuilt as the cache's command built it. If it is code of yours, name it: a run
     does not decide what code runs. Other weights than those the head was trained on are refused,
-    and so is code that gives other activations on the run's canary graph; a file that changed while
-    its activations did not is among the ``notes`` of what is returned.
+    and so are classes that were edited, or give other activations on the run's canary graph.
 
     Args:
         run: A finished run, or its folder.
@@ -66,14 +65,14 @@ def load(
     """
     opened, where = Run.of(run).with_head(head), resolve_device(device)
     saved = opened.saved_head  # before a checkpoint is looked for
-    backbone, notes = opened.backbone.build(
+    backbone = opened.backbone.build(
         model=model,
         checkpoint=None if checkpoint is None else Path(checkpoint),
         key_map=None if key_map is None else Path(key_map),
         trust=trust,
         in_dim=in_dim,
     )
-    return Predictor(backbone, saved, notes).to(where).eval()
+    return Predictor(backbone, saved).to(where).eval()
 
 
 class Predictor(nn.Module):
@@ -87,12 +86,10 @@ class Predictor(nn.Module):
     Args:
         backbone: The model whose activations the heads were trained on.
         saved: The heads.
-        notes: What there is to know about the backbone.
     """
 
-    def __init__(self, backbone: nn.Module, saved: SavedHead, notes: Sequence[str] = ()) -> None:
+    def __init__(self, backbone: nn.Module, saved: SavedHead) -> None:
         super().__init__()
-        self.notes = tuple(notes)
         self.backbone = backbone
         self.capture = Capture(backbone, saved.backbone.capture)
         self.heads = saved.build()
@@ -160,7 +157,11 @@ class Predictor(nn.Module):
         pairs = None
         if self.task.level == "link":
             pairs = torch.cat([graph.edge_label_index for graph in dataset.graphs], 1)  # [2, rows]
-        ids = row_names(dataset.ids, dataset.label_ptr, self.task.level, pairs)
+        whole_graphs = self.task.level == "graph"  # a row each: no need to copy what may be many
+        ids, smiles = dataset.ids, dataset.smiles
+        if not whole_graphs:
+            ids = row_names(ids, dataset.label_ptr, self.task.level, pairs)
+            smiles = None if smiles is None else _repeated(smiles, dataset.label_ptr)
         broken = ~np.isfinite(outputs).all(axis=1)  # [rows]
         if broken.any():
             raise DataError(
@@ -176,8 +177,8 @@ class Predictor(nn.Module):
             outputs=outputs,
             spread=spread,
             notes=notes,
-            smiles=None if dataset.smiles is None else _repeated(dataset.smiles, dataset.label_ptr),
-            table=dataset.table if self.task.level == "graph" else None,
+            smiles=smiles,
+            table=dataset.table if whole_graphs else None,
         )
         return self._scored(predictions, given)
 
@@ -186,7 +187,7 @@ class Predictor(nn.Module):
         if node_budget < 1:
             raise ConfigError(f"node_budget: found {node_budget}, expected 1 or more")
         self.eval()
-        notes = [*self.notes, *dataset.notes, *self._not_passed(dataset)]
+        notes = [*dataset.notes, *self._not_passed(dataset)]
         if node_budget > 1 and not self._keeps_graphs_apart(dataset):
             # The cache was made that way too: it refuses such a model in any other.
             notes.append("the backbone mixes the graphs of a batch: predicting one at a time")

@@ -140,6 +140,11 @@ class Run:
         return found
 
     @property
+    def is_finished(self) -> bool:
+        """Whether all of its fits are done; some may be left to other jobs."""
+        return (self.folder / RESULTS_NAME).is_file()
+
+    @property
     def name(self) -> str:
         """The name of the folder."""
         return self.folder.resolve().name

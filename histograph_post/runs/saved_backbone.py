@@ -139,10 +139,10 @@ class SavedBackbone:
         key_map: Path | None = None,
         trust: bool = False,
         in_dim: int | None = None,
-    ) -> tuple[nn.Module, list[str]]:
-        """Return the model that the head was trained on, and what there is to note about it.
+    ) -> nn.Module:
+        """Return the model that the head was trained on.
 
-        Other weights are refused, and so is code that gives other activations.
+        Other weights are refused, and so is other code.
 
         Args:
             model: The model itself, into which weights from a file are loaded (a run that trained
@@ -155,7 +155,7 @@ class SavedBackbone:
 
         Raises:
             CheckpointError: for other weights.
-            ModelError: for other activations.
+            ModelError: for other code or activations.
         """
         from ..models.checkpoints import weights_sha256
 
@@ -170,12 +170,14 @@ class SavedBackbone:
             loaded = spec.load_reported(in_dim=in_dim, allow_missing=True)
             if loaded.missing and weights_sha256(loaded.model.state_dict()) != expected:
                 spec.load(checkpoint=loaded.checkpoint, in_dim=in_dim)  # refused, with a table
-            return loaded.model, check_backbone(self, loaded.model, where=str(file))
+            check_backbone(self, loaded.model, where=str(file))
+            return loaded.model
         if checkpoint is None and self.in_run:
             model, checkpoint = copy.deepcopy(model), self.find_checkpoint()
         if checkpoint is not None:
             replace(self.model, checkpoint=checkpoint, key_map=key_map, trust=trust).fill(model)
-        return model, check_backbone(self, model, where=str(checkpoint or type(model).__name__))
+        check_backbone(self, model, where=str(checkpoint or type(model).__name__))
+        return model
 
     def find_checkpoint(self) -> Path:
         """Return the checkpoint: the run's own, or the cache's if it is still where it was."""
@@ -281,24 +283,19 @@ def _relative(path: Path, folder: Path) -> str:
         return path.resolve().as_posix()
 
 
-def check_backbone(
-    saved: SavedBackbone, offered: nn.Module | Cache, *, where: str = ""
-) -> list[str]:
+def check_backbone(saved: SavedBackbone, offered: nn.Module | Cache, *, where: str = "") -> None:
     """Refuse a model, or a cache of a model, that is not the one the head was trained on.
 
-    Weights are compared by their hash; the code of a model by what it makes of the canary.
+    Weights and the model's classes are compared by their hash, and by what they make of the canary.
 
     Args:
         saved: The backbone of the head.
         offered: What the head would be used with.
         where: The file it came from, for the message.
 
-    Returns:
-        What there is to note.
-
     Raises:
         CheckpointError: for a model with other weights.
-        ModelError: for a model whose code gives other activations.
+        ModelError: for a model whose code is another one, or gives other activations.
         CacheError: for a cache of another model.
     """
     from ..caches import Cache
@@ -316,9 +313,8 @@ def check_backbone(
             f"{where}: found a backbone with weights {found}, expected {expected}, "
             f"on which the head of {saved.folder} was trained"
         )
-    if saved.provenance is None or isinstance(offered, Cache):
-        return []
-    return check_provenance(saved.provenance, saved.folder, offered, saved.capture)
+    if saved.provenance is not None and not isinstance(offered, Cache):
+        check_provenance(saved.provenance, saved.folder, offered, saved.capture)
 
 
 def _arguments(value: Any) -> dict[str, Any]:

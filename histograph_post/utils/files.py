@@ -15,7 +15,7 @@ import platform
 import re
 import stat
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -137,10 +137,10 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` atomically."""
-    with atomic_path(path) as partial:
-        partial.write_bytes(data)
+def write_bytes(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write ``data``, or its parts one after the other, to ``path`` atomically."""
+    with atomic_path(path) as partial, partial.open("wb") as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -38,8 +38,8 @@ from histograph_cli.main import main
 main()
 """
 
-INTERRUPTED = "interrupted; run the same command again to go on\n"
-TERMINATED = "terminated; run the same command again to go on\n"
+INTERRUPTED = "interrupted; run the same command again to resume\n"
+TERMINATED = "terminated; run the same command again to resume\n"
 
 
 def run(moments: str, *words: str, number: int = signal.SIGINT) -> tuple[int, str]:

@@ -270,7 +270,7 @@ def random_signals(work: Path, tries: int, seed: int = 0) -> Outcome:
             time.sleep(draw.uniform(0, 0.2))
         _, said = process.communicate()
         name = "interrupted" if sent is signal.SIGINT else "terminated"
-        expected = (128 + sent, f"{name}; run the same command again to go on\n")
+        expected = (128 + sent, f"{name}; run the same command again to resume\n")
         right = (process.returncode, said) in (expected, (0, ""))
         outcome.count(None if right else f"try {number}: exit code {process.returncode}: {said}")
     return outcome

@@ -200,9 +200,12 @@ def _as_if_trained(model: nn.Module) -> None:
     """Move norms away from their start, where in ``eval()`` they hand on what they are given."""
     for module in model.modules():
         if "norm" in type(module).__name__.lower():
-            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            for name, tensor in (
+                *module.named_parameters(recurse=False),
+                *module.named_buffers(recurse=False),
+            ):
                 if tensor.is_floating_point() and tensor.dim():
-                    near = 0.5 if name in ("weight", "running_var") else -0.5
+                    near = 0.5 if name.endswith(("weight", "running_var")) else -0.5
                     tensor.copy_(torch.rand(tensor.shape) + near)
 
 
