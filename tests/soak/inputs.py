@@ -49,7 +49,7 @@ from .commands import (
 from .operations import in_child
 
 #: Seconds and bytes that a refusal may take; the commands themselves are done in a second.
-_SECONDS, _MEMORY = 60, 2**31
+_SECONDS, _MEMORY = 240, 2**31
 
 #: Options with which a command may rightly work for ever.
 _ENDLESS = ("epochs", "patience", "trials", "warmup", "budget", "num_folds", "repeats", "folds")
