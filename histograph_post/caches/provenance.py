@@ -4,7 +4,7 @@ A backbone is known by the hash of its weights, but the same weights in a file t
 other activations. So a cache keeps the hash of the model's classes and a *canary*: one small graph
 of the data and its activations. Whoever builds the backbone again runs the canary: activations that
 differ by more than rounding are refused. So are classes that differ while the activations do not,
-since other graphs may reach what was edited. Comments, docstrings and the rest of a file may change.
+since other graphs may reach what was edited. Comments and the rest of a file may change.
 What is recorded here is compared, never opened or run.
 """
 

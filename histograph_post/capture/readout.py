@@ -31,6 +31,7 @@ from .trace import (
     GATING,
     LINEAR,
     MULTIPLYING,
+    RAISING,
     RESHAPING,
     SQUASHING,
     FunctionCall,
@@ -180,7 +181,9 @@ class _Readout:
         def reduces(made: Sequence[int]) -> bool:
             numbers = [value for value in made if self.trace.values[value].floating]
             if for_good:
-                return not any(map(self._stays_by_node, numbers))
+                return not any(map(self.layers.has_node_rows, numbers)) and any(
+                    self._is_final[value] for value in numbers
+                )
             return not any(map(self.layers.has_node_rows, numbers))
 
         for module in self.trace.modules:
@@ -216,18 +219,17 @@ class _Readout:
         calls = [call for call in self._pooling if is_coarsening(call.module)]
         return sum({1 << value for call in calls for value in made_by(call)})
 
-    def _stays_by_node(self, value: int) -> bool:
-        return self.layers.has_node_rows(value) or self._comes_back[value]
-
     @cached_property
-    def _comes_back(self) -> list[bool]:
-        """For each value whether something with node rows is computed from it."""
-        found = [False] * len(self.trace.values)
+    def _is_final(self) -> list[bool]:
+        """For each value whether an output is computed from it without coming back to node rows."""
+        final = [False] * len(self.trace.values)
+        for output in self.trace.outputs:
+            final[output] = True
         for value in reversed(self.trace.values):
-            if found[value.index] or self.layers.has_node_rows(value.index):
+            if final[value.index] and not self.layers.has_node_rows(value.index):
                 for parent in value.parents:
-                    found[parent] = True
-        return found
+                    final[parent] = True
+        return final
 
     # --- from what is consumed back to the state
 
@@ -292,8 +294,11 @@ class _Readout:
     # --- gates
 
     def _without_gate(self, end: Consumed) -> Consumed:
-        """Return what a readout weighs, if ``end`` is that times a weight per node."""
+        """Return what a readout weighs, or takes powers of, before it reduces the rows."""
         given = [value for layer in self.layers.frontier(end.value) for value in layer.candidates]
+        if not any(self._raised(value) is not None for value in given):
+            while (value := self._raised(end.value)) is not None:
+                end = Consumed(value, self.trace.producer[end.value].time, end.consumer)
         if any(self._gated(value) is not None for value in given):
             return end  # gates between the layers belong to the layers
         gated = self._gated(end.value)
@@ -302,6 +307,32 @@ class _Readout:
         call = self.trace.producer[end.value]
         self.scoring |= self.made[end.value] & ~self.made[gated]
         return Consumed(gated, call.time, f"{end.consumer}, weighted per node")
+
+    def _raised(self, value: int) -> int | None:
+        """Return ``x`` if the value is a power, exp() or the products of ``x``, without weights."""
+        call = self.trace.producer.get(value)
+        if call is None or self.layers.inside(call.time):
+            return None
+        given = [each for each in call.inputs if self._same_rows(each, value)]
+        squares = call.name in MULTIPLYING and len({*map(self._unshaped, call.inputs)}) == 1
+        if given and (call.name in RAISING or squares):
+            return self._unshaped(given[0])
+        before = self._unshaped(value)
+        return None if before == value or self._raised(before) is None else before
+
+    def _unshaped(self, value: int) -> int:
+        """Return a value before its shape was changed, or small numbers were clamped."""
+        call = self.trace.producer.get(value)
+        while (
+            call is not None
+            and call.name in RESHAPING | {"clamp", "unsqueeze"}
+            and call.inputs
+            and self._same_rows(call.inputs[0], value)
+            and not self.layers.inside(call.time)
+        ):
+            value = call.inputs[0]
+            call = self.trace.producer.get(value)
+        return value
 
     def _gated(self, value: int) -> int | None:
         """Return ``x`` if the value is ``gate * x``, or ``x / gate``, with a gate of width 1."""
