@@ -241,9 +241,12 @@ class _Readout:
             return BranchEnd(self._graph_end(self._consumed(*extra)).states, end)
         if join is not None:
             return self._joined(join, end, aggregates=extra is not None)
-        if (norm := self.maps.extra_norm(end.value)) is not None:
-            value, call = norm
-            state = Consumed(value, call.start, _describe_module(call))
+        if (step := self.maps.extra_step(end.value)) is not None:
+            value, call = step
+            if isinstance(call, ModuleCall):
+                state = Consumed(value, call.start, _describe_module(call))
+            else:
+                state = self._consumed(value, call)
             return BranchEnd(self._graph_end(state).states, end)
         return self._one_branch(end)
 
