@@ -114,6 +114,11 @@ class Layers:
             and self.trace.derives(end, value)
         )
 
+    def same_rows(self, before: int, value: int) -> bool:
+        """Whether a value has node rows made by the same layers as another."""
+        same = before >= 0 and self.made[before] == self.made[value]
+        return same and self.trace.has_node_rows(before, dims=1)
+
     def given_before(self, end: int, alike: bool = True) -> list[int]:
         """Return what layers were given by others on the way to ``end``.
 
