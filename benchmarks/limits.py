@@ -9,7 +9,7 @@ from pathlib import Path
 
 from histograph_post.caches import Cache
 from histograph_post.caches.caching import cache
-from histograph_post.training.history_rows import row_bytes
+from histograph_post.training.memory import row_bytes
 
 from .head_trainings import HeadTraining
 from .measuring import Ratio, cost, race

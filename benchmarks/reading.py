@@ -11,6 +11,7 @@ from torch import Tensor
 
 from histograph_post.heads.ragged import ranges
 from histograph_post.training.history_rows import history_rows
+from histograph_post.training.memory import MemoryBudget
 
 from .measuring import Ratio, race, speedup
 from .workloads import Workloads
@@ -39,7 +40,7 @@ def reading(work: Workloads) -> list[Ratio]:
     medians = race(
         {
             FILE: partial(epoch, cache.gather),
-            MEMORY: partial(epoch, history_rows(cache, None).select),
+            MEMORY: partial(epoch, history_rows(MemoryBudget(cache), None).select),
             PLAIN: partial(epoch, plain),
         },
         rounds=work.sizes.rounds,

@@ -27,10 +27,11 @@ from . import (
     report,
     trust,
 )
-from .command import register, shared_options
+from .command import CommandGroup, register, shared_options
 
 app = typer.Typer(
     name="histograph",
+    cls=CommandGroup,
     help="A better readout for a trained graph neural network, without retraining it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -58,12 +59,12 @@ def _root(
     pass
 
 
-register(app, pretrain.pretrain, trains=True, runs_models=True)
+register(app, pretrain.pretrain, trains=True, runs_models=True, trains_together=True)
 register(app, cache.cache, runs_models=True, shares_work=True)
 register(app, heads.train_head, trains=True)
 register(app, heads.compare, trains=True)
 register(app, heads.tune, trains=True)
-register(app, finetune.finetune, trains=True, runs_models=True)
+register(app, finetune.finetune, trains=True, runs_models=True, trains_together=True)
 register(app, predict.predict, runs_models=True)
 register(app, predict.embed, runs_models=True)
 register(app, report.report)

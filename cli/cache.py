@@ -14,6 +14,7 @@ from histograph_post.utils.machine import NODE_BUDGET
 from histograph_post.utils.text import plural
 
 from . import options as opt
+from .flags import parse_share
 from .formatting import duration, metric, size
 from .guidance import command
 from .results import show_cache, summary
@@ -64,8 +65,8 @@ def cache(
         int | None,
         typer.Option(
             min=1,
-            help="Size of a shard in MB; a killed run resumes at a shard. By default 64, or what "
-            "makes 500 shards.",
+            help="Size of a shard in MB; a killed run resumes at the last one. By default 64, or "
+            "more if there would be over 500 shards.",
         ),
     ] = None,
     workers: opt.WorkersOption = None,
@@ -90,9 +91,10 @@ def cache(
 ) -> None:
     """Run a pretrained model once and write every layer's node activations to a cache.
 
-    Give the same command again to continue a run that was killed.
+    If it is killed, run the same command again: it resumes.
     """
-    from histograph_post.caches.planning import CacheOptions, plan_cache
+    from histograph_post.caches.planning import plan_cache
+    from histograph_post.caches.probing import CacheOptions
     from histograph_post.data.spec import Reading
     from histograph_post.data.streaming import remove_rows, rows_beside
     from histograph_post.models import parse_args
@@ -173,8 +175,7 @@ def cache(
 
 def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
     """Print what a cache would hold and cost."""
-    from histograph_post.caches.inspection import Inspection
-    from histograph_post.caches.planning import estimate_seconds
+    from histograph_post.caches.planning import Inspection, estimate_seconds
 
     seconds = estimate_seconds(plan)
     for table in Inspection(plan).tables():
@@ -215,12 +216,8 @@ def _counts(plan: CachePlan) -> list[int]:
 
 def _part(shard: str | None) -> tuple[int, int]:
     """Return which job of how many this is: as asked for, else as torchrun sets it."""
-    if shard is None:
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    number, slash, count = shard.partition("/")
-    if not (slash and number.isdigit() and count.isdigit() and int(number) < int(count)):
-        raise typer.BadParameter(f"--shard {shard}: expected I/N with I from 0 to N - 1, as in 0/4")
-    return int(number), int(count)
+    of_torchrun = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    return parse_share("--shard", shard) or of_torchrun
 
 
 def _show_folds(terminal: Terminal, caches: Sequence[Cache]) -> None:

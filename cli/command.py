@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from histograph_post import __version__
-from histograph_post.errors import ConfigError, HistographError
+from histograph_post.errors import ConfigError, HistographError, raised_at
 from histograph_post.runs.run import EVENTS_NAME
 from histograph_post.utils.files import refuse_url
 from histograph_post.utils.machine import keep_memory
@@ -34,6 +35,33 @@ from .terminal import EventFiles, Terminal
 
 #: The heading of the shared options in a command's help.
 _PANEL = "Common options"
+#: The heading of options that come as a pair, --this and --no-this: as a column of any other panel,
+#: the second name would leave no room for the texts.
+_SWITCHES = "On unless switched off"
+
+
+def _hide_flag_types(params: list[Any]) -> list[Any]:
+    """Show nothing for what a flag takes, where typer would show ``<bool>``."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose help names no types of flags."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its options, ``--help`` included."""
+        return _hide_flag_types(super().get_params(ctx))
+
+
+class CommandGroup(TyperGroup):
+    """All commands; their help names no types of flags either."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options of ``histograph`` itself."""
+        return _hide_flag_types(super().get_params(ctx))
 
 
 @dataclass(frozen=True)
@@ -55,6 +83,7 @@ def register(
     trains: bool = False,
     runs_models: bool = False,
     shares_work: bool = False,
+    trains_together: bool = False,
 ) -> None:
     """Add ``function(terminal, ...)`` to the app as a command with the shared options.
 
@@ -64,6 +93,7 @@ def register(
         trains: Whether it trains something, and so can write event files.
         runs_models: Whether it runs a user's model, whose batches may be large.
         shares_work: Whether several processes that ``torchrun`` starts each do a part of it.
+        trains_together: Whether such processes train one network together; the first one prints.
     """
 
     @functools.wraps(function)
@@ -81,7 +111,10 @@ def register(
         if quiet and verbose:
             raise typer.BadParameter("give --verbose or --quiet, not both")
         with _failures_in_one_line(debug=debug), contextlib.ExitStack() as stack:
-            if not shares_work:
+            if trains_together:
+                stack.enter_context(_together(own["device"]))
+                quiet = quiet or os.environ.get("RANK", "0") != "0"
+            elif not shares_work:
                 _refuse_other_processes(function.__name__.replace("_", "-"))
             is_default = command_name in DEFAULT_OUTPUTS and own["out"] is None
             if is_default:
@@ -102,7 +135,7 @@ def register(
             for name, value in options.items():
                 terminal.detail(f"  {name.replace('_', '-')} = {value}")
             if is_default:
-                terminal.note(f"writing to {own['out']}; -o names another place")
+                terminal.note(f"writing to {own['out']} (-o chooses another place)")
             if trains or runs_models:
                 terminal.load_torch()
             if runs_models:
@@ -138,6 +171,7 @@ def register(
     text = inspect.cleandoc(function.__doc__ or "")
     app.command(
         name=command_name,
+        cls=Command,
         # Lines end where the terminal's do, not where those of the source do.
         help=re.sub(r"(?<!\n)\n(?!\n)", " ", text),
         epilog=example(command_name),
@@ -159,8 +193,26 @@ def _refuse_other_processes(name: str) -> None:
     if processes != "1":
         raise ConfigError(
             f"{name}: found WORLD_SIZE={processes}, expected 1: every process would do all of the "
-            f"work; run it without torchrun (`histograph cache` shares its work)"
+            f"work; run it without torchrun (cache, finetune and pretrain share theirs)"
         )
+
+
+@contextlib.contextmanager
+def _together(device: str) -> Iterator[None]:
+    """Meet the other processes of ``torchrun``, if any: one prints, one says what failed."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        yield
+        return
+    from histograph_post.training.ranks import Ranks
+    from histograph_post.utils.machine import resolve_device
+
+    ranks = Ranks.start(resolve_device(device))
+    assert ranks is not None
+    with ranks.failing_together(), contextlib.ExitStack() as stack:
+        if not ranks.is_first:
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+        yield
 
 
 def _shorten_help(annotation: Any) -> None:
@@ -173,6 +225,9 @@ def _shorten_help(annotation: Any) -> None:
     (kind, option), union = get_args(annotation), get_origin(get_args(annotation)[0])
     if union is not None and union is not list:
         kind = next(each for each in get_args(kind) if each is not type(None))
+    # In an annotation, typer holds the first name for a default.
+    if "/--no-" in " ".join(map(str, (option.default, *(option.param_decls or ())))):
+        option.rich_help_panel, option.show_default = _SWITCHES, False
     if option.metavar is not None:
         return
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -244,6 +299,16 @@ def _failures_in_one_line(*, debug: bool) -> Iterator[None]:
             traceback.print_exc()
         where = "" if error.filename is None else f"{error.filename}: "
         print(f"error: {printable(where + str(error.strerror or error))}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except Exception:
+        raise  # a mistake of ours
+    except BaseException as error:
+        # Nothing here ends the process by itself: the user's code called sys.exit(), or worse.
+        if debug:
+            traceback.print_exc()
+        found = printable(" ".join(f"{type(error).__name__}({error})".split()))
+        where = raised_at(error) or "code that was called"
+        print(f"error: {where}: found {found}, expected no exit from it", file=sys.stderr)
         raise typer.Exit(1) from None
 
 

@@ -15,8 +15,8 @@ from histograph_post.utils.decoding import read_toml_file
 
 #: Options on how to run, not on what to make: they stay out of the saved configuration.
 _NOT_SAVED = {
-    *("config", "debug", "dry_run", "jobs", "json", "overwrite", "quiet", "shard"),
-    *("tensorboard", "verbose"),
+    *("backend", "config", "debug", "dry_run", "fits", "jobs", "json", "overwrite", "quiet"),
+    *("scheduler", "shard", "tensorboard", "verbose"),
 }
 
 

@@ -63,8 +63,8 @@ def demo(
 ) -> None:
     """Run all steps on generated data, in under a minute: no downloads, no files needed.
 
-    A deep backbone has smoothed away what its early layers knew; a readout over all layers gets it
-    back. Every step is printed as a command, which works with a checkpoint of your own too.
+    A deep backbone has smoothed away what its early layers knew, and a readout over all layers
+    recovers it. Every step is printed as the command to type for a checkpoint of your own.
     """
     from histograph_post.errors import OutputExistsError
 
@@ -75,8 +75,8 @@ def demo(
     steps = demo_steps(out, num_graphs)
     has_report = find_spec("matplotlib") is not None
     terminal.info(
-        "Everything runs on one thread, as with OMP_NUM_THREADS=1: threads round differently, and "
-        "after 20 epochs a deep network ends elsewhere."
+        "Everything runs on one thread, as with OMP_NUM_THREADS=1, so that the scores do not "
+        "depend on your number of cores: more threads round differently."
     )
     results = []
     with limited_threads(1):

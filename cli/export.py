@@ -39,7 +39,7 @@ def export(
         typer.Option(
             "--in-dim",
             min=1,
-            help="Number of node features, if the model does not know it.",
+            help="Number of node features, if it cannot be read off the model.",
         ),
     ] = None,
     trust_checkpoint: opt.TrustOption = False,

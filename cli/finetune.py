@@ -11,15 +11,15 @@ import typer
 import histograph_post as hg
 
 from . import options as opt
-from .flags import ExperimentFlags, HeadFlags, TrainingFlags
+from .flags import ArrayFlags, HeadFlags, TrainingFlags
 from .guidance import cache_command, predict_command
 from .results import gain, show_run
 from .terminal import Terminal
 
 
 @dataclass(frozen=True)
-class FinetuneFlags(ExperimentFlags):
-    """The options of an experiment that may go on from a run, with the seeds of that run."""
+class FinetuneFlags(ArrayFlags):
+    """The options of an experiment that may continue a run, with the seeds of that run."""
 
     seeds: Annotated[
         str | None,
@@ -137,6 +137,9 @@ def finetune(
             trust=trust_checkpoint,
         )
     found = show_run(terminal, run, watch)
+    if not run.is_finished:
+        terminal.result(found)
+        return
     _show_changes(terminal, found)
     caching = cache_command(out, model=model, data=data)
     terminal.result(found, next_command=f"{predict_command(out)}, or {caching}")
@@ -148,7 +151,7 @@ def _names(text: str) -> list[str]:
 
 def _show_changes(terminal: Terminal, results: Any) -> None:
     """Print the gain over the frozen backbone, and what training changed for it."""
-    from histograph_post.experiments.unfreezing import ParameterCounts
+    from histograph_post.experiments.backbones import ParameterCounts
 
     versus = results["versus_frozen"]
     if versus is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -131,12 +131,14 @@ class ExperimentFlags(OptionGroup):
         typer.Option(
             "--memory-limit",
             metavar="SIZE",
-            help="Memory that training may use beyond the libraries themselves, such as 4GB; a "
-            "cache that needs more is read batch by batch.",
+            help="Memory that training may use beyond the libraries, such as 4GB; a cache that "
+            "needs more is read batch by batch.",
         ),
     ] = None
     device: opt.DeviceOption = "auto"
     jobs: opt.JobsOption = None
+    backend: opt.BackendOption = opt.Backend.LOKY
+    scheduler: opt.SchedulerOption = None
     overwrite: opt.OverwriteOption = False
 
     def options(
@@ -163,6 +165,8 @@ class ExperimentFlags(OptionGroup):
             training=training,
             device=self.device,
             jobs=self.jobs,
+            backend=self.backend.value,
+            scheduler=self.scheduler,
             overwrite=self.overwrite,
             config=terminal.options,
             on_start=watch.started,
@@ -170,6 +174,25 @@ class ExperimentFlags(OptionGroup):
             on_epoch=watch.epoch_done,
             on_fit=watch.fit_done,
         )
+
+
+@dataclass(frozen=True)
+class ArrayFlags(ExperimentFlags):
+    """What an experiment takes whose fits the jobs of an array can share."""
+
+    fits: opt.FitsOption = None
+
+    def options(
+        self,
+        terminal: Terminal,
+        watch: ExperimentWatch,
+        training: Mapping[str, Any],
+        *,
+        warm_start: bool = False,
+    ) -> ExperimentOptions:
+        """Return what the library takes."""
+        found = super().options(terminal, watch, training, warm_start=warm_start)
+        return replace(found, fits=parse_share("--fits", self.fits))
 
 
 @dataclass(frozen=True)
@@ -208,6 +231,16 @@ def parse_seeds(text: str) -> list[int]:
             raise typer.BadParameter(f"--seeds {text}: expected at most {MOST_SEEDS} of them")
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
+
+
+def parse_share(flag: str, text: str | None) -> tuple[int, int] | None:
+    """Return which job of how many `0/4` stands for."""
+    if text is None:
+        return None
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdigit() and count.isdigit() and int(number) < int(count)):
+        raise typer.BadParameter(f"{flag} {text}: expected I/N with I from 0 to N - 1, as in 0/4")
+    return int(number), int(count)
 
 
 def parse_size(text: str | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from histograph_post.utils.text import printable as printable
+from histograph_post.errors import printable as printable
 
 
 def size(num_bytes: float) -> str:
@@ -22,6 +22,11 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def about(seconds: float) -> str:
+    """Return a time as short as it can be said: without the seconds from a minute on."""
+    return duration(seconds).partition(" min")[0] + " min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def rate(per_second: float) -> str:

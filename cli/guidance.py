@@ -44,13 +44,13 @@ _COMMANDS = {
 #: Where the output of a command goes without -o, as its help says it.
 DEFAULT_OUTPUTS = {
     "pretrain": "backbones/DATA-MODEL",
-    "cache": "DATA-MODEL.cache, of a folder FOLDER.caches",
+    "cache": "DATA-MODEL.cache, or FOLDER.caches for a folder",
     "train-head": "runs/CACHE-HEAD",
     "compare": "runs/CACHE-readouts",
     "tune": "runs/CACHE-HEAD-tuned",
     "finetune": "runs/SOURCE-finetuned",
     "predict": "RUN-predictions.csv",
-    "export": "RUN.pt2, with --whole RUN-whole",
+    "export": "RUN.pt2, or RUN-whole with --whole",
 }
 
 

@@ -13,7 +13,7 @@ import histograph_post as hg
 from histograph_post.utils.text import setting
 
 from . import options as opt
-from .flags import ExperimentFlags, HeadFlags, TrainingFlags, parse_seeds
+from .flags import ArrayFlags, ExperimentFlags, HeadFlags, TrainingFlags, parse_seeds
 from .formatting import duration
 from .formatting import metric as score_text
 from .guidance import command, predict_command
@@ -21,7 +21,7 @@ from .results import gain, show_results, show_run
 from .terminal import ExperimentWatch, Terminal
 
 if TYPE_CHECKING:
-    from histograph_post.experiments.search import Trial
+    from histograph_post.experiments.study import Trial
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def train_head(
     head: opt.HeadOption = "histograph",
     *,
     head_flags: WideHeadFlags,
-    experiment: ExperimentFlags,
+    experiment: ArrayFlags,
     lr: opt.LrOption = None,
     training: TrainingFlags,
     warm_start: opt.WarmStartOption = False,
@@ -57,7 +57,8 @@ def train_head(
                 terminal, watch, training.options(lr), warm_start=warm_start
             ),
         )
-    terminal.result(show_run(terminal, run, watch), next_command=predict_command(out))
+    found = show_run(terminal, run, watch)
+    terminal.result(found, next_command=predict_command(out) if run.is_finished else None)
 
 
 def compare(
@@ -70,13 +71,13 @@ def compare(
             "--heads",
             metavar="NAMES",
             autocompletion=opt.complete_several_heads,
-            help="The readouts, separated by commas: all, or any of those of train-head --head; "
-            "svm and boosting are compared only.",
+            help="The readouts, separated by commas: all, or any that train-head --head takes, "
+            "and svm and boosting, which are compared only.",
         ),
     ] = "all",
     dim: Annotated[int, typer.Option(min=1, help="Width of every head.")] = 64,
     *,
-    experiment: ExperimentFlags,
+    experiment: ArrayFlags,
     lr: opt.LrOption = None,
     training: TrainingFlags,
 ) -> None:
@@ -90,7 +91,7 @@ def compare(
             options=experiment.options(terminal, watch, training.options(lr)),
         )
     found = show_run(terminal, run, watch, ranked=True)
-    terminal.result(found, next_command=command("report", out))
+    terminal.result(found, next_command=command("report", out) if run.is_finished else None)
 
 
 #: Trials in the table at the end.
@@ -118,7 +119,7 @@ def tune(
     storage: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Optuna storage that several processes search in together."
+            metavar="URL", help="Optuna storage, for several processes that search together."
         ),
     ] = None,
     head: opt.HeadOption = "histograph",
@@ -147,7 +148,7 @@ def tune(
     By default, the learning rate and weight decay (around --lr and
     --weight-decay) and the options of the readout are searched; those in --head-args stay fixed.
     Then the best options and the defaults are trained with every seed and scored on the test part,
-    which the search never sees. To continue a search, give the same command with more --trials.
+    which the search never sees. To extend a search, run the same command with more --trials.
     """
     from histograph_post.models import parse_args
 
@@ -172,7 +173,9 @@ def tune(
     if versus is not None:
         terminal.info(f"{run.results['head']} against {head} with its defaults: {gain(versus)}")
     elif run.results["tuning"]["trial"] == 0:
-        terminal.info("no trial had a better validation score than the defaults, which were used")
+        terminal.info(
+            "No trial had a better validation score than the defaults, so these are kept."
+        )
     terminal.result({"run": str(out), **run.results}, next_command=command("report", out))
 
 
@@ -196,7 +199,7 @@ class _TrialLines:
         if trial.state == "complete":
             outcome = f"valid {self._watch.metric} {score_text(trial.score)}"
         elif trial.state == "pruned":
-            outcome = "given up early"
+            outcome = "stopped early"
         else:
             outcome = f"failed: {trial.reason}"
         if best is not None:

@@ -37,7 +37,9 @@ def inspect(
     ],
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="SPEC", help="Show what would be captured of this model."),
+        typer.Option(
+            "--model", metavar="SPEC", help="Show what would be captured from this model."
+        ),
     ] = None,
     data: Annotated[
         str | None,
@@ -68,7 +70,7 @@ def inspect(
     if model is None or data is None:
         _inspect_checkpoint(terminal, path, state=state, trust=trust_checkpoint)
         return
-    from histograph_post.caches.inspection import inspect as inspect_model
+    from histograph_post.caches.planning import inspect as inspect_model
     from histograph_post.data import DataSpec
     from histograph_post.models import ModelSpec, parse_args
     from histograph_post.models.spec import load_pretrained
@@ -115,7 +117,7 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, state: str | None, tr
         terminal.note(f"these are the weights of {public}: --model {public} reads them")
     terminal.table(
         f"{path.name}: {len(weights)} tensors, "
-        f"{sum(w.numel() for w in weights.values()):,} numbers, found at {checkpoint.found_at!r}",
+        f"{sum(w.numel() for w in weights.values()):,} numbers, {_place(checkpoint.found_at)}",
         ["name", "shape", "type"],
         [
             [name, list(value.shape), str(value.dtype).removeprefix("torch.")]
@@ -138,6 +140,10 @@ def _inspect_checkpoint(terminal: Terminal, path: Path, *, state: str | None, tr
             "inspect", path, **_flags(terminal), model=public or "SPEC", data="SPEC"
         ),
     )
+
+
+def _place(found_at: str) -> str:
+    return "a plain state dict" if found_at == "bare" else f"found at {found_at!r}"
 
 
 def _flags(terminal: Terminal) -> dict[str, Any]:

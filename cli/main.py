@@ -59,7 +59,7 @@ def tell(interrupted: KeyboardInterrupt) -> int:
         interrupted = Interrupted()
     if not _told:
         _told = True
-        line = f"{_NAMES[signal.Signals(interrupted.number)]}; run the same command again to go on"
+        line = f"{_NAMES[signal.Signals(interrupted.number)]}; run the same command again to resume"
         try:
             # Not by its own write: a signal may have come in the middle of another one.
             os.write(sys.stderr.fileno(), f"{line}\n".encode())
@@ -88,6 +88,9 @@ def main() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "passive"
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        # Not that all parameters are used, after it was asked to look for others; nor who hung up.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from .app import app
 
     app()

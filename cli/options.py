@@ -114,8 +114,8 @@ RunHeadOption = Annotated[
         "--head",
         metavar="NAME|SPEC",
         autocompletion=complete_heads,
-        help="Another readout of the run than the one it predicts with, by name; or your own code, "
-        "as file.py:Class or package.module:Class.",
+        help="A readout of the run, by name, instead of the one it predicts with; or your own "
+        "code, as file.py:Class or package.module:Class.",
     ),
 ]
 MovedCheckpointOption = Annotated[
@@ -143,8 +143,8 @@ DataRootOption = Annotated[
         metavar="DIR",
         envvar="HISTOGRAPH_DATA_ROOT",
         show_envvar=False,
-        help="Folder with a local copy of the data; it is only read. By default what the "
-        "environment variable HISTOGRAPH_DATA_ROOT says.",
+        help="Folder with a local copy of the data, which is only read. By default the "
+        "environment variable HISTOGRAPH_DATA_ROOT.",
     ),
 ]
 StateOption = Annotated[
@@ -152,8 +152,8 @@ StateOption = Annotated[
     typer.Option(
         "--state",
         metavar="KEY",
-        help="Which state dict of the checkpoint, if it has several (ema, swa, ...), or what the "
-        "names of its weights begin with.",
+        help="Which state dict of the checkpoint, if it has several (ema, swa, ...), or the "
+        "prefix that its names share.",
     ),
 ]
 KeyMapOption = Annotated[
@@ -169,7 +169,7 @@ TrustOption = Annotated[
     typer.Option(
         "--trust-checkpoint",
         help="Unpickle the checkpoint if it can only be read by running its code; only for files "
-        "you trust. Remembered for this very file.",
+        "you trust. Remembered for this file, by its hash.",
     ),
 ]
 LayersOption = Annotated[
@@ -184,7 +184,7 @@ NoPassOption = Annotated[
     typer.Option(
         "--no-pass",
         metavar="NAME",
-        help="An attribute of the data that the model is not given, such as edge_weight; "
+        help="Do not pass this attribute of the data to the model, such as edge_weight; "
         "repeatable.",
     ),
 ]
@@ -289,7 +289,8 @@ LrOption = Annotated[
     float | None,
     typer.Option(
         "--lr",
-        help="Peak learning rate; by default what suits the readout, on a single graph 1e-2.",
+        help="Peak learning rate; by default one that suits the readout, or 1e-2 on a single "
+        "graph.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -297,7 +298,7 @@ WarmStartOption = Annotated[
     bool,
     typer.Option(
         "--warm-start",
-        help="Start from the predictions of the checkpoint itself (histograph only).",
+        help="Start from the checkpoint's own predictions (histograph only).",
         rich_help_panel=HEAD,
     ),
 ]
@@ -316,7 +317,7 @@ WorkersOption = Annotated[
     typer.Option(
         "--workers",
         min=0,
-        help="Processes that read rows, from 50,000 of them on; by default one per core.",
+        help="Processes that read the data if it has 50,000 rows or more; by default one per core.",
     ),
 ]
 RowsOption = Annotated[
@@ -324,12 +325,47 @@ RowsOption = Annotated[
     typer.Option(
         "--rows",
         metavar="DIR",
-        help="Folder that keeps what was read of so many rows, for other commands on the same "
-        "data; by default OUT.rows, which is removed in the end.",
+        help="Folder that keeps the graphs of 50,000 rows or more for later commands on the same "
+        "data; by default OUT.rows, which is removed at the end.",
     ),
 ]
 DeviceOption = Annotated[
     str, typer.Option("--device", help="Where to compute: auto, cpu, cuda or mps.")
+]
+
+
+class Backend(StrEnum):
+    """Who does the fits."""
+
+    LOKY = "loky"
+    DASK = "dask"
+    RAY = "ray"
+
+
+BackendOption = Annotated[
+    Backend,
+    typer.Option(
+        "--backend",
+        help="Who does the fits: processes of this machine, or a cluster whose machines see the "
+        "same files",
+    ),
+]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="Address of the cluster, such as tcp://host:8786.",
+    ),
+]
+FitsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--fits",
+        metavar="I/N",
+        help="Do share I of N of the fits, as one job of an array; the job that finds all of them "
+        "done writes the results.",
+    ),
 ]
 JobsOption = Annotated[
     int | None,

@@ -114,10 +114,10 @@ def embed(
     *,
     new_data: NewDataFlags,
 ) -> None:
-    """Write one vector per graph (or node): what the head reads out before it classifies.
+    """Write one vector per graph (or node): what the head computes just before its classifier.
 
-    It is the best head of the run by validation. The file has ids, vectors, the rows of the source
-    and, of molecules, SMILES: for nearest neighbours, clusters, or a model of your own.
+    The head is the best of the run by validation. The file has ids, vectors, the rows of the source
+    and, for molecules, SMILES: for nearest neighbours, clusters, or a model of your own.
     """
     from histograph_post.runs.embedding import embed as embed_graphs
 

@@ -11,7 +11,7 @@ import typer
 import histograph_post as hg
 
 from . import options as opt
-from .flags import HeadFlags, TrainingFlags, parse_seeds, split_spec
+from .flags import HeadFlags, TrainingFlags, parse_seeds, parse_share, split_spec
 from .formatting import metric as shown
 from .guidance import cache_command, predict_command
 from .results import show_run
@@ -63,7 +63,7 @@ def pretrain(
         bool,
         typer.Option(
             "--standardize/--no-standardize",
-            help="With --head: bring each layer's activations to one scale, node by node.",
+            help="With --head: normalize each layer's activations, node by node.",
             rich_help_panel=opt.HEAD,
         ),
     ] = True,
@@ -86,9 +86,12 @@ def pretrain(
     training: TrainingFlags,
     device: opt.DeviceOption = "auto",
     jobs: opt.JobsOption = None,
+    backend: opt.BackendOption = opt.Backend.LOKY,
+    scheduler: opt.SchedulerOption = None,
+    fits: opt.FitsOption = None,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
-    """Train a backbone from random weights on every fold, when there is no checkpoint.
+    """Train a backbone from random weights on every fold, if there is no checkpoint.
 
     It is trained with its own readout, or end to end with a head. `histograph cache DIR` continues
     from there.
@@ -107,6 +110,9 @@ def pretrain(
         "training": training.options(lr),
         "device": device,
         "jobs": jobs,
+        "backend": backend.value,
+        "scheduler": scheduler,
+        "fits": parse_share("--fits", fits),
         "overwrite": overwrite,
         "config": terminal.options,
         "on_note": terminal.note,
@@ -131,6 +137,9 @@ def pretrain(
                 on_fit=watch.fold_done,
                 **given,
             )
+        if not run.is_finished:
+            terminal.result({"folder": str(out), "complete": False})
+            return
         show_folds(terminal, run.results)
         following = cache_command(out, model=model, data=data)
         terminal.result({"folder": str(out), **run.results}, next_command=following)
@@ -153,7 +162,8 @@ def pretrain(
             on_fit=watching.fit_done,
             **given,
         )
-    terminal.result(show_run(terminal, run, watching), next_command=predict_command(out))
+    found = show_run(terminal, run, watching)
+    terminal.result(found, next_command=predict_command(out) if run.is_finished else None)
 
 
 class _FoldWatch:

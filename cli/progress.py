@@ -17,9 +17,10 @@ from rich.progress import (
     TaskProgressColumn,
     TextColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
-from .formatting import duration, metric, rate
+from .formatting import about, duration, metric, rate
 
 #: Where nobody watches, a line this often (seconds) is enough.
 _LOG_INTERVAL = 10.0
@@ -39,10 +40,10 @@ class _TimesColumn(ProgressColumn):
     """The time that it took so far, and that is left."""
 
     def render(self, task: Task) -> Text:
-        parts = [f"{duration(task.elapsed or 0.0)} elapsed"]
+        parts = [f"{about(task.elapsed or 0.0)} elapsed"]
         if task.time_remaining:
-            parts.append(f"{duration(task.time_remaining)} left")
-        return Text(", ".join(parts))
+            parts.append(f"{about(task.time_remaining)} left")
+        return Text(", ".join(parts), no_wrap=True)
 
 
 def make_bar(console: Console) -> Progress:
@@ -50,10 +51,10 @@ def make_bar(console: Console) -> Progress:
     counts = [MofNCompleteColumn(), _RateColumn()] if console.width >= _WIDE else []
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=14),
+        BarColumn(bar_width=None, table_column=Column(max_width=14)),  # gives way to the words
         TaskProgressColumn(),
         *counts,
-        _TimesColumn(),
+        _TimesColumn(table_column=Column(no_wrap=True)),
         console=console,
         transient=True,
     )
@@ -149,11 +150,15 @@ class FitWatch:
         rest = total - self._found - trained
         left = (time.monotonic() - self._started) / trained * rest if trained else 0.0
         valid = fit.scores.get("valid", {}).get(self._metric)
-        place = f"epoch {fit.best_epoch}"
+        place = f"at epoch {fit.best_epoch}"
         if fit.strength is not None:
-            place = f"strength {fit.strength:.2g}"
+            place = f"at penalty {fit.strength:.2g}"
+        elif fit.best_epoch < 0:  # HistoGraph starts at a solved probe, which may stay the best
+            place = "before training"
+        place += ", then diverged" * fit.diverged
+        # A bar shows the time that is left by itself.
+        ending = f", {duration(left)} left" if left and self._bar is None else ""
         self._write(
             f"[{done}/{total}] {fit.spec.label}: "
-            f"valid {self._metric} {metric(valid)} at {place}{', then diverged' * fit.diverged}"
-            + (f", {duration(left)} left" if left else "")
+            f"valid {self._metric} {metric(valid)} {place}{ending}"
         )

@@ -16,15 +16,15 @@ def recipes(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="One of them, such as pretrain-gnns:gcn, or how their names begin.",
+            help="One of them, such as pretrain-gnns:gcn, or the beginning of several names.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """List the public checkpoints that --model knows by name, and where to get their files.
 
-    Each comes with the one command that goes from such a file and a csv file of molecules to a
-    report. How molecules are encoded (mol_features) is chosen by the name.
+    Each comes with one command that goes from such a file and a csv file of molecules to a report.
+    The name also decides how molecules are encoded (mol_features).
     """
     from histograph_post.models.recipes import SAME_NETWORK, one_command, recipes_called
 

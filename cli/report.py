@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from histograph_post.utils.text import plural
+
 from . import options as opt
 from .terminal import Terminal
 
@@ -54,7 +56,7 @@ def report(
     """
     from histograph_post.reporting import report as write_report
 
-    with terminal.progress("looking at the activations") as update:
+    with terminal.progress("reading activations") as update:
         written = write_report(
             run,
             out,
@@ -67,14 +69,8 @@ def report(
         )
     for note in written.notes:
         terminal.note(note)
-    terminal.table(
-        f"{written.path}",
-        ["", ""],
-        [
-            ["figures", len(written.figures)],
-            *([["saved in", figures]] if figures is not None else []),
-        ],
-    )
+    saved = "" if figures is None else f", also saved in {figures} as {form.value}"
+    terminal.say(f"{written.path}: {plural(len(written.figures), 'figure')}{saved}")
     terminal.result(
         {
             "report": str(written.path),

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 def show_run(
     terminal: Terminal, run: Run, watch: ExperimentWatch, *, ranked: bool = False
 ) -> dict[str, Any]:
-    """Print the table of a run that has just ended, and its verdict; return its JSON object."""
+    """Print the table of a run that has just ended, and its verdict; return its JSON object.
+
+    Of one with fits that are left to other jobs there is nothing to print.
+    """
+    if not run.is_finished:
+        return {"run": str(run.folder), "complete": False}
     seconds = watch.seconds_per_epoch()
     show_results(terminal, run.results, seconds, ranked=ranked)
     return {"run": str(run.folder), **run.results, "seconds_per_epoch": seconds}
@@ -93,7 +98,7 @@ def show_results(
     )
     terminal.info(f"{why} {_sentence(about_intervals(results))}")
     if any(row.get("compared_only") for row in readouts.values()):
-        terminal.info("* compared only: no module, not saved, cannot predict")
+        terminal.info("* compared only: not saved, so the run cannot predict with it")
     _say_outcome(terminal, results)
     terminal.say(str(verdict_of(results)))
 
@@ -106,10 +111,11 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
     """Say what the run predicts with and how well calibrated that is."""
     calibration = results.get("calibration")
     if calibration is not None and calibration["test"]["before"] is not None:
-        errors = " to ".join(f"{calibration['test'][when]:.3f}" for when in ("before", "after"))
+        before, after = (calibration["test"][when] for when in ("before", "after"))
         terminal.info(
-            f"expected calibration error on the test part: {errors}, by temperature "
-            f"{calibration['temperature']:.3g} from the validation part"
+            f"Calibration by temperature {calibration['temperature']:.3g}, from the validation "
+            f"part: expected calibration error on the test part {before:.3f} before, {after:.3f} "
+            "after."
         )
     diverged = sum(bool(fit.get("diverged")) for fit in results["fits"])
     if diverged:
@@ -119,8 +125,8 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
         )
     if results.get("left_out"):
         terminal.info(
-            f"the run predicts with {plural(results['members'], 'head')}; {results['left_out']} "
-            f"more of {results['head']} have other backbones and are in the table only"
+            f"The run predicts with {plural(results['members'], 'head')}; {results['left_out']} "
+            f"more of {results['head']} have other backbones, and count in the table only."
         )
 
 
@@ -155,7 +161,7 @@ def _count(results: Any) -> str:
 def show_cache(terminal: Terminal, manifest: Manifest) -> None:
     """Print the score of the model's own readout, or why there is none."""
     if manifest.own_metrics is None:
-        terminal.note(f"no score of the model's own: {manifest.no_metrics_because}")
+        terminal.note(f"the checkpoint has no score of its own: {manifest.no_metrics_because}")
         return
     rows = own_rows(manifest.own_metrics)
     names = list(manifest.own_metrics["all"])

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 #: Width of tables that do not go to a terminal: wide enough that no cell is cut.
 _FILE_WIDTH = 160
 
+#: Characters of a note; of a longer one, the rest is a detail.
+_LONG_NOTE = 400
+
 
 class Terminal:
     """Where a command prints: its result, and what a user should know meanwhile.
@@ -112,7 +115,8 @@ class Terminal:
     ) -> None:
         """Print a small table (stdout), unless JSON was asked for. Numbers are right-aligned.
 
-        Cells wrap at words; a table that would have to break words is turned on its side.
+        Cells wrap at words. A table that is too wide for that is transposed, or, if that is too
+        wide as well, becomes a list with a line per cell.
 
         Args:
             title: Stands above it.
@@ -123,10 +127,15 @@ class Terminal:
         if self.json:
             return
         cells = [[printable(str(cell)) for cell in row] for row in rows]
-        room = self._out.width
-        turned = [list(column) for column in zip(columns, *cells, strict=True)]
-        if any(columns) and _least_width([columns, *cells]) > room >= _least_width(turned):
-            (columns, *cells), bold = turned, None
+        room, height = self._out.width, 1
+        if any(columns) and _least_width([columns, *cells]) > room:
+            transposed = [list(column) for column in zip(columns, *cells, strict=True)]
+            if _least_width(transposed) <= room:
+                (columns, *cells), bold = transposed, None
+            else:
+                height = len(columns)
+                cells = [list(pair) for row in cells for pair in zip(columns, row, strict=True)]
+                columns, bold = ["", ""], None
         table = Table(header_style="", show_header=any(columns))
         for index, column in enumerate(columns):
             numeric = bool(cells) and all(is_number(row[index]) for row in cells)
@@ -138,7 +147,9 @@ class Terminal:
             )
         for at, row in enumerate(cells):
             # Text: brackets are no markup
-            table.add_row(*map(Text, row), style="bold" if at == bold else None)
+            ends = height > 1 and at % height == height - 1
+            style = "bold" if at == bold else None
+            table.add_row(*map(Text, row), style=style, end_section=ends)
         # Not the table's own title, which is cut to the width of the table.
         self._out.print(Text(printable(title), style="bold"), soft_wrap=True)
         self._out.print(table)
@@ -176,6 +187,8 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """Print a note: what is good to know before the work begins (stderr)."""
+        if len(text) > _LONG_NOTE and not self.verbose:  # a list of rows or names
+            text = f"{text[:_LONG_NOTE].rpartition(' ')[0]} ... (-v shows all of it)"
         self.info(f"note: {text}")
 
     @contextmanager
@@ -262,7 +275,7 @@ class EventFiles:
 
         epoch = int(measured["epoch"])
         if name not in self._writers:
-            # A fit that goes on may repeat its last epochs: what was written of them is void.
+            # A fit that is resumed may repeat its last epochs: what was written of them is void.
             folder = folder_in_use(self._run) / EVENTS_NAME / name
             self._writers[name] = SummaryWriter(
                 str(folder), purge_step=epoch, flush_secs=_FLUSH_EVERY

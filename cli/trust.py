@@ -24,8 +24,8 @@ def trust(
         Path | None,
         typer.Argument(
             metavar="RUN|CACHE",
-            help="Folder of a run, an export, a pretraining, or one or more caches; without it, "
-            "what you trust is listed.",
+            help="Folder of a run, an export, a pretraining, or one or more caches. Without it, "
+            "all that you trust is listed.",
             show_default=False,
         ),
     ] = None,
@@ -35,17 +35,17 @@ def trust(
         typer.Option(
             "--revoke",
             metavar="TEXT",
-            help="Forget what a specification, a file or a hash stands for.",
+            help="Revoke trust, by specification, file or hash.",
         ),
     ] = None,
 ) -> None:
     """Trust the code that a run, a cache or a pretraining names as its model, data or readout.
 
     A file does not decide what runs on your machine: commands refuse such code unless you name it.
-    What is shown here and approved is imported by later commands without --model, --data or
-    --head, as long as its files are where they are, as they are. Nothing is run to show it.
+    This shows the code, without running it, and asks. Later commands then import it without
+    --model, --data or --head, as long as its files are neither moved nor changed.
     """
-    from histograph_post.experiments.recorded_code import recorded_code
+    from histograph_post.experiments.trained_backbones import recorded_code
     from histograph_post.utils.trust import all_trusted, trust_file
     from histograph_post.utils.trust import revoke as forget
     from histograph_post.utils.trust import trust as remember

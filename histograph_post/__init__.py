@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .caches import Cache
     from .caches.caching import cache
-    from .caches.inspection import inspect
+    from .caches.planning import inspect
     from .data import GraphDataset, load_data
     from .errors import HistographError
     from .experiments.end_to_end import pretrain
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     ".caches": ("Cache",),
     ".caches.caching": ("cache",),
-    ".caches.inspection": ("inspect",),
+    ".caches.planning": ("inspect",),
     ".data": ("GraphDataset", "load_data"),
     ".errors": ("HistographError",),
     ".experiments.end_to_end": ("pretrain",),

@@ -7,9 +7,26 @@ caller would look for.
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 from typing import Any
+
+_STEERING = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str, escape: str = "?") -> str:
+    """Return text from anywhere without what steers a terminal, or no terminal can show.
+
+    Those are control characters, marks that turn the direction of writing, and lone surrogates.
+
+    Args:
+        text: The text.
+        escape: What stands for each of them; its number is formatted into it.
+    """
+    return _STEERING.sub(lambda found: escape.format(ord(found[0])), text)
 
 
 class HistographError(Exception):
@@ -21,6 +38,10 @@ class HistographError(Exception):
     def __init__(self, message: str, *, details: str = "") -> None:
         super().__init__(message)
         self.details = details
+
+    def __str__(self) -> str:
+        # What it quotes may come from anybody, and a traceback in Python shows it, too.
+        return printable(super().__str__())
 
     # Pickled without its constructor, whose arguments differ: errors come from other processes.
     def __reduce__(self) -> tuple[Any, ...]:

@@ -71,8 +71,13 @@ class Task:
 
     @classmethod
     def from_json(cls, value: Any, *, where: str = "task") -> Task:
-        """Read what :meth:`to_json` returned, checking every type."""
-        return decode(cls, value, where, error=ConfigError)
+        """Read what :meth:`to_json` returned, checking every type and that they fit together."""
+        task = decode(cls, value, where, error=ConfigError)
+        found, least = len(task.classes), {"binary": 2, "multiclass": 1}.get(task.kind, 0)
+        if found < least or (task.kind == "binary" and found > least):
+            expected = f"those of {task.kind} labels"
+            raise ConfigError(f"{where}: found {found} classes, expected {expected}")
+        return task
 
     def accepts(self, width: int) -> bool:
         """Whether outputs of this width can be scored: one logit or two for a binary task."""
@@ -130,6 +135,15 @@ class Task:
         if absent is not None:
             return (losses * ~absent).sum() / (~absent).sum()
         return losses.mean()
+
+    def loss_weight(self, targets: Tensor, class_weight: Tensor | None = None) -> Tensor:
+        """Return what :meth:`loss` divides the sum over these targets by, as one number."""
+        if self.kind != "multiclass":
+            return (~torch.isnan(targets)).sum().float()
+        present = targets[targets >= 0]
+        if class_weight is None:
+            return targets.new_tensor(len(present), dtype=torch.float32)
+        return class_weight.to(targets.device)[present].sum()
 
     def missing(self, targets: Tensor) -> Missing:
         """Say how many of some targets, from :meth:`targets`, are missing; of none, all are."""

@@ -46,7 +46,8 @@ from .blocks import ShardThread
 from .folder import CONFIG_NAME, find_shard, is_of_a_cache, open_folder
 from .layout import ShardInfo
 from .manifest import MOLECULES_NAME, SPLITS_NAME, Manifest
-from .planning import CacheOptions, CachePlan, plan_cache
+from .planning import CachePlan, plan_cache
+from .probing import CacheOptions
 from .provenance import CANARY_NAME, Provenance
 from .reader import Cache
 from .writer import ShardGraphs, ShardWriter, write_manifest

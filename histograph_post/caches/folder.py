@@ -15,7 +15,7 @@ from .canary import Canary
 from .layout import ShardInfo, shard_name
 from .manifest import MANIFEST_NAME, MOLECULES_NAME, SPLITS_NAME
 from .planning import CachePlan
-from .provenance import CANARY_NAME
+from .provenance import CANARY_LIMIT, CANARY_NAME
 from .reader import Cache
 from .writer import existing_shard, hash_path, remove_hashes, withdraw_manifest
 
@@ -114,7 +114,7 @@ def refuse_other_code(plan: CachePlan, folder: Path) -> None:
     if not path.exists():
         return
     try:
-        canary = Canary.from_bytes(path.read_bytes(), str(path))
+        canary = Canary.from_bytes(read_limited(path, CANARY_LIMIT), str(path))
         layer, difference = next(canary.differences(plan.model, plan.capture), ("", 0.0))
     except HistographError as error:
         raise OutputExistsError(f"{error}; choose another -o, or --overwrite") from None
@@ -165,7 +165,7 @@ def refuse_foreign_files(folder: Path, written: Mapping[str, str]) -> None:
     """Refuse to replace files that, without a shard beside them, may be anybody's."""
     for name, text in written.items():
         path = folder / name
-        if path.exists() and path.read_bytes() != text.encode():
+        if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
             raise OutputExistsError(
                 f"{path}: found another file of that name; choose another -o, or --overwrite"
             )

@@ -4,8 +4,8 @@ A backbone is known by the hash of its weights, but the same weights in a file t
 other activations. So a cache keeps the hash of the model's classes and a *canary*: one small graph
 of the data and its activations. Whoever builds the backbone again runs the canary: activations that
 differ by more than rounding are refused. So are classes that differ while the activations do not,
-since other graphs may reach what was edited. Comments and the rest of a file may change.
-What is recorded here is compared, never opened or run.
+since other graphs may reach what was edited. Comments, docstrings and the rest of a file may
+change. What is recorded here is compared, never opened or run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CANARY_NAME = "canary.safetensors"
 
 #: A longer one is not ours.
-_CANARY_LIMIT = 64 * 2**20
+CANARY_LIMIT = 64 * 2**20
 
 #: Packages whose files are known by their version.
 _LIBRARIES = ("torch", "torch_geometric", "histograph_post")
@@ -68,7 +68,7 @@ def take_provenance(
 
     canary = Canary.take(model, plan, dataset)
     contents = None if canary is None else canary.to_bytes()
-    if contents is not None and len(contents) > _CANARY_LIMIT:
+    if contents is not None and len(contents) > CANARY_LIMIT:
         contents = None
     sha256 = None if contents is None else hashlib.sha256(contents).hexdigest()
     return Provenance(_sources(model), _versions(), str(Path.cwd()), sha256), contents
@@ -79,7 +79,7 @@ def read_canary(folder: Path, sha256: str) -> Canary:
     from .canary import Canary
 
     path = folder / CANARY_NAME
-    contents = read_limited(path, _CANARY_LIMIT)
+    contents = read_limited(path, CANARY_LIMIT)
     found = hashlib.sha256(contents).hexdigest()
     if found != sha256:
         raise CacheError(f"{path}: found checksum {found}, expected {sha256}")

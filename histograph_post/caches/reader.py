@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ..errors import CacheError, DataError
 from ..splits import Splits
-from ..utils.files import follows_links
+from ..utils.files import follows_links, read_limited
 from .layout import shard_name
-from .manifest import MOLECULES_NAME, Manifest, read_manifest, read_splits
+from .manifest import MOLECULES_NAME, SPLITS_LIMIT, Manifest, read_manifest, read_splits
 from .shard import TORCH_TYPES, CachedBatch, CachedGraph, History, Shard, as_tensor, read_graph
 
 #: Shards that are open at most; each holds a file descriptor.
@@ -148,7 +148,7 @@ class Cache:
         path = self.path / MOLECULES_NAME
         if (path.is_symlink() and not follows_links()) or not path.is_file():
             return None
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        lines = read_limited(path, SPLITS_LIMIT).decode(errors="replace").split("\n")[:-1]
         if len(lines) != self.num_graphs:
             return None
         return [(smiles, name) for smiles, _, name in (line.partition("\t") for line in lines)]

@@ -199,11 +199,14 @@ def read_rows(source: RowSource, reading: Reading | None, *, spec: str) -> Strea
     number, count = reading.part
     first = number * len(starts) // count
     order = [(first + at) % len(starts) for at in range(len(starts))]
-    done = 0
-    for block in _in_order(writing, order, _processes(reading, len(starts))):
+    missing = [block for block in order if not writing.is_there(block)]
+    # What is there counts as done before the clock starts.
+    done = len(source) - sum(map(writing.rows, missing))
+    on_progress = reading.on_progress or (lambda done, total: None)
+    on_progress(done, len(source))
+    for block in _in_order(writing, missing, _processes(reading, len(missing))):
         done += writing.rows(block)
-        if reading.on_progress is not None:
-            reading.on_progress(done, len(source))
+        on_progress(done, len(source))
     graphs = _opened([writing.path(block) for block in range(len(starts))], spec)
     if temporary:
         weakref.finalize(graphs, shutil.rmtree, folder, ignore_errors=True)
@@ -262,16 +265,22 @@ class _Writing(Dataset[Any]):
     def rows(self, block: int) -> int:
         return min(BLOCK_ROWS, len(self.source) - block * BLOCK_ROWS)
 
-    def __getitem__(self, block: int) -> int | HistographError:
-        """Write one block unless it is there; an error is handed over, not raised."""
+    def key(self, block: int) -> str:
         start = block * BLOCK_ROWS
-        stop, path = start + self.rows(block), self.path(block)
+        made_of = self.source.key(start, start + self.rows(block))
+        return hashlib.sha256(f"{_FORMAT} {made_of}".encode()).hexdigest()
+
+    def is_there(self, block: int) -> bool:
+        path = self.path(block)
+        return path.exists() and key_of(path) == self.key(block)
+
+    def __getitem__(self, block: int) -> int | HistographError:
+        """Write one block unless another job was sooner; an error is handed over, not raised."""
         try:
-            key = hashlib.sha256(f"{_FORMAT} {self.source.key(start, stop)}".encode()).hexdigest()
-            if key_of(path) != key:
-                notes: Counter[str] = Counter()
-                made = list(self.source.graphs(start, stop, notes))
-                write_block(path, key, start, made, notes, self.spec)
+            if not self.is_there(block):
+                start, notes = block * BLOCK_ROWS, Counter[str]()
+                made = list(self.source.graphs(start, start + self.rows(block), notes))
+                write_block(self.path(block), self.key(block), start, made, notes, self.spec)
         except HistographError as error:
             return error
         return block

@@ -12,7 +12,7 @@ import gzip
 import zlib
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -174,23 +174,35 @@ def _read_csv(path: Path) -> tuple[tuple[str, ...], tuple[TextColumn, ...]]:
 def _read_arrow(path: Path) -> tuple[tuple[str, ...], tuple[TextColumn, ...]]:
     """Return the columns of texts and numbers; others are left out."""
     try:
-        from pyarrow import ArrowInvalid, types
-        from pyarrow.dataset import dataset
+        import pyarrow
+        from pyarrow import ipc, parquet, types
     except ImportError:
         raise MissingExtraError(f"{path}: a table of Parquet or Arrow", extra="arrow") from None
+    batches: Iterable[Any]
     try:
-        table = dataset(path, format="parquet" if path.suffix == ".parquet" else "feather")
-        names = tuple(
-            field.name
-            for field in table.schema
-            if not (types.is_nested(field.type) or types.is_binary(field.type))
-        )
-        columns = tuple(TextColumn() for _ in names)
-        for batch in table.to_batches(columns=list(names)):
-            for column, values in zip(columns, batch.columns, strict=True):
-                for value in values.to_pylist():
-                    column.append(_arrow_cell(value))
-    except (ArrowInvalid, OSError) as error:
+        with pyarrow.memory_map(str(path)) as file:
+            if path.suffix == ".parquet":
+                table = parquet.ParquetFile(file)
+                schema, batches = table.schema_arrow, table.iter_batches()
+            elif file.read(6) == b"ARROW1":
+                table = ipc.open_file(file)
+                schema = table.schema
+                batches = map(table.get_batch, range(table.num_record_batches))
+            else:  # a stream, as Hugging Face's datasets stores it
+                file.seek(0)
+                batches = table = ipc.open_stream(file)
+                schema = table.schema
+            names = tuple(
+                field.name
+                for field in schema
+                if not (types.is_nested(field.type) or types.is_binary(field.type))
+            )
+            columns = tuple(TextColumn() for _ in names)
+            for batch in batches:
+                for column, name in zip(columns, names, strict=True):
+                    for value in batch.column(name).to_pylist():
+                        column.append(_arrow_cell(value))
+    except (pyarrow.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: not a readable table ({first_line(error)})") from None
     return names, columns
 

@@ -25,6 +25,7 @@ from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
 from ..heads.standardize import EachLayerNorm
 from ..metrics import Key
+from ..models import ModelSpec
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.predictions import LabelRows
 from ..runs.run import HEAD_CONFIG_NAME, MODEL_NAME, Run
@@ -32,30 +33,24 @@ from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import statistics_of
+from ..training.ranks import current_ranks
 from .averaging import outputs_on_test
-from .gradients import check_gradients, layers_of_parameters
-from .head_training import HeadSpec
-from .options import ExperimentOptions, with_keywords
-from .pretraining import Pretraining, plan_pretraining, untrained_model
+from .backbones import BackboneStage, NetworkParts, untrained_model
+from .options import ExperimentOptions, HeadSpec, with_keywords
+from .pretraining import Pretraining, plan_pretraining
 from .results import OWN, named, scores_of
-from .stage import ReadoutStage, run_experiment
-from .trained_backbones import NetworkParts, fit_network, write_folds
-from .unfreezing import BackboneOptions
-
-#: What the fits of this stage are called after the name of their head.
-STAGE = "end-to-end"
+from .running import run_experiment
+from .unfreezing import BackboneOptions, check_gradients, layers_of_parameters
 
 
 @dataclass(frozen=True)
-class EndToEnd(ReadoutStage):
+class EndToEnd(BackboneStage):
     """A backbone, a head, folds and seeds: everything an end-to-end training does."""
 
-    trains_backbone: ClassVar[bool] = True
+    STAGE: ClassVar[str] = "end-to-end"
 
     pretraining: Pretraining
-    head: HeadSpec
     capture: CapturePlan
-    options: BackboneOptions
     #: Whether the backbone is trained with its own readout too.
     baseline: bool
     #: Whether every row of the history is brought to one scale before the head.
@@ -64,15 +59,15 @@ class EndToEnd(ReadoutStage):
     folds: tuple[int, ...]
 
     @property
-    def name(self) -> str:
-        """What the network is called in tables and results."""
-        return f"{self.head.name}-{STAGE}"
+    def named_as(self) -> tuple[ModelSpec, DataSpec]:
+        """The model and the data as the user names them."""
+        return self.pretraining.model_spec, self.pretraining.data_spec
 
     def plan(self) -> dict[str, Any]:
         """Return all that the result depends on, as plain values."""
         return {
             **self.pretraining.plan(),
-            "stage": STAGE,
+            "stage": self.STAGE,
             "seeds": list(self.seeds),
             "head": asdict(self.head),
             "capture": self.capture.to_json(),
@@ -82,10 +77,6 @@ class EndToEnd(ReadoutStage):
             "folds": list(self.folds),
             "calibrate": self.calibrate,
         }
-
-    def check(self, device: torch.device) -> None:
-        """Refuse mixed precision on a device that has none."""
-        self.options.check(device)
 
     def fits(self) -> list[FitSpec]:
         """Return every fit, a fold at a time."""
@@ -100,7 +91,7 @@ class EndToEnd(ReadoutStage):
                 stage=stage,
             )
             for fold in self.folds
-            for head, stage in ((OWN, ""), (self.head.name, STAGE))
+            for head, stage in ((OWN, ""), (self.head.name, self.STAGE))
             if stage or self.baseline
             for seed in self.seeds
         ]
@@ -109,26 +100,22 @@ class EndToEnd(ReadoutStage):
         self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train the backbone with its own readout, or with the head."""
-        folder = folder / spec.folder
         given, task = self.pretraining, self.task
-        split = self.splits.folds[spec.fold]
         model = untrained_model(given.model_spec, given.dataset, given.labels_width, seed=spec.seed)
         if not spec.stage:
-            source = GraphBatches(given.dataset, task, device)
+            source = GraphBatches(given.dataset, task, device, current_ranks())
             network = BackboneNetwork(model).to(device)
+            split = self.splits.folds[spec.fold]
             trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
-            return train_fit(spec, trainer, folder, head=None, on_epoch=on_epoch)
+            return train_fit(spec, trainer, folder / spec.folder, head=None, on_epoch=on_epoch)
         layers = layers_of_parameters(model, self.capture, self._probe())
         torch.manual_seed(spec.seed)
         head = build_head(spec.head, self.capture.widths, task.out_dim, task.level, **spec.options)
         norm = EachLayerNorm(self.capture.widths) if self.normalize else None
-        return fit_network(
+        return self.fit_network(
             spec,
             NetworkParts(model, self.capture, layers, head, norm),
-            self.options,
             given.dataset,
-            split,
-            task,
             folder,
             device=device,
             before=copy.deepcopy(model),
@@ -178,12 +165,6 @@ class EndToEnd(ReadoutStage):
             provenance=write_provenance(folder, model, weights, self.capture, given.dataset),
         )
         return saved.to_json()
-
-    def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
-        """Write a checkpoint per fold."""
-        named = (self.pretraining.model_spec, self.pretraining.data_spec)
-        write_folds(folder, fits, chosen, self.task, self.splits, *named)
-        return {}
 
 
 def plan_end_to_end(

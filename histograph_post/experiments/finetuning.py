@@ -21,18 +21,20 @@ from torch_geometric.data import Batch, Data
 
 from ..caches import Cache
 from ..capture import CapturePlan
-from ..data import GraphDataset
+from ..data import DataSpec, GraphDataset
 from ..data.batching import probe_graphs
 from ..errors import ConfigError
 from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
 from ..metrics import Key
+from ..models import ModelSpec
 from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit
 from ..runs.predictions import LabelRows
 from ..runs.run import MODEL_NAME, Run
 from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..training.loop import OnEpoch
 from ..utils.files import sha256_file
+from .backbones import BackboneStage, NetworkParts, ParameterCounts
 from .finetuning_source import (
     CachedBackbones,
     load_backbones,
@@ -40,30 +42,23 @@ from .finetuning_source import (
     source_experiment,
     source_head,
 )
-from .gradients import check_gradients, layers_of_parameters
 from .head_fits import lend_rows, make_head
-from .head_training import Experiment, HeadSpec, plan_experiment, with_baseline
-from .options import ExperimentOptions, with_keywords
+from .head_training import Experiment, plan_experiment
+from .options import ExperimentOptions, HeadSpec, with_baseline, with_keywords
 from .results import named, versus
-from .stage import ReadoutStage, run_experiment
-from .trained_backbones import NetworkParts, fit_network, write_folds
-from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing
-
-#: What the fits of this stage are called after the name of their head.
-STAGE = "finetuned"
+from .running import run_experiment
+from .unfreezing import BackboneOptions, Unfreezing, check_gradients, layers_of_parameters
 
 
 @dataclass(frozen=True)
-class Finetuning(ReadoutStage):
+class Finetuning(BackboneStage):
     """Backbones, heads, folds and seeds: everything a fine-tuning does."""
 
-    trains_backbone: ClassVar[bool] = True
+    STAGE: ClassVar[str] = "finetuned"
 
     #: The head stage on the same caches: its folds, and the frozen heads to compare with.
     frozen: Experiment
-    head: HeadSpec
     backbones: CachedBackbones
-    options: BackboneOptions
     #: The run whose heads go on learning; None for fresh ones.
     source: Run | None
     #: Layer of each parameter; the folds' backbones are alike.
@@ -72,9 +67,9 @@ class Finetuning(ReadoutStage):
     layer_notes: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        """What the tuned network is called in tables and results."""
-        return f"{self.head.name}-{STAGE}"
+    def named_as(self) -> tuple[ModelSpec, DataSpec]:
+        """The model and the data as the user names them."""
+        return self.backbones.model, self.backbones.data
 
     @property
     def capture(self) -> CapturePlan:
@@ -97,14 +92,10 @@ class Finetuning(ReadoutStage):
         folders = [source.fit_folder(spec.head, spec.fold, spec.seed) for spec in specs]
         return [sha256_file(folder / HEAD_NAME) for folder in folders]
 
-    def check(self, device: torch.device) -> None:
-        """Refuse mixed precision on a device that has none."""
-        self.options.check(device)
-
     def fits(self) -> list[FitSpec]:
         """Return the frozen heads that no run brings, and the tuned networks, a fold at a time."""
         frozen = () if self.source is not None else self.frozen.heads
-        heads = [*((head, "") for head in frozen), (self.head, STAGE)]
+        heads = [*((head, "") for head in frozen), (self.head, self.STAGE)]
         return [
             replace(self.frozen.fit_spec(head, fold.number, seed), stage=stage)
             for fold in self.frozen.folds
@@ -124,22 +115,17 @@ class Finetuning(ReadoutStage):
         """Train a head on the frozen backbone, or backbone and head together."""
         if not spec.stage:
             return self.frozen.fit(spec, folder, device=device, on_epoch=on_epoch)
-        folder = folder / spec.folder
         fold = self.frozen.folds[spec.fold]
         before = self._backbone(spec)
-        backbone = copy.deepcopy(before)
         if self.source is not None:
             head, standardizer = self.source.load_head(spec.fold, spec.seed)
         else:
             made = make_head(spec, fold.loaded, fold.split, self.task)
             head, standardizer = made.head, made.standardizer
-        return fit_network(
+        return self.fit_network(
             spec,
-            NetworkParts(backbone, self.capture, self.layers, head, standardizer),
-            self.options,
+            NetworkParts(copy.deepcopy(before), self.capture, self.layers, head, standardizer),
             self.backbones.dataset,
-            fold.split,
-            self.task,
             folder,
             device=device,
             before=before,
@@ -213,10 +199,9 @@ class Finetuning(ReadoutStage):
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Write a checkpoint per fold; return what was trained, and the gain over a frozen one."""
-        named_as = (self.backbones.model, self.backbones.data)
-        write_folds(folder, fits, chosen, self.task, self.splits, *named_as)
         first = named(fits, chosen)[0].backbone
         return {
+            **super().finish(folder, fits, chosen),
             "versus_frozen": versus(fits, chosen, self.head.name, self.task.metric),
             "moves": None if first is None else first["asked"],
         }
@@ -251,7 +236,7 @@ def plan_finetuning(
         cache: Where the run's cache is now, if it was moved.
         data: The cached data, or their specification; needed if they come from code of yours, were
             handed over in memory or were moved.
-        data_root: Offline copies of benchmark data.
+        data_root: Folder with a local copy of benchmark data.
         model: The backbone itself, for one that was handed over in memory, or its specification,
             such as ``my_model.py:Net``; not needed for a built-in model.
         checkpoint: The backbone's weights, or a folder with those of every fold.

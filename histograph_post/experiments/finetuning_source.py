@@ -20,8 +20,8 @@ from ..runs.run import RUN_NAME, Run
 from ..runs.saved_backbone import SavedBackbone
 from ..utils.specifications import IN_MEMORY
 from .folds import load_folds, open_caches
-from .head_training import Experiment, HeadSpec
-from .options import ExperimentOptions
+from .head_training import Experiment
+from .options import ExperimentOptions, HeadSpec
 from .trained_backbones import fold_checkpoints
 
 

@@ -12,7 +12,7 @@ from ..caches import Cache
 from ..caches.manifest import MANIFEST_NAME
 from ..errors import CacheError, NotFoundError
 from ..splits import Split, Splits, resolve_splits
-from ..training.head_batches import LoadedCache
+from ..training.loaded_cache import LoadedCache
 
 
 @dataclass(frozen=True)

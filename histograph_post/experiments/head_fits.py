@@ -22,8 +22,9 @@ from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..splits import Split
 from ..tasks import TargetScale, Task
-from ..training.head_batches import HeadBatches, LentRows, LoadedCache
+from ..training.head_batches import HeadBatches
 from ..training.history_rows import HistoryRows
+from ..training.loaded_cache import LentRows, LoadedCache
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HeadNetwork
 from ..training.node_batches import NodeBatches, goes_by_nodes, whole_graph
@@ -150,11 +151,11 @@ def fit_head(
         if found is not None:
             return found
         parts, size = np.concatenate(split.parts), spec.training.batch_size
-        allowed = loaded.allowed_memory()
+        allowed = loaded.memory.allowed
         return collect_features(made.head, batches(), parts, batch_size=size, allowed=allowed)
 
     if made.head.is_solved:
-        solved = SolvedRows(features, loaded.labels, split, task, loaded.allowed_memory())
+        solved = SolvedRows(features, loaded.labels, split, task, loaded.memory.allowed)
         if spec.head in RIVALS:
             return fit_rival(spec, made.head, solved, folder)
         return solve_fit(spec, made.head, made.standardizer, solved, folder, on_epoch=on_epoch)
@@ -224,7 +225,7 @@ def _start_solved(
 def _describe(head: HistoGraphHead, loaded: LoadedCache, rows: np.ndarray | None) -> Tensor | None:
     """Return what a head knows of every label row without attention; None if it does not fit."""
     if loaded.level == "node":
-        if not loaded.histories_that_fit():
+        if not loaded.memory.histories_that_fit():
             return None
         history = loaded.history(rows).select(np.arange(len(loaded.cache)))
         layers, graphs = head.read(history, None, None)

@@ -31,24 +31,16 @@ from ..runs.predictions import LabelRows, row_names
 from ..runs.run import Run
 from ..runs.saved_backbone import describe_backbone
 from ..tasks import TargetScale, infer_task
-from ..training.attention_cost import attention_note
-from ..training.head_batches import LentRows
+from ..training.loaded_cache import LentRows
 from ..training.loop import OnEpoch
-from ..training.node_batches import goes_by_nodes, most_steps
+from ..training.node_batches import attention_note, goes_by_nodes, most_steps
 from ..training.options import TrainingOptions, suggested_lr
 from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_head, lend_rows, own_classifier
-from .options import DEFAULT_SEEDS, ExperimentOptions, with_keywords
+from .options import DEFAULT_SEEDS, ExperimentOptions, HeadSpec, with_baseline, with_keywords
 from .results import BASELINES
-from .stage import ReadoutStage, run_experiment
-
-
-@dataclass(frozen=True)
-class HeadSpec:
-    """A readout by name, with its options."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+from .running import run_experiment
+from .stage import ReadoutStage
 
 
 @dataclass(frozen=True)
@@ -119,11 +111,9 @@ class Experiment(ReadoutStage):
         self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train one readout on the cached activations of one fold."""
-        fold = self._only_fold(spec.fold)
+        given = (self._only_fold(spec.fold).loaded, self.splits.folds[spec.fold], self.task)
         with own_code(head_info(spec.head).load()):
-            return fit_head(
-                spec, fold.loaded, fold.split, self.task, folder, device=device, on_epoch=on_epoch
-            )
+            return fit_head(spec, *given, folder, device=device, on_epoch=on_epoch)
 
     def _only_fold(self, number: int) -> Fold:
         """Return a fold; no other keeps its activations in memory."""
@@ -136,11 +126,11 @@ class Experiment(ReadoutStage):
     def fits_at_once(self) -> int:
         """Return how many fits there is memory for: each has its batches, of the same rows."""
         size = self.training.batch_size
-        return min(fold.loaded.batches_that_fit(size) for fold in self.folds)
+        return min(fold.loaded.memory.batches_that_fit(size) for fold in self.folds)
 
     def folds_at_once(self) -> int:
         """Return how many folds may have their activations in memory; any number that read them."""
-        return min(fold.loaded.histories_that_fit() for fold in self.folds) or sys.maxsize
+        return min(fold.loaded.memory.histories_that_fit() for fold in self.folds) or sys.maxsize
 
     def lend(self, spec: FitSpec) -> LentRows:
         """Return the activations of a fold, standardised, in memory that is shared."""
@@ -213,15 +203,11 @@ class Experiment(ReadoutStage):
     def notes(self) -> list[str]:
         """Return what the user should know: of memory, and what cannot be scored."""
         heads, loaded = self.build_heads(), self.folds[0].loaded
-        reads_means = self.task.level == "graph" and all(
-            getattr(head, "reads_means", False) for head in heads
-        )
-        by_nodes = all(goes_by_nodes(head, loaded) for head in heads)
-        notes = [note for head in heads if (note := attention_note(head, loaded)) is not None]
-        if not (reads_means or by_nodes):
-            note = loaded.batch_note(self.training.batch_size)
-            notes += [] if note is None else [note]
-        return [*notes, *super().notes()]
+        means = self.task.level == "graph" and all(head.reads_means for head in heads)
+        notes = [attention_note(head, loaded) for head in heads]
+        if not (means or all(goes_by_nodes(head, loaded) for head in heads)):
+            notes.append(loaded.memory.batch_note(self.training.batch_size))
+        return [*(note for note in notes if note is not None), *super().notes()]
 
 
 def plan_experiment(
@@ -291,13 +277,6 @@ def plan_experiment(
         scale = TargetScale.of(task, folds[0].loaded.labels[folds[0].split.train])
         own_classifier(folds[0].loaded, task, scale)
     return experiment
-
-
-def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:
-    """Return the baseline, a readout of the last layer alone, and the head that is asked for."""
-    baseline = "mean" if level == "graph" else "mlp"
-    width = {name: value for name, value in head.options.items() if name == "dim"}
-    return [head] if head.name == baseline else [HeadSpec(baseline, width), head]
 
 
 def train_head(

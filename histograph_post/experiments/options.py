@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import ConfigError
 from ..runs.fits import Fit
@@ -16,8 +16,26 @@ from ..utils.ranges import MOST_SEEDS, require_number
 if TYPE_CHECKING:
     from .stage import Stage
 
+#: Who does the fits of an experiment.
+Backend = Literal["loky", "dask", "ray"]
+
 #: Seeds of a run on a cache, unless others are asked for.
 DEFAULT_SEEDS: tuple[int, ...] = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """A readout by name, with its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:
+    """Return the baseline, a readout of the last layer alone, and the head that is asked for."""
+    baseline = "mean" if level == "graph" else "mlp"
+    width = {name: value for name, value in head.options.items() if name == "dim"}
+    return [head] if head.name == baseline else [HeadSpec(baseline, width), head]
 
 
 @dataclass(frozen=True)
@@ -74,6 +92,14 @@ class ExperimentOptions:
     #: Fits at once, each in a process of its own, with the same results for any number; by default
     #: as many as the cores and the memory carry. 1 starts no process.
     jobs: int | None = None
+    #: ``(i, n)``: do share ``i`` of ``n`` of the fits, and leave the others to other calls into the
+    #: same folder. Whichever finds all fits done writes the results.
+    fits: tuple[int, int] | None = None
+    #: Who does the fits: ``loky``, processes of this machine; ``dask`` or ``ray``, the workers of a
+    #: cluster, which see the same files (extra ``cluster``; for Ray, its own package).
+    backend: Backend = "loky"
+    #: Address of the cluster, such as ``tcp://host:8786``.
+    scheduler: str | None = None
     #: Replace another run in the folder.
     overwrite: bool = False
     #: Saved beside the run as ``config.toml``: the options of the command that asked for it.
@@ -94,6 +120,20 @@ class ExperimentOptions:
             require_number("seeds", len(self.seeds), low=1, high=MOST_SEEDS, whole=True)
             for seed in self.seeds:
                 require_number("seeds", seed, low=0, high=2**63 - 1, whole=True)
+        if self.jobs is not None and self.jobs < 1:
+            raise ConfigError(f"jobs: found {self.jobs}, expected 1 or more")
+        if self.backend not in get_args(Backend):
+            known = ", ".join(get_args(Backend))
+            raise ConfigError(f"backend: found {self.backend!r}, expected one of {known}")
+        if self.fits is not None:
+            number, count = self.fits
+            if not 0 <= number < count:
+                raise ConfigError(f"fits: found {number}/{count}, expected i/n with 0 <= i < n")
+            for name in ("backend", "overwrite"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise ConfigError(
+                        f"fits: found {number}/{count} and {name}, expected one of them"
+                    )
 
     def training_options(self, lr: float = TrainingOptions.lr) -> TrainingOptions:
         """Return how to train; ``lr`` is used unless a learning rate was asked for."""

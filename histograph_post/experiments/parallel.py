@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,6 +20,10 @@ from joblib import cpu_count
 from ..errors import ConfigError
 from ..runs.folder import BrokenFitError
 from ..training.loop import Trainer
+from ..training.ranks import Ranks, current_ranks
+from ..utils.machine import resolve_device
+from .cluster import run_on_cluster
+from .options import ExperimentOptions
 from .workers import CannotSendError, FitJob, StopTraining, Worker, limited_threads, pickle_stage
 
 if TYPE_CHECKING:
@@ -51,9 +57,8 @@ class FitRunner:
     Args:
         stage: What is trained.
         planned: Fits that the result is made of, done or not; gives the threads of each.
-        jobs: Fits at once; None for as many as the cores and the memory carry.
-        device: Where to train.
-        expected: Fits that will be asked for, if that is known to be more.
+        options: Where to train, and how many at once or on which cluster.
+        expected: Fits that will be asked for, if that is known to be another number.
     """
 
     def __init__(
@@ -61,14 +66,14 @@ class FitRunner:
         stage: Stage,
         *,
         planned: int,
-        jobs: int | None,
-        device: torch.device,
+        options: ExperimentOptions,
         expected: int | None = None,
     ) -> None:
-        if jobs is not None and jobs < 1:
-            raise ConfigError(f"jobs: found {jobs}, expected 1 or more")
-        self._stage, self._device = stage, device
-        self._asked = jobs
+        self._stage, self._options = stage, options
+        self._device = device = resolve_device(options.device)
+        self._ranks = current_ranks()
+        # Processes that train together do so in one fit after the other.
+        self._asked = jobs = options.jobs if self._ranks is None else 1
         if jobs is None:
             jobs = min(available_cores(), stage.fits_at_once()) if device.type == "cpu" else 1
         self._jobs = min(jobs, planned)
@@ -100,6 +105,9 @@ class FitRunner:
                 self._clock.total -= 1
             else:
                 left.append(job)
+        if self._options.backend != "loky":
+            run_on_cluster(self._stage, left, self._threads, self._options)
+            return
         if self._asked is None and self._jobs > 1 and not self._workers:
             left = self._begin_here(left)
         if self._workers or min(self._jobs, len(left)) > 1:
@@ -129,8 +137,10 @@ class FitRunner:
             if not job.wanted or (clock is not None and clock.stops(job, trainer.share_done)):
                 raise StopTraining
 
-        if not job.wanted:
+        if not job.begin():
             return
+        if self._ranks is not None:
+            self._ranks.from_first(job.spec)
         try:
             fit = self._stage.fit(job.spec, job.folder, device=self._device, on_epoch=epoch_done)
         except StopTraining:
@@ -164,7 +174,9 @@ class FitRunner:
             if waiting and not waiting[0].wanted:
                 del waiting[0]
             elif waiting and idle is not None and self._has_memory_for(waiting[0]):
-                self._give(idle, waiting.pop(0))
+                job = waiting.pop(0)
+                if job.begin():
+                    self._give(idle, job)
             elif busy:
                 for connection in wait(list(busy)):
                     busy[cast(Any, connection)].receive()
@@ -198,6 +210,13 @@ class FitRunner:
         for worker in self._workers:
             worker.close()
         self._workers = []
+
+
+def follow_first(stage: Stage, ranks: Ranks, device: torch.device) -> None:
+    """Do the fits that the first rank does, until it has none left; it alone keeps the results."""
+    while (spec := ranks.from_first()) is not None:
+        with TemporaryDirectory() as folder:
+            stage.fit(spec, Path(folder), device=device)
 
 
 class _Clock:

@@ -16,14 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
-from torch_geometric.data import Batch
 
 from ..data import DataSpec, GraphDataset
-from ..data.batching import probe_graphs
 from ..errors import ConfigError, ModelError
 from ..metrics import summarize
-from ..models import BUILT_IN, ModelSpec, call_model
+from ..models import BUILT_IN, ModelSpec
 from ..models.builtin_models import GNN
 from ..models.checkpoints import save_weights, weights_sha256
 from ..runs.fits import Fit, FitSpec
@@ -31,10 +28,12 @@ from ..runs.folder import check_seal
 from ..runs.predictions import LabelRows, row_names
 from ..runs.run import MODEL_NAME, RESULTS_NAME, read_json
 from ..splits import PARTS, Splits, resolve_splits
-from ..tasks import TargetScale, Task, infer_task
+from ..tasks import TargetScale, infer_task
 from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import STATE_NAME, OnEpoch, Trainer, train_resumably
 from ..training.options import TrainingOptions
+from ..training.ranks import current_ranks
+from .backbones import output_width, untrained_model
 from .options import ExperimentOptions
 from .results import OWN
 from .stage import Stage
@@ -47,56 +46,6 @@ from .trained_backbones import (
     load_log,
     save_fold,
 )
-
-# --- a backbone before training: built for the data, with weights drawn by a seed
-
-
-def untrained_model(
-    spec: ModelSpec,
-    dataset: GraphDataset,
-    out_dim: int,
-    *,
-    seed: int,
-    filled: dict[str, Any] | None = None,
-) -> nn.Module:
-    """Build a model with initial weights of its own.
-
-    Args:
-        spec: Names the model and its arguments.
-        dataset: Says how many features, or categories of features, the nodes have.
-        out_dim: Number of outputs that the labels ask for.
-        seed: Of the weights.
-        filled: Receives the arguments that were filled in.
-    """
-    torch.manual_seed(seed)
-    sizes = _input_sizes(spec.spec, dataset)
-    built = replace(spec, out_dim=out_dim).build(in_dim=sizes, filled=filled)
-    if any(is_lazy(parameter) for parameter in built.parameters()):
-        with torch.no_grad():
-            call_model(built.eval(), Batch.from_data_list(probe_graphs(dataset)))
-    # A specification may name a module that exists: every caller gets its own.
-    return copy.deepcopy(built)
-
-
-def _input_sizes(model: str, dataset: GraphDataset) -> int | list[int]:
-    """Return the number of node features, or the categories of each column of integers."""
-    width = int(dataset.graphs[0].num_node_features)
-    if dataset.graphs[0].x.is_floating_point() or model not in BUILT_IN:
-        return width
-    highest = torch.stack(
-        [graph.x.reshape(-1, width).amax(dim=0) for graph in dataset.graphs]
-    )  # [num_graphs, columns]
-    sizes: list[int] = (highest.amax(dim=0) + 1).tolist()
-    return sizes
-
-
-@torch.no_grad()
-def output_width(model: nn.Module, dataset: GraphDataset, task: Task) -> int:
-    """Run the model on the first rows; return how many columns it predicts."""
-    source = GraphBatches(dataset, task, torch.device("cpu"))
-    rows = np.arange(min(2, int(dataset.label_ptr[-1])))
-    step = next(source.batches(rows, batch_size=2, seed=None))
-    return int(BackboneNetwork(model).eval()(step.inputs).shape[1])
 
 
 @dataclass(frozen=True)
@@ -155,11 +104,6 @@ class Pretraining(Stage):
         """The number of folds, whichever this call trains."""
         return len(self.splits.folds)
 
-    def parts(self) -> Sequence[str]:
-        """Return the folders of the folds, if others are left to other calls."""
-        left = len(self.folds) < self.num_planned
-        return [fold_name(fold) for fold in self.folds] if left else ()
-
     def fits(self) -> list[FitSpec]:
         """Return a fit for each fold that is asked for."""
         return [
@@ -167,9 +111,13 @@ class Pretraining(Stage):
             for fold in self.folds
         ]
 
+    def place(self, spec: FitSpec) -> Path:
+        """Return the folder of a fold inside the run's."""
+        return Path(fold_name(spec.fold))
+
     def find(self, spec: FitSpec, folder: Path) -> Fit | None:
         """Return a fold that is done."""
-        place = folder / fold_name(spec.fold)
+        place = folder / self.place(spec)
         if not is_finished(place):
             return None
         check_seal(place, read_json(place, RESULTS_NAME), spec.plan)
@@ -180,11 +128,11 @@ class Pretraining(Stage):
         self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train the backbone on one fold."""
-        folder = folder / fold_name(spec.fold)
+        folder = folder / self.place(spec)
         folder.mkdir(parents=True, exist_ok=True)
         task, split = self.task, self.splits.folds[spec.fold]
         model = copy.deepcopy(self.model)
-        source = GraphBatches(self.dataset, task, device)
+        source = GraphBatches(self.dataset, task, device, current_ranks())
         network = BackboneNetwork(model).to(device)
         trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
         if not isinstance(model, GNN):

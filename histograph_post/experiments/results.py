@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..heads.registry import RIVALS, SIMPLE, is_solved
 from ..metrics import Key, paired_difference, summarize
-from ..runs.fits import FIT_NAME, Fit
+from ..runs.fits import Fit, read_fit
 from ..runs.predictions import (
     LabelRows,
     member_spread,
@@ -29,7 +29,6 @@ from ..runs.run import (
     MODEL_NAME,
     PREDICTIONS_NAME,
     member_prefix,
-    read_json,
 )
 from ..runs.verdict import verdict_of
 from ..tasks import Task
@@ -261,7 +260,7 @@ def write_chosen_head(
 
 
 def _of_a_member(folder: Path, fit: Fit) -> dict[str, Any]:
-    stored = {"layer_norm": False, **read_json(folder / fit.spec.folder, FIT_NAME)}
+    stored = read_fit(folder / fit.spec.folder)
     return {name: stored[name] for name in _OF_A_MEMBER}
 
 

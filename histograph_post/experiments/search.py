@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..caches import Cache
-from ..errors import ConfigError, MissingExtraError, NotFoundError
+from ..errors import ConfigError, NotFoundError
 from ..heads.registry import head_info, is_solved
 from ..training.options import TrainingOptions
+from ..utils.decoding import read_toml_file
 from .folds import open_caches
-from .head_training import Experiment, HeadSpec, plan_experiment, with_baseline
-from .options import ExperimentOptions
+from .head_training import Experiment, plan_experiment
+from .options import ExperimentOptions, HeadSpec, with_baseline
+from .study import Trial, import_optuna
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -120,12 +121,9 @@ def read_space(path: Path, head: str) -> dict[str, Range | Values]:
 
     Such a table has ``values``, a list, or ``low`` and ``high``, with ``log`` or ``step``.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise NotFoundError(f"{path}: found no file, expected a search space in TOML") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: not a readable TOML file ({error})") from None
+    if not path.exists():
+        raise NotFoundError(f"{path}: found no file, expected a search space in TOML")
+    tables = read_toml_file(path)
     known = (*TRAINING_NAMES, *head_info(head).options())
     if not tables:
         raise ConfigError(f"{path}: found no option, expected some of {', '.join(known)}")
@@ -161,20 +159,6 @@ def _choice(table: Any) -> Range | Values:
 def space_json(space: Space) -> dict[str, Any]:
     """Return a space as plain values."""
     return {name: asdict(choice) for name, choice in space.items()}
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One choice of options, and what it gave."""
-
-    number: int
-    values: Mapping[str, Any]
-    #: ``complete``, ``pruned`` (given up early) or ``fail``.
-    state: str
-    #: Mean validation score over folds and seeds; None if it is not complete.
-    score: float | None
-    #: Why it failed.
-    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -226,16 +210,6 @@ def best_trial(search: Search, trials: Sequence[Trial]) -> Trial | None:
     sign = 1 if search.experiment.task.higher_is_better else -1
     scored = [trial for trial in trials if trial.score is not None]
     return max(scored, key=lambda trial: sign * (trial.score or 0.0), default=None)
-
-
-def import_optuna() -> Any:
-    """Import optuna, which is an extra, and let it say nothing but errors."""
-    try:
-        import optuna
-    except ImportError:
-        raise MissingExtraError("tuning", extra="tune") from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
 
 
 def plan_search(

@@ -27,10 +27,10 @@ from ..runs.fits import (
     Trained,
     find_fit,
     load_fit,
+    read_fit,
     save_fit,
 )
 from ..runs.folder import BrokenFitError
-from ..runs.run import read_json
 from ..splits import Split
 from ..tasks import Task
 from ..training.loop import OnEpoch, Progress, Source, Step, Trainer
@@ -120,7 +120,7 @@ def fit_of_another_seed(spec: FitSpec, folder: Path) -> Fit | None:
         for name in (HEAD_NAME, OUTPUTS_NAME):
             if (source / name).is_file():
                 copy_file(source / name, place / name)
-        write_json(place / FIT_NAME, {**read_json(source, FIT_NAME), "seed": spec.seed})
+        write_json(place / FIT_NAME, {**read_fit(source), "seed": spec.seed})
     return load_fit(spec, place)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,20 +20,14 @@ import torch
 
 from ..metrics import Key
 from ..runs.fits import Fit, FitSpec, find_fit
-from ..runs.folder import finish_run, open_run_folder
 from ..runs.predictions import LabelRows
-from ..runs.run import METRICS_NAME, RESULTS_NAME, SPLITS_NAME, Run
+from ..runs.run import METRICS_NAME
 from ..splits import Splits
 from ..tasks import Task, label_summary
 from ..training.loop import OnEpoch
-from ..utils.decoding import json_sha256
 from ..utils.files import write_text
-from ..utils.machine import resolve_device
-from ..utils.outputs import OutputFolder, OutputLock
 from ..utils.text import plural
 from .averaging import Averages, members_with, temperature_of
-from .options import ExperimentOptions, FitProgress
-from .parallel import FitRunner
 from .results import (
     best_by_validation,
     choose_fit,
@@ -42,7 +36,6 @@ from .results import (
     write_chosen_head,
     write_predictions,
 )
-from .workers import FitJob
 
 
 @dataclass(frozen=True)
@@ -73,13 +66,17 @@ class Stage(ABC):
     ) -> Fit:
         """Do one fit, or go on with it; the folder is the run's."""
 
+    def place(self, spec: FitSpec) -> Path:
+        """Return the folder of a fit inside the run's."""
+        return spec.folder
+
     def find(self, spec: FitSpec, folder: Path) -> Fit | None:
         """Return a fit that is done; the folder is the run's.
 
         Raises:
             BrokenFitError: for one that has been changed, or is another run's.
         """
-        return find_fit(spec, folder / spec.folder)
+        return find_fit(spec, folder / self.place(spec))
 
     def fits_at_once(self) -> int:
         """Return how many fits there is memory for at the same time."""
@@ -108,12 +105,8 @@ class Stage(ABC):
 
     @property
     def num_planned(self) -> int:
-        """The number of fits that the result is made of, also of other calls."""
+        """The number of fits that the result is made of; some may be left to other calls."""
         return len(self.fits())
-
-    def parts(self) -> Sequence[str]:
-        """Return the folders of a run to which others add theirs; none if all of it is done."""
-        return ()
 
     def check(self, device: torch.device) -> None:
         """Refuse a device that cannot do what is asked for."""
@@ -204,109 +197,6 @@ class ReadoutStage(Stage):
             "calibration": calibration,
             **added,
         }
-
-
-def run_experiment(
-    stage: Stage, out: str | Path, *, chosen: str | None, options: ExperimentOptions
-) -> Run:
-    """Train every readout on every fold with every seed; go on with what a killed run left.
-
-    Args:
-        stage: What there is to fit, planned.
-        out: The run folder.
-        chosen: The fits whose best (by validation) becomes the run's head; None for those of the
-            readout that is best by validation.
-        options: Where and how many at once; what was planned before this says the rest.
-    """
-    options.start(stage)
-    stage.check(resolve_device(options.device))
-    parts = stage.parts()
-    with (
-        open_run_folder(
-            out,
-            stage.plan(),
-            config=options.config,
-            overwrite=options.overwrite,
-            shared=bool(parts),
-        ) as output,
-        ExitStack() as stack,
-    ):
-        for part in parts:
-            stack.enter_context(OutputLock(output.folder / part))
-        return finish_experiment(stage, output, chosen=chosen, options=options)
-
-
-def finish_experiment(
-    stage: Stage, output: OutputFolder, *, chosen: str | None, options: ExperimentOptions
-) -> Run:
-    """Do what is left of a run, in its folder; the arguments are :func:`run_experiment`'s."""
-    folder, plan = output.folder, json_sha256(stage.plan(), "run")
-    stage.splits.save(folder / SPLITS_NAME)
-    planned = [replace(spec, plan=plan) for spec in stage.fits()]
-    with options.watching() as on_epoch:
-        watched = _Watched(len(planned), replace(options, on_epoch=on_epoch))
-        with FitRunner(
-            stage,
-            planned=stage.num_planned,
-            jobs=options.jobs,
-            device=resolve_device(options.device),
-        ) as runner:
-            runner.run([_WatchedJob(spec, folder, watched) for spec in planned])
-    fits = [watched.fits[spec.folder] for spec in planned]
-    with OutputLock(folder / RESULTS_NAME, wait=True):  # of whoever does another part of it
-        finish_run(folder, stage.write(folder, fits, chosen))
-    output.finish()
-    return Run.open(output.target)
-
-
-class _Watched:
-    """The fits of an experiment, done and under way, in whatever order they come.
-
-    Args:
-        total: Fits in all.
-        options: Say who is told.
-    """
-
-    def __init__(self, total: int, options: ExperimentOptions) -> None:
-        self._total, self.note = total, options.note
-        self._on_epoch, self._on_fit = options.on_epoch, options.on_fit
-        self._shares: dict[Path, float] = {}
-        #: Those that are done, by their folder.
-        self.fits: dict[Path, Fit] = {}
-
-    def epoch_done(self, spec: FitSpec, share_done: float, measured: Mapping[str, float]) -> None:
-        """Take note of an epoch."""
-        self._shares[spec.folder] = share_done
-        if self._on_epoch is not None:
-            place = (spec.name, spec.fold, spec.seed, sum(self._shares.values()), self._total)
-            self._on_epoch(FitProgress(*place, share_done, measured))
-
-    def done(self, fit: Fit) -> None:
-        """Take note of a fit that is done."""
-        self._shares[fit.spec.folder] = 1.0
-        self.fits[fit.spec.folder] = fit
-        if self._on_fit is not None:
-            self._on_fit(fit, len(self.fits), self._total)
-
-
-class _WatchedJob(FitJob):
-    """A fit of an experiment that is to be done."""
-
-    def __init__(self, spec: FitSpec, folder: Path, watched: _Watched) -> None:
-        super().__init__(spec, folder)
-        self._watched = watched
-
-    def epoch_done(self, share_done: float, log: Sequence[Mapping[str, float]]) -> None:
-        """Take note of an epoch."""
-        self._watched.epoch_done(self.spec, share_done, log[-1])
-
-    def done(self, fit: Fit) -> None:
-        """Take note of the result."""
-        self._watched.done(fit)
-
-    def broken(self, reason: str) -> None:
-        """Tell that what is there cannot be used."""
-        self._watched.note(f"{reason}; fitted again")
 
 
 def _write_metrics(folder: Path, fits: Sequence[Fit]) -> None:

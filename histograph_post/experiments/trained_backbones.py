@@ -1,4 +1,4 @@
-"""Backbones that are trained: a fit of one with its head, and a checkpoint per fold.
+"""Backbones that were trained: a checkpoint per fold, and the code that they name.
 
 The folder of a fold is a checkpoint that needs nothing else:
 
@@ -12,32 +12,38 @@ results.json        the scores; written last, so it makes the folder complete
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-import torch
-from torch import nn
 
-from ..capture import CapturePlan
-from ..data import DataSpec, GraphDataset
+from ..caches.manifest import MANIFEST_NAME, read_manifest
+from ..caches.provenance import Provenance
+from ..data import DataSpec
 from ..errors import ConfigError, NotFoundError
 from ..models import ModelSpec, parse_args
-from ..models.checkpoints import save_weights, weights_sha256
-from ..runs.fits import Fit, FitSpec, train_fit
+from ..runs.fits import Fit
 from ..runs.folder import require_sealed, seal
-from ..runs.run import CONFIG_NAME, METRICS_NAME, MODEL_NAME, RESULTS_NAME, SPLITS_NAME, read_json
-from ..splits import Split, Splits
+from ..runs.run import (
+    CONFIG_NAME,
+    HEAD_CONFIG_NAME,
+    METRICS_NAME,
+    MODEL_NAME,
+    RESULTS_NAME,
+    SPLITS_NAME,
+    Run,
+    read_json,
+)
+from ..splits import Splits
 from ..tasks import Task
-from ..training.graph_batches import GraphBatches
-from ..training.loop import OnEpoch, Trainer
-from ..training.networks import HistoryNetwork, checkpoint_layers
 from ..utils.decoding import decode, read_json_lines, read_toml_file
 from ..utils.files import copy_file, write_json, write_text
+from ..utils.specifications import IN_MEMORY, Specification
+from ..utils.trust import Trusted, code_to_trust
+from .folds import cache_folders
 from .results import choose_fit, named
-from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing, parameters_of
 
 _FOLD_PREFIX = "fold-"
 
@@ -219,101 +225,6 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
         raise ConfigError(f"{path}: found a value of another type ({error})") from None
 
 
-# --- training a backbone together with its head
-
-
-@dataclass(frozen=True)
-class NetworkParts:
-    """A backbone and a head that are to be trained together."""
-
-    backbone: nn.Module
-    capture: CapturePlan
-    #: Layer of each parameter, from :func:`~.gradients.layers_of_parameters`.
-    layers: Mapping[str, int]
-    head: nn.Module
-    standardizer: nn.Module | None
-
-
-def fit_network(
-    spec: FitSpec,
-    parts: NetworkParts,
-    options: BackboneOptions,
-    dataset: GraphDataset,
-    split: Split,
-    task: Task,
-    folder: Path,
-    *,
-    device: torch.device,
-    before: nn.Module,
-    on_epoch: OnEpoch | None = None,
-) -> Fit:
-    """Train a backbone and its head on one fold, or go on with it.
-
-    Args:
-        spec: What is fitted.
-        parts: Backbone and head as they start.
-        options: What is trained of the backbone, and how.
-        dataset: The graphs.
-        split: Which label rows train, validate and test.
-        task: The loss and the tracked metric.
-        folder: Of the fit.
-        device: Where to train.
-        before: The backbone before training, which this leaves alone, to count what changed.
-        on_epoch: Told after every epoch.
-    """
-    unfreezing = Unfreezing(parts.backbone, parts.layers, len(parts.capture.points), options)
-    if options.checkpoint_layers:
-        checkpoint_layers(parts.backbone, parts.capture)
-    network = HistoryNetwork(
-        parts.backbone,
-        parts.capture,
-        parts.head,
-        parts.standardizer,
-        statistics=options.bn,
-        autocast=options.autocast,
-    ).to(device)
-    trainable = ParameterCounts.trainable(
-        parts.backbone, [*unfreezing.layers, *unfreezing.statistics], parts.head
-    )
-    head_before = parameters_of(parts.head)
-    head_parameters = [p for p in parts.head.parameters() if p.requires_grad]
-    if not head_parameters:
-        raise ConfigError(f"head {spec.head!r}: found no trainable parameters, expected some")
-    trainer = Trainer(
-        network,
-        GraphBatches(dataset, task, device),
-        split,
-        task,
-        spec.training,
-        seed=spec.seed,
-        parameters=[
-            {"params": head_parameters, "lr": spec.training.lr},
-            {"params": unfreezing.parameters, "lr": options.lr},
-        ],
-        before_epoch=unfreezing.enter,
-    )
-
-    def save_backbone(folder: Path) -> dict[str, Any]:
-        state = parts.backbone.state_dict()
-        save_weights(state, folder / MODEL_NAME)
-        changed = ParameterCounts.changed(parts.backbone, before, parts.head, head_before)
-        return {
-            "weights_sha256": weights_sha256(state),
-            "asked": trainable.to_json(),
-            "moved": changed.to_json(),
-        }
-
-    return train_fit(
-        spec,
-        trainer,
-        folder,
-        head=parts.head,
-        standardizer=parts.standardizer,
-        on_epoch=on_epoch,
-        save_backbone=save_backbone,
-    )
-
-
 def write_folds(
     folder: Path,
     fits: Sequence[Fit],
@@ -355,3 +266,45 @@ def write_folds(
         )
         own_split = replace(splits, folds=(splits.folds[number],))
         save_fold(place, trained, model, data, own_split, best.log, plan=best.spec.plan)
+
+
+# --- the code that a run, a cache or a pretraining names: what ``histograph trust`` approves
+
+
+def recorded_code(folder: Path) -> list[Trusted]:
+    """Return the models, data and readouts of a folder that are code, each with its source now.
+
+    Nothing is imported. A relative name starts at the current folder, or else where the command
+    was given that made the folder.
+    """
+    found: list[Trusted] = []
+    for spec, recorded in _recorded_specs(folder):
+        places = [Path.cwd(), *([Path(recorded.folder)] if recorded is not None else [])]
+        if isinstance(spec, str):
+            entry = code_to_trust("head", spec, {}, places)
+        elif spec.is_built_in or spec.spec == IN_MEMORY:
+            continue
+        else:
+            entry = code_to_trust(spec.WHAT, str(spec.spec), spec.args, places)
+        if entry not in found:
+            found.append(entry)
+    return found
+
+
+def _recorded_specs(folder: Path) -> Iterator[tuple[Specification | str, Provenance | None]]:
+    """Yield the specifications that a folder records, readouts as texts, and who made them."""
+    if (folder / HEAD_CONFIG_NAME).is_file():
+        run = Run.of(folder)
+        recorded = run.backbone.provenance
+        yield from ((spec, recorded) for spec in (run.backbone.model, run.backbone.data))
+        yield from ((spec, recorded) for spec in run.own_heads.values())
+    elif fold_folders(folder) or (folder / MODEL_NAME).is_file():
+        for fold in recorded_folds(folder):
+            yield from ((spec, None) for spec in (fold.model, fold.data))
+    else:
+        caches = cache_folders(folder)
+        if not all((cache / MANIFEST_NAME).is_file() for cache in caches):
+            raise ConfigError(f"{folder}: found no run and no cache, expected one")
+        for cache in caches:
+            _, manifest = read_manifest(cache)
+            yield from ((spec, manifest.provenance) for spec in (manifest.model, manifest.data))

@@ -16,19 +16,19 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import ConfigError
 from ..runs.fits import Fit, FitSpec
-from ..runs.run import STUDY_NAME, TRIAL_FITS_NAME, TRIALS_NAME
+from ..runs.run import TRIAL_FITS_NAME, TRIALS_NAME
 from ..utils.decoding import json_sha256
-from ..utils.files import write_bytes, write_text
-from ..utils.machine import resolve_device
-from .options import FitProgress
+from ..utils.files import write_text
+from .options import ExperimentOptions, FitProgress
 from .parallel import FitRunner
-from .search import Search, Trial, best_trial, import_optuna
+from .search import Search, best_trial
+from .study import REASON, Trial, finished, import_optuna, make_study, open_study, trials_over
 from .workers import FitJob
 
 if TYPE_CHECKING:
@@ -36,18 +36,6 @@ if TYPE_CHECKING:
 
 #: Trials of a round. The same for any number of jobs: what is chosen depends on it.
 ROUND = 4
-
-#: Trials that are not given up, for the median of the others to mean something.
-UNPRUNED_TRIALS = 5
-
-#: Share of the epochs after which a trial may be given up.
-UNPRUNED_EPOCHS = 0.2
-
-#: Of a trial of an earlier version that took the place of one that was killed: the number of that.
-_REPLACES = "replaces"
-
-#: Of a trial that failed.
-_REASON = "reason"
 
 #: Told of a trial that is over, the best so far, the number over and the number in all.
 TrialCallback = Callable[[Trial, Trial | None, int, int], None]
@@ -58,10 +46,8 @@ def run_trials(
     folder: Path,
     *,
     trials: int,
+    options: ExperimentOptions,
     storage: str | None = None,
-    device: str = "auto",
-    jobs: int | None = None,
-    on_epoch: Callable[[FitProgress], None] | None = None,
     on_trial: TrialCallback | None = None,
 ) -> list[Trial]:
     """Run trials until as many are over as asked for, earlier ones included; return them all.
@@ -70,19 +56,16 @@ def run_trials(
         search: What is searched.
         folder: The run.
         trials: In all.
+        options: Where to train and how many at once, and who is told of every epoch.
         storage: URL of an optuna storage; a file in the folder by default.
-        device: Where to train.
-        jobs: Fits at once; as many as the cores carry by default.
-        on_epoch: Told after every epoch.
         on_trial: Told of every trial that is over, in order.
     """
-    running = _SearchRun(search, folder, storage, trials, on_epoch, on_trial)
+    running = _SearchRun(search, folder, storage, trials, options.on_epoch, on_trial)
     per_trial = len(search.experiment.folds) * len(search.trial_seeds)
     with FitRunner(
         search.experiment,
         planned=ROUND * per_trial,
-        jobs=jobs,
-        device=resolve_device(device),
+        options=options,
         expected=running.num_left * per_trial,
     ) as runner:
         while running.num_left > 0:
@@ -109,10 +92,10 @@ class _SearchRun:
         self._search, self._folder, self._total = search, folder, trials
         self._on_epoch, self._on_trial = on_epoch, on_trial
         self._shared = storage is not None
-        self._study = _open_study(search, folder, storage)
+        self._study = open_study(search, folder, storage)
         self._round: list[_TrialRun] = []
         #: Trials that are over, by optuna's number.
-        self.over = _trials_over(self._study)
+        self.over = trials_over(self._study)
         self._write_table()
 
     @property
@@ -142,8 +125,8 @@ class _SearchRun:
         if self._shared:
             known = len(study.get_trials(deepcopy=False))
         else:
-            earlier = list(_finished(study).values())[: number - number % ROUND]
-            study = _make_study(search)
+            earlier = list(finished(study).values())[: number - number % ROUND]
+            study = make_study(search)
             study.add_trials(earlier)
         seed = int(np.random.SeedSequence([search.seed, known]).generate_state(1)[0])
         study.sampler = import_optuna().samplers.TPESampler(seed=seed)
@@ -165,7 +148,7 @@ class _SearchRun:
                 break
             if not run.told:
                 number = run.tell(self._study)
-                self.over = _trials_over(self._study)
+                self.over = trials_over(self._study)
                 self._write_table()
                 if self._on_trial is not None:
                     found = list(self.over.values())
@@ -181,84 +164,6 @@ class _SearchRun:
             values = [trial.values[name] for name in self._search.space]
             writer.writerow([trial.number, trial.state, trial.score, *values])
         write_text(self._folder / TRIALS_NAME, text.getvalue())
-
-
-def _open_study(search: Search, folder: Path, storage: str | None) -> optuna.Study:
-    """Open the study of this very search."""
-    optuna = import_optuna()
-    kept: Any = storage
-    if storage is None:
-        path = folder / STUDY_NAME
-        _drop_torn_line(path)
-        path.with_name(f"{STUDY_NAME}.lock").unlink(missing_ok=True)  # of an earlier version
-        # Nobody else writes the run's folder. Optuna's own lock would outlive a process.
-        backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_NoLock())
-        kept = optuna.storages.JournalStorage(backend)
-    try:
-        return _make_study(search, kept, json_sha256(search.plan(), "search")[:16])
-    except Exception as error:  # whatever the database raises
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"storage {storage}: cannot be used ({reason}), "
-            "expected a URL such as sqlite:///study.db"
-        ) from None
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Remove what a killed process had written of the last line of a log."""
-    if not path.is_file():
-        return
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if whole != data:
-        write_bytes(path, whole)
-
-
-class _NoLock:
-    """Stands for a lock where none is needed."""
-
-    def acquire(self) -> bool:
-        """Take it."""
-        return True
-
-    def release(self) -> None:
-        """Give it back."""
-
-
-def _make_study(search: Search, storage: Any = None, name: str | None = None) -> optuna.Study:
-    """Return the study of that name, a new one in memory without a storage."""
-    optuna = import_optuna()
-    warmup = math.ceil(UNPRUNED_EPOCHS * search.experiment.training.epochs)
-    median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_warmup_steps=warmup)
-    return optuna.create_study(
-        storage=storage,
-        study_name=name,
-        direction="maximize" if search.experiment.task.higher_is_better else "minimize",
-        pruner=median if search.prune else optuna.pruners.NopPruner(),
-        load_if_exists=True,
-    )
-
-
-def _finished(study: optuna.Study) -> dict[int, optuna.trial.FrozenTrial]:
-    """Return the trials that are over, without those that were killed, by optuna's number."""
-    known = study.get_trials(deepcopy=False)
-    killed = {trial.user_attrs.get(_REPLACES) for trial in known}
-    over = [trial for trial in known if trial.state.is_finished() and trial.number not in killed]
-    return {trial.number: trial for trial in over}
-
-
-def _trials_over(study: optuna.Study) -> dict[int, Trial]:
-    """Return the trials that are over by optuna's number; their own numbers have no gaps."""
-    return {
-        trial.number: Trial(
-            number,
-            trial.params,
-            trial.state.name.lower(),
-            trial.value if trial.state.name == "COMPLETE" else None,
-            trial.user_attrs.get(_REASON),
-        )
-        for number, trial in enumerate(_finished(study).values())
-    }
 
 
 class _TrialRun:
@@ -362,7 +267,7 @@ class _TrialRun:
             else:
                 score, self._reason = None, f"validation {self._task.metric} is not finite"
         if self._reason is not None:
-            self._trial.set_user_attr(_REASON, self._reason)
+            self._trial.set_user_attr(REASON, self._reason)
         told = self._trial.study.tell(self._trial, score, state=state)
         self.told = True
         shutil.rmtree(self._folder, ignore_errors=True)

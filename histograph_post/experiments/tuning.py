@@ -29,11 +29,12 @@ from ..runs.folder import open_run_folder
 from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run
 from ..utils.files import write_text
 from ..utils.notebooks import notebook_bar
-from .head_training import Experiment, HeadSpec
-from .options import ExperimentOptions, with_keywords
+from .head_training import Experiment
+from .options import ExperimentOptions, HeadSpec, with_keywords
 from .results import versus
-from .search import Search, Space, Trial, best_trial, plan_search, read_space
-from .stage import finish_experiment
+from .running import finish_experiment
+from .search import Search, Space, best_trial, plan_search, read_space
+from .study import Trial
 from .trials import TrialCallback, run_trials
 
 #: What the tuned readout is called after its name.
@@ -165,6 +166,7 @@ def tune(
     if trials < 1:
         raise ConfigError(f"trials: found {trials}, expected 1 or more")
     options, others = with_keywords(options, keywords)
+    options.refuse("fits", reason="jobs search together in a storage, or by --backend dask")
     head = head_name(head)
     search = plan_search(
         cache,
@@ -189,10 +191,8 @@ def tune(
             search,
             output.folder,
             trials=trials,
+            options=options,
             storage=storage,
-            device=options.device,
-            jobs=options.jobs,
-            on_epoch=options.on_epoch,
             on_trial=on_trial,
         )
         best = best_trial(search, found)

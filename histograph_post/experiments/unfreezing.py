@@ -7,15 +7,22 @@ through the history.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import shlex
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Batch
 
+from ..capture import Capture, CapturePlan
+from ..capture.checks import needed_parameters
+from ..capture.passes import frozen
 from ..errors import ConfigError
 from ..training.networks import StatisticsMode, set_training_modes, statistics_of
 
@@ -64,7 +71,7 @@ class Unfreezing:
 
     Args:
         model: The backbone; parameters that are not trained stop asking for gradients.
-        layers: From :func:`~.gradients.layers_of_parameters`.
+        layers: From :func:`layers_of_parameters`.
         num_layers: Of the history.
         options: What is asked for.
 
@@ -169,73 +176,112 @@ def _around(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
-# --- how many parameters and buffer values of a network are trainable, and how many changed
+# --- which parameters gradients reach through the history, and which they should: asked before
+# anything is trained, since a layer that silently stays as it is would spoil every figure
 
 
-@dataclass(frozen=True)
-class ParameterCounts:
-    """How many values of a network are trainable, or have changed, and how many there are."""
+def layers_of_parameters(model: nn.Module, plan: CapturePlan, batch: Batch) -> dict[str, int]:
+    """Return the first layer of the history that depends on each trainable parameter.
 
-    head: int
-    parameters: int
-    all_parameters: int
-    buffers: int
-    all_buffers: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.parameters:,} of {self.all_parameters:,} parameters and {self.buffers:,} of "
-            f"{self.all_buffers:,} buffer values of the backbone, and {self.head:,} parameters "
-            "of the head"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
-    @classmethod
-    def trainable(
-        cls, backbone: nn.Module, names: Collection[str], head: nn.Module
-    ) -> ParameterCounts:
-        """Count what training may change: the backbone's tensors of these names, and the head."""
-        parameters, buffers = dict(backbone.named_parameters()), dict(backbone.named_buffers())
-        return cls(
-            head=sum(p.numel() for p in head.parameters() if p.requires_grad),
-            parameters=sum(p.numel() for name, p in parameters.items() if name in names),
-            all_parameters=sum(p.numel() for p in parameters.values()),
-            buffers=sum(b.numel() for name, b in buffers.items() if name in names),
-            all_buffers=sum(b.numel() for b in buffers.values()),
-        )
-
-    @classmethod
-    def changed(
-        cls,
-        backbone: nn.Module,
-        before: nn.Module,
-        head: nn.Module,
-        head_before: Mapping[str, Tensor],
-    ) -> ParameterCounts:
-        """Count what training has changed, bit for bit."""
-        parameters, buffers = dict(backbone.named_parameters()), dict(backbone.named_buffers())
-        return cls(
-            head=_changed(dict(head.named_parameters()), head_before),
-            parameters=_changed(parameters, dict(before.named_parameters())),
-            all_parameters=sum(p.numel() for p in parameters.values()),
-            buffers=_changed(buffers, dict(before.named_buffers())),
-            all_buffers=sum(b.numel() for b in buffers.values()),
-        )
+    Args:
+        model: The backbone; it is the same afterwards.
+        plan: What is captured of it.
+        batch: A few graphs.
+    """
+    with frozen(model), torch.inference_mode(False), torch.enable_grad(), _without_advice():
+        history = Capture(model, plan).run(batch).history
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[str, int] = {}
+    seen: set[Any] = set()
+    for depth, layer in enumerate(history):
+        for leaf in _new_leaves(layer, seen):
+            if id(leaf) in names:
+                found[names[id(leaf)]] = depth
+    return found
 
 
-def _changed(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> int:
-    return sum(
-        int((value.detach().cpu() != before[name].detach().cpu()).sum())
-        for name, value in after.items()
-    )
+def _new_leaves(tensor: Tensor, seen: set[Any]) -> Iterator[Tensor]:
+    """Yield the leaves a tensor was computed from, by steps that were not seen before."""
+    steps = [tensor.grad_fn]
+    while steps:
+        step = steps.pop()
+        if step is None or step in seen:
+            continue
+        seen.add(step)
+        leaf = getattr(step, "variable", None)
+        if isinstance(leaf, Tensor):
+            yield leaf
+        steps += [before for before, _ in step.next_functions]
 
 
-def parameters_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of the current parameters."""
-    return {
-        name: parameter.detach().clone(memory_format=torch.contiguous_format)
-        for name, parameter in module.named_parameters()
+def check_gradients(
+    model: nn.Module,
+    plan: CapturePlan,
+    batch: Batch,
+    layers: Mapping[str, int],
+    options: BackboneOptions,
+) -> list[str]:
+    """Refuse to train what the history depends on and no gradient reaches; return notes.
+
+    Code under ``torch.no_grad``, behind a ``detach`` or in a checkpoint of the reentrant kind looks
+    like any other, and would silently stay as it is.
+
+    Args:
+        model: The backbone; it is the same afterwards.
+        plan: What is captured of it.
+        batch: A few graphs.
+        layers: From :func:`layers_of_parameters`: what gradients do reach.
+        options: What is asked for.
+    """
+    rest = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and name not in layers
     }
+    cut = _cut_off(model, plan, batch, rest.keys(), options)
+    asked = chosen_parameters(model, {**layers, **cut}, len(plan.points), options)
+    lost = [name for name in rest if name in cut and name in asked]
+    if lost:
+        reached = ",".join(_modules_of(name for name in layers if name in asked))
+        raise ConfigError(
+            f"unfreeze: found no gradient in {', '.join(_modules_of(lost))} "
+            f"({sum(rest[name].numel() for name in lost):,} parameters), which the history depends "
+            "on: the model runs them under no_grad, behind detach() or in a reentrant checkpoint "
+            "(use_reentrant=False has gradients); expected all that is asked for to be trained"
+            + (f", or just the rest: --unfreeze {shlex.quote(reached)}" if reached else "")
+        )
+    unused = _modules_of(name for name in rest if name not in cut)
+    if not unused or options.unfreeze is not None:
+        return []
+    return [f"the history does not depend on {', '.join(unused)}: not trained"]
+
+
+def _modules_of(names: Iterable[str]) -> list[str]:
+    """Return the modules that parameters of these names are in."""
+    return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+
+
+def _cut_off(
+    model: nn.Module,
+    plan: CapturePlan,
+    batch: Batch,
+    among: Collection[str],
+    options: BackboneOptions,
+) -> dict[str, int]:
+    """Return those of some parameters that the history depends on, and a layer that tells whether
+    they are among the last ones that are asked for.
+    """
+    first = len(plan.points) - (options.unfreeze_last or 0)
+    before = replace(plan, points=plan.points[:first])
+    with frozen(model), _without_advice():
+        needed = needed_parameters(model, batch, plan, among) if among else set()
+        early = needed_parameters(model, batch, before, needed) if needed and first > 0 else set()
+    return {name: 0 if name in early else first for name in needed}
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keep reentrant checkpoints from warning of what is said here in other words."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
+        yield

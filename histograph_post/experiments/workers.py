@@ -75,6 +75,10 @@ class FitJob:
         """Whether it is still of use; one that is not is stopped after its epoch."""
         return True
 
+    def begin(self) -> bool:
+        """Whether to do it now; called before it is begun, and before it is gone on with."""
+        return self.wanted
+
     def epoch_done(self, share_done: float, log: Sequence[Mapping[str, float]]) -> None:
         """Take note of an epoch.
 
@@ -218,7 +222,7 @@ def _work(connection: Connection, threads: int, device: str) -> None:
     try:
         with limited_threads(threads):
             try:
-                stage = _unpickle_stage(asked.get())
+                stage = unpickle_stage(asked.get())
             except Exception as error:
                 connection.send_bytes(pickle.dumps(f"{type(error).__name__}: {error}"))
             else:
@@ -274,10 +278,10 @@ def _fit(
     except StopTraining:
         return ("stopped",)
     except Exception as error:
-        return "failed", _portable(error)
+        return "failed", portable(error)
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """Return an error as it can be raised in another process."""
     trace = "".join(traceback.format_exception(error))
     try:
@@ -326,7 +330,8 @@ def pickle_stage(stage: Stage) -> bytes:
     return buffer.getvalue()
 
 
-def _unpickle_stage(pickled: bytes) -> Stage:
+def unpickle_stage(pickled: bytes) -> Stage:
+    """Return what :func:`pickle_stage` was given, in another process."""
     heads, stage = pickle.loads(pickled)
     for name, head in heads.items():
         if isinstance(head, str):

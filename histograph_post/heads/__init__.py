@@ -22,15 +22,15 @@ from .registry import (
 )
 
 if TYPE_CHECKING:
-    from .base import History, Readout, pool_nodes
+    from .base import History, Readout
     from .histograph import HistoGraphHead
-    from .ragged import Graphs
+    from .ragged import Graphs, pool_nodes
 
 #: Module -> public names. Loaded on first use: the registry alone does not need torch.
 _LAZY = {
-    ".base": ("History", "Readout", "pool_nodes"),
+    ".base": ("History", "Readout"),
     ".histograph": ("HistoGraphHead",),
-    ".ragged": ("Graphs",),
+    ".ragged": ("Graphs", "pool_nodes"),
 }
 __all__ = [
     "HEADS",

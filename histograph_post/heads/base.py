@@ -6,27 +6,18 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.utils import scatter
 
 from ..errors import ConfigError, DataError
+from ..utils.machine import send
 from .history import History as History
-from .history import TableRows, check_layers, kept_dims
+from .history import TableRows, check_batch, kept_dims
 from .history import last_layer as last_layer
+from .option_checks import declared_signature, require_parts
 from .ragged import Graphs
-
-
-def build_classifier(
-    in_dim: int, out_dim: int, *, hidden: int, dropout: float = 0.0
-) -> nn.Sequential:
-    """Return the classifier all readouts put on what they pooled, so that pooling is compared."""
-    return nn.Sequential(
-        nn.Linear(in_dim, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, out_dim)
-    )
 
 
 @dataclass(frozen=True)
@@ -44,18 +35,14 @@ class Explanation:
     node_attention: Tensor
 
 
-_Head = TypeVar("_Head", bound=nn.Module)
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def in_own_precision(
-    method: Callable[Concatenate[_Head, _Arguments], _Result],
-) -> Callable[Concatenate[_Head, _Arguments], _Result]:
+def in_own_precision(method: _Method) -> _Method:
     """Turn autocasting off while a method runs: it computes in the precision of its weights."""
 
     @wraps(method)
-    def run(head: _Head, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    def run(head: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         device = next(head.parameters()).device.type
         # A meta device, which computes nothing, has no autocasting to ask about.
         if device == "meta" or not torch.is_autocast_enabled(device):
@@ -63,7 +50,7 @@ def in_own_precision(
         with torch.autocast(device, enabled=False):
             return method(head, *args, **kwargs)
 
-    return run
+    return cast(_Method, run)
 
 
 class Readout(nn.Module):
@@ -136,55 +123,12 @@ class Readout(nn.Module):
             # What it was built with, to build it again: kept here where `build` has not.
             if name != "self" and not hasattr(self, name):
                 setattr(self, name, options.get(name, parameter.default))
-        if type(self).classify is Readout.classify and not hasattr(self, "classifier"):
-            raise ConfigError(
-                f"{type(self).__name__}.build: found no classifier, expected it to end with "
-                "self.finish(the width of a row)"
-            )
-        if self.is_solved and {name.partition(".")[0] for name, _ in self.named_parameters()} != {
-            "classifier"
-        }:
-            raise ConfigError(
-                f"{type(self).__name__}: found solved = True and weights before the classifier, "
-                "expected none"
-            )
-        self._require_pooling()
+        require_parts(self, Readout)
 
     def __init_subclass__(cls) -> None:
         # Tools and help texts see every option by name, from the one place that defines it.
-        if "build" not in vars(cls):
-            return
-        shared = list(inspect.signature(Readout.__init__).parameters.values())[1:-1]
-        own = list(inspect.signature(cls.build).parameters.values())[1:]
-        taken = {parameter.name for parameter in shared}
-        for parameter in own:
-            where = f"{cls.__name__}.build: found the option {parameter.name!r}"
-            if parameter.name in taken:
-                raise ConfigError(
-                    f"{where}, which every readout has: leave it out, and read "
-                    f"self.{parameter.name}"
-                )
-            if hasattr(Readout, parameter.name):
-                raise ConfigError(f"{where}, expected a name that no readout has")
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise ConfigError(f"{where} of any number, expected each option by its name")
-        # Options are given by name, whether or not `build` has a * before them.
-        own = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own]
-        cls.__signature__ = inspect.Signature([*shared, *own])
-
-    def _require_pooling(self) -> None:
-        """Refuse a subclass that does not say what a graph or a node is."""
-        kind = type(self)
-        read = (kind.forward, kind.classifier_inputs)
-        if read != (Readout.forward, Readout.classifier_inputs):
-            return  # it does without
-        has_nodes = kind.node_rows is not Readout.node_rows
-        has_graphs = kind.pool_graphs is not Readout.pool_graphs
-        if not (has_nodes or (has_graphs and self.level == "graph")):
-            wanted = "pool_graphs or node_rows" if self.level == "graph" else "node_rows"
-            raise ConfigError(
-                f"{kind.__name__}: found no {wanted}, expected it for {self.level} tasks"
-            )
+        if "build" in vars(cls):
+            cls.__signature__ = declared_signature(cls, Readout)
 
     def build(self) -> None:
         """Make the modules and end with :meth:`finish`; keep the options as attributes."""
@@ -209,16 +153,19 @@ class Readout(nn.Module):
             )
 
     def finish(self, width: int, *, linear: bool = False) -> None:
-        """Add the last modules, for rows of this width; ``linear`` leaves out the hidden layer."""
+        """Add the classifier, for rows of this width; ``linear`` leaves out the hidden layer.
+
+        It is the same for all readouts, so that pooling is what is compared.
+        """
         self.width = width
         if self.level == "link":
             self.embedding = nn.Linear(width, self.dim)
             width = self.dim
-        self.classifier = (
-            nn.Linear(width, self.out_dim)
-            if linear
-            else build_classifier(width, self.out_dim, hidden=self.dim, dropout=self.dropout)
-        )
+        hidden: list[nn.Module] = []
+        if not linear:
+            hidden = [nn.Linear(width, self.dim), nn.ReLU(), nn.Dropout(self.dropout)]
+        output = nn.Linear(self.dim if hidden else width, self.out_dim)
+        self.classifier = nn.Sequential(*hidden, output) if hidden else output
 
     def forward(
         self,
@@ -356,29 +303,13 @@ class Readout(nn.Module):
         self, history: History | TableRows, batch: Tensor | Graphs | None, num_graphs: int | None
     ) -> tuple[History, Graphs]:
         """Check a batch; return the layers that are kept and which graph each node belongs to."""
-        graphs = self.check(history, batch, num_graphs)
+        graphs = check_batch(history, batch, num_graphs, self.in_dims)
         depth = len(self.kept_dims)
         if isinstance(history, TableRows):
             history = history.copy()  # [num_nodes, L, D]
         if isinstance(history, Tensor):
             return history[:, -depth:], graphs
         return history[-depth:], graphs
-
-    def check(
-        self, history: History | TableRows, batch: Tensor | Graphs | None, num_graphs: int | None
-    ) -> Graphs:
-        """Refuse a batch that does not fit; return which graph each node belongs to."""
-        if not isinstance(history, TableRows):
-            num_nodes, device = check_layers(history, self.in_dims)
-            return Graphs.from_batch(batch, num_nodes, num_graphs, device)
-        _, device = check_layers(history.table, self.in_dims)
-        graphs = Graphs.from_batch(batch, int(history.sizes.sum()), num_graphs, device)
-        if not np.array_equal(graphs.sizes, history.sizes):
-            raise DataError(
-                f"batch: found graphs of {graphs.sizes.tolist()} nodes, "
-                f"expected those of the rows, {history.sizes.tolist()}"
-            )
-        return graphs
 
     def in_own_type(self, history: History) -> History:
         """Return a history in the precision of the weights."""
@@ -398,14 +329,12 @@ class Readout(nn.Module):
         pooled = last_layer(history).new_zeros(graphs.num_graphs, self.width)
         if not graphs.sizes.any():
             return pooled
-        present = graphs.counts > 0  # [num_graphs]
-        position = present.cumsum(0) - 1  # [num_graphs]
-        kept = Graphs(
-            position[graphs.index], graphs.counts[present], graphs.sizes[graphs.sizes > 0]
-        )
+        present = graphs.sizes.nonzero()[0]
+        kept, _ = graphs.take(present)
         rows = self.pool_graphs(history, kept, edge_index)  # [number of present, width]
         rows = self._checked_rows(rows, kept.num_graphs, "pool_graphs")
-        return pooled.index_copy(0, present.nonzero().view(-1), rows)  # [num_graphs, width]
+        (places,) = send([present], rows.device)
+        return pooled.index_copy(0, places, rows)  # [num_graphs, width]
 
     def _checked_rows(self, rows: Tensor, expected: int, method: str) -> Tensor:
         """Refuse rows of another shape than was announced, as a readout of one's own may return."""
@@ -419,12 +348,3 @@ class Readout(nn.Module):
                 "a row for each, of the width that was given to finish"
             )
         return rows
-
-
-def pool_nodes(rows: Tensor, batch: Tensor, num_graphs: int, reduce: str) -> Tensor:
-    """Reduce the rows of each graph with ``mean``, ``sum`` or ``max``: ``[num_graphs, width]``."""
-    if reduce == "max":  # as scatter() does, which on CUDA also asks for another package
-        zeros = rows.new_zeros(num_graphs, *rows.shape[1:])
-        index = batch.view(-1, *(1,) * (rows.dim() - 1)).expand_as(rows)  # [num_nodes, ...]
-        return zeros.scatter_reduce_(0, index, rows, "amax", include_self=False)
-    return scatter(rows, batch, dim=0, dim_size=num_graphs, reduce=reduce)

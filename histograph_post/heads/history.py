@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..utils.machine import send
-from .ragged import ranges
+from .ragged import Graphs, ranges
 
 #: One tensor ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
 History: TypeAlias = Tensor | Sequence[Tensor]
@@ -123,6 +123,26 @@ def check_layers(history: History, in_dims: Sequence[int]) -> tuple[int, torch.d
             f"expected widths {list(in_dims)} and as many rows each"
         )
     return rows[0], device
+
+
+def check_batch(
+    history: History | TableRows,
+    batch: Tensor | Graphs | None,
+    num_graphs: int | None,
+    in_dims: Sequence[int],
+) -> Graphs:
+    """Refuse a batch that does not fit; return which graph each node belongs to."""
+    if not isinstance(history, TableRows):
+        num_nodes, device = check_layers(history, in_dims)
+        return Graphs.from_batch(batch, num_nodes, num_graphs, device)
+    _, device = check_layers(history.table, in_dims)
+    graphs = Graphs.from_batch(batch, int(history.sizes.sum()), num_graphs, device)
+    if not np.array_equal(graphs.sizes, history.sizes):
+        raise DataError(
+            f"batch: found graphs of {graphs.sizes.tolist()} nodes, "
+            f"expected those of the rows, {history.sizes.tolist()}"
+        )
+    return graphs
 
 
 def split_layers(history: History, in_dims: Sequence[int]) -> tuple[Tensor, ...]:

@@ -1,4 +1,7 @@
-"""Options of a readout, checked before it is built; errors of one's own readout, in one line."""
+"""What is checked of a readout: its options before it is built, and its parts where it is code.
+
+A readout of one's own that lacks something, or fails, ends in one line that names its class.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, HistographError, raised_at
 from ..utils.machine import machine_memory
+from ..utils.ranges import require_sane
 
 if TYPE_CHECKING:
     from torch import nn
 
     from .base import Readout
+    from .registry import HeadInfo
 
 #: A number from which on a head may be too large for the machine.
 LARGE = 4096
 
 
-def require_memory(name: str, build: Callable[[], nn.Module]) -> None:
+def require_memory(name: str, options: Mapping[str, Any], build: Callable[[], nn.Module]) -> None:
     """Refuse a head that could not be trained on this machine, without allocating it."""
+    if not any(isinstance(value, int) and value > LARGE for value in options.values()):
+        return
     import torch
 
     with torch.device("meta"):
@@ -47,7 +54,27 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
 )
 
 
-def check_option(head: str, parameter: inspect.Parameter, value: Any) -> None:
+def checked_options(info: HeadInfo, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a readout; those that it does not take, or not so, are refused."""
+    valid = info.options()
+    unknown = [option for option in options if option not in valid]
+    if unknown:
+        raise ConfigError(
+            f"head {info.name!r}: found option {unknown[0]!r}, expected one of {', '.join(valid)}"
+        )
+    # The command line reads `none` as nothing, where an option may have it as a word.
+    found = {
+        name: "none" if value is None and isinstance(valid[name], str) else value
+        for name, value in options.items()
+    }
+    parameters = inspect.signature(info.load()).parameters
+    for name, value in found.items():
+        _check_kind(info.name, parameters[name], value)
+        require_sane(name, value)
+    return found
+
+
+def _check_kind(head: str, parameter: inspect.Parameter, value: Any) -> None:
     """Refuse a value that is not of the kind its option is annotated with, as far as that says."""
     annotation: Any = parameter.annotation
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
@@ -88,3 +115,45 @@ def own_code(head: type[Readout] | Readout) -> Iterator[None]:
         raise ConfigError(
             f"head {readout.__name__!r} failed at {where}: {type(error).__name__}: {reason}"
         ) from error
+
+
+def declared_signature(readout: type[Readout], base: type[Readout]) -> inspect.Signature:
+    """Return what the constructor of a readout takes: what all take, then the options of ``build``.
+
+    Options are given by name, whether or not ``build`` has a ``*`` before them.
+    """
+    shared = list(inspect.signature(base.__init__).parameters.values())[1:-1]
+    taken = {parameter.name for parameter in shared}
+    own = []
+    for parameter in list(inspect.signature(readout.build).parameters.values())[1:]:
+        name = parameter.name
+        where = f"{readout.__name__}.build: found the option {name!r}"
+        if name in taken:
+            raise ConfigError(f"{where}, which every readout has: leave it out, read self.{name}")
+        if hasattr(base, name):
+            raise ConfigError(f"{where}, expected a name that no readout has")
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ConfigError(f"{where} of any number, expected each option by its name")
+        own.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+    return inspect.Signature([*shared, *own])
+
+
+def require_parts(head: Readout, base: type[Readout]) -> None:
+    """Refuse a readout, once it is built, that lacks what every readout has to have."""
+    kind, name = type(head), type(head).__name__
+    if kind.classify is base.classify and not hasattr(head, "classifier"):
+        raise ConfigError(
+            f"{name}.build: found no classifier, expected it to end with "
+            "self.finish(the width of a row)"
+        )
+    trained = {parameter.partition(".")[0] for parameter, _ in head.named_parameters()}
+    if head.is_solved and trained != {"classifier"}:
+        raise ConfigError(
+            f"{name}: found solved = True and weights before the classifier, expected none"
+        )
+    if (kind.forward, kind.classifier_inputs) != (base.forward, base.classifier_inputs):
+        return  # it does without the methods that these call
+    has_graphs = kind.pool_graphs is not base.pool_graphs and head.level == "graph"
+    if kind.node_rows is base.node_rows and not has_graphs:
+        wanted = "pool_graphs or node_rows" if head.level == "graph" else "node_rows"
+        raise ConfigError(f"{name}: found no {wanted}, expected it for {head.level} tasks")

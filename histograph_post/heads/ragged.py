@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch_geometric.utils import scatter
 
 from ..errors import DataError
 from ..utils.machine import send
@@ -251,6 +252,15 @@ def bucket_layout(
         )
     ]
     return Layout(tuple(buckets), batch_slots)
+
+
+def pool_nodes(rows: Tensor, batch: Tensor, num_graphs: int, reduce: str) -> Tensor:
+    """Reduce the rows of each graph with ``mean``, ``sum`` or ``max``: ``[num_graphs, width]``."""
+    if reduce == "max":  # as scatter() does, which on CUDA also asks for another package
+        zeros = rows.new_zeros(num_graphs, *rows.shape[1:])
+        index = batch.view(-1, *(1,) * (rows.dim() - 1)).expand_as(rows)  # [num_nodes, ...]
+        return zeros.scatter_reduce_(0, index, rows, "amax", include_self=False)
+    return scatter(rows, batch, dim=0, dim_size=num_graphs, reduce=reduce)
 
 
 #: Padding a bucket of :func:`pool_buckets` may have, in entries of its adjacency matrices (1 MB).

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch_geometric.nn.models import JumpingKnowledge as JumpingKnowledgeMixture
 
 from ..utils import LEVELS
-from .base import History, Readout, last_layer, pool_nodes
-from .ragged import Graphs
+from .base import History, Readout, last_layer
+from .ragged import Graphs, pool_nodes
 from .statistics import STATISTICS, layer_statistics
 
 

@@ -8,12 +8,12 @@ or where it is asked for: as ``file.py:Class``, ``package.module:Class`` or the 
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError
 from ..utils import LEVELS
-from ..utils.ranges import require_sane
-from ..utils.specifications import imported_place
-from .option_checks import LARGE, check_option, own_code, require_memory
+from ..utils.importing import imported_place
+from .option_checks import checked_options, own_code, require_memory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,9 +34,6 @@ _Class = TypeVar("_Class", bound="type[Readout]")
 
 #: Installed packages offer readouts under this name, as ``name = "package.module:Class"``.
 ENTRY_POINTS = "histograph_post.heads"
-
-#: Arguments of every head's constructor that :func:`build_head` passes itself.
-_FIXED = ("in_dims", "out_dim", "level")
 
 
 @dataclass(frozen=True)
@@ -92,12 +88,9 @@ class HeadInfo:
 
     def options(self) -> dict[str, Any]:
         """Return the options this readout takes and their defaults."""
-        declared = inspect.signature(self.load())
-        return {
-            name: parameter.default
-            for name, parameter in declared.parameters.items()
-            if name not in (*_FIXED, *self.preset)
-        }
+        given = ("in_dims", "out_dim", "level", *self.preset)  # by build_head itself
+        declared = inspect.signature(self.load()).parameters
+        return {name: option.default for name, option in declared.items() if name not in given}
 
 
 #: The options that turn HistoGraph into the paper's own form.
@@ -112,104 +105,45 @@ PAPER_FORM: Mapping[str, Any] = MappingProxyType(
     }
 )
 
+
+def _variants(location: str, option: str, **shared: Any) -> Callable[..., HeadInfo]:
+    """Return what describes the readouts of one class that differ in the value of one option."""
+
+    def describe(name: str, description: str, value: Any, **known: Any) -> HeadInfo:
+        return HeadInfo(name, description, location, preset={option: value}, **shared, **known)
+
+    return describe
+
+
+_histograph = partial(
+    HeadInfo, location=".histograph:HistoGraphHead", levels=LEVELS, warm_starts=True
+)
+_last_layer = _variants(".readouts:LastLayer", "reduce", simple=True)
+_simple = partial(HeadInfo, simple=True, levels=LEVELS)
+_probe = partial(HeadInfo, location=".readouts:Probe", simple=True, levels=("graph", "node"))
+_jumping = _variants(".readouts:JumpingKnowledge", "mode", levels=LEVELS)
+_with_edges = partial(HeadInfo, needs_edge_index=True)
+_second_order = _variants(".second_order:SOPool", "mode")
+_covariance = _variants(".second_order:DKEPool", "robust")
+
 _HEADS = (
-    HeadInfo(
-        "histograph",
-        "attention over the history of layers, then over the nodes",
-        ".histograph:HistoGraphHead",
-        levels=LEVELS,
-        warm_starts=True,
-    ),
-    HeadInfo(
-        "histograph-paper",
-        "HistoGraph in the paper's own form",
-        ".histograph:HistoGraphHead",
-        levels=LEVELS,
-        warm_starts=True,
-        preset=PAPER_FORM,
-    ),
-    HeadInfo(
-        "mean",
-        "mean over the nodes of the last layer",
-        ".readouts:LastLayer",
-        simple=True,
-        preset={"reduce": "mean"},
-        lr=1e-2,
-    ),
-    HeadInfo(
-        "sum",
-        "sum over the nodes of the last layer",
-        ".readouts:LastLayer",
-        simple=True,
-        preset={"reduce": "sum"},
-    ),
-    HeadInfo(
-        "max",
-        "maximum over the nodes of the last layer",
-        ".readouts:LastLayer",
-        simple=True,
-        preset={"reduce": "max"},
-        lr=1e-2,
-    ),
-    HeadInfo(
-        "mlp",
-        "MLP probe of the last layer, node by node",
-        ".readouts:LastLayer",
-        simple=True,
-        levels=("node", "link"),
-        preset={"reduce": "mean"},
-    ),
-    HeadInfo(
-        "linear",
-        "(mean) last layer and a linear map, solved",
-        ".readouts:LinearProbe",
-        simple=True,
-        levels=LEVELS,
-    ),
-    HeadInfo(
-        "layer-mean",
-        "mean over all layers",
-        ".readouts:LayerMean",
-        simple=True,
-        levels=LEVELS,
-    ),
-    HeadInfo(
+    _histograph("histograph", "attention over the history of layers, then over the nodes"),
+    _histograph("histograph-paper", "HistoGraph in the paper's own form", preset=PAPER_FORM),
+    _last_layer("mean", "mean over the nodes of the last layer", "mean", lr=1e-2),
+    _last_layer("sum", "sum over the nodes of the last layer", "sum"),
+    _last_layer("max", "maximum over the nodes of the last layer", "max", lr=1e-2),
+    _last_layer("mlp", "MLP probe of the last layer, node by node", "mean", levels=LEVELS[1:]),
+    _simple("linear", "(mean) last layer and a linear map, solved", ".readouts:LinearProbe"),
+    _simple("layer-mean", "mean over all layers", ".readouts:LayerMean"),
+    _simple(
         "concat",
         "(mean) of every layer, concatenated, and a linear map, solved",
         ".readouts:Concat",
-        simple=True,
-        levels=LEVELS,
     ),
-    HeadInfo(
-        "probe",
-        "mean, maximum and deviation of every layer, and a linear map, solved",
-        ".readouts:Probe",
-        simple=True,
-        levels=("graph", "node"),
-    ),
-    HeadInfo(
-        "jk-cat",
-        "JumpingKnowledge: layers concatenated per node",
-        ".readouts:JumpingKnowledge",
-        levels=LEVELS,
-        preset={"mode": "cat"},
-        lr=3e-3,
-    ),
-    HeadInfo(
-        "jk-max",
-        "JumpingKnowledge: maximum over layers per node",
-        ".readouts:JumpingKnowledge",
-        levels=LEVELS,
-        preset={"mode": "max"},
-        lr=3e-3,
-    ),
-    HeadInfo(
-        "jk-lstm",
-        "JumpingKnowledge: LSTM attention over layers per node",
-        ".readouts:JumpingKnowledge",
-        levels=LEVELS,
-        preset={"mode": "lstm"},
-    ),
+    _probe("probe", "mean, maximum and deviation of every layer, and a linear map, solved"),
+    _jumping("jk-cat", "JumpingKnowledge: layers concatenated per node", "cat", lr=3e-3),
+    _jumping("jk-max", "JumpingKnowledge: maximum over layers per node", "max", lr=3e-3),
+    _jumping("jk-lstm", "JumpingKnowledge: LSTM attention over layers per node", "lstm"),
     HeadInfo("attention", "softmax-gated sum of nodes", ".set_pooling:AttentionReadout"),
     HeadInfo("set2set", "LSTM attending to the nodes in steps", ".set_pooling:Set2Set"),
     HeadInfo("sortpool", "first k sorted nodes, 1-D convolution", ".set_pooling:SortPool"),
@@ -219,66 +153,24 @@ _HEADS = (
         ".set_pooling:SetTransformer",
     ),
     HeadInfo("gmt", "Graph Multiset Transformer", ".set_pooling:GraphMultisetTransformer"),
-    HeadInfo(
-        "topkpool",
-        "TopK pooling: nodes dropped by a learned projection",
-        ".structural:TopKPool",
-        needs_edge_index=True,
+    _with_edges(
+        "topkpool", "TopK pooling: nodes dropped by a learned projection", ".structural:TopKPool"
     ),
-    HeadInfo(
-        "sagpool",
-        "SAGPool: nodes dropped by a graph convolution",
-        ".structural:SAGPool",
-        needs_edge_index=True,
+    _with_edges("sagpool", "SAGPool: nodes dropped by a graph convolution", ".structural:SAGPool"),
+    _with_edges(
+        "asap", "ASAP: attention over neighbourhoods, the best kept", ".structural:ASAPool"
     ),
-    HeadInfo(
-        "asap",
-        "ASAP: attention over neighbourhoods, the best kept",
-        ".structural:ASAPool",
-        needs_edge_index=True,
+    _with_edges("edgepool", "EdgePool: edges contracted by score", ".structural:EdgePool"),
+    _with_edges(
+        "diffpool", "DiffPool: soft clusters from a graph convolution", ".dense_pooling:DiffPool"
     ),
-    HeadInfo(
-        "edgepool",
-        "EdgePool: edges contracted by score",
-        ".structural:EdgePool",
-        needs_edge_index=True,
+    _with_edges(
+        "mincutpool", "MinCutPool: soft clusters that cut few edges", ".dense_pooling:MinCutPool"
     ),
-    HeadInfo(
-        "diffpool",
-        "DiffPool: soft clusters from a graph convolution",
-        ".dense_pooling:DiffPool",
-        needs_edge_index=True,
-    ),
-    HeadInfo(
-        "mincutpool",
-        "MinCutPool: soft clusters that cut few edges",
-        ".dense_pooling:MinCutPool",
-        needs_edge_index=True,
-    ),
-    HeadInfo(
-        "sopool",
-        "SOPool: second-order pooling, bilinear mapping",
-        ".second_order:SOPool",
-        preset={"mode": "bilinear"},
-    ),
-    HeadInfo(
-        "sopool-attention",
-        "SOPool: second-order pooling, attentional",
-        ".second_order:SOPool",
-        preset={"mode": "attentional"},
-    ),
-    HeadInfo(
-        "dkepool",
-        "DKEPool: mean and covariance of the nodes",
-        ".second_order:DKEPool",
-        preset={"robust": False},
-    ),
-    HeadInfo(
-        "dkepool-robust",
-        "DKEPool for few nodes: square root of the covariance",
-        ".second_order:DKEPool",
-        preset={"robust": True},
-    ),
+    _second_order("sopool", "SOPool: second-order pooling, bilinear mapping", "bilinear"),
+    _second_order("sopool-attention", "SOPool: second-order pooling, attentional", "attentional"),
+    _covariance("dkepool", "DKEPool: mean and covariance of the nodes", False),
+    _covariance("dkepool-robust", "DKEPool for few nodes: square root of the covariance", True),
 )
 
 #: The readouts of this package, in the order of help texts.
@@ -290,20 +182,8 @@ RIVALS_READ = "probe"
 #: What readouts are compared with, and no more: it is not saved as a head.
 RIVALS: Mapping[str, HeadInfo] = MappingProxyType(
     {
-        "svm": HeadInfo(
-            "svm",
-            "RBF support vectors on what probe reads; compared only",
-            ".readouts:Probe",
-            simple=True,
-            levels=("graph", "node"),
-        ),
-        "boosting": HeadInfo(
-            "boosting",
-            "boosted trees on what probe reads; compared only",
-            ".readouts:Probe",
-            simple=True,
-            levels=("graph", "node"),
-        ),
+        "svm": _probe("svm", "RBF support vectors on what probe reads; compared only"),
+        "boosting": _probe("boosting", "boosted trees on what probe reads; compared only"),
     }
 )
 
@@ -423,10 +303,7 @@ def head_info(name: str) -> HeadInfo:
 
 
 def is_solved(name: str, level: str) -> bool:
-    """Whether fits of a readout are solved at that level, not trained with steps; rivals are, too.
-
-    They then depend on no seed.
-    """
+    """Whether fits of a readout, or rival, are solved at a level: they then depend on no seed."""
     return level != "link" and head_info(name).load().solved
 
 
@@ -448,28 +325,10 @@ def build_head(
         raise ConfigError(
             f"head {name!r}: found level {level!r}, expected {' or '.join(info.levels)}"
         )
-    valid = info.options()
-    unknown = [option for option in options if option not in valid]
-    if unknown:
-        raise ConfigError(
-            f"head {name!r}: found option {unknown[0]!r}, expected one of {', '.join(valid)}"
-        )
-    # The command line reads `none` as nothing, where an option may have it as a word.
-    words = {
-        name: "none"
-        for name, value in options.items()
-        if value is None and isinstance(valid[name], str)
-    }
-    readout = info.load()
-    for option, value in (options | words).items():
-        check_option(name, inspect.signature(readout).parameters[option], value)
-        require_sane(option, value)
-    build = functools.partial(
-        readout, in_dims, out_dim, level=level, **info.preset, **options | words
-    )
+    readout, options = info.load(), checked_options(info, options)
+    build = partial(readout, in_dims, out_dim, level=level, **info.preset, **options)
     with own_code(readout):
-        if any(isinstance(value, int) and value > LARGE for value in options.values()):
-            require_memory(name, build)
+        require_memory(name, options, build)
         return build()
 
 

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from .base import pool_nodes
 from .history import History
-from .ragged import Graphs
+from .ragged import Graphs, pool_nodes
 from .standardize import Standardizer
 
 #: What is taken of every channel, in the order of :func:`layer_statistics`.

@@ -21,8 +21,8 @@ from torch_geometric.nn import ASAPooling, EdgePooling, GraphConv, SAGPooling, T
 from torch_geometric.nn.pool.select import SelectOutput, SelectTopK
 from torch_geometric.utils import coalesce, scatter
 
-from .base import History, Readout, last_layer, pool_nodes
-from .ragged import Graphs
+from .base import History, Readout, last_layer
+from .ragged import Graphs, pool_nodes
 
 #: Neighbouring scores at most this far apart are tied; they are tanh or softmax values.
 TIE_TOLERANCE = 1e-5

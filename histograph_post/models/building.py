@@ -19,13 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import HistographError, ModelError
-from ..utils.specifications import (
-    PUBLIC_MODELS,
-    home_of,
-    imported_place,
-    is_defined_in,
-    without_partial,
-)
+from ..utils.importing import home_of, imported_place, is_defined_in, without_partial
+from ..utils.specifications import PUBLIC_MODELS
 from .builtin_models import GNN
 from .builtin_settings import CHOICES, GNNSettings, settings_of
 

@@ -93,7 +93,7 @@ class KeyMap:
 def read_key_map(path: Path | str) -> KeyMap:
     """Read a key map from a ``.toml`` or ``.json`` file."""
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise NotFoundError(f"{path}: no such file; expected a key map")
     entries = read_json_file(path) if path.suffix == ".json" else read_toml_file(path)
     if not isinstance(entries, dict):

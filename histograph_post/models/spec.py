@@ -190,7 +190,7 @@ class LoadedModel:
         """What a user should know of the weights."""
         known = {name: size for name, size in self.spec.filled.items() if size is not None}
         sizes = ", ".join(f"{name}={size}" for name, size in known.items())
-        filled = [f"the model was built with {sizes}, as weights and data ask for"] if sizes else []
+        filled = [f"sizes from the weights and the data: {sizes}"] if sizes else []
         return [*self.checkpoint.notes, *self.report.notes, *filled]
 
 

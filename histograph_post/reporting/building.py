@@ -15,16 +15,16 @@ from ..runs.run import REPORT_NAME, Run
 from ..tasks import Task
 from ..utils.files import require_folder
 from ..utils.outputs import OutputLock, output_file
+from ..utils.specifications import is_built_in
 from .evidence import gather_evidence
 from .figures import Figure, Format, require_matplotlib
-from .page import GENERATOR, Page
+from .page import GENERATOR, Page, Section
+from .score_charts import learning_figures
 from .sections import (
     examples_section,
     facts_sections,
     headline,
-    layers_section,
-    learning_section,
-    outcomes_section,
+    outcome_figures,
     rank_readouts,
     rows_section,
     scores_section,
@@ -52,9 +52,10 @@ def find_caches(run: Run, given: Path | None) -> tuple[list[Cache], str]:
         return caches, ""
     backbone = run.backbone
     if backbone.in_run:
+        named = "" if is_built_in("model", backbone.model.spec) else " --model SPEC"
         return [], (
             f"{run.folder} trained its backbone, whose activations no cache holds yet; make one "
-            f"with `histograph cache {run.folder} -o CACHES` and give --cache CACHES"
+            f"with `histograph cache {run.folder}{named} -o CACHES`, then add `--cache CACHES`"
         )
     place = backbone.cache
     try:
@@ -168,16 +169,16 @@ def build_page(
         caches, missing = [], str(error)
     notes = []
     if not caches:
-        notes.append(f"layers, over-smoothing and examples are missing: {missing}")
+        notes.append(f"Layers, over-smoothing and examples are missing: {missing}")
     evidence = gather_evidence(run, caches, on_progress=on_progress)
     ranked = rank_readouts(run)
     sections = [
         scores_section(run, ranked),
         search_section(run),
-        learning_section(run, ranked),
-        layers_section(evidence.layer_figures),
+        Section("learning", "Learning", figures=learning_figures(run, list(ranked))),
+        Section("layers", "Layers", figures=evidence.layer_figures),
         smoothing_section(evidence.smoothing_figures, evidence.profile),
-        outcomes_section(run),
+        Section("predictions", "Predictions", figures=outcome_figures(run)),
         examples_section(evidence.example_figures, attended=evidence.attended),
         rows_section(run, evidence.molecules),
         *facts_sections(run),

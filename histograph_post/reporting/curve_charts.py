@@ -51,8 +51,8 @@ def roc_figure(run: Run) -> Figure | None:
     return Figure(
         name="roc",
         title="ROC curves",
-        caption=f"Test part, a line per fold ({plural(len(chosen_outcomes(run)), 'fold')}); the "
-        "numbers are areas under the curve, means over folds.",
+        caption=f"Test part, one line per fold ({plural(len(chosen_outcomes(run)), 'fold')}). In "
+        "brackets: the area under the curve, mean over folds.",
         alternative=f"ROC curves; area under the curve: {_listed(areas)}.",
         picture=Chart(draw, size=_SQUARE),
     )
@@ -81,8 +81,8 @@ def precision_figure(run: Run) -> Figure | None:
     return Figure(
         name="precision-recall",
         title="Precision and recall",
-        caption="Test part, a line per fold; the level line is the share of positives, the numbers "
-        "are average precision, means over folds.",
+        caption="Test part, one line per fold; the horizontal line is the share of positives. In "
+        "brackets: average precision, mean over folds.",
         alternative=f"Precision-recall curves; average precision: {_listed(areas)}; share of "
         f"positives {number(share)}.",
         picture=Chart(draw, size=_SQUARE),
@@ -190,7 +190,7 @@ def calibration_figure(run: Run) -> Figure | None:
         said = f"{number(errors[_BEFORE])} before, {number(errors[_AFTER])} after"
         said += f" dividing logits by {temperature:.3g}, fitted on the validation part"
     else:
-        said = f"{number(errors[_AFTER])}; the run has no temperature other than 1"
+        said = f"{number(errors[_AFTER])}; the probabilities are not calibrated"
     shown = ", ".join(
         f"{p:.2f} was right {o:.0%}"
         for p, o in zip(found[_AFTER].predicted, found[_AFTER].observed, strict=True)
@@ -200,8 +200,8 @@ def calibration_figure(run: Run) -> Figure | None:
         name="calibration",
         title="Calibration before and after" if len(found) > 1 else "Calibration",
         caption=f"Probabilities of the {of_what}, every test row once, in {NUM_BINS} bins; grey "
-        f"bars show how many rows a bin has, and those of fewer than {_FEWEST_IN_BIN} are not "
-        f"drawn. Expected calibration error {said}.",
+        f"bars show how many rows a bin has, and no point is drawn for fewer than "
+        f"{_FEWEST_IN_BIN}. Expected calibration error: {said}.",
         alternative=f"Reliability diagram; expected calibration error {said}; "
         f"what was predicted with {shown}.",
         picture=Chart(draw, size=(4.2, 3.7)),

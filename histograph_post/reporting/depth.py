@@ -171,17 +171,17 @@ def depth_figure(run: Run, found: DepthScores) -> Figure:
         axes.legend(loc="best")
 
     what = "means of a graph's nodes" if run.task.level == "graph" else "activations of a node"
-    sampled = "" if found.is_whole else "; of large parts, some rows chosen by a seed"
+    sampled = "" if found.is_whole else "; some rows of large parts, drawn at random"
     shown = ", ".join(
         f"{plural(depth, 'layer')} {number(value)}"
         for depth, value in zip(found.depths, found.test, strict=True)
     )
     return Figure(
         name="depth",
-        title=f"{metric[0].upper()}{metric[1:]} against layers kept",
-        caption=f"A linear map of the {what} in the last so many layers, solved; "
-        f"{plural(found.num_folds, 'fold')}{sampled}. A line that is flat from 1 on means that the "
-        f"last layer holds all that such a map can use.",
+        title=f"{metric[0].upper()}{metric[1:]} against number of layers kept",
+        caption=f"A linear map of the {what} in the last 1, 2, ... layers, solved; "
+        f"{plural(found.num_folds, 'fold')}{sampled}. If the line is flat from 1 on, the last "
+        "layer holds all that such a map can use.",
         alternative=f"Test {metric} of a linear map of the last layers: {shown}.",
         picture=Chart(draw),
     )

@@ -105,7 +105,7 @@ def gather_evidence(
         return found
     if own is None:
         found.notes.append(
-            "layers, over-smoothing and examples are missing: the chosen fit has no test rows in "
+            "Layers, over-smoothing and examples are missing: the chosen fit has no test rows in "
             f"{PREDICTIONS_NAME}"
         )
         return found
@@ -122,7 +122,7 @@ def gather_evidence(
         head = load_fit_head(run, fold, seed)
     except HistographError as error:  # what needs no head can still be shown
         head = None
-        found.notes.append(f"layer weights and attention are missing: {error}")
+        found.notes.append(f"Layer weights and attention are missing: {error}")
     _add_profile(found, run, cache, sample, head)
     done(1)
     if head is not None:
@@ -158,11 +158,11 @@ def _cache_of(caches: Sequence[Cache], fold: int) -> Cache:
 def _about(sample: Sample) -> str:
     """Return what was looked at, for captions."""
     if sample.total == 1:
-        return "one graph"
-    graphs = f"{len(sample.graphs):,} graphs"
+        return ""
+    graphs = f"{len(sample.graphs):,} test graphs"
     if not sample.is_whole:
-        graphs += f" of {sample.total:,}, chosen by a seed,"
-    return f"median and quartiles over {graphs} with test rows"
+        graphs = f"{len(sample.graphs):,} of {sample.total:,} test graphs"
+    return f"; median and quartiles over {graphs}"
 
 
 def _add_profile(
@@ -179,21 +179,21 @@ def _add_profile(
     found.layer_figures += evolution_figures(profile, about=about)
     if not sample.is_whole:
         found.notes.append(
-            f"layers and over-smoothing: {len(sample.graphs):,} of {sample.total:,} test graphs, "
-            "chosen by a seed"
+            f"Layers and over-smoothing are measured on {len(sample.graphs):,} of "
+            f"{sample.total:,} test graphs, drawn at random."
         )
     if largest > MAX_PAIRED_NODES:
         found.notes.append(
-            f"over-smoothing: pairs of {MAX_PAIRED_NODES:,} nodes of each larger graph, chosen by "
-            "a seed"
+            f"Over-smoothing is measured on {MAX_PAIRED_NODES:,} nodes of each larger graph, drawn "
+            "at random."
         )
     if not stages and head is not None:
         because = (
             f"a graph has {largest:,} nodes, more than {MAX_ATTENDED_NODES:,}"
             if largest > MAX_ATTENDED_NODES
-            else f"{run.head} turns a graph into one row at once"
+            else f"{run.head} turns a graph into one row at once, without node embeddings"
         )
-        found.notes.append(f"over-smoothing: no node embeddings of the head, {because}")
+        found.notes.append(f"Over-smoothing is not shown for the head: {because}.")
 
 
 def _add_weights(
@@ -228,9 +228,17 @@ def _add_weights(
         if attention is None:
             return
         parts.append((attention, cache.labels()[cache.label_ptr[looked_at.graphs]]))
+    untrained = sum(
+        fit["head"] == run.head and fit["best_epoch"] < 0 for fit in run.results["fits"]
+    )
     total = sum(len(outcome.seeds) for outcome in outcomes)
+    if untrained:
+        found.notes.append(
+            f"In {untrained} of {plural(total, 'fit')} of {run.head}, the best epoch by validation "
+            "is before training: there, layer weights and attention are those it starts with."
+        )
     if total > len(parts):
-        found.notes.append(f"layer weights: {len(parts)} of {total} fits")
+        found.notes.append(f"Layer weights are those of {len(parts)} of {total} fits.")
     weights = np.concatenate([attention.layer_weights for attention, _ in parts])
     labels = np.concatenate([labels for _, labels in parts])
     first = len(sample.layers) - weights.shape[2]
@@ -264,6 +272,6 @@ def _add_examples(
     missing = len(graphs) - len(molecules)
     if cache.molecules() is not None and run.task.level == "graph" and missing:
         found.notes.append(
-            f"{plural(missing, 'molecule')} drawn as graphs: without RDKit (extra chem), or since "
-            "their SMILES has other atoms or bonds"
+            f"{plural(missing, 'molecule')} drawn as graphs: RDKit is not installed (extra chem), "
+            "or the SMILES has other atoms or bonds than the graph."
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -168,15 +168,6 @@ def distance_to(rows: Tensor, last: Tensor) -> float:
     return float((rows.double() - last.double()).norm(dim=1).mean())
 
 
-def cosine_distance_to(rows: Tensor, last: Tensor) -> float:
-    """Return the mean over nodes of ``1 - cos(x_l, x_last)``; a zero has no direction."""
-    rows, last = rows.double(), last.double()
-    product = rows.norm(dim=1) * last.norm(dim=1)  # [num_nodes]
-    directed = product > _TINY
-    cosines = (rows * last).sum(1)[directed] / product[directed]  # [directed]
-    return float((1 - cosines).mean())
-
-
 #: Nodes of a graph whose pairs are measured, and edges; of more, so many are chosen by a seed.
 MAX_PAIRED_NODES = 1000
 MAX_EDGES = 200_000
@@ -221,7 +212,6 @@ class LayerProfile:
     smoothness: tuple[Smoothness, ...]
     #: Distance to the last layer; None where a layer is not as wide.
     distance: tuple[Quartiles | None, ...]
-    cosine_distance: tuple[Quartiles | None, ...]
     #: The measures of over-smoothing at each stage of the head; empty for one that pools at once.
     head: Mapping[str, Smoothness]
 
@@ -282,21 +272,18 @@ def profile_layers(
 ) -> LayerProfile:
     """Measure every layer of a sample, and every stage ``[num_nodes, width]`` of the head."""
     last = sample.layers[-1]
-
-    def to_last(measure: Callable[[Tensor, Tensor], float]) -> tuple[Quartiles | None, ...]:
-        return tuple(
-            Quartiles.of([measure(layer[nodes], last[nodes]) for nodes, _ in sample.slices()])
-            if layer.size(1) == last.size(1)
-            else None
-            for layer in sample.layers
-        )
-
     with one_thread():
         return LayerProfile(
             names=tuple(names),
             smoothness=tuple(measure_smoothness(layer, sample) for layer in sample.layers),
-            distance=to_last(distance_to),
-            cosine_distance=to_last(cosine_distance_to),
+            distance=tuple(
+                Quartiles.of(
+                    [distance_to(layer[nodes], last[nodes]) for nodes, _ in sample.slices()]
+                )
+                if layer.size(1) == last.size(1)
+                else None
+                for layer in sample.layers
+            ),
             head={name: measure_smoothness(rows, sample) for name, rows in stages.items()},
         )
 

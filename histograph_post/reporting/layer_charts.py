@@ -103,15 +103,15 @@ def weight_sets_figure(weights: np.ndarray, first: int, *, about: str) -> Figure
     return Figure(
         name="layer-weight-sets",
         title="Layer weights by set of channels",
-        caption="The head weighs the layers anew for each slice of its channels. Blue adds a "
-        f"layer, orange subtracts it; means {about}.",
+        caption="Each set of channels has layer weights of its own. Blue adds a layer, orange "
+        f"subtracts it; means {about}.",
         alternative=f"Mean weight of layers {first} to {first + means.shape[1] - 1}. {shown}.",
         picture=Chart(draw, size=(4.2, max(1.8, 1.0 + 0.34 * len(means)))),
     )
 
 
 def evolution_figures(profile: LayerProfile, *, about: str) -> list[Figure]:
-    """Draw the distance of each layer to the last."""
+    """Draw the distance of each layer to the last; nothing where no other is as wide."""
     skipped = sum(value is None for value in profile.distance)
     note = f" {plural(skipped, 'layer')} of another width left out." if skipped else ""
     if len(profile.distance) - skipped < 2:
@@ -120,18 +120,11 @@ def evolution_figures(profile: LayerProfile, *, about: str) -> list[Figure]:
         _line_figure(
             "evolution-distance",
             "Distance of each layer to the last",
-            f"Mean over the nodes of a graph of |x_l {MINUS} x_last|, as captured; {about}.{note}",
+            f"Mean of |x_l {MINUS} x_last| over the nodes of a graph{about}. A flat end means that "
+            f"the last layers change little.{note}",
             "distance to the last layer",
             profile.distance,
-        ),
-        _line_figure(
-            "evolution-cosine",
-            "Direction of each layer and the last",
-            f"Mean over the nodes of a graph of 1 {MINUS} cos(x_l, x_last), whatever the scale: 0 "
-            f"is the same direction; {about}.{note}",
-            "cosine distance to the last layer",
-            profile.cosine_distance,
-        ),
+        )
     ]
 
 
@@ -141,21 +134,21 @@ def smoothness_figures(profile: LayerProfile, *, about: str) -> list[Figure]:
         (
             "smoothing-distance",
             "Mean pairwise distance",
-            "Mean Euclidean distance of two nodes of a graph",
+            "Mean Euclidean distance between two nodes of a graph",
             "mean pairwise distance",
             lambda found: found.pairwise,
         ),
         (
             "smoothing-dirichlet",
             "Dirichlet energy",
-            f"Sum of |x_u {MINUS} x_v|² over the edges of a graph, divided by its nodes",
+            f"Sum of |x_u {MINUS} x_v|² over the edges of a graph, divided by its number of nodes",
             "Dirichlet energy",
             lambda found: found.dirichlet,
         ),
         (
             "smoothing-cosine",
             "Mean average distance (MAD)",
-            f"Mean of 1 {MINUS} cos over the pairs of nodes of a graph, whatever the scale",
+            f"Mean of 1 {MINUS} cos over all pairs of nodes of a graph, whatever their scale",
             "MAD",
             lambda found: found.cosine,
         ),
@@ -165,7 +158,7 @@ def smoothness_figures(profile: LayerProfile, *, about: str) -> list[Figure]:
         values = [measure(layer) for layer in profile.smoothness]
         if any(value.median == value.median for value in values):
             stages = {stage: measure(found) for stage, found in profile.head.items()}
-            figures.append(_line_figure(name, title, f"{caption}; {about}.", label, values, stages))
+            figures.append(_line_figure(name, title, f"{caption}{about}.", label, values, stages))
     return figures
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,11 +13,12 @@ import numpy as np
 import torch
 
 from ..caches import Cache
-from ..errors import HistographError
+from ..errors import ConfigError, HistographError
 from ..experiments.results import BASELINES, OWN
 from ..runs.fits import OUTPUTS_NAME
 from ..runs.run import PREDICTIONS_NAME, Run
 from ..tasks import Task
+from ..utils.files import read_regular
 from ..utils.tensors import load_arrays
 from ..utils.text import MISSING, number
 from .layer_analysis import owners_of
@@ -63,11 +66,20 @@ def _written_outcomes(run: Run) -> list[Outcome]:
 
     Runs of earlier versions have written every seed by itself: these are averaged.
     """
-    try:
-        with (run.folder / PREDICTIONS_NAME).open(encoding="utf-8", newline="") as file:
-            columns, *lines = csv.reader(file)
-    except (FileNotFoundError, ValueError):
+    path = run.folder / PREDICTIONS_NAME
+    if not os.path.lexists(path):
         return []
+    run.require_own(PREDICTIONS_NAME)
+    try:
+        return _parse_outcomes(run, read_regular(path).decode())
+    except HistographError:
+        raise
+    except (ValueError, IndexError, csv.Error) as error:
+        raise ConfigError(f"{path}: found no table of this run's test rows ({error})") from None
+
+
+def _parse_outcomes(run: Run, text: str) -> list[Outcome]:
+    columns, *lines = csv.reader(io.StringIO(text, newline=""))
     has_seeds, seeds = columns[2] == "seed", dict[int, list[int]]()
     for fit in run.results["fits"]:
         if fit["head"] == run.results["head"]:
@@ -290,7 +302,7 @@ def predictions_table(
         columns,
         rows,
         caption="Test rows, the worst predictions first; click a heading to sort. "
-        + ("" if outcome.spread is None else "Spread: the deviation over seeds. ")
+        + ("" if outcome.spread is None else "Spread: the standard deviation over seeds. ")
         + f"{kept}{file} has all of them.",
         sortable=True,
     )

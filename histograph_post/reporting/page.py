@@ -129,8 +129,9 @@ def _stressed(headline: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text for the page; what stands between backticks is code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    """Return text for the page; what stands between backticks is code, intervals stay whole."""
+    whole = re.sub(r"\[(\S+), (\S+)\]", "[\\1,\N{NO-BREAK SPACE}\\2]", escape(text))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", whole)
 
 
 def _section(section: Section) -> str:

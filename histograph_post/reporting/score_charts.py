@@ -59,8 +59,8 @@ def ranking_figure(run: Run, ranked: Mapping[str, Summary]) -> Figure:
     return Figure(
         name="ranking",
         title=f"Test {metric} of every readout",
-        caption="Mean and standard deviation over folds and seeds; each fit is a faint dot. "
-        "Ordered by validation, below the checkpoint's own readout.",
+        caption="Mean and standard deviation over folds and seeds; each faint dot is a fit. In "
+        "the order of the table.",
         alternative=f"Readouts by test {metric}, in the order of validation: {shown}.",
         picture=Chart(draw, size=(4.2, max(1.7, 0.9 + 0.27 * len(names)))),
     )
@@ -131,8 +131,8 @@ def _valid_figure(run: Run, fits: Mapping[str, Fits], ranked: Sequence[str]) -> 
     return Figure(
         name="learning-validation",
         title=f"Validation {metric_name(metric)} while training",
-        caption="Thin lines are single fits, the thick line is their mean over the epochs that all "
-        "of them reached."
+        caption="Thin lines are single fits; the thick line is their mean, up to the epoch that "
+        "all of them reached."
         + (f" {left_out} more readouts are not drawn." if left_out else "")
         + (_SOLVED if _solved(run) & set(shown) else ""),
         alternative=f"Validation {metric_name(metric)} by epoch. {ends}.",
@@ -142,8 +142,8 @@ def _valid_figure(run: Run, fits: Mapping[str, Fits], ranked: Sequence[str]) -> 
 
 #: Of curves of readouts that have no epochs.
 _SOLVED = (
-    " A readout that is solved has no epochs: its curve goes from the strongest penalty on the "
-    "weights to weaker ones."
+    " A solved readout has no epochs: its curve runs from the strongest penalty on the weights to "
+    "the weakest."
 )
 
 
@@ -181,8 +181,8 @@ def _loss_figure(run: Run, fits: Fits) -> Figure | None:
     return Figure(
         name="learning-loss",
         title=f"Loss of {run.head}",
-        caption="Thin lines are single fits; grey verticals mark the epoch that validation chose."
-        + (_SOLVED if run.head in _solved(run) else ""),
+        caption="Thin lines are single fits; grey vertical lines mark the epochs that validation "
+        "chose." + (_SOLVED if run.head in _solved(run) else ""),
         alternative=f"Loss by epoch: {ends}.",
         picture=Chart(draw),
     )
@@ -219,8 +219,8 @@ def trials_figure(run: Run, trials: list[Any], scored: list[Any]) -> Figure:
     return Figure(
         name="search",
         title=f"Validation {metric} of every trial",
-        caption="A dot is the mean over folds and seeds of one choice of options; crosses are "
-        "trials that were stopped early or failed.",
+        caption="Each dot is a trial: the mean over folds and seeds. Crosses are trials that were "
+        "stopped early or failed.",
         alternative=f"Validation {metric} by trial: the first, with the defaults, has "
         f"{number(scores[0])}, the best {number(best[-1])}.",
         picture=Chart(draw),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
@@ -18,11 +18,7 @@ from .molecules import Molecule
 from .outcomes import chosen_outcomes, combined, predictions_table, readout_to_beat
 from .page import Section, Table
 from .prediction_charts import confusion_figure, error_figure, scatter_figure, targets_figure
-from .score_charts import learning_figures, ranking_figure, trials_figure
-
-if TYPE_CHECKING:
-    pass
-
+from .score_charts import ranking_figure, trials_figure
 
 # --- predictions against the truth as figures, for every kind of task
 
@@ -70,12 +66,6 @@ def headline(run: Run) -> str:
     return " ".join(said)
 
 
-def _averaged(row: Mapping[str, Any]) -> Summary | None:
-    """Return the test score of a readout with its seeds averaged, where there are several."""
-    found = (row.get("averaged") or {}).get("test")
-    return None if found is None else Summary(**found)
-
-
 def scores_section(run: Run, ranked: Mapping[str, Summary]) -> Section:
     """Return the headline table, all metrics of the head, and the ranking."""
     figures = [ranking_figure(run, ranked)] if ranked else []
@@ -83,9 +73,9 @@ def scores_section(run: Run, ranked: Mapping[str, Summary]) -> Section:
     return Section(
         "scores",
         "Scores",
-        text=f"Every readout was trained on the same activations, splits and seeds: "
-        f"{counted(run)}. The epoch of each fit was chosen on the validation part, by which the "
-        "readouts are ordered, too.",
+        text=f"Every readout was trained on the same activations, splits and seeds "
+        f"({counted(run)}). The epoch of each fit was chosen on the validation part, which also "
+        "orders the table.",
         tables=tables,
         figures=figures,
     )
@@ -101,40 +91,49 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
     rows = []
     for name in names:
         stored = run.results["readouts"][name]
-        valid, test = validation_of(stored), ranked.get(name)
         shown = f"{name} (compared only)" if stored.get("compared_only") else name
-        row = [shown, _mean_and_deviation(test)]
-        if averaged:
-            row.append(_mean_and_deviation(_averaged(stored)))
-        row.append(_mean_and_deviation(None if valid is None else Summary(**valid)))
+        counts = reported(stored)
+        row = [
+            shown,
+            _mean_and_deviation(counts["test"]),
+            _mean_and_deviation(validation_of(stored)),
+        ]
         if own:
-            row.append(difference(reported(stored)["versus_own"]))
+            row.append(difference(counts["versus_own"]))
         if baseline:
             row.append(MISSING if name in (baseline, OWN) else _versus(run, name, baseline))
+        if averaged:
+            row.append(_mean_and_deviation(stored["test"] if stored.get("averaged") else None))
         count = stored["num_parameters"]
         row.append(f"{count:,}" if count else MISSING)
         rows.append(row)
     columns = ["readout", "test", "validation"]
-    if averaged:
-        columns = ["readout", "test, mean of single seeds", "test, seeds averaged", "validation"]
-    columns += ["test, against own readout"] if own else []
-    columns += [f"test, against {baseline}"] if baseline else []
+    columns += ["against own readout"] if own else []
+    columns += [f"against {baseline}"] if baseline else []
+    columns += ["single seeds"] if averaged else []
     return Table(
         [*columns, "parameters"],
         rows,
-        caption=f"{metric_name(run.results['metric'])}"
-        f"{'' if run.results['higher_is_better'] else ', lower is better'}: mean ± standard "
-        f"deviation. {_about_differences(run)}",
+        caption=_about_scores(run, averaged=averaged),
         chosen=names.index(bold) if bold in names else None,
     )
 
 
-def _about_differences(run: Run) -> str:
-    """Return the order of the table, what its differences are of, and what is bold."""
-    of_what = "Differences are of single fits"
-    if run.results["readouts"][run.head].get("averaged"):
-        of_what = "Seeds are averaged by their outputs, fold by fold; differences are of averages"
-    return f"{of_what}: {about_intervals(run.results)}. {bold_row(run.results)[1]}"
+def _about_scores(run: Run, *, averaged: bool) -> str:
+    """Return what the scores and differences of the table are, and what is bold."""
+    metric = metric_name(run.results["metric"])
+    lower = "" if run.results["higher_is_better"] else ", lower is better"
+    of_what = ""
+    if averaged:
+        of_what = (
+            "The outputs of a fold's seeds are averaged, then scored, as the run predicts; single "
+            "seeds: the test score of one head. "
+        )
+    intervals = about_intervals(run.results)
+    return (
+        f"{metric[0].upper()}{metric[1:]}{lower}: mean ± standard deviation. {of_what}Differences "
+        f"are paired, on the test part; {intervals}. {bold_row(run.results)[1]}"
+    )
 
 
 def _versus(run: Run, name: str, other: str) -> str:
@@ -146,12 +145,13 @@ def _versus(run: Run, name: str, other: str) -> str:
     return difference(stored)
 
 
-def _mean_and_deviation(summary: Summary | None) -> str:
-    if summary is None:
+def _mean_and_deviation(found: Mapping[str, Any] | None) -> str:
+    """Return a mean with its deviation; a single score has none."""
+    if found is None:
         return MISSING
-    if summary.count == 1:
-        return number(summary.mean)
-    return spread(summary.mean, summary.deviation)
+    if found["count"] == 1:
+        return number(found["mean"])
+    return spread(found["mean"], found["deviation"])
 
 
 def _metrics_table(run: Run) -> Table | None:
@@ -160,22 +160,13 @@ def _metrics_table(run: Run) -> Table | None:
     for part in ("train", "valid", "test"):
         values = {m: list(run.scores(run.head, part, m).values()) for m in run.task.metrics}
         if any(values.values()):
-            cells = [_mean_and_deviation(summarize(found)) for found in values.values()]
-            rows.append([part, *cells])
+            found = [summarize(scores) for scores in values.values()]
+            cells = [_mean_and_deviation(None if each is None else vars(each)) for each in found]
+            rows.append(["validation" if part == "valid" else part, *cells])
     if not rows:
         return None
     columns = [run.head, *(metric_name(name) for name in run.task.metrics)]
-    return Table(columns, rows, caption=f"All metrics of {run.head}.")
-
-
-def learning_section(run: Run, ranked: Mapping[str, Summary]) -> Section:
-    """Return the learning curves."""
-    return Section("learning", "Learning", figures=learning_figures(run, list(ranked)))
-
-
-def outcomes_section(run: Run) -> Section:
-    """Return what was predicted against what was true."""
-    return Section("predictions", "Predictions", figures=outcome_figures(run))
+    return Table(columns, rows, caption=f"All metrics of {run.head}, over single fits.")
 
 
 def rows_section(run: Run, molecules: Mapping[int, Molecule]) -> Section:
@@ -190,11 +181,6 @@ def rows_section(run: Run, molecules: Mapping[int, Molecule]) -> Section:
     if outcomes:
         table = predictions_table(combined(outcomes), run.task, molecules, PREDICTIONS_NAME)
     return Section("rows", "Every prediction", tables=[] if table is None else [table])
-
-
-def layers_section(figures: Sequence[Figure]) -> Section:
-    """Return what the head made of the layers."""
-    return Section("layers", "Layers", figures=figures)
 
 
 def smoothing_section(figures: Sequence[Figure], profile: LayerProfile | None) -> Section:
@@ -216,9 +202,9 @@ def smoothing_section(figures: Sequence[Figure], profile: LayerProfile | None) -
     return Section(
         "smoothing",
         "Over-smoothing",
-        text="How far apart the nodes of a graph still are after each layer, and at each stage of "
-        "the head. Activations are measured as captured: distances and energies depend on the "
-        "scale of a layer, MAD does not.",
+        text="How different the nodes of a graph still are after each layer, and at each stage of "
+        "the head: near zero, all nodes are alike. Activations are measured as captured. Distance "
+        "and energy depend on the scale of a layer, MAD does not.",
         tables=[
             Table(
                 ["layer", "name", "mean pairwise distance", "Dirichlet energy", "MAD"],
@@ -237,9 +223,9 @@ def _layers(profile: LayerProfile) -> list[tuple[str, Smoothness]]:
 
 def examples_section(figures: Sequence[Figure], *, attended: bool) -> Section:
     """Return the graphs that were predicted best and worst."""
-    text = "The test rows that the run predicted best and worst, in the fold of its best head."
+    text = "The best and the worst predictions among the test rows of the best head's fold."
     if attended:
-        text += " Colour is the attention that this head gives a node, on one scale for all."
+        text += " Colour shows how much attention this head pays to a node, on one scale for all."
     return Section(
         "examples",
         "Best and worst predictions",

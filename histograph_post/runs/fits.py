@@ -25,6 +25,7 @@ from ..training.options import TrainingOptions
 from ..utils.files import write_json
 from ..utils.tensors import load_arrays, save_arrays, save_tensors
 from .folder import BrokenFitError, check_seal, require_sealed, seal
+from .records import check_fit
 from .run import HEAD_NAME as HEAD_NAME
 from .run import MODEL_NAME, fit_place, read_json
 
@@ -287,20 +288,32 @@ def find_fit(spec: FitSpec, folder: Path) -> Fit | None:
     """
     if not (folder / FIT_NAME).exists():
         return None
-    stored = read_json(folder, FIT_NAME)
+    try:
+        stored = read_fit(folder)
+    except ConfigError as error:
+        raise BrokenFitError(str(error)) from None
     check_seal(folder, stored, spec.plan)
-    found = tuple(stored.get(name) for name in ("head", "fold", "seed"))
+    found = tuple(stored[name] for name in ("head", "fold", "seed"))
     if found != (spec.name, spec.fold, spec.seed):
         raise BrokenFitError(f"{folder}: found the fit {found}, expected {spec.label}")
     (folder / STATE_NAME).unlink(missing_ok=True)  # of a run killed just before its fit was done
     return load_fit(spec, folder)
 
 
+def read_fit(folder: Path) -> dict[str, Any]:
+    """Read what is written of a finished fit, its types checked."""
+    stored = read_json(folder, FIT_NAME)
+    check_fit(stored, str(folder / FIT_NAME))
+    return {"layer_norm": False, **stored}
+
+
 def load_fit(spec: FitSpec, folder: Path) -> Fit:
     """Read a finished fit back."""
-    stored = read_json(folder, FIT_NAME)
+    stored = read_fit(folder)
     require_sealed(folder, stored)
     arrays = load_arrays(folder / OUTPUTS_NAME, "the outputs of a fit")
+    if not {"rows", "outputs"} <= arrays.keys() or len(arrays["rows"]) != len(arrays["outputs"]):
+        raise ConfigError(f"{folder / OUTPUTS_NAME}: found no output per row, expected one")
     return Fit(
         spec=spec,
         scores=stored["scores"],

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, NotFoundError, OutputExistsError
-from ..utils.files import config_text, finished_name, sha256_file, to_json, write_text
-from ..utils.outputs import OutputFolder
+from ..utils.files import config_text, finished_name, read_regular, sha256_file, to_json, write_text
+from ..utils.outputs import LOCK_SUFFIX, OutputFolder, OutputLock
 from .run import (
     CONFIG_NAME,
     EVENTS_NAME,
@@ -69,7 +70,12 @@ def open_run_folder(
         shared: Whether others may do their part of the same plan at the same time.
     """
     text = to_json(dict(plan))
-    with OutputFolder(target, is_of_a_run, shared=shared and not overwrite) as output:
+    shared = shared and not overwrite
+    with ExitStack() as opening, OutputFolder(target, is_of_a_run, shared=shared) as output:
+        if shared:  # jobs that begin at the same time: the first one says what the run is
+            opening.enter_context(
+                OutputLock(Path(f"{os.path.realpath(target)}.opening"), wait=True)
+            )
         marked = _marker(output.folder)
         if overwrite and marked and (marked != text or _is_finished(output.folder)):
             marked = _marker(output.replace())
@@ -87,14 +93,17 @@ def open_run_folder(
             write_text(output.folder / RUN_NAME, text)
         if config is not None:
             write_text(output.folder / CONFIG_NAME, config_text(config))
+        opening.close()
         yield output
 
 
 def _marker(folder: Path) -> str | None:
     """Return what ``run.json`` says; None for no folder or an empty one; no others are touched."""
     try:
-        return (folder / RUN_NAME).read_text(encoding="utf-8")
-    except FileNotFoundError:
+        return read_regular(folder / RUN_NAME).decode(errors="replace")
+    except ConfigError:
+        if os.path.lexists(folder / RUN_NAME):
+            raise
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         if any(finished_name(name) != RUN_NAME for name in names):
             raise OutputExistsError(
@@ -155,7 +164,7 @@ def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> Non
     found = {
         path.relative_to(folder).as_posix(): path
         for path in folder.rglob("*")
-        if path.is_file() and not path.is_symlink()
+        if path.is_file() and not path.is_symlink() and path.suffix != LOCK_SUFFIX
     }
     sums = {
         name: sha256_file(path)

@@ -86,7 +86,7 @@ def predict(
             opened.dataset, node_budget=node_budget, on_progress=opened.on_progress, kept=kept
         )
         found = replace(found, notes=[*opened.notes, *found.notes])
-        opened.write(lambda: found.to_csv().encode())
+        opened.write(lambda: (part.encode() for part in found.csv_parts()))
     if kept is not None:
         remove_rows(kept)
     return found
@@ -108,9 +108,9 @@ class OpenedOnData:
     notes: list[str]
     #: Told of the nodes that are done and the nodes in all, if anybody listens.
     on_progress: OnProgress | None
-    _write: Callable[[bytes], None] | None = field(repr=False)
+    _write: Callable[[bytes | Iterable[bytes]], None] | None = field(repr=False)
 
-    def write(self, contents: Callable[[], bytes]) -> None:
+    def write(self, contents: Callable[[], bytes | Iterable[bytes]]) -> None:
         """Write the file, if one is asked for."""
         if self._write is not None:
             self._write(contents())

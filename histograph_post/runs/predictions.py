@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,10 @@ from ..utils.notebooks import data_frame
 
 if TYPE_CHECKING:
     import pandas
+
+
+#: Rows of a csv file that are text at a time.
+_ROWS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
@@ -178,36 +182,55 @@ class Predictions:
         its columns, then ``prediction``, ``probability``, ``spread`` and ``status``: ``ok``, or why
         there is no prediction. Else a row per prediction, with its labels last.
         """
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerows(self._own_rows() if self.table is None else self._table_rows(self.table))
-        return text.getvalue()
+        return "".join(self.csv_parts())
+
+    def csv_parts(self) -> Iterator[str]:
+        """Yield the text of the csv file, some rows at a time: there may be millions of them."""
+        rows = self._own_rows() if self.table is None else self._table_rows(self.table)
+        while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows(some)
+            yield text.getvalue()
 
     def _own_rows(self) -> Iterator[list[str]]:
         labelled = [f"label_{name}" for name in self.target_names]
         columns = prediction_columns(self.task, self.target_names)
-        cells = prediction_cells(self.task, self.outputs)
         if self.spread is not None:
             columns += spread_columns(self.task, self.target_names)
-            pairs = zip(cells, number_cells(self.spread), strict=True)
-            cells = [[*predicted, *spread] for predicted, spread in pairs]
         named = ["id"] if self.smiles is None else ["id", "smiles"]
         yield [*named, *columns, *(labelled if self.labels is not None else ())]
-        for row, (name, predicted) in enumerate(zip(self.ids, cells, strict=True)):
-            molecule = [] if self.smiles is None else [self.smiles[row]]
-            truth = () if self.labels is None else self.labels[row]
-            known = ["" if value != value else f"{value:g}" for value in truth]
-            yield [name, *molecule, *predicted, *known]
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            some = slice(start, start + _ROWS_AT_ONCE)
+            cells = prediction_cells(self.task, self.outputs[some])
+            if self.spread is not None:
+                pairs = zip(cells, number_cells(self.spread[some]), strict=True)
+                cells = [[*predicted, *spread] for predicted, spread in pairs]
+            for row, (name, predicted) in enumerate(zip(self.ids[some], cells, strict=True), start):
+                molecule = [] if self.smiles is None else [self.smiles[row]]
+                truth = () if self.labels is None else self.labels[row]
+                known = ["" if value != value else f"{value:g}" for value in truth]
+                yield [name, *molecule, *predicted, *known]
 
     def _table_rows(self, table: SourceTable) -> Iterator[list[str]]:
-        added = self._added()
+        names = list(self._some(np.arange(0))._added())
         status = _free("status", table.header)
-        yield [*table.header, *(_free(name, table.header) for name in added), status]
-        predicted = dict(zip(self.rows.tolist(), zip(*added.values(), strict=True), strict=True))
-        nothing = ("",) * len(added)
-        for row, cells in enumerate(zip(*table.columns, strict=True)):
-            problem = table.problems.get(row, "ok" if row in predicted else "not predicted")
-            yield [*cells, *predicted.get(row, nothing), problem]
+        yield [*table.header, *(_free(name, table.header) for name in names), status]
+        nothing = ("",) * len(names)
+        places = np.full(len(table.columns[0]), -1)  # of the prediction of each row of the table
+        places[self.rows] = np.arange(len(self.rows))
+        for start in range(0, len(places), _ROWS_AT_ONCE):
+            some = slice(start, start + _ROWS_AT_ONCE)
+            here = places[some]  # [rows]
+            added = zip(*self._some(here[here >= 0])._added().values(), strict=True)
+            given = zip(*(column[some] for column in table.columns), strict=True)
+            for row, (place, cells) in enumerate(zip(here, given, strict=True), start):
+                problem = table.problems.get(row, "ok" if place >= 0 else "not predicted")
+                yield [*cells, *(next(added) if place >= 0 else nothing), problem]
+
+    def _some(self, which: np.ndarray) -> Predictions:
+        """Return some of the outputs as predictions of their own."""
+        spread = None if self.spread is None else self.spread[which]
+        return replace(self, outputs=self.outputs[which], spread=spread)
 
     def _added(self) -> dict[str, list[str]]:
         """Return what is predicted, by the names of the columns beside a table."""
@@ -232,7 +255,7 @@ class Predictions:
         else:
             added |= {f"prediction{end}": column for end, column in zip(ends, values, strict=True)}
         # Of a single head there is none: its column is empty, so that the columns stay the same.
-        empty = [[""] * len(self)] * len(ends)
+        empty = [[""] * len(self.outputs)] * len(ends)
         spreads = empty if self.spread is None else number_cells(self.spread.T)  # [columns, rows]
         return added | {f"spread{end}": cells for end, cells in zip(ends, spreads, strict=True)}
 

@@ -26,6 +26,7 @@ from ..models.model_call import given_to
 from ..tasks import has_labels
 from ..training.head_batches import HeadInputs
 from ..utils import Level
+from ..utils.files import errors_naming
 from ..utils.machine import NODE_BUDGET, resolve_device
 from .predictions import Predictions, member_spread, row_names, spread_columns
 from .run import Run
@@ -156,7 +157,11 @@ class Predictor(nn.Module):
         pairs = None
         if self.task.level == "link":
             pairs = torch.cat([graph.edge_label_index for graph in dataset.graphs], 1)  # [2, rows]
-        ids = row_names(dataset.ids, dataset.label_ptr, self.task.level, pairs)
+        whole_graphs = self.task.level == "graph"  # a row each: no need to copy what may be many
+        ids, smiles = dataset.ids, dataset.smiles
+        if not whole_graphs:
+            ids = row_names(ids, dataset.label_ptr, self.task.level, pairs)
+            smiles = None if smiles is None else _repeated(smiles, dataset.label_ptr)
         broken = ~np.isfinite(outputs).all(axis=1)  # [rows]
         if broken.any():
             raise DataError(
@@ -172,8 +177,8 @@ class Predictor(nn.Module):
             outputs=outputs,
             spread=spread,
             notes=notes,
-            smiles=None if dataset.smiles is None else _repeated(dataset.smiles, dataset.label_ptr),
-            table=dataset.table if self.task.level == "graph" else None,
+            smiles=smiles,
+            table=dataset.table if whole_graphs else None,
         )
         return self._scored(predictions, given)
 
@@ -351,7 +356,7 @@ class KeptOutputs:
     def append(self, outputs: np.ndarray, spread: np.ndarray | None) -> None:
         """Add the rows of a batch: ``[rows, out_dim]`` and ``[rows, spread_dim]``."""
         parts = [outputs] if spread is None else [outputs, spread]
-        with self.path.open("ab") as file:
+        with errors_naming(self.path), self.path.open("ab") as file:
             file.write(np.concatenate(parts, axis=1, dtype="<f8").tobytes())
 
     def read(self) -> tuple[np.ndarray, np.ndarray | None]:

@@ -1,18 +1,23 @@
-"""The shapes of ``results.json``, ``run.json`` and ``head.json``: checked as they are read.
+"""The shapes of ``results.json``, ``run.json`` and ``head.json``, and the hashes of all files.
 
-Whoever shows or follows what they say need not check anything then.
+They are checked as they are read: whoever shows or follows what they say need not check anything.
 
 Only what is read is declared; other entries, and those of earlier versions, are left as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, HistographError
 from ..utils.decoding import Count, decode
+from ..utils.files import read_regular, sha256_file
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,38 @@ class _Fit:
     strength: float | None = None
     diverged: bool = False
     backbone: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """What the outputs of a regression are multiplied with, and what is added."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _StoredFit:
+    """``fit.json``: a fit, how its head is built, and the hashes of its files."""
+
+    head: str
+    fold: Count
+    seed: int
+    scores: Mapping[str, Mapping[str, float]]
+    best_epoch: int
+    epochs: Count
+    config: Mapping[str, Any]
+    standardize: bool
+    target_scale: _Scale
+    num_parameters: Count
+    seconds_per_epoch: float
+    log: tuple[Mapping[str, float | None], ...]
+    layer_norm: bool = False
+    strength: float | None = None
+    diverged: bool = False
+    backbone: Mapping[str, Any] | None = None
+    plan: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -211,14 +248,6 @@ def check_plan(found: Mapping[str, Any], where: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Scale:
-    """Of the targets."""
-
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class _Member:
     """A head that predicts with others: what differs from the best one."""
 
@@ -248,8 +277,57 @@ class _Head:
     members: tuple[_Member, ...] | None = None
 
 
+def check_fit(found: Mapping[str, Any], where: str) -> None:
+    """Refuse a ``fit.json`` whose entries do not have the types that its readers count on."""
+    decode(_StoredFit, found, where, error=ConfigError, defaults=True, unknown=True)
+
+
 def check_head(found: Mapping[str, Any], where: str) -> None:
     """Refuse a ``head.json`` whose entries do not have the types that its readers count on."""
     decode(_Head, found, where, error=ConfigError, defaults=True, unknown=True)
     if found.get("members") == [] or not found.get("temperature", 1.0) > 0:
         raise ConfigError(f"{where}: found no members, or no temperature above 0, expected both")
+
+
+@contextmanager
+def known_errors(path: Path) -> Iterator[None]:
+    """Turn what a description of a head lacks into an error that says so."""
+    try:
+        yield
+    except HistographError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
+        raise ConfigError(
+            f"{path}: not a head this version can read ({type(error).__name__}: {error})"
+        ) from error
+
+
+# --- the hashes of a run's files
+
+#: Bytes of the list at most.
+_MOST_SUMS = 2**28
+
+
+def read_sums(path: Path) -> dict[str, str]:
+    """Read a list as ``sha256sum`` writes it, name to hash; empty if there is none."""
+    if not os.path.lexists(path):
+        return {}
+    text = read_regular(path, _MOST_SUMS).decode("utf-8", errors="replace")
+    lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)", line) for line in text.splitlines()]
+    if not all(lines):
+        raise ConfigError(f"{path}: not a list of SHA-256 sums")
+    return {line[2]: line[1] for line in lines if line is not None}
+
+
+def require_listed(folder: Path, sums: Mapping[str, str], names: Iterable[str]) -> None:
+    """Refuse files of a folder whose hash is not the one that a list has."""
+    for name in names:
+        path, expected = folder / name, sums.get(name)
+        if expected is None or not path.is_file():
+            continue
+        found = sha256_file(path)
+        if found != expected:
+            raise ConfigError(
+                f"{path}: found other contents (SHA-256 {found[:12]}) than SHA256SUMS lists "
+                f"({expected[:12]}), expected the run's own; give its command again to mend it"
+            )

@@ -19,20 +19,25 @@ report.html       the report, once it has been asked for
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..caches.provenance import CANARY_NAME
-from ..errors import ConfigError, HistographError, NotFoundError
+from ..errors import ConfigError, NotFoundError
 from ..utils.decoding import read_json_file, read_json_lines, read_toml_file
-from ..utils.files import sha256_file
 from ..utils.notebooks import data_frame
-from .records import check_head, check_plan, check_results
+from .records import (
+    check_head,
+    check_plan,
+    check_results,
+    known_errors,
+    read_sums,
+    require_listed,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -135,6 +140,11 @@ class Run:
         return found
 
     @property
+    def is_finished(self) -> bool:
+        """Whether all of its fits are done; some may be left to other jobs."""
+        return (self.folder / RESULTS_NAME).is_file()
+
+    @property
     def name(self) -> str:
         """The name of the folder."""
         return self.folder.resolve().name
@@ -144,29 +154,11 @@ class Run:
     @cached_property
     def sums(self) -> Mapping[str, str]:
         """``SHA256SUMS``: the hash of every file; empty for a run of an earlier version."""
-        try:
-            text = (self.folder / SUMS_NAME).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return {}
-        except UnicodeDecodeError:
-            text = "?"
-        lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)", line) for line in text.splitlines()]
-        if not all(lines):
-            raise ConfigError(f"{self.folder / SUMS_NAME}: not a list of SHA-256 sums")
-        return {line[2]: line[1] for line in lines if line is not None}
+        return read_sums(self.folder / SUMS_NAME)
 
     def require_own(self, *names: str) -> None:
         """Refuse files that are not as the run has written them: edited, or of another run."""
-        for name in names:
-            path, expected = self.folder / name, self.sums.get(name)
-            if expected is None or not path.is_file():
-                continue
-            found = sha256_file(path)
-            if found != expected:
-                raise ConfigError(
-                    f"{path}: found other contents (SHA-256 {found[:12]}) than {SUMS_NAME} lists "
-                    f"({expected[:12]}), expected the run's own; give its command again to mend it"
-                )
+        require_listed(self.folder, self.sums, names)
 
     @cached_property
     def results(self) -> Mapping[str, Any]:
@@ -372,18 +364,9 @@ class Run:
 
         return embed(self, data, out, **options)
 
-    @contextmanager
-    def reading_head(self) -> Iterator[None]:
+    def reading_head(self) -> AbstractContextManager[None]:
         """Turn what ``head.json`` lacks into an error that says so."""
-        try:
-            yield
-        except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
-            if isinstance(error, HistographError):
-                raise
-            raise ConfigError(
-                f"{self.folder / HEAD_CONFIG_NAME}: not a head this version can read "
-                f"({type(error).__name__}: {error})"
-            ) from error
+        return known_errors(self.folder / HEAD_CONFIG_NAME)
 
 
 def is_run(folder: Path) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +19,9 @@ from ..caches.manifest import MANIFEST_NAME
 from ..caches.provenance import CANARY_NAME, Provenance, check_provenance, take_provenance
 from ..capture.points import CapturePlan
 from ..data.spec import DataSpec
-from ..errors import CacheError, CheckpointError, NotFoundError
+from ..errors import CacheError, CheckpointError, ConfigError, NotFoundError
 from ..models.spec import ModelSpec, weights_in
-from ..utils.decoding import decode
+from ..utils.decoding import decode, read_toml_file
 from ..utils.files import copy_file, write_bytes
 from ..utils.specifications import GRAPH_FILES
 
@@ -208,8 +207,8 @@ class SavedBackbone:
     def options(self) -> Mapping[str, Any]:
         """Return the options of the command that made the cache; none if there was no command."""
         try:
-            return tomllib.loads((self.cache / _OPTIONS_NAME).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            return read_toml_file(self.cache / _OPTIONS_NAME)
+        except (ConfigError, OSError):
             return {}
 
     def option_path(self, *names: str) -> Path | None:

@@ -24,8 +24,8 @@ from ..training.head_batches import HeadInputs
 from ..training.networks import HeadNetwork
 from ..utils.tensors import load_tensors
 from ..utils.trust import trusted_code
-from .fits import FIT_NAME
-from .run import HEAD_CONFIG_NAME, HEAD_NAME, RESULTS_NAME, Run, member_prefix, read_json
+from .fits import FIT_NAME, read_fit
+from .run import HEAD_CONFIG_NAME, HEAD_NAME, RESULTS_NAME, Run, member_prefix
 from .saved_backbone import SavedBackbone
 
 
@@ -226,7 +226,7 @@ class SavedHead:
 
     def member_of(self, folder: Path) -> SavedMember:
         """Return a fit of the same readout in the same run, from that fit's folder."""
-        return SavedMember.from_json(read_json(folder, FIT_NAME), folder / HEAD_NAME)
+        return SavedMember.from_json(read_fit(folder), folder / HEAD_NAME)
 
     def _read(self, path: Path) -> dict[str, Tensor]:
         # What says how the head is built counts as well.
@@ -338,7 +338,7 @@ def stored_readout(run: Run, name: str, chosen: Mapping[str, Any]) -> dict[str, 
         if "strength" in fit and any(each["fold"] == fit["fold"] for each in members):
             continue  # the same solution for every seed
         folder = run.fit_folder(name, fit["fold"], fit["seed"])
-        stored = {"layer_norm": False, **read_json(folder, FIT_NAME)}
+        stored = read_fit(folder)
         file = str((folder / HEAD_NAME).relative_to(run.folder))
         members.append({part: stored[part] for part in _OF_A_MEMBER} | {"file": file})
     metric, sign = run.results["metric"], 1 if run.results["higher_is_better"] else -1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import HistographError
+from ..errors import ConfigError, HistographError
 from ..heads.registry import HEADS
 from ..splits.types import PARTS
+from ..utils.decoding import read_toml_file
 from ..utils.specifications import Specification
 from ..utils.text import MISSING, metric_name, plural
 from .run import CONFIG_NAME, Run
@@ -212,8 +212,8 @@ def _steps_before(run: Run) -> list[str]:
         return [*_steps_before(before), run_command(before)]
     folder = run.backbone.cache
     try:
-        options = tomllib.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        options = read_toml_file(folder / CONFIG_NAME)
+    except (ConfigError, OSError):
         weights = run.backbone.model.weights_sha256[:12]
         if run.config is not None:
             return [f"# first, a cache of the weights {weights}... as {folder.name}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import zlib
 from collections.abc import Iterable, Sequence
@@ -11,9 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ..errors import DataError, SplitError
+from ..errors import ConfigError, DataError, SplitError
 from ..tasks import infer_task
 from ..utils import Level
+from ..utils.files import read_regular
 from .making import (
     kfold_parts,
     parse_fold_count,
@@ -177,6 +179,10 @@ def _note(dataset: Splittable, note: str) -> None:
 # --- folders of index files, which others wrote
 
 _SUFFIXES = (".csv", ".csv.gz", ".txt")
+
+#: Bytes of a list of indices at most, unpacked: ten million of them, and more.
+_MOST_BYTES = 2**28
+
 #: Part -> file names it goes by.
 _PART_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _DGCNN_FOLDER = "10fold_idx"
@@ -235,11 +241,18 @@ def _read_numbered(folder: Path) -> list[Parts]:
 
 def _read_indices(path: Path) -> np.ndarray:
     """Read one column of whole numbers as int64; the file may be gzipped."""
+    if not path.exists():
+        raise SplitError(f"{path}: no such file, expected one index a line")
     try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("ascii")
-    except FileNotFoundError:
-        raise SplitError(f"{path}: no such file, expected one index a line") from None
+        raw = read_regular(path, _MOST_BYTES)
+        if path.suffix == ".gz":
+            with gzip.open(io.BytesIO(raw)) as unpacked:
+                raw = unpacked.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise SplitError(f"{path}: found more than {_MOST_BYTES} bytes, expected fewer")
+        text = raw.decode("ascii")
+    except ConfigError as error:
+        raise SplitError(str(error)) from None
     except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise SplitError(f"{path}: not a list of indices ({error})") from None
     values = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,13 +21,14 @@ from ..data.batching import (
     row_batches,
     to_device,
 )
-from ..data.links import LinkNegatives, NonEdges
-from ..errors import ModelError
+from ..data.links import LinkNegatives, Negatives, NonEdges
+from ..errors import ConfigError, ModelError
 from ..heads.ragged import Graphs
 from ..models import call_model, prediction
 from ..tasks import Task
 from ..utils.machine import pinned
 from .loop import Step
+from .ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,28 @@ class GraphBatches:
 
     Its batches have the graphs, rows and drawn negatives that
     :class:`~.head_batches.HeadBatches` would give for a cache of the same data.
+
+    Args:
+        dataset: The graphs.
+        task: What is predicted.
+        device: Where batches go.
+        ranks: Processes that train together: of a batch that is shuffled each gets its part of the
+            graphs, and every so many batches in order are one's own.
     """
 
-    def __init__(self, dataset: GraphDataset, task: Task, device: torch.device) -> None:
+    def __init__(
+        self,
+        dataset: GraphDataset,
+        task: Task,
+        device: torch.device,
+        ranks: Ranks | None = None,
+    ) -> None:
+        if ranks is not None and len(dataset) < ranks.size:
+            raise ConfigError(
+                f"{dataset.spec}: found {len(dataset)} graphs and WORLD_SIZE={ranks.size}, expected"
+                " a graph for every process at least: the graphs of a batch are shared out"
+            )
+        self.ranks = ranks
         self.labels = dataset.labels()
         self._dataset = dataset
         self._task = task
@@ -71,9 +92,18 @@ class GraphBatches:
     def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
         """Yield the rows in batches of at most ``batch_size`` graphs."""
         dataset, random = self._dataset, self._negatives.generator(rows, seed)
-        for members in row_batches(
+        whole = row_batches(
             rows, dataset.level, dataset.label_ptr, batch_size=batch_size, seed=seed
-        ):
+        )
+        for number, members in enumerate(whole):
+            if self.ranks is not None and seed is None and number % self.ranks.size != self._rank:
+                continue
+            drawn = None if random is None else self._negatives.draw(members, random)
+            shares = self.ranks is not None and seed is not None
+            # Of a batch with fewer graphs than ranks, some have none: they run one without labels.
+            stands_in = shares and len(members.graphs) <= self._rank
+            if shares:
+                members, drawn = self._part_of(members, drawn, 0 if stands_in else self._rank)
             batch = make_batch([dataset.graphs[graph] for graph in members.graphs])
             targets = self._targets[members.rows]  # [rows] or [rows, targets]
             positions = pairs = None
@@ -81,10 +111,11 @@ class GraphBatches:
                 positions = batch.ptr[members.owners] + torch.from_numpy(members.within)  # [rows]
             elif dataset.level == "link":
                 pairs = self._pairs(batch, members)  # [2, rows]
-                if random is not None:
-                    drawn, owners = self._negatives.draw(members, random)
-                    pairs = torch.cat([pairs, drawn + batch.ptr[owners]], dim=1)
-                    targets = torch.cat([targets, targets.new_zeros(len(owners), 1)])
+                if drawn is not None:
+                    pairs = torch.cat([pairs, drawn.pairs + batch.ptr[drawn.owners]], dim=1)
+                    targets = torch.cat([targets, targets.new_zeros(len(drawn.owners), 1)])
+            if stands_in:
+                targets = torch.full_like(targets, -1 if targets.ndim == 1 else math.nan)
             yield Step(
                 inputs=GraphInputs(
                     to_device(batch, self._device),
@@ -93,9 +124,35 @@ class GraphBatches:
                     batch.ptr.diff().numpy(),
                 ),
                 targets=self._there(targets),
-                rows=members.rows,
+                rows=members.rows[:0] if stands_in else members.rows,
                 missing=self._task.missing(targets),
             )
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self.ranks is None else self.ranks.rank
+
+    def _part_of(
+        self, members: RowBatch, drawn: Negatives | None, rank: int
+    ) -> tuple[RowBatch, Negatives | None]:
+        """Return the part of a batch that is a rank's: the graph at every so many places."""
+        assert self.ranks is not None
+        size, graphs = self.ranks.size, members.graphs[rank :: self.ranks.size]
+        if self._dataset.level == "graph":
+            return RowBatch(graphs, graphs, members.owners, members.within), None
+        inside = members.owners % size == rank  # [rows]
+        part = RowBatch(
+            graphs,
+            members.rows[inside],
+            members.owners[inside] // size,
+            members.within[inside],
+        )
+        if drawn is not None:
+            inside = drawn.owners % size == rank  # [negatives]
+            drawn = Negatives(
+                drawn.pairs[:, torch.from_numpy(inside)], drawn.owners[inside] // size
+            )
+        return part, drawn
 
     @overload
     def _there(self, values: Tensor) -> Tensor: ...

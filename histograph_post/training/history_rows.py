@@ -9,54 +9,29 @@ A readout that takes the mean of a graph's nodes before anything else needs no m
 from __future__ import annotations
 
 import copy
-import math
-import mmap
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..caches import Cache
-from ..heads.base import pool_nodes
 from ..heads.history import History, TableRows, last_layer
-from ..heads.ragged import Graphs, ranges
+from ..heads.ragged import Graphs, pool_nodes, ranges
 from ..heads.standardize import Standardizer
-from ..heads.statistics import STATISTICS, layer_statistics
-from ..utils.machine import SharedTensor, free_memory, machine_memory, pinned, send
-
-#: Share of the machine's memory that training may take, unless told otherwise.
-MEMORY_SHARE = 2 / 3
-
-#: Share of that for a history that is kept; the rest is for batches.
-KEPT_SHARE = 3 / 4
+from ..heads.statistics import layer_statistics
+from ..utils.machine import free_memory, pinned, send
+from .memory import MemoryBudget, RowMemory, SharedMemory
 
 #: Share of what a device has left for a history that stays there.
 DEVICE_SHARE = 1 / 2
 
-#: Share of what training may take for the means, and for the statistics, of graphs, which may be
-#: kept beside a history.
-MEANS_SHARE = 1 / 16
-
-#: The same for statistics where the history is too large to be kept: taking them again with every
-#: batch costs more than all that is done with them.
-STATISTICS_SHARE = 1 / 4
-
-#: Statistics of so many bytes are kept whatever the limit: what is trained does not depend on it.
-SMALL_BYTES = 1 << 20
-
-#: Batches that there is room for where one is in use: itself, the one before it, which is held
-#: while validating until this one is there, and as much again for what a head makes of it.
-BATCHES_IN_USE = 3
-
 #: Bytes of history that are read at a time where all of it is needed.
 PIECE_BYTES = 1 << 22
 
-_Item = TypeVar("_Item")
+
+_CPU = torch.device("cpu")
 
 
 class HistoryRows(Protocol):
@@ -65,7 +40,7 @@ class HistoryRows(Protocol):
     #: First row of each graph, and the number of rows: ``[num_graphs + 1]``.
     ptr: np.ndarray
     #: Whether it pays to fetch the next batch while this one is used, if there is room for it.
-    read_ahead: bool
+    prefetches: bool
 
     def on(self, device: torch.device) -> HistoryRows:
         """Return the same rows on a device."""
@@ -89,7 +64,7 @@ class RowsInMemory:
         memory: Where the history lies, if other processes are to use it as well.
     """
 
-    read_ahead = False
+    prefetches = False
 
     def __init__(
         self, history: History, ptr: np.ndarray, memory: SharedMemory | None = None
@@ -143,37 +118,53 @@ class RowsInMemory:
 class RowsOnDisk:
     """The rows of a cache that is too large for memory; each batch is read when it is asked for.
 
+    To another device they are sent as they are stored, and widened and standardised there: half
+    precision is half as much to send.
+
     Args:
         cache: Where they come from.
         standardizer: Applied to every row.
+        device: Where they go.
     """
 
-    read_ahead = True
+    prefetches = True
 
-    def __init__(self, cache: Cache, standardizer: Standardizer | None) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        standardizer: Standardizer | None,
+        device: torch.device = _CPU,
+    ) -> None:
         self.ptr = cache.node_ptr
-        self._cache = cache
-        self._standardizer = standardizer
-        self._memory = RowMemory()
+        self._cache, self._device, self._memory = cache, device, RowMemory()
+        self._standardizer = None
+        if standardizer is not None:
+            self._standardizer = copy.deepcopy(standardizer).to(device)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RowsOnDisk, (self._cache, self._standardizer)
+        return RowsOnDisk, (self._cache, self._standardizer, self._device)
 
     def on(self, device: torch.device) -> HistoryRows:
         """Return the same rows on a device, each batch when it is asked for."""
-        return self if device.type == "cpu" else StoredRows(self._cache, self._standardizer, device)
+        same = device == self._device
+        return self if same else RowsOnDisk(self._cache, self._standardizer, device)
 
     def select(self, graphs: np.ndarray) -> History:
-        """Read the rows of some graphs."""
-        return _read_standardized(self._cache, graphs, self._standardizer, self._memory)
+        """Read the rows of some graphs, and send them where they go."""
+        dtype = torch.float32 if self._device.type == "cpu" else self._cache.dtype
+        return self._prepare(read_history(self._cache, graphs, dtype, self._memory))
 
     def nodes(self, rows: np.ndarray) -> History:
-        """Read some rows of the one graph there is."""
-        chosen, stored = torch.from_numpy(rows), self._cache[0].history
-        layers = [stored] if isinstance(stored, Tensor) else stored
-        found = [layer.index_select(0, chosen).float() for layer in layers]
-        history = found[0] if isinstance(stored, Tensor) else found
+        """Read some rows of the one graph there is, and send them where they go."""
+        chosen = torch.from_numpy(rows)
+        found = _each(self._cache[0].history, lambda each: each.index_select(0, chosen).float())
         self._cache.release()
+        return self._prepare(found)
+
+    def _prepare(self, stored: History) -> History:
+        history = stored
+        if self._device.type != "cpu":
+            history = _each(stored, lambda rows: _send_rows(rows, self._device).float())
         if self._standardizer is not None:
             self._standardizer.apply_(history)
         return history
@@ -187,7 +178,7 @@ class SentRows:
         device: Where they go.
     """
 
-    read_ahead = True
+    prefetches = True
 
     def __init__(self, rows: RowsInMemory, device: torch.device) -> None:
         self.ptr = rows.ptr
@@ -208,51 +199,6 @@ class SentRows:
         return _each(self._rows.nodes(rows), lambda each: _send_rows(each, self._device))
 
 
-class StoredRows:
-    """Rows of a cache that is too large for memory, sent as they are stored, ahead of their turn.
-
-    They are widened and standardised on the device: half precision is half as much to send.
-
-    Args:
-        cache: Where they come from.
-        standardizer: Applied to every row.
-        device: Where they go.
-    """
-
-    read_ahead = True
-
-    def __init__(
-        self, cache: Cache, standardizer: Standardizer | None, device: torch.device
-    ) -> None:
-        self.ptr = cache.node_ptr
-        self._cache, self._device, self._memory = cache, device, RowMemory()
-        self._standardizer = copy.deepcopy(standardizer)
-        if self._standardizer is not None:
-            self._standardizer.to(device)
-
-    def on(self, device: torch.device) -> HistoryRows:
-        """Return the same rows on another device."""
-        standardizer = None if self._standardizer is None else self._standardizer.cpu()
-        return RowsOnDisk(self._cache, standardizer).on(device)
-
-    def select(self, graphs: np.ndarray) -> History:
-        """Read the rows of some graphs and send them."""
-        stored = read_history(self._cache, graphs, self._cache.dtype, self._memory)
-        history = _each(stored, lambda rows: _send_rows(rows, self._device).to(torch.float32))
-        if self._standardizer is not None:
-            self._standardizer.apply_(history)
-        return history
-
-    def nodes(self, rows: np.ndarray) -> History:
-        """Read some rows of the one graph there is, and send them."""
-        history = _each(
-            RowsOnDisk(self._cache, None).nodes(rows), lambda each: _send_rows(each, self._device)
-        )
-        if self._standardizer is not None:
-            self._standardizer.apply_(history)
-        return history
-
-
 def _each(history: History, change: Callable[[Tensor], Tensor]) -> History:
     """Do something with a history, or with each layer of it."""
     return change(history) if isinstance(history, Tensor) else [change(rows) for rows in history]
@@ -268,57 +214,37 @@ def _shared_rows(memory: SharedMemory, uniform: bool, ptr: np.ndarray) -> RowsIn
 
 
 def history_rows(
-    cache: Cache,
-    standardizer: Standardizer | None,
-    *,
-    memory_limit: int | None = None,
-    memory: SharedMemory | None = None,
+    budget: MemoryBudget, standardizer: Standardizer | None, memory: SharedMemory | None = None
 ) -> HistoryRows:
     """Return the rows of a cache, in memory if they fit.
 
     Args:
-        cache: Where they come from.
+        budget: Of the cache.
         standardizer: Applied to every row.
-        memory_limit: Bytes that training may take: the rows or, if they need more than their share,
-            the batches that are read of them. By default a share of the machine's memory.
         memory: Where they are put, if other processes are to use them as well.
     """
-    if not histories_that_fit(cache, memory_limit):
+    cache = budget.cache
+    if not budget.histories_that_fit():
         return RowsOnDisk(cache, standardizer)
     history = _read_standardized(cache, np.arange(len(cache)), standardizer, memory)
     return RowsInMemory(history, cache.node_ptr, memory)
 
 
-def histories_that_fit(cache: Cache, memory_limit: int | None) -> int:
-    """Return how many copies of the rows of a cache, each standardised otherwise, may be kept."""
-    return int(KEPT_SHARE * allowed_memory(memory_limit)) // max(row_bytes(cache), 1)
-
-
 def mean_rows(
-    cache: Cache,
-    standardizer: Standardizer | None,
-    *,
-    memory_limit: int | None = None,
-    memory: SharedMemory | None = None,
+    budget: MemoryBudget, standardizer: Standardizer | None, memory: SharedMemory | None = None
 ) -> RowsInMemory | None:
     """Return the mean of the rows of each graph as its one row; None if that takes too much memory.
 
-    Args:
-        cache: Where the rows come from.
-        standardizer: Applied to every row.
-        memory_limit: Bytes that training may take.
-        memory: Where they are put, if other processes are to use them as well.
+    The arguments are those of :func:`history_rows`.
     """
-    kept = np.minimum(cache.num_nodes, 1)  # rows of each graph: [num_graphs]
-    num_bytes = int(kept.sum()) * sum(cache.widths) * torch.float32.itemsize
-    if num_bytes > MEANS_SHARE * allowed_memory(memory_limit):
+    if not budget.fits_means():
         return None
-    pieces, piece_memory = [], RowMemory()
+    cache, piece_memory, pieces = budget.cache, RowMemory(), []
+    kept = np.minimum(cache.num_nodes, 1)  # rows of each graph: [num_graphs]
     for graphs in graph_pieces(cache, np.flatnonzero(kept)):
         # Standardised first: a sum of values that hardly differ would round their difference away.
         history = _read_standardized(cache, graphs, standardizer, piece_memory)
-        sizes = cache.num_nodes[graphs]
-        owners = torch.from_numpy(np.repeat(np.arange(len(graphs)), sizes))  # [num_nodes]
+        owners = _members(cache, graphs).index  # [num_nodes]
         layers = [history] if isinstance(history, Tensor) else history
         # [graphs, L, D], or one [graphs, D_l] per layer
         pieces.append([pool_nodes(layer, owners, len(graphs), "mean") for layer in layers])
@@ -330,45 +256,20 @@ def mean_rows(
 
 
 def statistics_rows(
-    cache: Cache,
-    standardizer: Standardizer | None,
-    *,
-    memory_limit: int | None = None,
-    memory: SharedMemory | None = None,
+    budget: MemoryBudget, standardizer: Standardizer | None, memory: SharedMemory | None = None
 ) -> RowsInMemory | None:
     """Return statistics of every graph as its one row, ``[3, sum(D_l)]``; None if they do not fit.
 
     They are those of :func:`~histograph_post.heads.statistics.layer_statistics`, taken once for all
-    epochs, and all readouts and seeds of a fold.
-
-    Args:
-        cache: Where the rows come from.
-        standardizer: Applied to every row first.
-        memory_limit: Bytes that training may take.
-        memory: Where they are put, if other processes are to use them as well.
+    epochs, and all readouts and seeds of a fold. The arguments are those of :func:`history_rows`.
     """
-    kept = histories_that_fit(cache, memory_limit) > 0
-    if not statistics_fit(cache, memory_limit, MEANS_SHARE if kept else STATISTICS_SHARE):
+    if not budget.fits_statistics():
         return None
-    shape = _statistics_shape(cache)
+    cache, shape = budget.cache, budget.statistics_shape
     found = torch.empty(shape) if memory is None else memory.empty(shape, torch.float32)
-    graphs = np.arange(len(cache))
-    for piece, statistics in statistics_pieces(cache, standardizer, graphs):
+    for piece, statistics in statistics_pieces(cache, standardizer, np.arange(len(cache))):
         found[torch.from_numpy(piece)] = statistics
     return RowsInMemory(found, np.arange(len(cache) + 1), memory)
-
-
-def statistics_fit(cache: Cache, memory_limit: int | None, share: float = MEANS_SHARE) -> bool:
-    """Say whether statistics of all graphs fit into a share of the memory that training may take.
-
-    By default one that leaves room for what is made of all of them at once, to solve a probe.
-    """
-    num_bytes = math.prod(_statistics_shape(cache)) * torch.float32.itemsize
-    return num_bytes <= max(SMALL_BYTES, share * allowed_memory(memory_limit))
-
-
-def _statistics_shape(cache: Cache) -> tuple[int, int, int]:
-    return len(cache), len(STATISTICS), sum(cache.widths)
 
 
 def statistics_pieces(
@@ -378,57 +279,12 @@ def statistics_pieces(
     memory = RowMemory()
     for piece in graph_pieces(cache, graphs):
         history = _read_standardized(cache, piece, standardizer, memory)
-        sizes = cache.num_nodes[piece]
-        owners = torch.from_numpy(np.repeat(np.arange(len(piece)), sizes))  # [num_nodes]
-        members = Graphs(owners, torch.from_numpy(sizes), sizes)
-        yield piece, layer_statistics(history, members)
+        yield piece, layer_statistics(history, _members(cache, piece))
 
 
-def row_bytes(cache: Cache, graphs: np.ndarray | None = None) -> int:
-    """Return the bytes of the rows of some graphs, or of all, in single precision."""
-    num_nodes = cache.num_nodes if graphs is None else cache.num_nodes[graphs]
-    return int(num_nodes.sum()) * sum(cache.widths) * torch.float32.itemsize
-
-
-def fits_ahead(cache: Cache, batches: Iterable[np.ndarray], memory_limit: int | None) -> bool:
-    """Say whether there is room for one of these batches of graphs beside those in use."""
-    largest = max((row_bytes(cache, graphs) for graphs in batches), default=0)
-    return (BATCHES_IN_USE + 1) * largest <= allowed_memory(memory_limit)
-
-
-def batch_note(cache: Cache, batch_size: int, memory_limit: int | None) -> str | None:
-    """Say so if training on batches of so many graphs will not stay within the limit."""
-    allowed = allowed_memory(memory_limit)
-    batch_size = min(batch_size, len(cache))
-    average, largest, needed = _batch_bytes(cache, batch_size)
-    if needed <= allowed:
-        return None
-    fits = f"{int(allowed / average)} would fit"
-    return (
-        f"memory limit: batches of {batch_size} graphs take about {needed / 1e6:.3g} MB, "
-        f"expected at most {allowed / 1e6:.3g} MB; "
-        f"{fits if largest <= allowed else 'the largest graph alone is too large'}"
-    )
-
-
-def batches_that_fit(cache: Cache, batch_size: int, memory_limit: int | None) -> int:
-    """Return how many fits can train on batches of so many graphs at once, at least one."""
-    allowed = allowed_memory(memory_limit)
-    kept = row_bytes(cache) if histories_that_fit(cache, memory_limit) else 0
-    _, _, needed = _batch_bytes(cache, min(batch_size, len(cache)))
-    return max(1, int((allowed - kept) / max(needed, 1.0)))
-
-
-def _batch_bytes(cache: Cache, batch_size: int) -> tuple[float, int, float]:
-    """Return the bytes in use for the average graph, the largest one, and a batch of graphs."""
-    largest = BATCHES_IN_USE * row_bytes(cache, np.array([cache.num_nodes.argmax()]))
-    average = BATCHES_IN_USE * row_bytes(cache) / len(cache)
-    return average, largest, max(batch_size * average, largest)
-
-
-def allowed_memory(memory_limit: int | None) -> int:
-    """Return the bytes that training may take: a share of the machine's, unless told otherwise."""
-    return int(MEMORY_SHARE * machine_memory()) if memory_limit is None else memory_limit
+def _members(cache: Cache, graphs: np.ndarray) -> Graphs:
+    """Return which of these graphs each of their nodes belongs to."""
+    return Graphs.of_sizes(cache.num_nodes[graphs], _CPU)
 
 
 def history_pieces(cache: Cache, graphs: np.ndarray) -> Iterator[History]:
@@ -486,57 +342,3 @@ def _read_standardized(
     if standardizer is not None:
         standardizer.apply_(history)
     return history
-
-
-class RowMemory:
-    """Memory for rows, which is used again when the last tensor that lies in it is gone.
-
-    It comes from the system and goes back there with this object. Of what an allocator frees it
-    keeps much, above all if another thread has asked for it: batches of ever different sizes leave
-    holes that the next one does not fit in.
-    """
-
-    def __init__(self) -> None:
-        self._free: list[mmap.mmap] = []
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor of any values."""
-        num_bytes = math.prod(shape) * dtype.itemsize
-        pages = self._free.pop() if self._free else None
-        if pages is None or len(pages) < num_bytes:
-            pages = _map_pages(num_bytes)
-        values = np.frombuffer(pages, np.uint8)
-        # What torch makes of an array keeps that array, whoever it is shared with.
-        weakref.finalize(values, self._free.append, pages).atexit = False
-        return torch.from_numpy(values)[:num_bytes].view(dtype).view(shape)
-
-
-class SharedMemory:
-    """Memory for the layers of a history that several processes read."""
-
-    def __init__(self) -> None:
-        self.layers: list[SharedTensor] = []
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor of any values."""
-        self.layers.append(SharedTensor(tuple(shape), dtype))
-        return self.layers[-1].tensor
-
-
-def _map_pages(num_bytes: int) -> mmap.mmap:
-    """Return memory for so many bytes, and room for more: what is not touched takes none."""
-    pages = mmap.mmap(-1, num_bytes + num_bytes // 2 + 1, access=mmap.ACCESS_COPY)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux; not in every build of it
-        with suppress(OSError):
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages
-
-
-def working_ahead(items: Iterator[_Item]) -> Iterator[_Item]:
-    """Yield items, of which the next one is made in a thread while the last one is used."""
-    nothing = object()
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read-ahead") as pool:
-        coming: Future[_Item | object] = pool.submit(next, items, nothing)
-        while (item := coming.result()) is not nothing:
-            coming = pool.submit(next, items, nothing)
-            yield item  # type: ignore[misc]  # not the mark of the end

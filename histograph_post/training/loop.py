@@ -25,6 +25,7 @@ from ..splits import Split
 from ..tasks import Missing, TargetScale, Task
 from ..utils.tensors import load_state, save_state
 from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
+from .ranks import Ranks
 
 #: Told after every epoch.
 OnEpoch = Callable[["Trainer"], None]
@@ -119,6 +120,8 @@ class Trainer:
         self.options = options
         self.seed = seed
         self.progress = Progress()
+        #: The processes that train this network together, where the source shares out its batches.
+        self.ranks: Ranks | None = getattr(source, "ranks", None)
         self._before_epoch = before_epoch
         self._starts_solved = starts_solved
         trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -189,7 +192,9 @@ class Trainer:
             self._compare(*self._evaluate(self.split.valid))
             self.progress.epoch = 0
         # Seeded by epoch: a resumed run draws what an unbroken one would have drawn.
-        torch.manual_seed(_mixed(self.seed, self.progress.epoch))
+        # Each rank draws its own dropout, for graphs of its own.
+        rank = () if self.ranks is None or self.ranks.is_first else (self.ranks.rank,)
+        torch.manual_seed(_mixed(self.seed, self.progress.epoch, *rank))
         if self._before_epoch is not None:
             self._before_epoch(self.progress.epoch)
         if not self.progress.best_state:
@@ -221,6 +226,7 @@ class Trainer:
     def _train_epoch(self) -> tuple[float, float]:
         """Train for an epoch; return the mean loss and the last learning rate."""
         self.network.train()
+        network = self.network if self.ranks is None else self.ranks.wrap(self.network)
         # Nothing of a step is read before the epoch is over: the host would wait for a device.
         total, seen, lr = torch.zeros(()), 0, 0.0
         rows, size = self.split.train, self.options.batch_size
@@ -230,19 +236,34 @@ class Trainer:
         for number, step in enumerate(batches, start=1):
             lr = self._set_lr(self.progress.epoch + number / num_steps)
             self.optimizer.zero_grad(set_to_none=True)
-            outputs = self.network(step.inputs)  # [rows, out_dim]
+            outputs = network(step.inputs)  # [rows, out_dim]
             targets = self.scale.apply(step.targets)  # [rows] or [rows, targets]
             loss = self.task.loss(outputs, targets, missing=step.missing, **self._loss_weights)
             auxiliary = getattr(self.network, "aux_loss", None)
-            (loss if auxiliary is None else loss + auxiliary).backward()
+            whole = loss if auxiliary is None else loss + auxiliary
+            if self.ranks is not None:
+                # The mean over the labels of the whole batch, of which this rank has a part; the
+                # gradients are divided by the number of ranks.
+                part = self.task.loss_weight(targets, self._loss_weights.get("class_weight"))
+                whole = whole * (self.ranks.size * part / self.ranks.sum(part).clamp(min=1e-12))
+            whole.backward()
             if self.options.clip:
                 for group in self.optimizer.param_groups:
                     nn.utils.clip_grad_norm_(group["params"], self.options.clip)
             self.optimizer.step()
-            total = total + loss.detach() * len(targets)
-            seen += len(targets)
-            del step, outputs, loss  # the next batch can have their memory
-        return float(total) / max(seen, 1), lr
+            count = len(targets) if len(step.rows) else 0  # none are those of another rank
+            total, seen = total + loss.detach() * count, seen + count
+            del step, outputs, loss, whole  # the next batch can have their memory
+        if self.ranks is not None:
+            self.ranks.same_buffers(self.network)
+        return self._mean(total, seen), lr
+
+    def _mean(self, total: Tensor, seen: int) -> float:
+        """Return the mean of a sum over so many rows; with other ranks, over all of theirs."""
+        if self.ranks is not None:
+            total, count = self.ranks.sum(torch.stack([total, total.new_tensor(seen)]))
+            seen = int(count)
+        return float(total) / max(seen, 1)
 
     def _set_lr(self, epochs_done: float) -> float:
         """Set the learning rates of a step that ends ``epochs_done`` epochs into the run."""
@@ -297,6 +318,10 @@ class Trainer:
             seen += len(step.rows)
             parts.append(outputs.float())
             order.append(step.rows)
+        if self.ranks is not None:
+            found_by_each = self.ranks.gather(([part.cpu() for part in parts], order))
+            parts = [part for own, _ in found_by_each for part in own]
+            order = [each for _, own in found_by_each for each in own]
         # The position of each row in the result: batches come in an order of their own.
         position = np.empty(len(self.source.labels), dtype=np.int64)
         position[rows] = np.arange(len(rows))
@@ -304,12 +329,12 @@ class Trainer:
         if parts:
             outputs = torch.cat(parts).cpu()  # [rows, out_dim], read at once
             found[position[np.concatenate(order)]] = self.scale.undo(outputs.numpy())
-        return found, float(total) / max(seen, 1)
+        return found, self._mean(total, seen)
 
 
-def _mixed(seed: int, epoch: int) -> int:
+def _mixed(*seeds: int) -> int:
     """Return one seed per run and epoch; neighbouring ones give unrelated streams."""
-    return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence(seeds).generate_state(1, np.uint64)[0] >> 1)
 
 
 #: The state of a fit that is being trained; the caller removes it once the fit is saved.
@@ -353,8 +378,11 @@ def train_resumably(
         save_every: Seconds between saved states.
     """
     path = folder / STATE_NAME
-    if path.exists():
+    ranks, writes = trainer.ranks, trainer.ranks is None or trainer.ranks.is_first
+    if writes and path.exists():
         _go_on(trainer, path, plan)
+    if ranks is not None:  # all ranks go on from what the first has found
+        trainer.restore(ranks.state_of_first(trainer.state()))
     seconds: list[float] = []
     saved = time.perf_counter()
     while not trainer.is_done:
@@ -362,7 +390,7 @@ def train_resumably(
         trainer.run_epoch()
         now = time.perf_counter()
         seconds.append(now - started)
-        if now - saved >= save_every:
+        if writes and now - saved >= save_every:
             save_state(path, {**trainer.state(), "plan": plan})
             saved = time.perf_counter()
         if on_epoch is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from ..errors import DataError
 from ..heads.standardize import Standardizer
 from ..tasks import TargetScale, Task
-from .lbfgs import minimize
+from .minimizing import LinearLoss, minimize
 
 #: The path of penalties, strongest first: two in a decade, from 1000 to 1e-8.
 STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(6, -17, -1))
@@ -133,7 +133,7 @@ def solve_linear(
         standardizer.fit([train_rows.split(columns, dim=1)])
     space = _Space.of(_standardize_(train_rows, standardizer))
     valid_rows = space.enter(_standardize_(valid_rows, standardizer))  # [valid, r]
-    loss = _Loss.of(task, learned[train], **weights)
+    loss = LinearLoss.of(task, learned[train], **weights)
 
     path: list[PathPoint] = []
     solutions: list[tuple[Tensor, Tensor]] = []
@@ -248,113 +248,11 @@ def _apply(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(rows, weight.to(rows.dtype)).double() + bias
 
 
-# --- the loss, and its minimum
-
-
-@dataclass(frozen=True)
-class _Loss:
-    """The loss of the training rows, for those outputs that their labels say something of.
-
-    Attributes:
-        kind: Of the task.
-        truth: What outputs should be, 0 where it is missing: ``[rows, K]``; for classes 0 or 1.
-        share: What a label counts, 0 if it is missing: ``[rows, K]``, for classes ``[rows, 1]``.
-        solved: Which outputs these are, ``[K]``.
-        constants: What the others are, whatever the features: ``[out_dim]``.
-    """
-
-    kind: str
-    truth: Tensor
-    share: Tensor
-    solved: Tensor
-    constants: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        task: Task,
-        targets: Tensor,
-        class_weight: Tensor | None = None,
-        positive_weight: Tensor | None = None,
-    ) -> _Loss:
-        """Take the loss of training targets, with the weights of :meth:`Task.loss`."""
-        if task.kind == "multiclass":
-            truth = F.one_hot(targets, task.out_dim).double()  # [rows, classes]
-            share = truth.new_ones(len(truth), 1)
-            if class_weight is not None:
-                share = truth @ class_weight.double().view(-1, 1)
-            share = share / share.sum()  # [rows, 1]
-            solved = truth.any(0).nonzero().view(-1)
-            # A class that no row has: less likely than one that half a row has.
-            constants = truth.new_full((task.out_dim,), -math.log(2 * len(truth) + 1))
-            return cls(task.kind, truth[:, solved], share, solved, constants)
-        present = ~targets.isnan()  # [rows, T]
-        truth = targets.double().nan_to_num()
-        counts, positive = present.sum(0), truth.sum(0)  # [T] each
-        share = present / counts.clamp(min=1)
-        constants = torch.zeros_like(positive)
-        solvable = counts > 0
-        if task.kind != "regression":
-            # Half a label of each class: the logit of a single one would be infinite.
-            constants = ((positive + 0.5) / (counts - positive + 0.5)).log()
-            solvable = (positive > 0) & (positive < counts)
-            if positive_weight is not None:
-                share = share * torch.where(truth > 0, positive_weight.double(), 1.0)
-        solved = solvable.nonzero().view(-1)
-        return cls(task.kind, truth[:, solved], share[:, solved], solved, constants)
-
-    @property
-    def num_problems(self) -> int:
-        """How many problems can be solved apart: targets each by itself, classes all together."""
-        return 1 if self.kind == "multiclass" else len(self.solved)
-
-    def of_problems(self, problems: Tensor) -> _Loss:
-        """Return the loss of some targets only."""
-        if self.kind == "multiclass" or len(problems) == self.num_problems:
-            return self
-        truth, share = self.truth[:, problems], self.share[:, problems]
-        return replace(self, truth=truth, share=share, solved=self.solved[problems])
-
-    def __call__(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of each problem, and its derivative by the outputs ``[rows, K]``."""
-        if self.kind == "regression":
-            off = outputs - self.truth
-            return (self.share * off.square()).sum(0), 2 * self.share * off
-        if self.kind == "multiclass":
-            right = (self.truth * outputs).sum(1, keepdim=True)  # [rows, 1]
-            losses = outputs.logsumexp(1, keepdim=True) - right
-            slope = outputs.softmax(1) - self.truth
-        else:
-            losses = F.softplus(outputs) - self.truth * outputs
-            slope = outputs.sigmoid() - self.truth
-        return (self.share * losses).sum(0), self.share * slope
-
-    def start(self, width: int) -> tuple[Tensor, Tensor]:
-        """Return weights of zero, ``[K, width]``, and the best bias beside them, ``[K]``."""
-        weight = self.truth.new_zeros(len(self.solved), width)
-        mean = (self.share * self.truth).sum(0) / self.share.sum(0)  # [K]
-        bias = {"regression": mean, "multiclass": mean.log()}.get(self.kind, mean.logit())
-        return weight, bias
-
-    def curvature(self) -> float:
-        """Return the typical second derivative of the loss of an output by that output."""
-        if self.kind == "regression":
-            return 2.0
-        total = self.share.sum(0)  # [K] or [1]
-        mean = (self.share * self.truth).sum(0) / total  # [K]
-        return float((total * mean * (1 - mean)).median())
-
-    def complete(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the outputs that are not solved: ``[out_dim, r]``, ``[out_dim]``."""
-        weights = weight.new_zeros(len(self.constants), weight.size(1))
-        weights[self.solved] = weight
-        biases = self.constants.clone()
-        biases[self.solved] = bias
-        return weights, biases
+# --- the minimum
 
 
 def _minimize(
-    loss: _Loss, space: _Space, strength: float, weight: Tensor, bias: Tensor
+    loss: LinearLoss, space: _Space, strength: float, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return weights ``[K, r]`` and bias ``[K]`` with the least penalised loss.
 

@@ -15,7 +15,7 @@ import platform
 import re
 import stat
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -42,18 +42,26 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f"{path.name}.{HOST}-{os.getpid()}{PARTIAL_SUFFIX}")
     try:
-        yield partial
-        # Some writers make private files; an output is as readable as any file the user makes.
-        partial.chmod(0o666 & ~_umask())
-        _sync(partial)
-        os.replace(partial, path)
-        _sync(path.parent)
-    except OSError as error:
-        if error.filename is None:  # of a write, which does not say where
-            error.filename = str(path)
-        raise
+        with errors_naming(path):
+            yield partial
+            # Some writers make private files; an output is as readable as any file the user makes.
+            partial.chmod(0o666 & ~_umask())
+            _sync(partial)
+            os.replace(partial, path)
+            _sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def errors_naming(path: Path) -> Iterator[None]:
+    """Let the error of a write, which does not say where, name a file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 #: The names of unfinished files: those of :func:`atomic_path`, and those of a library's own writer
@@ -129,10 +137,10 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` atomically."""
-    with atomic_path(path) as partial:
-        partial.write_bytes(data)
+def write_bytes(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write ``data``, or its parts one after the other, to ``path`` atomically."""
+    with atomic_path(path) as partial, partial.open("wb") as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -173,8 +173,8 @@ def _read_holder(file: int) -> str | None:
 @contextmanager
 def output_file(
     path: Path, *, overwrite: bool, config: Mapping[str, Any] | None = None
-) -> Iterator[Callable[[bytes], None]]:
-    """Be the only one to write a file; yield what writes it, all at once.
+) -> Iterator[Callable[[bytes | Iterable[bytes]], None]]:
+    """Be the only one to write a file; yield what writes it, all at once or part by part.
 
     A file and the options beside it always belong together, whenever the process is killed.
 
@@ -192,7 +192,7 @@ def output_file(
         if text is not None:
             require_free(beside, overwrite=overwrite)
 
-    def write(data: bytes) -> None:
+    def write(data: bytes | Iterable[bytes]) -> None:
         if os.path.exists(path):
             beside.unlink(missing_ok=True)
         elif text is not None:
@@ -257,9 +257,9 @@ class OutputFolder:
         if not self.folder.is_dir():
             return
         remove_leftovers(self.folder, alone=not self._shared)
-        locks = [] if self._shared else list(self.folder.glob(f"*{LOCK_SUFFIX}"))
+        locks = [] if self._shared else list(self.folder.rglob(f"*{LOCK_SUFFIX}"))
         for path in locks:  # of parts that nobody writes now
-            if self._ours(path.name.removesuffix(LOCK_SUFFIX)):
+            if self._ours(path.relative_to(self.folder).parts[0].removesuffix(LOCK_SUFFIX)):
                 path.unlink(missing_ok=True)
 
     def replace(self) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -11,10 +10,6 @@ from typing import Any
 #: What stands for a number that is not there, and the sign of a negative one.
 MISSING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
-
-_STEERING = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 
 _METRICS: Mapping[str, str] = MappingProxyType(
     {
@@ -28,18 +23,6 @@ _METRICS: Mapping[str, str] = MappingProxyType(
         "mrr": "MRR",
     }
 )
-
-
-def printable(text: str, escape: str = "?") -> str:
-    """Return text from anywhere without what steers a terminal, or no terminal can show.
-
-    Those are control characters, marks that turn the direction of writing, and lone surrogates.
-
-    Args:
-        text: The text.
-        escape: What stands for each of them; its number is formatted into it.
-    """
-    return _STEERING.sub(lambda found: escape.format(ord(found[0])), text)
 
 
 def first_line(error: BaseException) -> str:

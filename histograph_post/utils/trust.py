@@ -7,23 +7,21 @@ as they were; :mod:`.specifications` asks here before it follows what a file nam
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.machinery import PathFinder
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigError, NotFoundError
 from .decoding import Sha256, decode, read_json_file
 from .files import write_json
+from .importing import import_from
 from .outputs import OutputLock
+from .sources import Sources, find_source
 
 #: The list of earlier versions: hashes of checkpoints, one per line.
 _FORMER = "trusted-checkpoints"
@@ -42,13 +40,18 @@ class Trusted:
     spec: str = ""
     args: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether the sources of code still are what was approved."""
+    def sources(self) -> Sources | None:
+        """Return the sources of code, if they still are what was approved."""
         try:
-            return _sources_sha256(Path(self.file)) == self.sha256
+            found = Sources.read(Path(self.file), by_name=not self.place.endswith(".py"))
         except (ConfigError, OSError):
-            return False
+            return None
+        return found if found.sha256 == self.sha256 else None
+
+    @property
+    def place(self) -> str:
+        """What stands before the colon of the specification."""
+        return self.spec.rpartition(":")[0] or self.spec
 
     def names(self, what: str, spec: str, args: Mapping[str, Any]) -> bool:
         """Whether this is the code that a file names."""
@@ -64,24 +67,43 @@ class _Store:
 
 def trust_file() -> Path:
     """Return the file with what this user trusts."""
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "histograph-post" / "trusted.json"
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():  # one that depends on the current folder is none, says its standard
+        state = Path("~/.local/state").expanduser()
+    return state / "histograph-post" / "trusted.json"
 
 
 def all_trusted() -> list[Trusted]:
     """Return what this user trusts; a list that others may have written is refused."""
-    path, found = trust_file(), []
+    path = trust_file()
+    former = path.with_name(_FORMER)
+    found: list[Trusted] = []
+    for place in (path.parent, former, path):
+        _refuse_of_others(place)
     with suppress(OSError, UnicodeDecodeError):
-        hashes = path.with_name(_FORMER).read_text(encoding="ascii").split()
+        hashes = former.read_text(encoding="ascii").split()
         found = [Trusted("checkpoint", sha256) for sha256 in hashes]
-    try:
-        owner, mode = path.stat().st_uid, path.stat().st_mode
-    except OSError:
-        return found  # none yet, or none that can be read
-    if os.name == "posix" and (owner != os.getuid() or mode & stat.S_IWOTH):
-        raise ConfigError(f"{path}: found a file that others can write, expected one of your own")
+    if not path.is_file():
+        return found
     stored = decode(_Store, read_json_file(path), str(path), error=ConfigError, defaults=True)
     return [*found, *stored.trusted]
+
+
+def _refuse_of_others(place: Path) -> None:
+    """Refuse a file or folder that others can write, or exchange for one of theirs."""
+    real = place.resolve()  # a link counts as what it leads to
+    for each in (real.parent, real) if place.is_symlink() else (real,):
+        try:
+            found = each.stat()
+        except OSError:
+            return  # none yet, or none that can be read
+        others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if os.name == "posix" and (found.st_uid != os.getuid() or others):
+            kind = "folder" if each.is_dir() else "file"
+            raise ConfigError(
+                f"{each}: found a {kind} that others can write, expected one of your own "
+                f"(chmod go-w {each})"
+            )
 
 
 def trust(entries: Iterable[Trusted]) -> None:
@@ -113,9 +135,12 @@ def revoke(text: str) -> list[Trusted]:
 
 def _rewrite(change: Callable[[list[Trusted]], list[Trusted]]) -> None:
     path = trust_file()
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     with OutputLock(path, wait=True):
         kept = change(all_trusted())
         write_json(path, {"trusted": [asdict(entry) for entry in kept]})
+        path.chmod(0o600)
         path.with_name(_FORMER).unlink(missing_ok=True)  # it stands in the new list
 
 
@@ -138,15 +163,18 @@ def trusted_code(what: str, spec: str, args: Mapping[str, Any]) -> tuple[str | N
     for entry in all_trusted():
         if not entry.names(what, spec, args):
             continue
-        if not entry.is_unchanged:
+        sources = entry.sources()
+        if sources is None:
             return None, f"{entry.file} is not what you trusted; "
-        place, _, name = spec.rpartition(":")
-        if _find_source(place, [Path.cwd()]) == Path(entry.file):
-            return spec, ""
+        if find_source(entry.place, [Path.cwd()]) == Path(entry.file):
+            place = entry.place
         # A module by name could now be another one; a file is known by its path.
-        if place.endswith(".py"):
-            return f"{entry.file}:{name}", ""
-        return None, f"{place} does not lead to {entry.file} from here; "
+        elif entry.place.endswith(".py"):
+            place = entry.file
+        else:
+            return None, f"{entry.place} does not lead to {entry.file} from here; "
+        import_from(place, sources)
+        return f"{place}:{spec.rpartition(':')[2]}", ""
     return None, ""
 
 
@@ -165,52 +193,12 @@ def code_to_trust(
         folders: Where relative names may start from.
     """
     place = spec.rpartition(":")[0] or spec
-    file = _find_source(place, folders)
+    file = find_source(place, folders)
     if file is None:
         looked = ", ".join(map(str, folders))
         raise NotFoundError(f"{spec}: found no source of this {what} in {looked}, expected one")
-    return Trusted(what, _sources_sha256(file), str(file), spec, dict(args))
-
-
-def _find_source(place: str, folders: Sequence[Path]) -> Path | None:
-    """Return the file of what stands before a specification's colon, without importing it."""
-    if place.endswith(".py"):
-        files = (folder / Path(place).expanduser() for folder in folders)
-        return next((file.resolve() for file in files if file.is_file()), None)
-    search: list[str] | None = [*map(str, folders), *sys.path]
-    origin = None
-    for part in place.split("."):
-        found = None if search is None else PathFinder.find_spec(part, search)
-        if found is None:
-            return None
-        origin, locations = found.origin, found.submodule_search_locations
-        search = None if locations is None else list(locations)
-    return None if origin is None or not origin.endswith(".py") else Path(origin).resolve()
-
-
-def _sources_sha256(file: Path) -> str:
-    """Return a hash of a source and of those that it imports from beside it.
-
-    Of a package, all sources count. Imports are read off the code, which does not run.
-    """
-    package = file.parent
-    if (package / "__init__.py").is_file():
-        while (package.parent / "__init__.py").is_file():
-            package = package.parent
-        files = set(package.rglob("*.py"))
-    else:
-        finder = ModuleFinder(path=[str(file.parent)])
-        try:
-            finder.run_script(str(file))
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ConfigError(f"{file}: found no Python source ({error}), expected some") from None
-        found = (getattr(each, "__file__", None) for each in finder.modules.values())
-        files = {Path(source).resolve() for source in found if source}
-    digest = hashlib.sha256()
-    for each in sorted(files):
-        digest.update(f"{os.path.relpath(each, file.parent)}\0".encode())
-        digest.update(hashlib.sha256(each.read_bytes()).digest())
-    return digest.hexdigest()
+    sources = Sources.read(file, by_name=not place.endswith(".py"))
+    return Trusted(what, sources.sha256, str(file), spec, dict(args))
 
 
 def _plain(args: Mapping[str, Any]) -> str:

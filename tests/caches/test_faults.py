@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
-from ..soak.faults import FAULTS, Faults
+from ..soak.operations import FAULTS, Faults
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_a_cache_survives_a_fault_at_any_call(example, tmp_path, compression) -> None:
-    """The long form, for every command, is ``python -m tests.soak.faults``."""
+    """The long form, for every command, is ``python -m tests.soak faults``."""
     made = example([3, 9, 4], compression=compression)
     whole, attacked = tmp_path / "whole", tmp_path / "attacked"
     counter = Faults(whole)

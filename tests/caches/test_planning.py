@@ -17,6 +17,7 @@ from histograph_post.caches.caching import cache
 from histograph_post.caches.planning import estimate_seconds, plan_cache
 from histograph_post.capture import edge_blocks
 from histograph_post.data import from_graphs, load_data
+from histograph_post.data.batching import PROBE_NODES
 from histograph_post.models import build_model
 from histograph_post.splits import resolve_splits
 
@@ -79,7 +80,7 @@ def test_a_large_graph_is_tried_out_on_a_part_of_it(large: Data, per_node: bool)
         assert "the whole of it" in note
         assert "size of tensor a (2048)" in note
     else:
-        assert max(seen) == planning.PROBE_NODES
+        assert max(seen) == PROBE_NODES
         assert note == "a graph of 8,300 nodes: the model was tried out on 2,048 of its nodes"
 
 

@@ -105,6 +105,18 @@ def test_a_table_that_is_too_wide_is_turned_on_its_side() -> None:
         assert any(cell in line for line in lines)
 
 
+def test_a_table_that_is_too_wide_either_way_becomes_a_list() -> None:
+    columns = ["--model", "file", "from", "licence"]
+    rows: list[list[object]] = [
+        [f"family:{'x' * 12}{number}", "y" * 26, f"example.org/{'z' * 30}, folder", "MIT"]
+        for number in range(9)
+    ]
+    lines = printed(80, columns, rows)
+    assert max(map(len, lines)) <= 80
+    for cell in (word for row in rows for text in row for word in str(text).split()):
+        assert any(cell in line for line in lines)
+
+
 def test_lists_of_seeds_may_stand_in_a_file(demo_cache: Path, tmp_path: Path) -> None:
     config = tmp_path / "job.toml"
     config.write_text("seeds = [0, 1]\nhead = 'linear'\n")

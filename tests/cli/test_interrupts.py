@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ..helpers import histograph
 
 #: Sends a signal to itself at each of some moments: when a module is looked for, or at the end.
 WORDS = """
@@ -35,8 +38,8 @@ from histograph_cli.main import main
 main()
 """
 
-INTERRUPTED = "interrupted; run the same command again to go on\n"
-TERMINATED = "terminated; run the same command again to go on\n"
+INTERRUPTED = "interrupted; run the same command again to resume\n"
+TERMINATED = "terminated; run the same command again to resume\n"
 
 
 def run(moments: str, *words: str, number: int = signal.SIGINT) -> tuple[int, str]:
@@ -69,3 +72,16 @@ def test_while_a_command_is_at_work(
 def test_a_second_one_after_the_line() -> None:
     words = ("verify", "nowhere.cache")
     assert run("histograph_post.caches,end", *words) == (130, INTERRUPTED)
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(0)", "raise Odd('\\x1b[2J')"])
+def test_code_of_the_user_that_ends_the_process_is_one_line(tmp_path: Path, ends: str) -> None:
+    code = f"import sys\nclass Odd(BaseException): pass\ndef graphs():\n    {ends}\n"
+    (tmp_path / "mine.py").write_text(code)
+    data = f"{tmp_path / 'mine.py'}:graphs"
+    done = histograph("pretrain", "--model", "gin", "--data", data, "-o", tmp_path / "out")
+    assert done.exit_code == 1
+    assert re.search(
+        r"^error: mine\.py:4: found (SystemExit\(0\)|Odd\(\?\[2J\))", done.stderr, re.M
+    )
+    assert not (tmp_path / "out").exists()

@@ -279,8 +279,8 @@ def test_a_split_that_scores_links_the_model_has_seen_is_refused(tmp_path):
     ("spec", "num_links", "directed"),
     [("planetoid:Cora", 5278, False), ("actor:", 26659, True), ("ogbg:molesol", 15428, False)],
 )
-def test_real_graphs(spec, num_links, directed, shared_data, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.mark.usefixtures("processed_once")
+def test_real_graphs(spec, num_links, directed, shared_data):
     given = load_data(spec, root=shared_data)
 
     dataset = load_data(spec, root=shared_data, args={"level": "link"})

@@ -8,15 +8,7 @@ import torch
 
 from histograph_post.data import load_data
 
-
-@pytest.fixture(scope="module")
-def cache_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def user_cache(cache_folder, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_folder))
+pytestmark = pytest.mark.usefixtures("processed_once")
 
 
 def listing(root):

@@ -58,3 +58,31 @@ def test_files_that_are_no_table_are_one_line(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=f"{name}: not a readable csv file"):
             read_table(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather", "stream"])
+def test_tables_of_arrow_have_the_cells_of_a_csv_file(tmp_path: Path, kind: str) -> None:
+    """A stream is what ``datasets.Dataset.save_to_disk`` of Hugging Face writes."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import feather, ipc, parquet
+
+    values = {"smiles": [" CC ", "CCO"], "y": [True, None], "x": [0.5, None], "list": [[1], [2]]}
+    made, path = pyarrow.table(values), tmp_path / f"t.{'arrow' if kind == 'stream' else kind}"
+    if kind == "parquet":
+        parquet.write_table(made, path)
+    elif kind == "feather":
+        feather.write_feather(made, path)
+    else:
+        with ipc.new_stream(str(path), made.schema) as writer:
+            writer.write_table(made)
+    table = read_table(path)
+    assert table.header == ("smiles", "y", "x")
+    assert [list(column) for column in table.columns] == [["CC", "CCO"], ["1", ""], ["0.5", ""]]
+
+
+def test_no_table_of_arrow_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for name in ("a.parquet", "a.arrow"):
+        (tmp_path / name).write_bytes(b"no table at all")
+        with pytest.raises(DataError, match=f"{name}: not a readable table"):
+            read_table(tmp_path / name)

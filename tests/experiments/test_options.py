@@ -11,8 +11,8 @@ import pytest
 
 import histograph_post as hg
 from histograph_post.errors import ConfigError
-from histograph_post.experiments.head_training import HeadSpec, plan_experiment
-from histograph_post.experiments.options import with_keywords
+from histograph_post.experiments.head_training import plan_experiment
+from histograph_post.experiments.options import HeadSpec, with_keywords
 
 QUICK = hg.TrainingOptions(epochs=2, batch_size=16)
 

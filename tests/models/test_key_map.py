@@ -114,3 +114,5 @@ def test_what_is_no_key_map(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not a readable TOML file"):
         read_key_map(tmp_path / "binary.toml")
+    with pytest.raises(ConfigError, match="found a folder, pipe or device"):
+        read_key_map("/dev/zero")

@@ -83,7 +83,7 @@ def test_over_smoothing_of_a_layer_is_that_of_the_cache(binary_run: Path) -> Non
     assert profile.distance[1].median == pytest.approx(np.median(distances))
     assert profile.distance[-1] is not None
     assert profile.distance[-1].high == 0.0
-    assert set(profile.head) == {"layers weighed", "nodes attended"}
+    assert set(profile.head) == {"after layer attention", "after node attention"}
 
 
 def test_confusion_is_sklearns_and_counts_a_row_once() -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 from histograph_post.reporting.layer_analysis import (
     Sample,
     choose_graphs,
-    cosine_distance_to,
     dirichlet_energy,
     distance_to,
     mean_cosine_distance,
@@ -51,7 +50,6 @@ def test_dirichlet_energy_by_hand() -> None:
 def test_distances_to_the_last_layer_by_hand() -> None:
     rows, last = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.0, 1.0], [0.0, 5.0]])
     assert distance_to(rows, last) == pytest.approx((math.sqrt(2) + 3) / 2)
-    assert cosine_distance_to(rows, last) == pytest.approx((1 + 0) / 2)
 
 
 def test_a_collapsed_layer_keeps_its_last_digits() -> None:

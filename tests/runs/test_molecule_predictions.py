@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +149,31 @@ def test_the_columns_of_other_tasks(
         assert (cells["prediction_a"], cells["prediction_b"]) == ("0", "1")
     if task.kind == "regression":
         assert cells[expected[0]] == ("1" if len(names) == 2 else "1.5")
+
+
+def test_a_file_of_many_rows_is_written_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.array([0, 1, 3, 4, 6])  # 2 and 5 have no graph
+    found = Predictions(
+        task=Task("binary", "graph", 1, "roc_auc", (0.0, 1.0)),
+        target_names=["a"],
+        ids=[f"m{row}" for row in rows],
+        rows=rows,
+        outputs=np.linspace(-2, 2, 5)[:, None],
+        spread=np.linspace(0, 1, 5)[:, None],
+        table=SourceTable(("n",), ([str(row) for row in range(7)],), {2: "no SMILES"}),
+    )
+    expected = [found.to_csv(), replace(found, table=None).to_csv()]
+    monkeypatch.setattr("histograph_post.runs.predictions._ROWS_AT_ONCE", 2)
+    assert [found.to_csv(), replace(found, table=None).to_csv()] == expected
+    assert len(list(found.csv_parts())) == 4
+    lines = [line.split(",") for line in expected[0].splitlines()]
+    assert lines[1] == ["0", "0", "0.119203", "0", "ok"]  # 1 / (1 + e^2)
+    assert [line[-1] for line in lines[1:]] == [
+        "ok",
+        "ok",
+        "no SMILES",
+        "ok",
+        "ok",
+        "not predicted",
+        "ok",
+    ]

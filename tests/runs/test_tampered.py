@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
+import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +20,12 @@ from hypothesis import strategies as st
 
 from histograph_post.errors import HistographError
 from histograph_post.experiments.finetuning_source import open_source
+from histograph_post.runs.fits import FitSpec, find_fit
+from histograph_post.runs.folder import BrokenFitError
 from histograph_post.runs.predicting import load
 from histograph_post.runs.run import Run
 from histograph_post.runs.summary import facts, fit_rows, readout_rows
+from histograph_post.training.options import TrainingOptions
 
 from ..helpers import histograph
 
@@ -122,3 +128,66 @@ def test_a_changed_file_gives_a_known_error_or_is_read(folder, name, data) -> No
         for read in READERS.values():
             with contextlib.suppress(HistographError):  # anything else fails the test
                 read(place)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        *(("log", 3), ("scores", {"test": ["a"]}), ("best_epoch", "x"), ("target_scale", [])),
+        *(("files", {"head.safetensors": 3}), ("num_parameters", -1), ("config", None)),
+    ],
+)
+def test_an_odd_fit_is_fitted_again(folder: Path, tmp_path: Path, entry: str, value: Any) -> None:
+    place = tmp_path / "fit"
+    shutil.copytree(next((folder / "run" / "fits").glob("*/*")), place)
+    stored = json.loads((place / "fit.json").read_text())
+    names = {name: stored[name] for name in ("head", "fold", "seed", "plan")}
+    spec = FitSpec(**names, options={}, training=TrainingOptions())
+    assert find_fit(spec, place) is not None
+    (place / "fit.json").write_text(json.dumps(stored | {entry: value}))
+    with pytest.raises(BrokenFitError, match=r"fit\.json: .*found .*, expected"):
+        find_fit(spec, place)
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    """A run to change, without its list of hashes: whoever changes it mends that."""
+    for name in ("run", "demo.cache"):
+        shutil.copytree(folder / name, tmp_path / name)
+    (tmp_path / "run" / "SHA256SUMS").unlink()
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", ["predictions.csv", "results.json"])
+def test_a_report_of_odd_files_is_refused_in_one_line(copied: Path, name: str) -> None:
+    results = json.loads((copied / "results.json").read_text())
+    results["task"]["classes"] = []
+    odd = {"predictions.csv": "a,b\nc,d\n", "results.json": json.dumps(results)}
+    (copied / name).write_text(odd[name])
+    done = histograph("report", copied, "-o", copied.with_name("page.html"), "-q")
+    assert done.exit_code == 1
+    assert re.fullmatch(rf"error: .*{name}: .*found .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", "config.toml", "predictions.csv", "run.json"])
+def test_a_pipe_is_not_waited_for(copied: Path, name: str) -> None:
+    (copied / name).unlink(missing_ok=True)
+    os.mkfifo(copied / name)
+    with waiting_at_most(60):
+        done = histograph("report", copied, "-o", copied.with_name("page.html"))
+    assert done.exit_code == 1
+    assert f"{name}: found a folder, pipe or device" in done.stderr
+
+
+@contextlib.contextmanager
+def waiting_at_most(seconds: int) -> Iterator[None]:
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

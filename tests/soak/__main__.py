@@ -1,9 +1,16 @@
-"""Kill every command at every moment: ``python -m tests.soak``.
+"""Attacks on every command, with counts: ``python -m tests.soak [ATTACK ...]``.
 
-Every file operation of every command is a crash point: the process dies before and after it, the
-same command is given again, and what it leaves has to be what an unbroken run leaves, and nothing
-else. Then random kills, and several writers and readers of one run. Markdown on stdout, a row per
-attack and command; exits with 1 if anything broke.
+- ``crashes``: a kill before, in the middle of and after every operation on files of every command;
+- ``kills``: kills at random times; ``signals``: Ctrl-C and SIGTERM, once or twice;
+- ``faults``: every so-many-th operation fails with ENOSPC, EIO, EACCES, or is cut short;
+- ``writers``: two writers and eight readers of one run;
+- ``inputs``: hostile files and absurd options;
+- ``large``: a manifest of a million graphs, a sparse cache of 60 GB;
+- ``fuzz``: the readers of checkpoints, manifests and shards, guided by coverage.
+
+After each the same command is given again, and what it leaves has to be what an unbroken run
+leaves, and nothing else. Markdown on stdout, a row per attack and command; exits with 1 if anything
+broke. ``--command`` chooses, so that pieces can run at different times.
 """
 
 from __future__ import annotations
@@ -30,21 +37,26 @@ _LOADED = (
     *("histograph_post.models.loading", "histograph_post.models.proposals"),
     *("histograph_post.reporting", "histograph_post.runs.exporting"),
 )
+_OF_COMMANDS = ("crashes", "kills", "faults")
+_ATTACKS = (*_OF_COMMANDS, "writers", "signals", "inputs", "large", "fuzz")
 
 
 def main() -> int:
     """Run the attacks that are asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("attack", nargs="*", help=f"{', '.join(_ATTACKS)}; all by default")
     parser.add_argument("--command", action="append", default=[], help="only this one; repeatable")
-    parser.add_argument("--no-commands", action="store_true", help="only what is of no command")
-    parser.add_argument("--points", type=int, help="crash points per command; all by default")
+    parser.add_argument("--points", type=int, help="states per command; all by default")
     parser.add_argument("--kills", type=int, default=15, help="random kills per command")
+    parser.add_argument("--every", type=int, default=1, help="every N-th operation fails once")
     parser.add_argument("--rounds", type=int, default=5, help="of writers and readers")
     parser.add_argument("--signals", type=int, default=40, help="Ctrl-C and SIGTERM")
-    parser.add_argument("--faults", type=int, default=1, help="every N-th operation fails once")
-    parser.add_argument("--fast", action="store_true", help="leave slow commands out")
+    parser.add_argument("--minutes", type=float, default=10, help="of fuzzing, per reader")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
+    if unknown := set(asked.attack) - set(_ATTACKS):
+        parser.error(f"found {', '.join(sorted(unknown))}, expected {', '.join(_ATTACKS)}")
+    attacks = asked.attack or [*_ATTACKS]
 
     import torch
 
@@ -52,33 +64,44 @@ def main() -> int:
         import_module(module)
     from histograph_post.training.loop import train_resumably
 
-    from .attacks import (
-        Outcome,
-        Target,
-        chosen,
-        crash_points,
-        random_kills,
-        writers_and_readers,
-    )
-    from .commands import prepare
-    from .crashing import call_in_child
-    from .signals import random_signals
+    from . import attacks as those
+    from .commands import COMMANDS, prepare
+    from .operations import call_in_child
 
     torch.set_num_threads(1)
     assert train_resumably.__kwdefaults__ is not None
     train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
 
-    def outcomes(work: Path) -> Iterator[Outcome]:
-        given = [] if asked.no_commands else chosen(asked.command, slow=not asked.fast)
-        for command in given:
-            target = Target(command, work)
-            yield crash_points(target, asked.points, asked.seed)
-            if asked.kills:
-                yield random_kills(target, asked.kills, asked.seed)
-        if asked.rounds and not asked.command:
-            yield writers_and_readers(work, asked.rounds)
-        if asked.signals and not asked.command:
-            yield random_signals(work, asked.signals, asked.seed)
+    def outcomes(work: Path) -> Iterator[those.Outcome]:
+        of_commands = [each for each in _OF_COMMANDS if each in attacks]
+        for command in COMMANDS if of_commands else ():
+            if asked.command and command.name not in asked.command:
+                continue
+            target = those.Target(command, work)
+            if "crashes" in attacks:
+                yield those.crash_points(target, asked.points, asked.seed)
+            if "kills" in attacks:
+                yield those.random_kills(target, asked.kills, asked.seed)
+            if "faults" in attacks:
+                yield those.faults(target, asked.every, asked.seed)
+        if "writers" in attacks:
+            yield those.writers_and_readers(work, asked.rounds)
+        if "signals" in attacks:
+            yield those.random_signals(work, asked.signals, asked.seed)
+        if "inputs" in attacks:
+            from .inputs import hostile_inputs
+
+            yield from hostile_inputs(work, asked.command)
+        if "large" in attacks:
+            from .large import large_caches
+
+            yield large_caches(work)
+        if "fuzz" in attacks:
+            from .fuzz import READERS, fuzz
+
+            for reader in READERS:
+                inputs, findings = fuzz(reader, round(60 * asked.minutes), work / reader)
+                yield those.Outcome("fuzz", f"reader: {reader}", inputs, findings)
 
     print("| attack | command | attempts | held | broken | seconds |\n|---|---|---|---|---|---|")
     attempts, broken, started = 0, 0, time.monotonic()
@@ -97,10 +120,6 @@ def main() -> int:
                 print(f"{place}: {problem}", file=sys.stderr, flush=True)
             attempts, broken = attempts + outcome.attempts, broken + wrong
             started = time.monotonic()
-    if asked.faults and not asked.command:
-        from .faults import main as faults
-
-        broken += faults(every=asked.faults)
     print(f"| **all** | | {attempts} | {attempts - broken} | {broken} | |")
     return 1 if broken else 0
 

@@ -1,14 +1,16 @@
-"""The attacks: crash points, random kills, several writers and readers at once."""
+"""The attacks: a kill at every moment, random kills and signals, faults, writers and readers."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ from typing import Any
 import histograph_post as hg
 from histograph_post.errors import HistographError
 
-from .commands import COMMANDS, TRAIN_HEAD, Command, clear, contents, difference, typed
-from .crashing import DIED, CrashPoints, call_in_child, in_child, wait_for
+from .commands import TRAIN_HEAD, Command, clear, contents, difference, typed
+from .operations import FAULTS, Faults, Snapshots, call_in_child, in_child, wait_for
 
 #: What a command says that finds its own output complete.
 _ALREADY = ("found a file; choose another -o", "found an older export")
@@ -50,20 +52,17 @@ class Target:
     def __init__(self, command: Command, work: Path) -> None:
         self.command, self.work = command, work
         self.folder, self._before = work / "trial", work / "before"
-        self.out = self.folder / ("out.html" if command.name == "report" else "out")
-        if command.name == "export":
-            self.out = self.folder / "out.pt2"
+        self.out = self.folder / f"out{command.suffix}"
         clear(self.folder)
         if command.before is not None:
             self._expect(call_in_child(lambda: command.before(work, self.out), self.said), 0)
         shutil.rmtree(self._before, ignore_errors=True)
         shutil.copytree(self.folder, self._before)
         self.old = contents(self.folder)
-        counted = work / "count"
         started = time.monotonic()
-        self._expect(call_in_child(lambda: self._run_counting(counted), self.said), 0)
+        self._expect(call_in_child(lambda: command.run(work, self.out), self.said), 0)
         self.seconds = time.monotonic() - started
-        self.whole, self.moments = contents(self.folder), int(counted.read_text())
+        self.whole = contents(self.folder)
 
     @property
     def said(self) -> Path:
@@ -74,25 +73,39 @@ class Target:
         if found != expected:
             raise RuntimeError(f"{self.command.name}: exit code {found}\n{self.said.read_text()}")
 
-    def _run_counting(self, counted: Path) -> None:
-        points = CrashPoints(self.folder, None)
-        points.install()
-        self.command.run(self.work, self.out)
-        counted.write_text(str(points.count))
-
-    def reset(self) -> None:
-        """Put there what was there before the command."""
+    def reset(self, state: Path | None = None) -> None:
+        """Put there what was there before the command, or what a kill has left."""
         shutil.rmtree(self.folder)
-        shutil.copytree(self._before, self.folder)
+        shutil.copytree(self._before if state is None else state, self.folder)
 
-    def crash(self, moment: int) -> int:
-        """Give the command to a process that dies at a moment; return how it ended."""
+    def states(self, copies: Path) -> tuple[int, list[Path]]:
+        """Run the command; return its moments, and copies of all that a kill could leave."""
+        clear(copies)
+        self.reset()
+        counted = self.work / "count"
 
         def run() -> None:
-            CrashPoints(self.folder, moment).install()
-            self.command.run(self.work, self.out)
+            watch = Snapshots(self.folder, copies)
+            with watch.installed():
+                self.command.run(self.work, self.out)
+            counted.write_text(str(watch.moments))
 
-        return call_in_child(run, self.said)
+        self._expect(call_in_child(run, self.said), 0)
+        return int(counted.read_text()), sorted(copies.iterdir())
+
+    def operations(self) -> list[str]:
+        """Run the command; return its operations."""
+        self.reset()
+        counted = self.work / "count"
+
+        def run() -> None:
+            watch = Faults(self.folder)
+            with watch.installed():
+                self.command.run(self.work, self.out)
+            counted.write_text(" ".join(watch.calls))
+
+        self._expect(call_in_child(run, self.said), 0)
+        return counted.read_text().split()
 
     def problem_until_done(self) -> str | None:
         """Say what is wrong with what is there after a kill: neither the old nor the new one."""
@@ -116,18 +129,53 @@ class Target:
 
 
 def crash_points(target: Target, at_most: int | None, seed: int = 0) -> Outcome:
-    """Die before and after every file operation, or some of them; give the command again."""
-    outcome = Outcome("crash points", target.command.name)
-    moments: Sequence[int] = range(target.moments)
-    if at_most is not None and at_most < len(moments):
-        moments = sorted(random.Random(seed).sample(moments, at_most))
-    for moment in moments:
-        target.reset()
-        code = target.crash(moment)
-        problem = None if code in (DIED, 0) else f"ended with {code}"
-        problem = problem or target.problem_until_done() or target.problem_after()
-        outcome.count(None if problem is None else f"moment {moment}: {problem}")
+    """Give the command again after a kill at every moment, or at some.
+
+    A moment is before, in the middle of or after an operation on files. What a kill leaves is a
+    copy of the folder then, so that one run shows all moments.
+    """
+    copies = target.work / "states"
+    moments, states = target.states(copies)
+    outcome = Outcome(f"{moments} crash points", target.command.name)
+    if at_most is not None and at_most < len(states):
+        states = sorted(random.Random(seed).sample(states, at_most))
+    for state in states:
+        target.reset(state)
+        problem = target.problem_until_done() or target.problem_after()
+        outcome.count(None if problem is None else f"state {state.name}: {problem}")
+    shutil.rmtree(copies)
     return outcome
+
+
+def faults(target: Target, every: int, seed: int = 0) -> Outcome:
+    """Let every so-many-th operation fail, in each way; give the command again."""
+    operations = target.operations()
+    outcome = Outcome(f"faults in {len(operations)} operations", target.command.name)
+    for number, (fault, error) in enumerate(FAULTS.items()):
+        for at in range(1 + (number + seed) % every, len(operations) + 1, every):
+            if fault == "short" and operations[at - 1] != "write":
+                continue
+            target.reset()
+
+            def run(at: int = at, error: int = error) -> None:
+                with Faults(target.folder, at, error).installed():
+                    target.command.run(target.work, target.out)
+
+            code = call_in_child(run, target.said)
+            problem = _unclean(code, target.said.read_text())
+            problem = problem or target.problem_until_done() or target.problem_after()
+            place = f"{fault} at {at} ({operations[at - 1]})"
+            outcome.count(None if problem is None else f"{place}: {problem}")
+    return outcome
+
+
+def _unclean(code: int, said: str) -> str | None:
+    """Say what is wrong with how a command ended: it succeeds, or fails in one line with a file."""
+    if code == 0:
+        return None
+    last = (said.strip().splitlines() or [""])[-1]
+    is_line = last.startswith("error: ") and "Traceback" not in said and "/" in last
+    return None if code == 1 and is_line else f"exit code {code}: {said.strip()[-600:]}"
 
 
 def random_kills(target: Target, kills: int, seed: int = 0) -> Outcome:
@@ -198,8 +246,41 @@ def _read_until(stop: Path, out: Path, known: list[dict[str, Any]]) -> None:
             return
 
 
-def chosen(names: Sequence[str], *, slow: bool) -> Iterator[Command]:
-    """Yield the commands of these names, all by default."""
-    for command in COMMANDS:
-        if (not names and (slow or not command.slow)) or command.name in names:
-            yield command
+# --- signals
+
+#: Seconds in which such a command is done, about.
+_LONGEST = 8.0
+
+
+def random_signals(work: Path, tries: int, seed: int = 0) -> Outcome:
+    """Interrupt a command anywhere between its first line and its last."""
+    outcome, draw = Outcome("random signals", "train-head"), random.Random(seed)
+    words = [word.replace("{work}", str(work)) for word in TRAIN_HEAD]
+    command = [sys.executable, "-W", "ignore", "-m", "histograph_cli", *words]
+    for number in range(tries):
+        out = clear(work / "trial") / "out"
+        sent = draw.choice((signal.SIGINT, signal.SIGTERM))
+        process = subprocess.Popen(
+            [*command, "-o", str(out)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        _wait_for_handlers(process)
+        time.sleep(draw.choice((0.0, 1.0)) * draw.uniform(0, _LONGEST))
+        for _ in range(draw.choice((1, 2))):
+            process.send_signal(sent)
+            time.sleep(draw.uniform(0, 0.2))
+        _, said = process.communicate()
+        name = "interrupted" if sent is signal.SIGINT else "terminated"
+        expected = (128 + sent, f"{name}; run the same command again to resume\n")
+        right = (process.returncode, said) in (expected, (0, ""))
+        outcome.count(None if right else f"try {number}: exit code {process.returncode}: {said}")
+    return outcome
+
+
+def _wait_for_handlers(process: subprocess.Popen[str]) -> None:
+    """Wait until the first line of the command has run: before it, Python itself is in charge."""
+    caught = 1 << (signal.SIGTERM - 1)
+    while process.poll() is None:
+        found = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+        if found is not None and int(found[1], 16) & caught:
+            return
+        os.sched_yield()

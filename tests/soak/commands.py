@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,11 @@ def cache_by_shards(work: Path, out: Path, *, overwrite: bool = False, seed: int
 
     dataset = hg.load_data("demo:", args={"num_graphs": 36})
     model = make_model(seed=seed, hidden=4)
-    hg.cache(model, dataset, out, shard_bytes=12_000, node_budget=300, overwrite=overwrite)
+    try:
+        hg.cache(model, dataset, out, shard_bytes=12_000, node_budget=300, overwrite=overwrite)
+    except OSError as error:  # what a command would make of it
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 @dataclass(frozen=True)
@@ -44,15 +49,13 @@ class Command:
         name: What the table calls it.
         run: Does it, in the workspace, with this output.
         before: Puts there what it is to replace.
-        is_file: Whether the output is a file, not a folder.
-        slow: Whether it is left out of the short sample.
+        suffix: Of the output, if it is a file that needs one.
     """
 
     name: str
     run: Callable[[Path, Path], None]
     before: Callable[[Path, Path], None] | None = None
-    is_file: bool = False
-    slow: bool = False
+    suffix: str = ""
 
 
 def typed(*words: object) -> Callable[[Path, Path], None]:
@@ -86,15 +89,17 @@ def prepare(work: Path) -> None:
 COMMANDS = (
     Command("cache", typed(*CACHE)),
     Command("cache, several shards", cache_by_shards),
+    Command("cache --compress", typed(*CACHE, "--compress")),
     Command("pretrain", typed(*PRETRAIN)),
     Command("train-head", typed(*TRAIN_HEAD)),
     Command("compare", typed(*COMPARE, *TRAIN)),
     Command("tune", typed(*TUNE)),
-    Command("finetune", typed(*FINETUNE), slow=True),
+    Command("finetune", typed(*FINETUNE)),
     Command("export --whole", typed(*EXPORT, "--whole")),
-    Command("export", typed(*EXPORT), is_file=True, slow=True),
-    Command("predict", typed(*PREDICT), is_file=True),
-    Command("report", typed("report", "{work}/run", "-q"), is_file=True, slow=True),
+    Command("export", typed(*EXPORT), suffix=".pt2"),
+    Command("predict", typed(*PREDICT)),
+    Command("embed", typed("embed", *PREDICT[1:]), suffix=".npz"),
+    Command("report", typed("report", "{work}/run", "-q"), suffix=".html"),
     Command(
         "cache --overwrite",
         lambda work, out: cache_by_shards(work, out, overwrite=True),
@@ -109,7 +114,6 @@ COMMANDS = (
         "tune --overwrite",
         typed(*TUNE, "--overwrite"),
         before=typed(*TUNE, "--search-seed", "5"),
-        slow=True,
     ),
     Command(
         "export --whole --overwrite",
@@ -120,7 +124,6 @@ COMMANDS = (
         "predict --overwrite",
         typed(*PREDICT, "--overwrite"),
         before=typed("predict", "{work}/run", "--data", "demo:", "-q"),
-        is_file=True,
     ),
 )
 
@@ -142,12 +145,17 @@ def contents(folder: Path) -> dict[str, Any]:
             found[name] = {k: v for k, v in stored.items() if k != "seconds_per_epoch"}
         elif path.name == "SHA256SUMS":
             sums = dict(line.split("  ")[::-1] for line in path.read_text().splitlines())
-            wrong = [own for own, value in sums.items() if sha256_file(path.parent / own) != value]
+            wrong = [own for own, value in sums.items() if _hash(path.parent / own) != value]
             found[name] = {"listed": sorted(sums), "wrong": wrong}
         else:
             text = path.read_bytes()
             found[name] = text.replace(str(folder).encode(), b"OUT")
     return found
+
+
+def _hash(path: Path) -> str | None:
+    """Return the hash of a file; None if it is not there yet."""
+    return sha256_file(path) if path.is_file() else None
 
 
 def difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:

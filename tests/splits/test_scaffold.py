@@ -67,6 +67,7 @@ def test_the_split_is_the_one_ogb_ships(shared_data: Path, name: str) -> None:
     assert note == ""
 
 
+@pytest.mark.long
 def test_the_split_of_tox21(shared_data: Path) -> None:
     smiles = read_smiles(shared_data / "mol" / "tox21.csv")
     derived = read_parts(shared_data / "splits" / "ogb_scaffold_derived" / "tox21")

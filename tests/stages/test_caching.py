@@ -20,7 +20,7 @@ from histograph_post.models.checkpoints import weights_sha256
 from histograph_post.splits import resolve_splits
 
 from ..helpers import make_model
-from ..soak.faults import Faults
+from ..soak.operations import Faults
 
 
 @pytest.fixture(scope="module")

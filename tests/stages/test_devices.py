@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 import histograph_post as hg
 from histograph_post.caches.caching import cache, write_cache
 from histograph_post.caches.canary import Canary
-from histograph_post.caches.planning import CacheOptions, plan_cache
+from histograph_post.caches.planning import plan_cache
+from histograph_post.caches.probing import CacheOptions
 from histograph_post.caches.provenance import CANARY_NAME
 from histograph_post.errors import CaptureError, ConfigError
 from histograph_post.splits import resolve_splits
@@ -113,11 +114,11 @@ def test_every_process_of_torchrun_has_its_own_gpu(monkeypatch: pytest.MonkeyPat
         assert resolve_device("cuda") == torch.device("cuda", 0)
 
 
-def test_only_the_cache_is_shared_by_processes_of_torchrun(
+def test_other_commands_are_not_shared_by_processes_of_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for command in ("train-head", "compare", "tune", "finetune", "report"):
+    for command in ("train-head", "compare", "tune", "report"):
         result = histograph(command, tmp_path, "-o", tmp_path / "out")
         assert result.exit_code == 1
         assert result.stderr.startswith(f"error: {command}: found WORLD_SIZE=2, expected 1")

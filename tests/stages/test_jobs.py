@@ -27,8 +27,8 @@ from histograph_post.experiments.options import FitProgress
 from histograph_post.experiments.search import Values
 from histograph_post.models import build_model
 from histograph_post.models.checkpoints import save_weights
-from histograph_post.training.history_rows import KEPT_SHARE, row_bytes
 from histograph_post.training.loop import train_resumably
+from histograph_post.training.memory import KEPT_SHARE, row_bytes
 from histograph_post.training.options import TrainingOptions
 
 from ..helpers import histograph
@@ -289,7 +289,7 @@ def test_an_interrupt_is_one_line_and_leaves_no_process(folder: Path, tmp_path: 
         os.killpg(command.pid, signal.SIGINT)  # as a terminal does: all of them get it
         said = [line for line in command.stderr if ", epoch " not in line]
     assert command.returncode == 130
-    assert said == ["interrupted; run the same command again to go on\n"]
+    assert said == ["interrupted; run the same command again to resume\n"]
     wait_for_end(started)
 
 

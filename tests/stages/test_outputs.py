@@ -57,7 +57,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 def test_every_command_survives_a_kill_at_any_moment() -> None:
     """A sample of ``python -m tests.soak``, which tries them all."""
-    asked = ["--points", "1", "--kills", "0"]
+    asked = ["crashes", "--points", "1"]
     for name in ("cache, several shards", "train-head --overwrite", "export --whole", "predict"):
         asked += ["--command", name]
     command = [sys.executable, "-m", "tests.soak", *asked]

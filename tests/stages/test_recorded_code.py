@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import json
 import os
 import shutil
@@ -414,6 +416,78 @@ def test_module_that_is_shadowed_is_not_the_trusted_one(trusting: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
+#: Puts something beside trusted code that Python would run instead, or also.
+SMUGGLED: dict[str, Callable[[Path, str], None]] = {
+    # As Python writes it, for a source of this size and time.
+    "bytecode": lambda folder, evil: _plant_bytecode(folder / "mine.py", evil),
+    # What the library asks for is looked for on the path, too.
+    "installed name": lambda folder, evil: (folder / "pandas.py").write_text(evil),
+    "package": lambda folder, evil: _plant_package(folder / "lazy", evil),
+    "compiled": lambda folder, evil: _plant_compiled(folder / "beside", b"\x7fELF no module"),
+}
+
+
+def _plant_bytecode(source: Path, evil: str) -> None:
+    file = Path(importlib.util.cache_from_source(str(source)))
+    file.parent.mkdir(exist_ok=True)
+    code = compile(evil, str(source), "exec")
+    found = source.stat()
+    data = importlib._bootstrap_external._code_to_timestamp_pyc(  # type: ignore[attr-defined]
+        code, int(found.st_mtime), found.st_size
+    )
+    file.write_bytes(data)
+
+
+def _plant_package(folder: Path, evil: str) -> None:
+    folder.mkdir()
+    (folder / "__init__.py").write_text(evil)
+
+
+def _plant_compiled(stem: Path, data: bytes) -> None:
+    stem.with_name(stem.name + importlib.machinery.EXTENSION_SUFFIXES[0]).write_bytes(data)
+
+
+@pytest.mark.parametrize("smuggled", SMUGGLED)
+def test_nothing_beside_trusted_code_is_run(trusting: Path, smuggled: str) -> None:
+    (trusting / "beside.py").write_text("width = 8\n")
+    asks = "import beside\ntry:\n    __import__('pan' + 'das'), __import__('la' + 'zy')\n"
+    (trusting / "mine.py").write_text(f"{asks}except ImportError:\n    pass\n{CODE}")
+    assert histograph("trust", "run", "--yes").exit_code == 0
+    SMUGGLED[smuggled](trusting, f"open({str(trusting / 'SENTINEL')!r}, 'w').close()\n")
+    pandas = sys.modules.pop("pandas", None)
+    try:
+        done = histograph("predict", "run", "--data", "demo:", "-o", "out.csv", "-q")
+    finally:
+        if pandas is not None:
+            sys.modules["pandas"] = pandas
+    assert not Path("SENTINEL").exists()
+    if smuggled == "compiled":  # a module of that name that Python would prefer
+        assert_refused(done, "is not what you trusted", "head.json", "--model")
+    else:
+        assert done.exit_code == 0, done.output
+
+
+def test_trusted_code_that_changes_meanwhile_is_not_run(trusting: Path) -> None:
+    assert histograph("trust", "run", "--yes").exit_code == 0
+    named = hg.Run.open("run").backbone.model.to_follow()  # checked here, imported below
+    Path("mine.py").write_text(f"open('SENTINEL', 'w').close()\n{CODE}")
+    with pytest.raises(ModelError, match="other code than you approved"):
+        build_model(named.spec, {})
+    assert not Path("SENTINEL").exists()
+
+
+def test_what_a_named_package_imports_is_not_looked_for_in_the_current_folder(
+    trusting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "installed"
+    installed.mkdir()
+    monkeypatch.syspath_prepend(installed)
+    (installed / "there.py").write_text(f"try:\n    import lazy\nexcept ImportError: pass\n{CODE}")
+    Path("lazy.py").write_text("open('SENTINEL', 'w').close()")
+    assert build_model("there:make", {}).last.in_features == 8
+    assert not Path("SENTINEL").exists()
+
+
 @pytest.mark.parametrize("spec", ["os:system", "evil.py:Net", "evil:Net", "nowhere.py:Net"])
 def test_asking_for_trust_runs_nothing(trusting: Path, spec: str) -> None:
     plant(trusting)
@@ -427,13 +501,17 @@ def test_asking_for_trust_runs_nothing(trusting: Path, spec: str) -> None:
 
 def test_checkpoints_and_code_are_one_list_that_only_its_user_writes(trusting: Path) -> None:
     store = Path(os.environ["XDG_STATE_HOME"]) / "histograph-post"
-    store.mkdir(parents=True)
+    store.mkdir(parents=True, mode=0o700)
     (store / "trusted-checkpoints").write_text("a" * 64 + "\n")  # of an earlier version
     assert histograph("trust", "run", "--yes").exit_code == 0
     listed = json.loads(histograph("trust", "--json").stdout)["trusted"]
     assert [entry["what"] for entry in listed] == ["checkpoint", "model", "data"]
     assert [path.name for path in store.iterdir()] == ["trusted.json"]
-    (store / "trusted.json").chmod(0o666)
-    refused = histograph("trust")
-    assert refused.exit_code == 1
-    assert "others can write" in refused.stderr
+    for place, mode in ((store / "trusted.json", 0o666), (store, 0o770)):
+        before = place.stat().st_mode
+        place.chmod(mode)
+        refused = histograph("trust")
+        assert refused.exit_code == 1
+        assert f"chmod go-w {place}" in refused.stderr
+        place.chmod(before)
+    assert histograph("trust").exit_code == 0

@@ -15,7 +15,7 @@ import pytest
 
 import histograph_post as hg
 from histograph_post.errors import ConfigError, MissingExtraError, NotFoundError, OutputExistsError
-from histograph_post.experiments.head_training import HeadSpec
+from histograph_post.experiments.options import HeadSpec
 from histograph_post.experiments.search import Range, Values, default_space, plan_search, read_space
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions

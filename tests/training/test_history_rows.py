@@ -20,17 +20,10 @@ from histograph_post.data import load_data
 from histograph_post.experiments.head_training import train_head
 from histograph_post.heads.history import TableRows
 from histograph_post.models import build_model
-from histograph_post.training.head_batches import LoadedCache
-from histograph_post.training.history_rows import (
-    BATCHES_IN_USE,
-    KEPT_SHARE,
-    RowMemory,
-    RowsInMemory,
-    RowsOnDisk,
-    fits_ahead,
-    history_rows,
-    working_ahead,
-)
+from histograph_post.training.head_batches import prefetch
+from histograph_post.training.history_rows import RowsInMemory, RowsOnDisk, history_rows
+from histograph_post.training.loaded_cache import LoadedCache
+from histograph_post.training.memory import BATCHES_IN_USE, KEPT_SHARE, MemoryBudget, RowMemory
 from histograph_post.training.options import TrainingOptions
 
 from ..helpers import histograph
@@ -103,7 +96,7 @@ def test_rows_as_they_are_stored(tmp_path: Path, options: dict[str, Any], mixed:
     graphs = np.array([5, 6, 1, 59])
     expected = stored.gather(graphs).history
     for limit in (None, 0):
-        found = history_rows(stored, None, memory_limit=limit).select(graphs)
+        found = history_rows(MemoryBudget(stored, limit), None).select(graphs)
         if isinstance(found, TableRows):
             found = found.copy()
         for layer, other in zip(found, expected, strict=True):
@@ -191,12 +184,12 @@ def test_several_seeds_that_do_not_fit_give_close_results(tmp_path: Path) -> Non
             assert found[name] == pytest.approx(expected[name], rel=1e-4)
 
 
-def test_working_ahead_keeps_the_order_and_hands_errors_on() -> None:
+def test_prefetching_keeps_the_order_and_hands_errors_on() -> None:
     def items() -> Iterator[int]:
         yield from range(3)
         raise ValueError("the file is gone")
 
-    ahead = working_ahead(items())
+    ahead = prefetch(items())
     assert [next(ahead) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="the file is gone"):
         next(ahead)
@@ -207,8 +200,8 @@ def test_reading_ahead_needs_room_for_one_batch_more(tmp_path: Path) -> None:
     batches = [np.array([0, 1]), np.array([2, 3, 4])]
     largest = max(float32_bytes(stored, graphs) for graphs in batches)
     room = (BATCHES_IN_USE + 1) * largest
-    assert fits_ahead(stored, batches, room)
-    assert not fits_ahead(stored, batches, room - 1)
+    assert MemoryBudget(stored, room).fits_ahead(batches)
+    assert not MemoryBudget(stored, room - 1).fits_ahead(batches)
 
 
 def test_batches_that_will_not_stay_within_the_limit_are_told(tmp_path: Path) -> None:
@@ -236,7 +229,8 @@ def test_batches_from_the_file_stay_within_the_memory_they_may_use(tmp_path: Pat
     limit = float32_bytes(stored) // 3
     code = (
         "import re, sys, torch\n"
-        "from histograph_post.training.head_batches import HeadBatches, LoadedCache\n"
+        "from histograph_post.training.head_batches import HeadBatches\n"
+        "from histograph_post.training.loaded_cache import LoadedCache\n"
         "from histograph_post.caches import Cache\n"
         "from histograph_post.tasks import infer_task\n"
         "def peak():\n"

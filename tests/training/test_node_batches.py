@@ -14,8 +14,9 @@ from histograph_post.caches import Cache
 from histograph_post.heads.registry import build_reader
 from histograph_post.models import build_model
 from histograph_post.tasks import infer_task
-from histograph_post.training import attention_cost, node_batches
-from histograph_post.training.head_batches import HeadBatches, LoadedCache
+from histograph_post.training import node_batches
+from histograph_post.training.head_batches import HeadBatches
+from histograph_post.training.loaded_cache import LoadedCache
 from histograph_post.training.loop import Source
 from histograph_post.training.networks import HeadNetwork
 from histograph_post.training.node_batches import NodeBatches, goes_by_nodes, whole_graph
@@ -82,8 +83,8 @@ def test_a_large_graph_is_trained_on_by_nodes_and_the_cost_is_said_before(
     graph_cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _by_nodes(monkeypatch, 64)
-    monkeypatch.setattr(attention_cost, "NODES_PER_BATCH", 64)
-    monkeypatch.setattr(attention_cost, "WORTH_A_WORD", NODES - 1)
+    monkeypatch.setattr(node_batches, "NODES_PER_BATCH", 64)
+    monkeypatch.setattr(node_batches, "WORTH_A_WORD", NODES - 1)
     said: list[str] = []
     run = hg.train_head(
         graph_cache,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from ..history import History, TableRows
+from ..history import History, TableRows, check_batch
 from ..ragged import Graphs
 from ..statistics import layer_statistics
 from .config import HistoGraphConfig
@@ -151,7 +151,7 @@ def fast_outputs(
     ):
         return None
     assert isinstance(head, HistoGraphHead)  # it is allowed
-    graphs = head.check(history, batch, num_graphs)
+    graphs = check_batch(history, batch, num_graphs, head.in_dims)
     small = (graphs.sizes > 0) & (graphs.sizes <= LARGEST_GRAPH)  # [num_graphs]
     if not small.any():
         return None

@@ -324,10 +324,10 @@ class HistoGraphHead(LinearStarts):
     def node_embeddings(self, history: History, graphs: Graphs) -> dict[str, Tensor]:
         """Return every node with its layers summed, then attended to: ``[num_nodes, dim]`` each."""
         nodes, _ = self.layer_weights(history, graphs)
-        found: dict[str, Tensor] = {"layers weighed": nodes}
+        found: dict[str, Tensor] = {"after layer attention": nodes}
         if self.node_attention is not None and not self.needs_edge_index:
             reach = self.reach(nodes, history, graphs, None)
-            found["nodes attended"] = self.attend_nodes(nodes, graphs, reach)
+            found["after node attention"] = self.attend_nodes(nodes, graphs, reach)
         return found
 
     def __repr__(self) -> str:

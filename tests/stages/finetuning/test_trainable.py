@@ -17,8 +17,7 @@ import histograph_post as hg
 from histograph_post.capture import plan_capture
 from histograph_post.errors import ConfigError
 from histograph_post.experiments.finetuning import plan_finetuning
-from histograph_post.experiments.gradients import layers_of_parameters
-from histograph_post.experiments.unfreezing import BackboneOptions, Unfreezing
+from histograph_post.experiments.unfreezing import BackboneOptions, Unfreezing, layers_of_parameters
 from histograph_post.runs.run import Run
 from histograph_post.training.loop import Trainer
 from histograph_post.training.networks import set_training_modes

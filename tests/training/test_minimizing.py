@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import minimize as minimize_one
 from torch import Tensor
 
-from histograph_post.training.lbfgs import TOLERANCE, minimize
+from histograph_post.training.minimizing import TOLERANCE, minimize
 
 
 def test_each_function_is_brought_to_its_own_minimum() -> None:

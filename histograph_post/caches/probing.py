@@ -1,0 +1,212 @@
+"""What a few graphs tell of a model before it is cached, and what a user can choose about a cache.
+
+A model that draws random numbers, that capturing disturbs or that mixes the graphs of a batch is
+refused here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch_geometric.data import Batch
+
+from ..capture import Capture, CapturePlan, Parity, check_parity, plan_capture
+from ..capture.checks import require_unneeded
+from ..capture.passes import (
+    device_of,
+    is_repeatable,
+    repeat_note,
+    repeatable,
+    same_numbers,
+)
+from ..data import GraphDataset
+from ..data.batching import LARGE_GRAPH, PROBE_NODES, probe_graphs, probe_numbers, to_device
+from ..errors import CacheError, CaptureError, ConfigError, ModelError
+from ..models import call_model, prediction
+from ..models.model_output import OutputForm
+from ..tasks import Task
+from ..utils import Level
+from ..utils.machine import NODE_BUDGET
+
+#: Bytes of a shard's activations, if nobody asks for another size.
+SHARD_BYTES = 64 * 2**20
+
+#: With more shards than can be open at a time, every random batch opens files anew.
+MOST_SHARDS = 500
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """What a user can choose about a cache."""
+
+    #: ``auto``, or names, globs and indices of layers.
+    layers: str | Sequence[str] = "auto"
+    dtype: str = "float32"
+    #: A batch takes consecutive graphs while it stays within this many nodes.
+    node_budget: int = NODE_BUDGET
+    #: A shard, the unit of resuming and of distribution, takes about this many bytes; None for
+    #: :data:`SHARD_BYTES`, or more where that would be more than :data:`MOST_SHARDS` shards.
+    shard_bytes: int | None = None
+    compression: str | None = None
+    #: Which of a model's several outputs is its prediction (a key or a position).
+    output_key: str | int | None = None
+    #: Attributes of the data that the model is not given, such as ``edge_weight``.
+    no_pass: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("node_budget", "shard_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}: found {getattr(self, name)}, expected 1 or more")
+
+
+@dataclass(frozen=True)
+class OwnOutput:
+    """The prediction of the model itself."""
+
+    #: Columns of its prediction; None where it has no row per graph (or node).
+    width: int | None = None
+    #: Whether they are probabilities; logits otherwise.
+    probabilities: bool = False
+    #: Why the prediction cannot be scored; None where it can.
+    problem: str | None = None
+
+
+class ProbedModel(NamedTuple):
+    """What a few graphs, or parts of large ones, tell of a model."""
+
+    capture: CapturePlan
+    parity: Parity
+    own: OwnOutput
+    batch: Batch
+    notes: list[str]
+
+
+def probe_model(
+    model: nn.Module,
+    dataset: GraphDataset,
+    task: Task | None,
+    options: CacheOptions,
+    missing: Collection[str],
+    device: torch.device,
+) -> ProbedModel:
+    """Run a model on a few graphs; of a large one on a part, unless it does not run on that.
+
+    A probe keeps every tensor of its pass. What it finds, layers and their order, does not depend
+    on the size of the graph; a model with weights for each node only runs on the whole.
+    """
+    ids = [dataset.ids[number] for number in probe_numbers(dataset)]
+    largest, refused = max(int(dataset.num_nodes[n]) for n in probe_numbers(dataset)), ""
+    for whole in (False, True):
+        probe = probe_graphs(dataset, whole=whole)
+        batch = to_device(Batch.from_data_list(probe), device)
+        try:
+            with repeatable(device):
+                capture = plan_capture(model, batch, layers=options.layers, no_pass=options.no_pass)
+                if (note := repeat_note(device)) is not None:
+                    capture = replace(capture, notes=(*capture.notes, note))
+                _refuse_chance(model, capture, batch)
+                require_unneeded(model, batch, capture, missing)
+            parity = check_parity(model, capture, probe)
+            own = _own_output(model, capture, batch, task, dataset.level, options)
+            break
+        except ModelError as error:
+            if whole or largest <= LARGE_GRAPH:
+                raise
+            refused = str(error)
+    _check(parity, ids, options)
+    notes = []
+    if largest > LARGE_GRAPH:
+        how = (
+            f"on the whole of it: on a part it fails ({refused})"
+            if refused
+            else (f"on {PROBE_NODES:,} of its nodes")
+        )
+        notes.append(f"a graph of {largest:,} nodes: the model was tried out {how}")
+    return ProbedModel(capture, parity, own, batch, notes)
+
+
+@torch.inference_mode()
+def _refuse_chance(model: nn.Module, capture: CapturePlan, batch: Batch) -> None:
+    """Refuse a model that draws random numbers in eval() mode: every run would differ."""
+    device = device_of(model)
+    name = _differing_layer(model, capture, batch)
+    if name is not None and not is_repeatable(device):
+        # Some models amplify the rounding of sums a thousandfold: a CPU tells that from chance.
+        with suppress(Exception):  # of whatever kind: code that is made for the device
+            name = _differing_layer(copy.deepcopy(model).cpu(), capture, batch.clone().cpu())
+    if name is not None:
+        raise CaptureError(
+            f"layer {name!r}: found other activations in a second pass in eval() mode, "
+            "expected the same; does the model use dropout without `training=self.training`?"
+        )
+
+
+def _differing_layer(model: nn.Module, capture: CapturePlan, batch: Batch) -> str | None:
+    """Return the first layer that is another one with other random numbers."""
+    device, histories = device_of(model), []
+    seeded = [device] if device.type == "cuda" else []
+    for seed in (0, 1):
+        with torch.random.fork_rng(devices=seeded), Capture(model, capture) as recorder:
+            torch.manual_seed(seed)
+            histories.append(recorder.run(batch).history)
+    layers = zip(capture.names, *histories, strict=True)
+    return next((name for name, one, other in layers if not same_numbers(one, other)), None)
+
+
+def _check(parity: Parity, ids: Sequence[str], options: CacheOptions) -> None:
+    """Refuse a model that capturing disturbs, or whose activations depend on batch-mates."""
+    worst = parity.worst
+    if worst.max_rel != worst.max_rel:
+        raise CacheError(
+            f"graph {ids[worst.graph]!r}, layer {worst.layer!r}: found an activation that is not "
+            "finite, expected numbers"
+        )
+    if not parity.same_output:
+        raise CaptureError(
+            "parity: the model's output changes while its layers are recorded; "
+            "name the layers with --layers"
+        )
+    # With a budget of one node every graph is a batch of its own.
+    if not parity.batch_independent and options.node_budget > 1:
+        raise CaptureError(
+            f"parity: the model mixes the graphs of a batch ({parity.summary()}); "
+            "cache one graph at a time with --node-budget 1"
+        )
+
+
+@torch.inference_mode()
+def _own_output(
+    model: nn.Module,
+    capture: CapturePlan,
+    batch: Batch,
+    task: Task | None,
+    level: Level,
+    options: CacheOptions,
+) -> OwnOutput:
+    """Run the model on the probe batch and look at its prediction."""
+    if level == "link":
+        return OwnOutput(problem="a link task has no output of the model's own")
+    rows = int(batch.num_nodes) if level == "node" else int(batch.num_graphs)
+    with OutputForm() as form:
+        output = call_model(model, batch, capture.call)
+        found = prediction(output, rows=rows, key=options.output_key)
+    if found is None:
+        return OwnOutput(problem=f"the model returns no output with a row per {level}")
+    width, probabilities = int(found.shape[1]), form.is_probability(found)
+    problem = None
+    if task is None:
+        problem = "the data has no labels"
+    elif not task.accepts(width):
+        wanted = "1 or 2" if task.kind == "binary" else str(task.out_dim)
+        problem = (
+            f"the model's output has {width} columns, the {task.kind} labels ask for {wanted}; "
+            "--output-key chooses another of its outputs"
+        )
+    return OwnOutput(width, probabilities, problem)
