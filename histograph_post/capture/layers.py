@@ -12,7 +12,7 @@ from torch_geometric.nn import JumpingKnowledge
 from torch_geometric.nn.aggr import Aggregation
 
 from ..errors import CaptureError
-from .trace import JOINING, LINEAR, FunctionCall, ModuleCall, Source, Trace
+from .trace import JOINING, LINEAR, REDUCING, FunctionCall, ModuleCall, Source, Trace
 
 _POOLING_PACKAGE = "torch_geometric.nn.pool"
 
@@ -114,6 +114,11 @@ class Layers:
             and self.trace.derives(end, value)
         )
 
+    def same_rows(self, before: int, value: int) -> bool:
+        """Whether a value has node rows made by the same layers as another."""
+        same = before >= 0 and self.made[before] == self.made[value]
+        return same and self.trace.has_node_rows(before, dims=1)
+
     def given_before(self, end: int, alike: bool = True) -> list[int]:
         """Return what layers were given by others on the way to ``end``.
 
@@ -175,20 +180,39 @@ class LinearMaps:
                 return value, call
         return None
 
-    def extra_norm(self, end: int) -> tuple[int, ModuleCall] | None:
-        """Return the first norm with weights that no layer before has, and its input.
+    def extra_step(self, end: int) -> tuple[int, FunctionCall | ModuleCall] | None:
+        """Return the first norm or inner mean that no layer before has, and its input.
 
-        One that is given what the layer returned belongs to the layer, and so does any where
+        A norm that is given what the layer returned belongs to the layer, and so does any where
         there is no layer before.
         """
-        earlier = [len(self._norms(given)) for given in self.layers.given_before(end)]
-        for call in self._norms(end)[max(earlier) :] if earlier else ():
-            value = self._given(call, end)
-            if value is not None and self.layers.lines[value] != 1 << value:
-                return value, call
+        before = self.layers.given_before(end)
+        for calls in (self._norms, self._reductions) if before else ():
+            for call in calls(end)[max(len(calls(given)) for given in before) :]:
+                value = self._given(call, end)
+                if value is None:
+                    continue
+                if isinstance(call, FunctionCall) or self.layers.lines[value] != 1 << value:
+                    return value, call
         return None
 
-    def _norms(self, end: int) -> list[ModuleCall]:
+    def _reductions(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
+        """Return the sums or means over the inner dimensions of node rows, such as time steps."""
+        return [
+            call
+            for call in self.layers.steps
+            if call.name in REDUCING
+            and any(self.layers.is_full(value, end) for value in call.inputs[:1])
+            and len(self.trace.values[call.inputs[0]].shape) > 2
+            and any(
+                self.trace.has_node_rows(value)
+                and 1 < self.layers.width(value) < self.layers.width(call.inputs[0])
+                for value in call.outputs
+            )
+            and self.layers.leads_to(call, end)
+        ]
+
+    def _norms(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
         """Return the norms with weights from the last layers to ``end``, in their order."""
         return [
             call

@@ -19,8 +19,9 @@ from ..errors import CaptureError
 from ..models.model_call import given_to, visible
 from ..models.spec import CallForm
 from .consumed import choose_inputs
-from .finding import find_layers, refuse_hidden_steps, repeats
+from .finding import find_layers, repeats
 from .layers import Layers
+from .messages import refuse_hidden_steps
 from .passes import eager_module
 from .points import POOLED, CapturePlan, CapturePoint, TimedPoint, anchor_value, module_point
 from .probe import probe
@@ -177,12 +178,12 @@ def _when(trace: Trace, points: Mapping[int, TimedPoint], value: int) -> int:
 
 
 def _states(layers: Layers, ends: Sequence[BranchEnd]) -> list[Consumed]:
-    """Return the last state of every branch: the newest, where one layer is read twice."""
-    newest: dict[tuple[int, int], Consumed] = {}
+    """Return the last state of every branch: the first, where one layer is read twice."""
+    first: dict[tuple[int, int], Consumed] = {}
     for state in sorted((state for end in ends for state in end.states), key=lambda s: s.value):
         mixed = len(layers.frontier(state.value)) > 1
-        newest[layers.lines[state.value], state.value if mixed else -1] = state
-    return list(newest.values())
+        first.setdefault((layers.lines[state.value], state.value if mixed else -1), state)
+    return list(first.values())
 
 
 def _refuse_other_tensors(

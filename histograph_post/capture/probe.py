@@ -319,7 +319,7 @@ class _Recorder(TorchFunctionMode):
             sources |= self.values[parent].sources
         value = Value(
             index=len(self.values),
-            shape=_shape(tensor),
+            shape=(tensor.size(0),) if tensor.is_nested else tuple(tensor.shape),
             floating=tensor.is_floating_point(),
             integer=tensor.dtype in (torch.int32, torch.int64),
             sources=sources,
@@ -330,11 +330,6 @@ class _Recorder(TorchFunctionMode):
         if (storage := _storage(tensor)) != 0:
             self._latest_on_storage[storage] = value.index
         return value.index
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    """Return the shape of a tensor; of a nested one the number of tensors in it."""
-    return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
 
 
 def _storage(tensor: Tensor) -> int:

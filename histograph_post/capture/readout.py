@@ -24,19 +24,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import CaptureError
+from .gates import Gates
 from .joins import Join, Joins
 from .layers import Layers, LinearMaps, is_coarsening, is_pooling, made_by
-from .trace import (
-    DIVIDING,
-    GATING,
-    LINEAR,
-    MULTIPLYING,
-    RESHAPING,
-    SQUASHING,
-    FunctionCall,
-    ModuleCall,
-    Trace,
-)
+from .trace import RESHAPING, SQUASHING, FunctionCall, ModuleCall, Trace
 
 _END = sys.maxsize
 
@@ -74,8 +65,7 @@ class _Readout:
         self.made = layers.made
         self.maps = LinearMaps(layers)
         self.joins = Joins(layers, self.maps)
-        #: Layers that only weigh the nodes for the readout, as bits: a graph convolution may score.
-        self.scoring = 0
+        self.gates = Gates(layers)
 
     def ends(self) -> list[BranchEnd]:
         """Follow every value the readout consumes back to the state it stands for."""
@@ -112,7 +102,7 @@ class _Readout:
         live = 0
         for output in outputs:
             live |= self.made[output]
-        live &= ~self.scoring
+        live &= ~self.gates.scoring
         taken_up = {
             self._frontier(value)
             for layer in self.layers.layers
@@ -156,17 +146,14 @@ class _Readout:
             flat = not self.trace.has_node_rows(end.value)
             final = call.name in SQUASHING or (flat and call.name in RESHAPING)
             before = call.inputs[0] if call.inputs else -1
-            if not final or self.layers.inside(call.time) or not self._same_rows(before, end.value):
+            if (
+                not final
+                or self.layers.inside(call.time)
+                or not self.layers.same_rows(before, end.value)
+            ):
                 break
             end = Consumed(before, call.time, self._describe(call))
         return end
-
-    def _same_rows(self, before: int, value: int) -> bool:
-        return (
-            before >= 0
-            and self.made[before] == self.made[value]
-            and self.trace.has_node_rows(before, dims=1)
-        )
 
     def _reductions(self, outputs: Sequence[int], for_good: bool = True) -> Iterator[Consumed]:
         """Yield the values whose rows are reduced, for good, on the way to the outputs."""
@@ -180,7 +167,9 @@ class _Readout:
         def reduces(made: Sequence[int]) -> bool:
             numbers = [value for value in made if self.trace.values[value].floating]
             if for_good:
-                return not any(map(self._stays_by_node, numbers))
+                return not any(map(self.layers.has_node_rows, numbers)) and any(
+                    self._is_final[value] for value in numbers
+                )
             return not any(map(self.layers.has_node_rows, numbers))
 
         for module in self.trace.modules:
@@ -194,7 +183,15 @@ class _Readout:
                 continue
             if reaches_output(call.outputs) and reduces(call.outputs):
                 for value in filter(self._is_activation, call.inputs):
-                    yield self._without_gate(Consumed(value, call.time, self._describe(call)))
+                    yield self._weighed(value, call)
+
+    def _weighed(self, value: int, call: FunctionCall) -> Consumed:
+        """Return what is behind the weights and powers that a readout takes of the states."""
+        state, weighs = self.gates.without(value)
+        then = call if state == value else self.trace.producer[value]
+        return Consumed(
+            state, then.time, self._describe(call) + (", weighted per node" if weighs else "")
+        )
 
     @cached_property
     def _pooling(self) -> list[ModuleCall]:
@@ -216,18 +213,17 @@ class _Readout:
         calls = [call for call in self._pooling if is_coarsening(call.module)]
         return sum({1 << value for call in calls for value in made_by(call)})
 
-    def _stays_by_node(self, value: int) -> bool:
-        return self.layers.has_node_rows(value) or self._comes_back[value]
-
     @cached_property
-    def _comes_back(self) -> list[bool]:
-        """For each value whether something with node rows is computed from it."""
-        found = [False] * len(self.trace.values)
+    def _is_final(self) -> list[bool]:
+        """For each value whether an output is computed from it without coming back to node rows."""
+        final = [False] * len(self.trace.values)
+        for output in self.trace.outputs:
+            final[output] = True
         for value in reversed(self.trace.values):
-            if found[value.index] or self.layers.has_node_rows(value.index):
+            if final[value.index] and not self.layers.has_node_rows(value.index):
                 for parent in value.parents:
-                    found[parent] = True
-        return found
+                    final[parent] = True
+        return final
 
     # --- from what is consumed back to the state
 
@@ -239,9 +235,12 @@ class _Readout:
             return BranchEnd(self._graph_end(self._consumed(*extra)).states, end)
         if join is not None:
             return self._joined(join, end, aggregates=extra is not None)
-        if (norm := self.maps.extra_norm(end.value)) is not None:
-            value, call = norm
-            state = Consumed(value, call.start, _describe_module(call))
+        if (step := self.maps.extra_step(end.value)) is not None:
+            value, call = step
+            if isinstance(call, ModuleCall):
+                state = Consumed(value, call.start, _describe_module(call))
+            else:
+                state = self._consumed(value, call)
             return BranchEnd(self._graph_end(state).states, end)
         return self._one_branch(end)
 
@@ -288,54 +287,6 @@ class _Readout:
             return BranchEnd(tuple(found), end)
         parts = {*join.members, *(value for value in join.others if self.made[value])}
         return BranchEnd(tuple(found), end, tuple(sorted(parts)))
-
-    # --- gates
-
-    def _without_gate(self, end: Consumed) -> Consumed:
-        """Return what a readout weighs, if ``end`` is that times a weight per node."""
-        given = [value for layer in self.layers.frontier(end.value) for value in layer.candidates]
-        if any(self._gated(value) is not None for value in given):
-            return end  # gates between the layers belong to the layers
-        gated = self._gated(end.value)
-        if gated is None:
-            return end
-        call = self.trace.producer[end.value]
-        self.scoring |= self.made[end.value] & ~self.made[gated]
-        return Consumed(gated, call.time, f"{end.consumer}, weighted per node")
-
-    def _gated(self, value: int) -> int | None:
-        """Return ``x`` if the value is ``gate * x``, or ``x / gate``, with a gate of width 1."""
-        call = self.trace.producer.get(value)
-        if call is None or len(call.inputs) != 2:
-            return None
-        orders = [call.inputs[::-1]] if call.name in DIVIDING | MULTIPLYING else []
-        orders += [call.inputs] if call.name in MULTIPLYING else []
-        shape = self.trace.values[value].shape
-        for gate, gated in orders:
-            if (
-                self.trace.values[gated].shape == shape
-                and self.trace.values[gate].shape == (*shape[:-1], 1)
-                and shape[-1] > 1
-                and self._is_gate(gate, beside=gated)
-            ):
-                return gated
-        return None
-
-    def _is_gate(self, gate: int, *, beside: int) -> bool:
-        """Whether a number per node weighs the nodes: a norm computes one of the states alone."""
-        if self.made[gate] == self.made[beside]:
-            return self._is_computed(gate, beside=beside)
-        # From the data alone, such as a mass or a size; or by layers of its own from the states.
-        return not self.made[gate] or self.trace.derives(gate, beside)
-
-    def _is_computed(self, gate: int, *, beside: int) -> bool:
-        """Whether weights or a squashing function went into the gate: a norm has neither."""
-        return any(
-            (call.name in GATING or call.name in LINEAR)
-            and self.layers.leads_to(call, gate)
-            and not self.layers.leads_to(call, beside)
-            for call in self.layers.steps
-        )
 
 
 def _describe_module(call: ModuleCall) -> str:

@@ -177,6 +177,12 @@ CONCATENATING = frozenset(
 SUMMING = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "lerp", "addcmul"})
 MAXIMISING = frozenset({"max", "maximum", "fmax", "min", "minimum"})
 MULTIPLYING = frozenset({"mul", "mul_", "__mul__", "__rmul__", "multiply"})
+#: Functions by which a pool changes every number before it sums up: means of powers, of exp().
+RAISING = frozenset({"pow", "pow_", "__pow__", "square", "exp", "exp_", "log", "log1p", "sqrt"})
+
+#: Functions that leave fewer numbers.
+REDUCING = frozenset({"sum", "mean", "max", "amax", "min", "amin", "norm", "logsumexp", "median"})
+
 DIVIDING = frozenset({"div", "div_", "__truediv__", "divide", "true_divide"})
 
 #: Functions by which layers are joined.

@@ -56,12 +56,12 @@ def test_random_output_is_compared_with_the_same_random_numbers(graphs, batch):
 
 
 def test_an_output_that_differs(graphs, batch):
-    class SeesHooks(Net):
+    class SeesCapture(Net):
         def forward(self, x, edge_index, batch):
             output = super().forward(x, edge_index, batch)
-            return output["logits"] + len(self.conv1._forward_pre_hooks)
+            return output["logits"] + ("forward" in vars(self.conv1))
 
-    model = SeesHooks(nn.Identity())
+    model = SeesCapture(nn.Identity())
     parity = check_parity(model, plan_capture(model, batch), graphs)
     assert not parity.same_output
     assert not parity.ok

@@ -21,6 +21,7 @@ from . import (  # noqa: F401 - each registers its models
     mixtures,
     molecules,
     node_level,
+    own_pools,
     pairs,
     plain,
     published,
