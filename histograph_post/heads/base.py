@@ -16,7 +16,7 @@ from ..utils.machine import send
 from .history import History as History
 from .history import TableRows, check_batch, kept_dims
 from .history import last_layer as last_layer
-from .option_checks import declared_signature, require_parts
+from .option_checks import declared_signature, given_options, require_parts
 from .ragged import Graphs
 
 
@@ -114,15 +114,12 @@ class Readout(nn.Module):
         self.require("level", level in self.levels, f"one of {', '.join(self.levels)}")
         self.require("out_dim", level != "link" or out_dim == 1, "1 at link level")
         self.require("dropout", 0 <= dropout < 1, "a probability below 1")
-        if type(self).build is Readout.build:
-            raise ConfigError(
-                f"{type(self).__name__}: found no build, expected it to make the modules"
-            )
+        #: What it was built with, to build it again.
+        self._given = given_options(type(self), options)
         self.build(**options)
-        for name, parameter in inspect.signature(type(self).build).parameters.items():
-            # What it was built with, to build it again: kept here where `build` has not.
-            if name != "self" and not hasattr(self, name):
-                setattr(self, name, options.get(name, parameter.default))
+        for name, value in self._given.items():
+            if not hasattr(self, name):  # where `build` has not kept it
+                setattr(self, name, value)
         require_parts(self, Readout)
 
     def __init_subclass__(cls) -> None:
@@ -291,9 +288,8 @@ class Readout(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments as plain values, to build this readout again."""
-        names = inspect.signature(type(self)).parameters
-        values = {name: getattr(self, name) for name in names}
-        return {**values, "in_dims": list(self.in_dims)}
+        shared = {name: getattr(self, name) for name in ("out_dim", "dim", "level", "dropout")}
+        return {"in_dims": list(self.in_dims), **shared, **self._given}
 
     def __getstate__(self) -> dict[str, Any]:
         # The loss term belongs to a graph of gradients, which can be neither copied nor pickled.

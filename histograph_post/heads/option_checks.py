@@ -62,7 +62,7 @@ def checked_options(info: HeadInfo, options: Mapping[str, Any]) -> dict[str, Any
         raise ConfigError(
             f"head {info.name!r}: found option {unknown[0]!r}, expected one of {', '.join(valid)}"
         )
-    # The command line reads `none` as nothing, where an option may have it as a word.
+    # The command line reads `none` as nothing, where an option may have it as text.
     found = {
         name: "none" if value is None and isinstance(valid[name], str) else value
         for name, value in options.items()
@@ -138,6 +138,18 @@ def declared_signature(readout: type[Readout], base: type[Readout]) -> inspect.S
     return inspect.Signature([*shared, *own])
 
 
+def given_options(readout: type[Readout], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of every option of ``build``; one without a value is refused."""
+    if not hasattr(readout, "__signature__"):
+        raise ConfigError(f"{readout.__name__}: found no build, expected it to make the modules")
+    try:
+        bound = inspect.signature(readout.build).bind(None, **options)
+    except TypeError as error:
+        raise ConfigError(f"{readout.__name__}.build: {error}") from error
+    bound.apply_defaults()
+    return dict(list(bound.arguments.items())[1:])  # without the readout itself
+
+
 def require_parts(head: Readout, base: type[Readout]) -> None:
     """Refuse a readout, once it is built, that lacks what every readout has to have."""
     kind, name = type(head), type(head).__name__
@@ -157,3 +169,11 @@ def require_parts(head: Readout, base: type[Readout]) -> None:
     if kind.node_rows is base.node_rows and not has_graphs:
         wanted = "pool_graphs or node_rows" if head.level == "graph" else "node_rows"
         raise ConfigError(f"{name}: found no {wanted}, expected it for {head.level} tasks")
+    for method in ("pool_graphs", "node_rows"):
+        taken = list(inspect.signature(getattr(base, method)).parameters)[1:]
+        try:
+            inspect.signature(getattr(head, method)).bind(*taken)
+        except TypeError as error:
+            raise ConfigError(
+                f"{name}.{method}: {error}, expected to be given {', '.join(taken)}"
+            ) from error

@@ -2,7 +2,7 @@
 
 A history that fits is copied once, standardised on the way, and every batch is rows of it.
 One that does not fit stays in the file: a batch is read and standardised when its turn comes, in a
-thread that works ahead where there is room for it, and what was read is handed back to the system.
+thread that prefetches where there is room for it, and what was read is handed back to the system.
 A readout that takes the mean of a graph's nodes before anything else needs no more than that mean.
 """
 

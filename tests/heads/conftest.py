@@ -26,20 +26,29 @@ def _positions(num_layers: int, dim: int) -> Tensor:
     return encoding
 
 
-def _normalize(scores: Tensor, options: Any) -> Tensor:
-    """Layer weights from scores ``[L]``."""
-    if options.normalization == "softmax":
-        return scores.exp() / scores.exp().sum()
-    if options.normalization == "none":
-        return scores
-    if options.normalization == "signed":
-        total = scores.sum()
-        if abs(total) < options.eps:
-            total = scores.new_tensor(options.eps if total >= 0 else -options.eps)
-        return scores / total
-    assert options.normalization == "bounded", f"no oracle for {options.normalization}"
+def _signed(scores: Tensor, options: Any) -> Tensor:
+    total = scores.sum()
+    if abs(total) < options.eps:
+        total = scores.new_tensor(options.eps if total >= 0 else -options.eps)
+    return scores / total
+
+
+def _bounded(scores: Tensor, options: Any) -> Tensor:
     deviation = scores - scores.mean()
     return 1 / len(scores) + options.radius * deviation / torch.sqrt(1 + deviation.dot(deviation))
+
+
+#: The literal form of every normalisation: layer weights from scores, both ``[L]``.
+ORACLES: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "bounded": _bounded,
+    "signed": _signed,
+    "softmax": lambda scores, options: scores.exp() / scores.exp().sum(),
+    "none": lambda scores, options: scores,
+}
+
+
+def _normalize(scores: Tensor, options: Any) -> Tensor:
+    return ORACLES[options.normalization](scores, options)
 
 
 def _layer_weights(head: Any, embedded: Tensor) -> Tensor:

@@ -169,6 +169,37 @@ def test_options_need_no_star_and_need_not_be_kept() -> None:
     assert build_head("scaled", **config).sign == 6.0
 
 
+def test_an_option_that_is_kept_as_something_else_is_saved_as_it_was_given() -> None:
+    class Tensored(Largest):
+        """Keeps its option as a tensor."""
+
+        def build(self, *, sign: float = 1.0) -> None:
+            self.sign = torch.tensor(sign)
+            self.finish(1)
+
+    assert Tensored([3, 3], 1, sign=-1.0).config()["sign"] == -1.0
+
+
+def test_an_option_without_a_value_and_a_method_of_other_arguments_are_refused_by_name() -> None:
+    class Needs(Largest):
+        """Has an option without a default."""
+
+        def build(self, *, sign: float) -> None:
+            self.finish(1)
+
+    with pytest.raises(ConfigError, match=r"Needs\.build: missing a required argument: 'sign'"):
+        Needs([3, 3], 1)
+
+    class Short(Largest):
+        """Pools without the graphs."""
+
+        def pool_graphs(self, history: History) -> Tensor:  # type: ignore[override]
+            return history[:, -1]
+
+    with pytest.raises(ConfigError, match=r"Short.pool_graphs: too many .* history, graphs, edge"):
+        Short([3, 3], 1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -21,7 +21,7 @@ BASES = ("statistics", "all", "last")
 _FIRST_VERSION = {True: "exact", False: "none"}
 
 
-#: A word; what the first version had in its place is read as one.
+#: A name; what the first version had in its place is read as one.
 AttentionName: TypeAlias = str
 
 
@@ -41,8 +41,8 @@ class HistoGraphConfig:
         history_layers: Use only the last so many layers; ``None`` uses all but a raw input, see
             :func:`~histograph_post.heads.history.kept_dims`.
         layer_attention: ``learned``, or the ablations ``mean``, ``last``, ``random``.
-        normalization: How layer scores become weights. ``bounded``: signed, sum to one, without a
-            pole. ``signed``: the paper's division by the sum. ``softmax`` and ``none``: ablations.
+        normalization: How layer scores become weights: a name in :data:`.NORMALIZATIONS`, whose
+            functions say what they do.
         eps: Smallest magnitude of the divisor of ``signed``.
         radius: Largest distance of ``bounded`` weights from the mean over layers.
         layer_heads: Sets of layer weights, each for its own slice of the channels.
