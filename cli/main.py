@@ -8,6 +8,7 @@ the same command resumes. Imports nothing that takes time.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -40,6 +41,13 @@ def handle_interrupts() -> None:
     for number in _NAMES:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
             signal.signal(number, _handle)
+    atexit.register(_end_as_told)
+
+
+def _end_as_told() -> None:
+    """Keep the exit code that was told: Python takes its handlers away before it has ended."""
+    for number in _NAMES if _told else ():
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

@@ -85,3 +85,18 @@ def test_code_of_the_user_that_ends_the_process_is_one_line(tmp_path: Path, ends
         r"^error: mine\.py:4: found (SystemExit\(0\)|Odd\(\?\[2J\))", done.stderr, re.M
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_a_signal_while_python_ends_changes_nothing() -> None:
+    """It has taken its handlers away by then: the process would die of the signal."""
+    words = (
+        "import os, signal, sys\n"
+        "import histograph_cli.main as main\n"
+        "class Last:\n"
+        "    def __del__(self, kill=os.kill, number=os.getpid()): kill(number, 15)\n"
+        "sys.modules['last'] = Last()\n"
+        "main.handle_interrupts()\n"
+        "sys.exit(main.tell(main.Interrupted(signal.SIGTERM)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, check=False)
+    assert (done.returncode, done.stderr.decode()) == (143, TERMINATED)
