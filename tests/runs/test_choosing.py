@@ -104,7 +104,7 @@ def test_the_report_is_about_the_readout_that_is_asked_for(
 ) -> None:
     hg.report(compared, tmp_path / "page.html", head="concat")
     page = (tmp_path / "page.html").read_text()
-    assert "All metrics of concat." in page
+    assert "All metrics of concat, over single fits." in page
     assert "concat has test accuracy" in page or "concat</strong>: test accuracy" in page
 
 
