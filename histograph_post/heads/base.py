@@ -128,7 +128,10 @@ class Readout(nn.Module):
             cls.__signature__ = declared_signature(cls, Readout)
 
     def build(self) -> None:
-        """Make the modules and end with :meth:`finish`; keep the options as attributes."""
+        """Make the modules and end with :meth:`finish`.
+
+        Its arguments are the options; those that it does not keep are attributes afterwards.
+        """
         raise NotImplementedError
 
     def keep_layers(self, history_layers: int | None) -> None:

@@ -195,9 +195,10 @@ class SavedHead:
         named, problem = trusted_code("head", spec, {})
         if named is not None:
             return head_info(head_name(named))
+        example = Path(spec).name or f"my_head.py:{self.name}"
         raise ConfigError(
             f"{self.folder}: found the head {self.name!r}, which is code that a file names, so it "
-            f"was not run; {problem}expected you to name it, as in --head my_head.py:{self.name} "
+            f"was not run; {problem}expected you to name it, as in --head {example} "
             f"(head= in Python), or to approve it: histograph trust {self.folder}"
         )
 

@@ -48,6 +48,7 @@ ORACLES: dict[str, Callable[[Tensor, Any], Tensor]] = {
 
 
 def _normalize(scores: Tensor, options: Any) -> Tensor:
+    assert options.normalization in ORACLES, f"ORACLES lacks {options.normalization!r}"
     return ORACLES[options.normalization](scores, options)
 
 

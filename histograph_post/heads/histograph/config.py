@@ -43,7 +43,7 @@ class HistoGraphConfig:
         layer_attention: ``learned``, or the ablations ``mean``, ``last``, ``random``.
         normalization: How layer scores become weights: a name in :data:`.NORMALIZATIONS`, whose
             functions say what they do.
-        eps: Smallest magnitude of the divisor of ``signed``.
+        eps: Smallest magnitude of what a normalisation divides by, as ``signed`` does.
         radius: Largest distance of ``bounded`` weights from the mean over layers.
         layer_heads: Sets of layer weights, each for its own slice of the channels.
         node_attention: What a node attends to. ``exact``: all nodes of its graph, as in the paper.
