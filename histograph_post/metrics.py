@@ -7,7 +7,7 @@ are hundreds of targets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,6 +38,11 @@ LINK_METRICS = (
 LOWER_IS_BETTER = frozenset({"rmse", "mae", "loss"})
 
 
+#: Metrics of chosen classes, and of the order that two classes are put in.
+CLASS_METRICS = frozenset({"accuracy", "balanced_accuracy", "f1"})
+RANKING_METRICS = frozenset({"roc_auc", "ap"})
+
+
 def class_scores(truth: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
     """Score the chosen class numbers ``[rows]``, over the classes that occur in ``truth``."""
     size = 1 + int(max(truth.max(), chosen.max()))
@@ -53,28 +58,31 @@ def class_scores(truth: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
     }
 
 
-def ranking_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
+def ranking_scores(
+    truth: np.ndarray, values: np.ndarray, wanted: Collection[str] = RANKING_METRICS
+) -> dict[str, float]:
     """Score the order that ``values [rows]`` put two classes in; nothing for a single class."""
-    if len(np.unique(truth)) < 2:
+    if truth.min() == truth.max():
         return {}
     if not (np.isin(truth, (0, 1)).all() and np.isfinite(values).all()):
         # It says what is wrong with them.
-        return {
-            "roc_auc": float(sk.roc_auc_score(truth, values)),
-            "ap": float(sk.average_precision_score(truth, values)),
-        }
+        known = {"roc_auc": sk.roc_auc_score, "ap": sk.average_precision_score}
+        return {name: float(known[name](truth, values)) for name in known if name in wanted}
+    scores: dict[str, float] = {}
     positives = int(truth.sum())
-    # The Mann-Whitney statistic: pairs of a positive and a negative in the right order, ties half.
-    ordered = stats.rankdata(values)[truth == 1].sum() - positives * (positives + 1) / 2
-    descending = np.argsort(-values)
-    # Rows of one value come above a threshold together: the last of each counts.  [thresholds]
-    last = np.append(np.flatnonzero(np.diff(values[descending])), len(values) - 1)
-    found = np.cumsum(truth[descending])[last]
-    precision, recall = found / (last + 1), found / positives
-    return {
-        "roc_auc": float(ordered / (positives * (len(truth) - positives))),
-        "ap": float(np.sum(np.diff(recall, prepend=0.0) * precision)),
-    }
+    if "roc_auc" in wanted:
+        # The Mann-Whitney statistic: pairs of a positive and a negative in the right order, ties
+        # half.
+        ordered = stats.rankdata(values)[truth == 1].sum() - positives * (positives + 1) / 2
+        scores["roc_auc"] = float(ordered / (positives * (len(truth) - positives)))
+    if "ap" in wanted:
+        descending = np.argsort(-values)
+        # Rows of one value come above a threshold together: the last of each counts. [thresholds]
+        last = np.append(np.flatnonzero(np.diff(values[descending])), len(values) - 1)
+        found = np.cumsum(truth[descending])[last]
+        precision, recall = found / (last + 1), found / positives
+        scores["ap"] = float(np.sum(np.diff(recall, prepend=0.0) * precision))
+    return scores
 
 
 def link_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
@@ -98,15 +106,14 @@ def link_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
     return found
 
 
-def regression_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
-    """Score predicted quantities ``[rows]``."""
-    found = {
-        "rmse": float(sk.root_mean_squared_error(truth, values)),
-        "mae": float(sk.mean_absolute_error(truth, values)),
-    }
+def regression_scores(
+    truth: np.ndarray, values: np.ndarray, wanted: Collection[str] = METRICS["regression"]
+) -> dict[str, float]:
+    """Score predicted quantities ``[rows]``; ``r2`` needs two of them."""
+    known = {"rmse": sk.root_mean_squared_error, "mae": sk.mean_absolute_error}
     if len(truth) > 1:
-        found["r2"] = float(sk.r2_score(truth, values))
-    return found
+        known["r2"] = sk.r2_score
+    return {name: float(score(truth, values)) for name, score in known.items() if name in wanted}
 
 
 # --- calibration

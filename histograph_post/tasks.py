@@ -19,9 +19,11 @@ from torch.nn import functional as F
 
 from .errors import ConfigError, DataError
 from .metrics import (
+    CLASS_METRICS,
     LINK_METRICS,
     LOWER_IS_BETTER,
     METRICS,
+    RANKING_METRICS,
     class_scores,
     link_scores,
     ranking_scores,
@@ -200,6 +202,15 @@ class Task:
         A column with no labels is left out, and so is one with a single class where a metric
         needs both; a metric that no column allows is absent from the result.
         """
+        return self._scores(outputs, labels, self.metrics)
+
+    def score(self, outputs: np.ndarray, labels: np.ndarray) -> float:
+        """Return the tracked metric alone; NaN where these rows do not allow it."""
+        return self._scores(outputs, labels, (self.metric,)).get(self.metric, float("nan"))
+
+    def _scores(
+        self, outputs: np.ndarray, labels: np.ndarray, wanted: Sequence[str]
+    ) -> dict[str, float]:
         probabilities = self.probabilities(torch.from_numpy(outputs).double()).numpy()
         if self.kind == "multiclass" or (self.kind == "binary" and outputs.shape[1] == 2):
             truth = self._class_numbers(labels[:, 0])
@@ -209,49 +220,49 @@ class Task:
             truth, probabilities = truth[present], probabilities[present]
             chosen = probabilities.argmax(axis=1)
             if self.kind == "binary":
-                return self._ordered(self._two_class_scores(truth, chosen, probabilities[:, 1]))
-            return self._ordered(class_scores(truth, chosen))
+                found = self._two_class_scores(truth, chosen, probabilities[:, 1], wanted)
+            else:
+                found = class_scores(truth, chosen)
+            return {name: found[name] for name in wanted if name in found}
         columns = [
-            self._column_scores(outputs[:, t], probabilities[:, t], labels[:, t])
+            self._column_scores(outputs[:, t], probabilities[:, t], labels[:, t], wanted)
             for t in range(labels.shape[1])
         ]
-        return self._ordered(
-            {
-                name: float(np.mean([column[name] for column in columns if name in column]))
-                for name in set().union(*columns)
-            }
-        )
-
-    def score(self, outputs: np.ndarray, labels: np.ndarray) -> float:
-        """Return the tracked metric; NaN where these rows do not allow it."""
-        return self.scores(outputs, labels).get(self.metric, float("nan"))
+        return {
+            name: float(np.mean([column[name] for column in columns if name in column]))
+            for name in wanted
+            if any(name in column for column in columns)
+        }
 
     def _column_scores(
-        self, outputs: np.ndarray, probabilities: np.ndarray, labels: np.ndarray
+        self,
+        outputs: np.ndarray,
+        probabilities: np.ndarray,
+        labels: np.ndarray,
+        wanted: Sequence[str],
     ) -> dict[str, float]:
         present = ~np.isnan(labels)
         if not present.any():
             return {}
         outputs, probabilities, labels = outputs[present], probabilities[present], labels[present]
         if self.kind == "regression":
-            return regression_scores(labels, probabilities)
+            return regression_scores(labels, probabilities, wanted)
         truth = self._class_numbers(labels) if self.kind == "binary" else labels.astype(int)
         # Links are ranked by the outputs: high probabilities would round to ties at the top.
         values = outputs if self.level == "link" else probabilities
-        return self._two_class_scores(truth, (probabilities > 0.5).astype(int), values)
+        return self._two_class_scores(truth, (probabilities > 0.5).astype(int), values, wanted)
 
     def _two_class_scores(
-        self, truth: np.ndarray, chosen: np.ndarray, values: np.ndarray
+        self, truth: np.ndarray, chosen: np.ndarray, values: np.ndarray, wanted: Sequence[str]
     ) -> dict[str, float]:
-        found = class_scores(truth, chosen) | ranking_scores(truth, values)
+        found = {} if CLASS_METRICS.isdisjoint(wanted) else class_scores(truth, chosen)
+        if not RANKING_METRICS.isdisjoint(wanted):
+            found |= ranking_scores(truth, values, wanted)
         if self.level != "link":
             return found
         ranks = link_scores(truth, values)
         # Links that train have no negatives beside them: any score would reward calling all links.
         return found | ranks if ranks else {}
-
-    def _ordered(self, found: dict[str, float]) -> dict[str, float]:
-        return {name: found[name] for name in self.metrics if name in found}
 
 
 def has_labels(labels: np.ndarray) -> bool:
