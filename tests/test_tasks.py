@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from histograph_post.errors import DataError
-from histograph_post.metrics import class_scores, ranking_scores
+from histograph_post.metrics import METRICS, class_scores, ranking_scores
 from histograph_post.tasks import TargetScale, Task, infer_task, label_summary
 
 NAN = float("nan")
@@ -308,3 +308,16 @@ def test_other_tasks_are_left_alone() -> None:
     scale = TargetScale.of(infer_task(labels, "graph"), labels)
     assert scale == TargetScale()
     assert scale.undo(labels) is labels
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric"), [(kind, metric) for kind in METRICS for metric in METRICS[kind]]
+)
+def test_the_tracked_metric_alone_is_the_one_among_all(kind: str, metric: str) -> None:
+    random = np.random.default_rng(0)
+    columns = 2 if kind == "multilabel" else 1
+    top = {"multiclass": 3, "regression": 100}.get(kind, 2)
+    labels = random.integers(top, size=(40, columns)).astype(float)
+    task = infer_task(labels, "graph", kind=kind, metric=metric)
+    outputs = random.normal(size=(40, 3 if kind == "multiclass" else columns))
+    assert task.score(outputs, labels) == task.scores(outputs, labels)[metric]
