@@ -293,6 +293,7 @@ def test_an_interrupt_is_one_line_and_leaves_no_process(folder: Path, tmp_path: 
     wait_for_end(started)
 
 
+@pytest.mark.long
 def test_without_a_number_fits_begin_here_and_go_on_in_processes(
     folder: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

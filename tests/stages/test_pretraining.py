@@ -144,6 +144,7 @@ run_experiment(plan, sys.argv[1], chosen="own readout", options=options)
 """
 
 
+@pytest.mark.long
 def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     pretraining = plan(

@@ -55,6 +55,7 @@ compare(cache, out, heads=["histograph"], dim=8, seeds=[0, 1, 2], on_epoch=epoch
 """
 
 
+@pytest.mark.long
 def test_killed_and_resumed_gives_the_same_results(
     demo_cache: Path, tmp_path: Path, killed_training: Callable[[str, Path, Path, int], int]
 ) -> None:
