@@ -137,7 +137,8 @@ def predict_command(run: Path, *, named: bool = True) -> str:
     """
     opened = Run.of(run)
     backbone = opened.backbone
-    flags: dict[str, Any] = _code({"model": backbone.model.spec}, named=named)
+    made_in = None if backbone.provenance is None else backbone.provenance.folder
+    flags: dict[str, Any] = _code({"model": backbone.model.spec}, named=named, made_in=made_in)
     for info in registered_heads():  # those that this command line has named
         if info.name == opened.stored_head["head"] and info.code is not None:
             flags["head"] = info.code
@@ -159,18 +160,27 @@ def cache_command(
         data: How the data were named, if not as they are recorded.
         named: Show recorded specifications that are code, not ``SPEC``.
     """
+    made_in = None
     if model is None or data is None:
         recorded = Run.of(folder).backbone
         model, data = model or recorded.model.spec, data or recorded.data.spec
-    return command("cache", folder, **_code({"model": model, "data": data}, named=named)) + (
-        " -o CACHES"
-    )
+        made_in = None if recorded.provenance is None else recorded.provenance.folder
+    flags = _code({"model": model, "data": data}, named=named, made_in=made_in)
+    return f"{command('cache', folder, **flags)} -o CACHES"
 
 
-def _code(specs: dict[str, str], *, named: bool) -> dict[str, str]:
+def _code(specs: dict[str, str], *, named: bool, made_in: str | None) -> dict[str, str]:
     """Return the flags that name code, which the next command does not take from a file."""
     return {
-        what: spec if named and spec != IN_MEMORY else "SPEC"
+        what: _from_here(spec, made_in) if named and spec != IN_MEMORY else "SPEC"
         for what, spec in specs.items()
         if not is_built_in(what, spec)  # type: ignore[arg-type]  # model and data
     }
+
+
+def _from_here(spec: str, made_in: str | None) -> str:
+    """Return ``file.py:Name`` with the folder that its name started from, if that is another."""
+    if made_in is None or Path(spec.rpartition(":")[0]).is_file():
+        return spec
+    there = Path(made_in, spec)
+    return str(there) if Path(str(there).rpartition(":")[0]).is_file() else spec

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import histograph_post as hg
+from histograph_post.models import build_model
 
 from ..helpers import demo_graphs, histograph, make_model
 
@@ -60,6 +61,27 @@ def test_every_next_line_does_what_it_says(tmp_path: Path, monkeypatch: pytest.M
     assert "--trust-checkpoint" not in words  # remembered, by whoever gave it
     assert words[words.index("--key-map") + 1] == "my names.toml"
     done = histograph(*filled_in(words, SPEC="demo:"))
+    assert done.exit_code == 0, done.output
+
+
+def test_the_model_is_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(
+        "from torch_geometric.nn import GIN\n\nclass Net(GIN):\n"
+        "    def __init__(self):\n        super().__init__(4, 8, num_layers=2, out_channels=1)\n"
+    )
+    torch.save(build_model("net.py:Net", {}, in_dim=4, out_dim=1).state_dict(), "net.pt")
+    demo = ("--data", "demo:", "--data-args", "num_graphs=24")
+    made = histograph("cache", "--model", "net.py:Net", "--checkpoint", "net.pt", *demo, "-o", "c")
+    assert made.exit_code == 0, made.output
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    quick = ("--head", "mean", "--seeds", 0, "--epochs", 1)
+    words = next_words(histograph("train-head", "../c", "-o", "run", *quick))
+    assert words[words.index("--model") + 1] == f"{tmp_path / 'net.py'}:Net"
+    done = histograph(*filled_in(words, SPEC="demo:"), "--data-args", "num_graphs=24")
     assert done.exit_code == 0, done.output
 
 
