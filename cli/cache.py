@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,8 +23,6 @@ from .terminal import Terminal
 if TYPE_CHECKING:
     from histograph_post.caches import Cache
     from histograph_post.caches.planning import CachePlan
-    from histograph_post.data import DataSpec
-    from histograph_post.models import ModelSpec
 
 
 def cache(
@@ -95,26 +93,48 @@ def cache(
     """
     from histograph_post.caches.planning import plan_cache
     from histograph_post.caches.probing import CacheOptions
+    from histograph_post.data import DataSpec
     from histograph_post.data.spec import Reading
     from histograph_post.data.streaming import remove_rows, rows_beside
-    from histograph_post.models import parse_args
-    from histograph_post.models.spec import load_pretrained
+    from histograph_post.experiments.trained_backbones import FoldCheckpoint, fold_checkpoints
+    from histograph_post.models import ModelSpec, parse_args
+    from histograph_post.models.spec import load_pretrained, weights_in
     from histograph_post.splits import resolve_splits
 
-    jobs = find_jobs(
-        folder,
-        checkpoint,
-        out,
-        split=split,
-        model_args=parse_args(model_args),
-        data_args=parse_args(data_args),
-        model=model,
-        data=data,
-        data_root=data_root,
-        key_map=key_map,
-        state=state,
-        trust=trust_checkpoint,
-    )
+    if folder is not None and checkpoint is not None:
+        raise typer.BadParameter("give a folder or --checkpoint, not both")
+    if folder is not None and folder.is_file():
+        raise typer.BadParameter(
+            f"{folder} is a file; a checkpoint is named with its model and data: "
+            f"--checkpoint {folder} --model SPEC --data SPEC"
+        )
+    place = folder or checkpoint
+    several = False
+    if place is None or (folder is None and (not place.is_dir() or weights_in(place) is not None)):
+        if model is None or place is None or data is None:
+            given = {"model": model, "checkpoint": place, "data": data}
+            name = next(name for name, value in given.items() if value is None)
+            raise typer.BadParameter(
+                f"--{name} is missing; only a folder that histograph pretrain wrote needs none"
+            )
+        named = ModelSpec(
+            model, parse_args(model_args), place, key_map, trust_checkpoint, state=state
+        )
+        folds = [FoldCheckpoint(place, named, DataSpec(data, parse_args(data_args), data_root))]
+    else:
+        folds = fold_checkpoints(
+            place,
+            model=model,
+            data=data,
+            model_args=parse_args(model_args),
+            data_args=parse_args(data_args),
+            data_root=data_root,
+            key_map=key_map,
+            trust=trust_checkpoint,
+        )
+        several = folds[0].folder != place
+        if several and split is not None:
+            raise typer.BadParameter(f"--split: every fold of {place} brings its own")
     options = CacheOptions(
         layers=layers,
         dtype=dtype.value,
@@ -127,16 +147,17 @@ def cache(
     dataset = None
     results: list[dict[str, Any]] = []
     caches: list[Cache] = []
-    part = _part(shard)
+    of_torchrun = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    part = parse_share("--shard", shard) or of_torchrun
     kept = rows or (None if dry_run else rows_beside(out))
-    for job in jobs:
+    for fold in folds:
         with terminal.progress("reading rows") as update:
-            data_spec = replace(job.data, reading=Reading(kept, workers, part, update))
-            source = load_pretrained(job.model, data_spec, dataset=dataset, allow_missing=True)
+            data_spec = replace(fold.data, reading=Reading(kept, workers, part, update))
+            source = load_pretrained(fold.model, data_spec, dataset=dataset, allow_missing=True)
         plan = plan_cache(
             source.model,
             source.dataset,
-            resolve_splits(source.dataset, job.split, seed=split_seed),
+            resolve_splits(source.dataset, split or fold.split, seed=split_seed),
             options=options,
             model_spec=source.spec,
             data_args=source.data.args,
@@ -147,29 +168,30 @@ def cache(
             dataset = source.dataset
             for note in (*source.notes, *dataset.notes, *plan.capture.notes, *plan.notes):
                 terminal.note(note)
-        if job.note is not None:
-            terminal.note(job.note)
+        for note in fold.notes:
+            terminal.note(note)
         if dry_run:
             results.append(_estimate(terminal, plan))
             continue
-        written = _write(terminal, plan, job.out, part, overwrite=overwrite)
+        place = out / f"{fold.folder.name}.cache" if several else out
+        written = _write(terminal, plan, place, part, overwrite=overwrite)
         about = {} if written is None else summary(written.manifest)
-        results.append({"cache": str(job.out), "complete": written is not None, **about})
+        results.append({"cache": str(place), "complete": written is not None, **about})
         caches += [] if written is None else [written]
-    if rows is None and kept is not None and len(caches) == len(jobs):
+    if rows is None and kept is not None and len(caches) == len(folds):
         remove_rows(kept)
-    if len(jobs) > 1:
+    if len(folds) > 1:
         _show_folds(terminal, caches)
     elif caches:
         show_cache(terminal, caches[0].manifest)
     if dry_run:
         next_command = "the same command without --dry-run"
-    elif len(caches) < len(jobs):
+    elif len(caches) < len(folds):
         next_command = "nothing here; the job that finishes last completes the cache"
     else:
         next_command = command("train-head", out) + " -o RUN"
     terminal.result(
-        results[0] if len(jobs) == 1 else {"caches": results}, next_command=next_command
+        results[0] if len(folds) == 1 else {"caches": results}, next_command=next_command
     )
 
 
@@ -178,12 +200,13 @@ def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
     from histograph_post.caches.planning import Inspection, estimate_seconds
 
     seconds = estimate_seconds(plan)
+    graphs, nodes = len(plan.dataset), int(plan.dataset.num_nodes.sum())
     for table in Inspection(plan).tables():
         terminal.table(*table)
     terminal.table(
         "Cost",
         ["graphs", "nodes", "bytes", "shards", "time, about"],
-        [[*_counts(plan), size(plan.num_bytes), len(plan.shards), duration(seconds)]],
+        [[graphs, nodes, size(plan.num_bytes), len(plan.shards), duration(seconds)]],
     )
     return {**plan.to_json(), "seconds": seconds}
 
@@ -210,16 +233,6 @@ def _write(
         )
 
 
-def _counts(plan: CachePlan) -> list[int]:
-    return [len(plan.dataset), int(plan.dataset.num_nodes.sum())]
-
-
-def _part(shard: str | None) -> tuple[int, int]:
-    """Return which job of how many this is: as asked for, else as torchrun sets it."""
-    of_torchrun = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    return parse_share("--shard", shard) or of_torchrun
-
-
 def _show_folds(terminal: Terminal, caches: Sequence[Cache]) -> None:
     """Print the test score of the own readout of each fold's model."""
     scored = [
@@ -234,86 +247,3 @@ def _show_folds(terminal: Terminal, caches: Sequence[Cache]) -> None:
             ["cache", *names],
             [[cache, *(metric(scores.get(name)) for name in names)] for cache, scores in scored],
         )
-
-
-# --- what is to be cached: one checkpoint, or one per fold of a pretraining
-
-
-@dataclass(frozen=True)
-class CacheJob:
-    """One checkpoint and where its cache goes."""
-
-    model: ModelSpec
-    data: DataSpec
-    split: str | None
-    out: Path
-    #: What the user should know of the checkpoint.
-    note: str | None = None
-
-
-def find_jobs(
-    folder: Path | None,
-    checkpoint: Path | None,
-    out: Path,
-    *,
-    model: str | None,
-    data: str | None,
-    split: str | None,
-    model_args: dict[str, Any],
-    data_args: dict[str, Any],
-    data_root: Path | None,
-    key_map: Path | None,
-    state: str | None,
-    trust: bool,
-) -> list[CacheJob]:
-    """Return one job for a checkpoint that is named in full, or one per fold of a folder.
-
-    A fold has recorded its model and data, unless they are code; what is given wins.
-    """
-    from histograph_post.data import DataSpec
-    from histograph_post.experiments.trained_backbones import fold_checkpoints
-    from histograph_post.models import ModelSpec
-    from histograph_post.models.spec import weights_in
-
-    if folder is not None and checkpoint is not None:
-        raise typer.BadParameter("give a folder or --checkpoint, not both")
-    if folder is not None and folder.is_file():
-        raise typer.BadParameter(
-            f"{folder} is a file; a checkpoint is named with its model and data: "
-            f"--checkpoint {folder} --model SPEC --data SPEC"
-        )
-    place = folder or checkpoint
-    alone = place is not None and (not place.is_dir() or weights_in(place) is not None)
-    if place is None or (folder is None and alone):
-        for name, value in {"model": model, "checkpoint": checkpoint, "data": data}.items():
-            if value is None:
-                raise typer.BadParameter(
-                    f"--{name} is missing; only a folder that histograph pretrain wrote needs none"
-                )
-        assert model is not None  # both are among those that are needed
-        assert data is not None
-        model_spec = ModelSpec(model, model_args, checkpoint, key_map, trust, state=state)
-        return [CacheJob(model_spec, DataSpec(data, data_args, data_root), split, out)]
-    found = fold_checkpoints(place, model=model, data=data)
-    several = found[0].folder != place
-    if several and split is not None:
-        raise typer.BadParameter(f"--split: every fold of {place} brings its own")
-    return [
-        CacheJob(
-            replace(
-                fold.model, args={**fold.model.args, **model_args}, key_map=key_map, trust=trust
-            ),
-            replace(
-                fold.data,
-                args={**fold.data.args, **data_args},
-                root=data_root or fold.data.root,
-            ),
-            split or str(fold.split),
-            out / f"{fold.folder.name}.cache" if several else out,
-            None
-            if fold.head is None
-            else f"{fold.folder.name} was trained with the readout {fold.head!r}; its own readout "
-            "was not trained, so its score means little",
-        )
-        for fold in found
-    ]

@@ -75,15 +75,24 @@ class TrainedFold:
 
 @dataclass(frozen=True)
 class FoldCheckpoint:
-    """What a fold's folder says about itself."""
+    """A trained backbone with the data it goes with, as the folder of a fold records them."""
 
+    #: The folder, or a file of weights that somebody else wrote.
     folder: Path
     model: ModelSpec
     data: DataSpec
     #: The splits file of that fold.
-    split: Path
+    split: str | None = None
     #: The readout it was trained with, if that was not the model's own.
     head: str | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the checkpoint."""
+        if self.head is None:
+            return []
+        trained = f"{self.folder.name} was trained with the readout {self.head!r}"
+        return [f"{trained}; its own readout was not trained, so its score means little"]
 
 
 def fold_name(fold: int) -> str:
@@ -166,7 +175,15 @@ def _pairs(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def fold_checkpoints(
-    folder: Path, *, model: str | None = None, data: str | None = None
+    folder: Path,
+    *,
+    model: str | None = None,
+    data: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
+    data_args: Mapping[str, Any] | None = None,
+    data_root: Path | None = None,
+    key_map: Path | None = None,
+    trust: bool = False,
 ) -> list[FoldCheckpoint]:
     """Read what the checkpoints of a pretraining are: of all its folds, in order.
 
@@ -174,11 +191,23 @@ def fold_checkpoints(
         folder: What pretraining or fine-tuning wrote, or the folder of one of its folds.
         model: Specification of the model; needed unless the recorded one is built in.
         data: The same of the data.
+        model_args: Arguments of the model, beside those that are recorded.
+        data_args: Arguments of the data, likewise.
+        data_root: Where the data are, if not where they were.
+        key_map: Renames weights.
+        trust: Unpickle a checkpoint that can run code.
     """
-    return [
-        replace(fold, model=fold.model.to_follow(model), data=fold.data.to_follow(data))
-        for fold in recorded_folds(folder)
-    ]
+    found = []
+    for fold in recorded_folds(folder):
+        models, source = fold.model.to_follow(model), fold.data.to_follow(data)
+        models = replace(
+            models, args={**models.args, **(model_args or {})}, key_map=key_map, trust=trust
+        )
+        source = replace(
+            source, args={**source.args, **(data_args or {})}, root=data_root or source.root
+        )
+        found.append(replace(fold, model=models, data=source))
+    return found
 
 
 def recorded_folds(folder: Path) -> list[FoldCheckpoint]:
@@ -216,7 +245,7 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
                 Path(config["data_root"]) if "data_root" in config else None,
                 recorded_in=str(path),
             ),
-            folder / config["split"],
+            str(folder / config["split"]),
             load_fold(folder).head,
         )
     except KeyError as error:

@@ -76,7 +76,7 @@ def test_every_fold_is_a_checkpoint_with_its_own_split(tmp_path: Path) -> None:
     for fold, split, results in zip(
         found, pretraining.splits.folds, run.results["folds"], strict=True
     ):
-        assert Splits.load(fold.split).folds == (split,)
+        assert Splits.load(Path(fold.split or "")).folds == (split,)
         loaded = load_pretrained(fold.model, fold.data)
         with torch.inference_mode():
             outputs = [
