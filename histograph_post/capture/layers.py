@@ -1,18 +1,21 @@
-"""The message-passing layers in a trace, which of them every value comes from, and what maps it."""
+"""The message-passing layers in a trace: which of them made a value, and what each consumes.
+
+A layer may be given several node tensors: features and positions, scalars and vectors, a state and
+a memory, or the network's input beside its own. The state is the one the readout descends from:
+layers are looked at from the last to the first, each with what is wanted of it.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from torch import nn
-from torch_geometric.nn import JumpingKnowledge
 from torch_geometric.nn.aggr import Aggregation
 
 from ..errors import CaptureError
-from .trace import JOINING, LINEAR, REDUCING, FunctionCall, ModuleCall, Source, Trace
+from .trace import LINEAR, SLICING, FunctionCall, ModuleCall, Source, Trace
 
 _POOLING_PACKAGE = "torch_geometric.nn.pool"
 
@@ -149,121 +152,135 @@ def made_by(call: ModuleCall) -> list[int]:
     return [output for output in call.outputs if output >= call.first_value]
 
 
-# --- linear maps between the last layers and a value
+# --- which of its arguments a layer consumes as its state
 
 
-class LinearMaps:
-    """Finds the maps by weights on the way from the last layers to a value."""
+def choose_inputs(layers: Layers, ends: Sequence[int]) -> dict[int, int | None]:
+    """Return what each layer that leads to the ``ends`` consumes, by the layer's number.
 
-    def __init__(self, layers: Layers) -> None:
+    None stands for a layer that is given integers. Layers that no end descends from are left out.
+
+    Raises:
+        CaptureError: if a layer is given several node tensors, and nothing decides between them.
+    """
+    return _Choice(layers, ends).choose()
+
+
+class _Choice:
+    """The walk from the last layer to the first."""
+
+    def __init__(self, layers: Layers, ends: Sequence[int]) -> None:
         self.layers = layers
         self.trace = layers.trace
+        self.wanted = list(ends)
+        #: For each type of layer the place among the arguments that was chosen.
+        self.places: dict[type, int] = {}
 
-    def first_extra(self, end: int, after: int = 0) -> tuple[int, FunctionCall] | None:
-        """Return the first linear map that no layer before has a counterpart of, and its input.
+    def choose(self) -> dict[int, int | None]:
+        """Choose for one layer after another."""
+        chosen: dict[int, int | None] = {}
+        for layer in reversed(self.layers.layers):
+            outputs = [value for value in layer.call.outputs if self._descend_from(value)]
+            if not outputs:
+                continue
+            value = self._chosen(layer, outputs)
+            chosen[layer.number] = value
+            if value is not None:
+                self.wanted.append(value)
+            else:  # an integer has no state before it, but layers may have made it
+                self.wanted += layer.call.inputs
+        return chosen
 
-        Maps of the same shapes between earlier layers are counterparts: feed-forward blocks belong
-        to the layers. With ``after``, the first map after that time is meant.
-        """
-        maps = self.to(end)
-        if after:
-            maps = [call for call in maps if call.time > after]
-        else:
-            shapes = [self._weight_shape(call) for call in maps]
-            earlier = [
-                [self._weight_shape(call) for call in self.to(given)]
-                for given in self.layers.given_before(end)
-            ]
-            maps = maps[max((_same_start(shapes, other) for other in earlier), default=0) :]
-        for call in maps:
-            if (value := self._given(call, end)) is not None:
-                return value, call
-        return None
+    def _descend_from(self, output: int) -> list[int]:
+        """Return the wanted values that come from an output with no layer between."""
+        return [value for value in self.wanted if self.layers.lines[value] >> output & 1]
 
-    def extra_step(self, end: int) -> tuple[int, FunctionCall | ModuleCall] | None:
-        """Return the first norm or inner mean that no layer before has, and its input.
+    def _chosen(self, layer: Layer, outputs: Sequence[int]) -> int | None:
+        left = list(layer.candidates)
+        if not left:
+            return None
+        tests: list[Callable[[list[int]], list[int]]] = [
+            self._newest,
+            lambda values: self._in_line(values, layer, outputs),
+            lambda values: self._of_the_width(values, outputs),
+            lambda values: self._at_the_place(values, layer),
+            self._whole,
+        ]
+        for test in tests:
+            if len(left) > 1:
+                left = test(left) or left
+        if len(left) > 1:
+            raise self._undecided(layer, left)
+        self.places.setdefault(type(layer.call.module), layer.call.inputs.index(left[0]))
+        return self._before_weights(layer, left[0])
 
-        A norm that is given what the layer returned belongs to the layer, and so does any where
-        there is no layer before.
-        """
-        before = self.layers.given_before(end)
-        for calls in (self._norms, self._reductions) if before else ():
-            for call in calls(end)[max(len(calls(given)) for given in before) :]:
-                value = self._given(call, end)
-                if value is None:
-                    continue
-                if isinstance(call, FunctionCall) or self.layers.lines[value] != 1 << value:
-                    return value, call
-        return None
+    def _newest(self, values: list[int]) -> list[int]:
+        """Return those that more layers went into than into any other."""
+        most = max(self.layers.made[value].bit_count() for value in values)
+        return [value for value in values if self.layers.made[value].bit_count() == most]
 
-    def _reductions(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
-        """Return the sums or means over the inner dimensions of node rows, such as time steps."""
+    def _in_line(self, values: list[int], layer: Layer, outputs: Sequence[int]) -> list[int]:
+        """Return those that come from the same output of the layer before as is wanted of this."""
+        places = {layer.call.outputs.index(output) for output in outputs}
+        if len(places) != 1:
+            return []
+        before = [
+            other.call.outputs[place]
+            for other in self.layers.layers
+            for place in places
+            if other.call.start < layer.call.start
+            and type(other.call.module) is type(layer.call.module)
+            and place < len(other.call.outputs)
+        ]
         return [
-            call
-            for call in self.layers.steps
-            if call.name in REDUCING
-            and any(self.layers.is_full(value, end) for value in call.inputs[:1])
-            and len(self.trace.values[call.inputs[0]].shape) > 2
-            and any(
-                self.trace.has_node_rows(value)
-                and 1 < self.layers.width(value) < self.layers.width(call.inputs[0])
-                for value in call.outputs
-            )
-            and self.layers.leads_to(call, end)
+            value
+            for value in values
+            if any(self.layers.lines[value] >> output & 1 for output in before)
         ]
 
-    def _norms(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
-        """Return the norms with weights from the last layers to ``end``, in their order."""
+    def _of_the_width(self, values: list[int], outputs: Sequence[int]) -> list[int]:
+        """Return those as wide as what is wanted of the layer."""
+        wanted = {value for output in outputs for value in self._descend_from(output)}
+        widths = {self.trace.values[value].width for value in wanted}
+        return [value for value in values if self.trace.values[value].width in widths]
+
+    def _at_the_place(self, values: list[int], layer: Layer) -> list[int]:
+        """Return the one at the place that was chosen for a later layer of the same type."""
+        place = self.places.get(type(layer.call.module), -1)
+        return [value for value in values if layer.call.inputs.index(value) == place]
+
+    def _whole(self, values: list[int]) -> list[int]:
+        """Return the one that the others are parts of: the targets of (source, target) pairs."""
+
+        def is_part(value: int, whole: int) -> bool:
+            call = self.trace.producer.get(value)
+            return call is not None and call.name in SLICING and whole in call.inputs
+
         return [
-            call
-            for call in self.trace.modules
-            if "norm" in type(call.module).__name__.lower()
-            and any(True for _ in call.module.parameters())
-            and not self.layers.inside(call.start)
-            and any(self.layers.made[value] == self.layers.made[end] for value in call.inputs)
-            and self.layers.leads_to(call, end)
+            whole
+            for whole in values
+            if all(value == whole or is_part(value, whole) for value in values)
         ]
 
-    def _given(self, call: FunctionCall | ModuleCall, end: int) -> int | None:
-        """Return the last node rows of all layers of ``end`` that went into a call, if any."""
-        behind = [
-            value.index
-            for value in self.trace.values
-            if self.layers.is_full(value.index, end)
-            and any(self.trace.derives(given, value.index) for given in call.inputs)
-        ]
-        return behind[-1] if behind else None
-
-    def to(self, end: int) -> list[FunctionCall]:
-        """Return the linear maps with weights from the last layers to ``end``, in their order."""
-        jumping = [call for call in self.trace.modules if isinstance(call.module, JumpingKnowledge)]
-        return [
-            call
-            for call in self.layers.steps
-            if self._has_weights(call)
-            and any(self.layers.made[value] == self.layers.made[end] for value in call.inputs)
-            and self.layers.leads_to(call, end)
-            and not any(module.contains(call.time) for module in jumping)
-        ]
-
-    def _has_weights(self, call: FunctionCall) -> bool:
-        """Whether a call multiplies by a matrix of weights: attention and recurrent cells too."""
-        weights = [
-            self.trace.values[value]
-            for value in call.inputs
-            if self.trace.values[value].sources == Source.WEIGHT
-        ]
-        matrices = any(len(weight.shape) > 1 for weight in weights)
-        return bool(weights) and (call.name in LINEAR or (matrices and call.name not in JOINING))
-
-    def _weight_shape(self, call: FunctionCall) -> tuple[int, ...]:
-        values = (self.trace.values[value] for value in call.inputs)
-        return max(
-            (value.shape for value in values if value.sources == Source.WEIGHT), key=math.prod
+    def _undecided(self, layer: Layer, values: Sequence[int]) -> CaptureError:
+        places = [layer.call.inputs.index(value) for value in values]
+        described = ", ".join(
+            f"{layer.label}:input:{place} {list(self.trace.values[value].shape)}"
+            for place, value in zip(places, values, strict=True)
+        )
+        return CaptureError(
+            f"layer {layer.label!r} is given {len(values)} node tensors, and the readout does not "
+            f"decide which is the state: {described}; name the tensors to capture with --layers"
         )
 
-
-def _same_start(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return how many entries two sequences have in common at their start."""
-    differ = (at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
-    return next(differ, min(len(first), len(second)))
+    def _before_weights(self, layer: Layer, value: int) -> int:
+        """Return the state of a step inside a layer: what it maps by weights before it sends it."""
+        if layer.call not in self.trace.steps:
+            return value
+        call = self.trace.producer.get(value)
+        if call is None or call.name not in LINEAR or layer.call.parent is None:
+            return value
+        weights = [each for each in call.inputs if self.trace.values[each].sources == Source.WEIGHT]
+        states = [each for each in call.inputs if self.trace.has_node_rows(each)]
+        inside = layer.call.parent.contains(call.time)
+        return states[0] if weights and states and inside else value

@@ -1,7 +1,7 @@
 """Decide which tensors of a model to capture, from one probe pass.
 
 Layers are found by themselves (what each message-passing layer consumes, then the readout), or are
-asked for by position, name or glob (``selection.py``).
+asked for by position, name or glob (``points.py``).
 """
 
 from __future__ import annotations
@@ -18,15 +18,22 @@ from torch_geometric.nn import MessagePassing
 from ..errors import CaptureError
 from ..models.model_call import given_to, visible
 from ..models.spec import CallForm
-from .consumed import choose_inputs
-from .finding import find_layers, repeats
-from .layers import Layers
-from .messages import refuse_hidden_steps
+from .finding import find_layers, refuse_hidden_steps, repeats
+from .layers import Layers, choose_inputs
 from .passes import eager_module
-from .points import POOLED, CapturePlan, CapturePoint, TimedPoint, anchor_value, module_point
+from .points import (
+    POOLED,
+    CapturePlan,
+    CapturePoint,
+    TimedPoint,
+    anchor_value,
+    asks_for_steps,
+    module_point,
+    select_points,
+    split_layers,
+)
 from .probe import probe
 from .readout import BranchEnd, Consumed, find_ends
-from .selection import asks_for_steps, select_points, split_layers
 from .trace import ModuleCall, Trace
 
 

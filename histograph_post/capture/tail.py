@@ -1,7 +1,8 @@
-"""Where layers are joined for a readout: jumping knowledge, and branches that meet.
+"""The tail of a branch: what lies between its last layer and the readout, joins and linear maps.
 
 A residual, a skip connection and what every layer before was given in the same way belong to the
-layers; all other joins are the readout's.
+layers; all other joins are the readout's: jumping knowledge, and branches that meet. So it is with
+maps by weights: feed-forward blocks that every layer has belong to the layers.
 """
 
 from __future__ import annotations
@@ -10,8 +11,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .layers import Layer, Layers, LinearMaps
-from .trace import CONCATENATING, JOINING, MULTIPLYING, SLICING, SUMMING, FunctionCall
+from torch_geometric.nn import JumpingKnowledge
+
+from .layers import Layer, Layers
+from .trace import (
+    CONCATENATING,
+    JOINING,
+    LINEAR,
+    MULTIPLYING,
+    REDUCING,
+    SLICING,
+    SUMMING,
+    FunctionCall,
+    ModuleCall,
+    Source,
+)
 
 
 @dataclass(frozen=True)
@@ -176,3 +190,123 @@ class Joins:
         if any(self.layers.width(end) < self.layers.width(output) for output in joined):
             return True
         return any(call.time > join.time for call in self.maps.to(end))
+
+
+# --- linear maps
+
+
+class LinearMaps:
+    """Finds the maps by weights on the way from the last layers to a value."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers = layers
+        self.trace = layers.trace
+
+    def first_extra(self, end: int, after: int = 0) -> tuple[int, FunctionCall] | None:
+        """Return the first linear map that no layer before has a counterpart of, and its input.
+
+        Maps of the same shapes between earlier layers are counterparts: feed-forward blocks belong
+        to the layers. With ``after``, the first map after that time is meant.
+        """
+        maps = self.to(end)
+        if after:
+            maps = [call for call in maps if call.time > after]
+        else:
+            shapes = [self._weight_shape(call) for call in maps]
+            earlier = [
+                [self._weight_shape(call) for call in self.to(given)]
+                for given in self.layers.given_before(end)
+            ]
+            maps = maps[max((_same_start(shapes, other) for other in earlier), default=0) :]
+        for call in maps:
+            if (value := self._given(call, end)) is not None:
+                return value, call
+        return None
+
+    def extra_step(self, end: int) -> tuple[int, FunctionCall | ModuleCall] | None:
+        """Return the first norm or inner mean that no layer before has, and its input.
+
+        A norm that is given what the layer returned belongs to the layer, and so does any where
+        there is no layer before.
+        """
+        before = self.layers.given_before(end)
+        for calls in (self._norms, self._reductions) if before else ():
+            for call in calls(end)[max(len(calls(given)) for given in before) :]:
+                value = self._given(call, end)
+                if value is None:
+                    continue
+                if isinstance(call, FunctionCall) or self.layers.lines[value] != 1 << value:
+                    return value, call
+        return None
+
+    def _reductions(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
+        """Return the sums or means over the inner dimensions of node rows, such as time steps."""
+        return [
+            call
+            for call in self.layers.steps
+            if call.name in REDUCING
+            and any(self.layers.is_full(value, end) for value in call.inputs[:1])
+            and len(self.trace.values[call.inputs[0]].shape) > 2
+            and any(
+                self.trace.has_node_rows(value)
+                and 1 < self.layers.width(value) < self.layers.width(call.inputs[0])
+                for value in call.outputs
+            )
+            and self.layers.leads_to(call, end)
+        ]
+
+    def _norms(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
+        """Return the norms with weights from the last layers to ``end``, in their order."""
+        return [
+            call
+            for call in self.trace.modules
+            if "norm" in type(call.module).__name__.lower()
+            and any(True for _ in call.module.parameters())
+            and not self.layers.inside(call.start)
+            and any(self.layers.made[value] == self.layers.made[end] for value in call.inputs)
+            and self.layers.leads_to(call, end)
+        ]
+
+    def _given(self, call: FunctionCall | ModuleCall, end: int) -> int | None:
+        """Return the last node rows of all layers of ``end`` that went into a call, if any."""
+        behind = [
+            value.index
+            for value in self.trace.values
+            if self.layers.is_full(value.index, end)
+            and any(self.trace.derives(given, value.index) for given in call.inputs)
+        ]
+        return behind[-1] if behind else None
+
+    def to(self, end: int) -> list[FunctionCall]:
+        """Return the linear maps with weights from the last layers to ``end``, in their order."""
+        jumping = [call for call in self.trace.modules if isinstance(call.module, JumpingKnowledge)]
+        return [
+            call
+            for call in self.layers.steps
+            if self._has_weights(call)
+            and any(self.layers.made[value] == self.layers.made[end] for value in call.inputs)
+            and self.layers.leads_to(call, end)
+            and not any(module.contains(call.time) for module in jumping)
+        ]
+
+    def _has_weights(self, call: FunctionCall) -> bool:
+        """Whether a call multiplies by a matrix of weights: attention and recurrent cells too."""
+        weights = [
+            self.trace.values[value]
+            for value in call.inputs
+            if self.trace.values[value].sources == Source.WEIGHT
+        ]
+        matrices = any(len(weight.shape) > 1 for weight in weights)
+        return bool(weights) and (call.name in LINEAR or (matrices and call.name not in JOINING))
+
+    def _weight_shape(self, call: FunctionCall) -> tuple[int, ...]:
+        values = (self.trace.values[value] for value in call.inputs)
+        return max(
+            (value.shape for value in values if value.sources == Source.WEIGHT), key=math.prod
+        )
+
+
+def _same_start(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return how many entries two sequences have in common at their start."""
+    differ = (at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
+    return next(differ, min(len(first), len(second)))
