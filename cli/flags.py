@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from histograph_post.utils.decoding import MOST_SEEDS
 from histograph_post.utils.machine import NODE_BUDGET
-from histograph_post.utils.ranges import MOST_SEEDS
 
 from . import options as opt
 from .command import OptionGroup

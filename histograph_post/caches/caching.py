@@ -40,8 +40,8 @@ from ..utils.files import (
     write_bytes,
     write_text,
 )
-from ..utils.notebooks import notebook_bar
 from ..utils.outputs import OutputFolder
+from ..utils.text import notebook_bar
 from .blocks import ShardThread
 from .folder import CONFIG_NAME, find_shard, is_of_a_cache, open_folder
 from .layout import ShardInfo

@@ -26,7 +26,7 @@ from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import GlobalStorage
 
 from ..errors import DataError, HistographError, NotFoundError
-from ..utils.importing import home_of, imported_place, is_defined_in
+from ..utils.specifications import home_of, imported_place, is_defined_in
 from ..utils.text import first_line
 from .checks import refuse_hetero
 from .dataset import GraphDataset, from_graphs

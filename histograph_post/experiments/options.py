@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from ..errors import ConfigError
 from ..runs.fits import Fit
 from ..training.options import TrainingOptions
-from ..utils.notebooks import notebook_bar
-from ..utils.ranges import MOST_SEEDS, require_number
+from ..utils.decoding import MOST_SEEDS, require_number
+from ..utils.text import notebook_bar
 
 if TYPE_CHECKING:
     from .stage import Stage

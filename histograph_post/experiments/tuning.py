@@ -28,7 +28,7 @@ from ..runs.fits import Fit, FitSpec
 from ..runs.folder import open_run_folder
 from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run
 from ..utils.files import write_text
-from ..utils.notebooks import notebook_bar
+from ..utils.text import notebook_bar
 from .head_training import Experiment
 from .options import ExperimentOptions, HeadSpec, with_keywords
 from .results import versus

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, HistographError, raised_at
+from ..utils.decoding import require_sane
 from ..utils.machine import machine_memory
-from ..utils.ranges import require_sane
 
 if TYPE_CHECKING:
     from torch import nn

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError
 from ..utils import LEVELS
-from ..utils.importing import imported_place
+from ..utils.specifications import imported_place
 from .option_checks import checked_options, own_code, require_memory
 
 if TYPE_CHECKING:

@@ -19,8 +19,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import HistographError, ModelError
-from ..utils.importing import home_of, imported_place, is_defined_in, without_partial
-from ..utils.specifications import PUBLIC_MODELS
+from ..utils.specifications import (
+    PUBLIC_MODELS,
+    home_of,
+    imported_place,
+    is_defined_in,
+    without_partial,
+)
 from .builtin_models import GNN
 from .builtin_settings import CHOICES, GNNSettings, settings_of
 

@@ -16,8 +16,8 @@ from ..data.spec import FEATURE_ARGS, LEVEL_ARGS, Reading
 from ..data.streaming import remove_rows, rows_beside
 from ..heads.base import Readout
 from ..utils.machine import NODE_BUDGET
-from ..utils.notebooks import notebook_bar
 from ..utils.outputs import output_file
+from ..utils.text import notebook_bar
 from .predictions import Predictions
 from .predictor import Predictor as Predictor
 from .predictor import load as load

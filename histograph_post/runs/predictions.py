@@ -18,7 +18,7 @@ from torch import Tensor
 from ..data.dataset import SourceTable
 from ..metrics import expected_calibration_error
 from ..tasks import Task, has_labels
-from ..utils.notebooks import data_frame
+from ..utils.text import data_frame
 
 if TYPE_CHECKING:
     import pandas

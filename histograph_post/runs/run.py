@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..caches.provenance import CANARY_NAME
 from ..errors import ConfigError, NotFoundError
 from ..utils.decoding import read_json_file, read_json_lines, read_toml_file
-from ..utils.notebooks import data_frame
+from ..utils.text import data_frame
 from .records import (
     check_head,
     check_plan,

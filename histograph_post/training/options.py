@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from ..utils.ranges import MOST_EPOCHS, require_number
+from ..utils.decoding import MOST_EPOCHS, require_number
 
 SCHEDULES = ("cosine", "plateau", "none")
 

@@ -1,9 +1,9 @@
 """What every room may use; none of it knows of graphs or models.
 
 ``files.py`` (atomic writes, hashes), ``tensors.py`` (in files), ``outputs.py`` (one writer per
-output), ``decoding.py`` (strict JSON), ``specifications.py`` (which code a name may lead to, and
-importing it), ``machine.py`` (devices, memory), ``text.py`` (numbers for readers); here, what
-a row stands for.
+output), ``decoding.py`` (strict values), ``specifications.py`` (which code a name may lead to, and
+importing it), ``trust.py`` (what the user approved), ``machine.py`` (devices, memory), ``text.py``
+(numbers for readers); here, what a row stands for.
 """
 
 from __future__ import annotations

@@ -43,9 +43,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}.{HOST}-{os.getpid()}{PARTIAL_SUFFIX}")
     try:
         with errors_naming(path):
+            partial.unlink(missing_ok=True)  # of a killed process that had the same number
+            partial.touch()
+            mode = stat.S_IMODE(partial.stat().st_mode)
             yield partial
             # Some writers make private files; an output is as readable as any file the user makes.
-            partial.chmod(0o666 & ~_umask())
+            partial.chmod(mode)
             _sync(partial)
             os.replace(partial, path)
             _sync(path.parent)
@@ -101,32 +104,6 @@ def _is_running(process: int) -> bool:
     except PermissionError:
         pass  # somebody else's, but running
     return True
-
-
-def _umask() -> int:
-    """Return the process's mask for new files."""
-    mask = _read_umask()
-    return _FIRST_UMASK if mask is None else mask
-
-
-def _read_umask() -> int | None:
-    """Return the mask where the system shows it (Linux)."""
-    try:
-        found = re.search(r"^Umask:\s*(\d+)$", Path("/proc/self/status").read_text("ascii"), re.M)
-    except (OSError, UnicodeDecodeError):
-        return None
-    return None if found is None else int(found[1], 8)
-
-
-def _first_umask() -> int:
-    """Return the mask by setting it, which is no business of a process with several threads."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-#: The mask when this module was imported, where the system does not show a later one.
-_FIRST_UMASK = 0 if _read_umask() is not None else _first_umask()
 
 
 def _sync(path: Path) -> None:
@@ -312,11 +289,6 @@ def _require_place(folder: Path) -> None:
             f"{folder}: found no place for files ({there}: {error.strerror}), "
             "expected a folder that can be written to"
         ) from None
-
-
-def config_beside(path: Path) -> Path:
-    """Return where the options stand that a file came from."""
-    return path.with_name(f"{path.name}.config.toml")
 
 
 def config_text(config: Mapping[str, Any]) -> str:

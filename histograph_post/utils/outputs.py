@@ -24,7 +24,6 @@ from ..errors import OutputExistsError, OutputInUseError
 from .files import (
     HOST,
     PARTIAL_SUFFIX,
-    config_beside,
     config_text,
     remove_leftovers,
     require_folder,
@@ -183,7 +182,8 @@ def output_file(
         overwrite: Whether it may be there.
         config: The options it comes from.
     """
-    beside, text = config_beside(path), None if config is None else config_text(config)
+    beside = path.with_name(f"{path.name}.config.toml")
+    text = None if config is None else config_text(config)
 
     def refuse() -> None:
         require_free(path, overwrite=overwrite)

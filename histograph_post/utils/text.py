@@ -1,28 +1,31 @@
-"""Numbers and names as a reader wants them."""
+"""Numbers, names, tables and progress as a reader wants them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MissingExtraError
+
+if TYPE_CHECKING:
+    import pandas
 
 #: What stands for a number that is not there, and the sign of a negative one.
 MISSING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 
-_METRICS: Mapping[str, str] = MappingProxyType(
-    {
-        "roc_auc": "ROC-AUC",
-        "ap": "average precision",
-        "balanced_accuracy": "balanced accuracy",
-        "f1": "macro F1",
-        "rmse": "RMSE",
-        "mae": "MAE",
-        "r2": "R²",
-        "mrr": "MRR",
-    }
-)
+_METRICS = {
+    "roc_auc": "ROC-AUC",
+    "ap": "average precision",
+    "f1": "macro F1",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R²",
+    "mrr": "MRR",
+}
 
 
 def first_line(error: BaseException) -> str:
@@ -92,3 +95,46 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for line in lines
     )
     return "\n".join(line.rstrip() for line in padded)
+
+
+# --- in notebooks
+
+#: Told how much is done, and how much there is in all.
+Update = Callable[[float, float], None]
+
+
+@contextmanager
+def notebook_bar(what: str, *, watched: bool = False) -> Iterator[Update | None]:
+    """Yield what moves a bar in a notebook; None elsewhere, where nothing is printed unasked.
+
+    Args:
+        what: Stands before the bar.
+        watched: Somebody is told about the progress already: no bar.
+    """
+    if watched or "ipykernel" not in sys.modules:
+        yield None
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(desc=what, bar_format="{l_bar}{bar}| {elapsed} so far, {remaining} left") as bar:
+
+        def update(done: float, total: float) -> None:
+            bar.total, bar.n = total, done
+            bar.refresh()
+
+        yield update
+
+
+def data_frame(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> pandas.DataFrame:
+    """Return rows as a pandas frame (extra ``pandas``).
+
+    Args:
+        rows: One mapping per row.
+        index: The column that names the rows.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise MissingExtraError("a data frame", extra="pandas") from None
+    frame = pandas.DataFrame(list(rows))
+    return frame if index is None else frame.set_index(index)

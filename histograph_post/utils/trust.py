@@ -2,29 +2,224 @@
 
 One file in the user's state folder, never in a cache or a run: whoever wrote those must not decide
 what runs on this machine. Code is trusted while the sources that were approved are where they were,
-as they were; :mod:`.specifications` asks here before it follows what a file names.
+as they were; ``specifications.py`` asks here before it follows what a file names.
+
+What is hashed is what runs: code that only a file names is compiled from the very bytes whose hash
+was compared. A file that is exchanged or added meanwhile, bytecode and compiled modules beside it
+are not looked at. Nothing is imported to read it.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import importlib.util
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from importlib.abc import MetaPathFinder
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    ExtensionFileLoader,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+)
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, Self
 
 from ..errors import ConfigError, NotFoundError
 from .decoding import Sha256, decode, read_json_file
 from .files import write_json
-from .importing import import_from
 from .outputs import OutputLock
-from .sources import Sources, find_source
 
 #: The list of earlier versions: hashes of checkpoints, one per line.
 _FORMER = "trusted-checkpoints"
+
+#: How files of code end, in the order in which Python looks for them.
+_SUFFIXES: Final = (*EXTENSION_SUFFIXES, ".py")
+
+
+class _ReadSource(SourceFileLoader):
+    """Loads a module from bytes that were read before; no bytecode beside the file is used."""
+
+    def __init__(self, name: str, path: str, data: bytes) -> None:
+        super().__init__(name, path)
+        self._data = data
+
+    def get_data(self, path: str) -> bytes:
+        """Return what was read."""
+        return self._data
+
+    def get_code(self, fullname: str) -> Any:
+        """Compile what was read."""
+        return self.source_to_code(self._data, self.path)
+
+
+@dataclass(frozen=True)
+class Sources(MetaPathFinder):
+    """A file of code and what it imports from beside it, or all of its package, as read once.
+
+    Only these modules are found below the folder while :meth:`importable` lasts.
+    """
+
+    file: Path
+    #: The folder that names start from.
+    root: Path
+    files: Mapping[Path, bytes]
+
+    @classmethod
+    def read(cls, file: Path, *, by_name: bool = False) -> Self:
+        """Read a file and the code that belongs to it; nothing runs.
+
+        Args:
+            file: The file.
+            by_name: Whether it is a module of a package, not a file by its path.
+        """
+        package = file.parent
+        if not (package / "__init__.py").is_file():
+            return cls(file, file.parent, _imported_by(file))
+        while (package.parent / "__init__.py").is_file():
+            package = package.parent
+        found = (path for path in package.rglob("*") if path.name.endswith(_SUFFIXES))
+        files = {path: path.read_bytes() for path in sorted(found) if path.is_file()}
+        return cls(file, package.parent if by_name else file.parent, files)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of all files, with where they are."""
+        digest = hashlib.sha256()
+        for path, data in sorted(self.files.items()):
+            digest.update(f"{os.path.relpath(path, self.file.parent)}\0".encode())
+            digest.update(hashlib.sha256(data).digest())
+        return digest.hexdigest()
+
+    @property
+    def are_current(self) -> bool:
+        """Whether the files still are what was read."""
+        try:
+            return all(path.read_bytes() == data for path, data in self.files.items())
+        except OSError:
+            return False
+
+    def spec(self, name: str, file: Path) -> ModuleSpec | None:
+        """Return how a module is loaded from one of the files."""
+        where, data = str(file), self.files[file]
+        loader: Any = _ReadSource(name, where, data)
+        if file.suffix != ".py":  # compiled code is loaded by its path alone
+            if file.read_bytes() != data:
+                raise ImportError(f"{file} is not what you trusted")
+            loader = ExtensionFileLoader(name, where)
+        # No folder: whatever else is there is not found by others.
+        inner: list[str] | None = [] if file.stem == "__init__" else None
+        return importlib.util.spec_from_file_location(
+            name, where, loader=loader, submodule_search_locations=inner
+        )
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Find a module among the files; what is not there, others may find elsewhere."""
+        stem = self.root.joinpath(*fullname.split("."))
+        file = _existing(stem, self.files)
+        if file is not None:
+            return self.spec(fullname, file)
+        if any(stem in each.parents for each in self.files):  # a folder without __init__.py
+            found = ModuleSpec(fullname, None, is_package=True)
+            found.submodule_search_locations = []
+            return found
+        return None
+
+    @contextmanager
+    def importable(self) -> Iterator[None]:
+        """Let these modules be imported, before any others of their names."""
+        sys.meta_path.insert(0, self)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(self)
+
+
+def _existing(stem: Path, known: Mapping[Path, bytes] | None = None) -> Path | None:
+    """Return the file of a module, among those that are known or on disk."""
+    inside = (stem / f"__init__{suffix}" for suffix in _SUFFIXES)
+    beside = (stem.with_name(stem.name + suffix) for suffix in _SUFFIXES)
+    there = Path.is_file if known is None else known.__contains__
+    return next((path for path in (*inside, *beside) if there(path)), None)
+
+
+def _imported_by(file: Path) -> dict[Path, bytes]:
+    """Return a file and what it imports from its folder, read off the code, with the bytes."""
+    root, found, ahead = file.parent, dict[Path, bytes](), [file]
+    while ahead:
+        path = ahead.pop()
+        if path in found:
+            continue
+        found[path] = path.read_bytes()
+        if path.suffix != ".py":
+            continue
+        inside = path.relative_to(root).parent.parts
+        for name in _imports(path, found[path], inside):
+            # A package runs before what is in it.
+            parts = name.split(".")
+            stems = (root.joinpath(*parts[: count + 1]) for count in range(len(parts)))
+            ahead += [each for stem in stems if (each := _existing(stem)) is not None]
+    return found
+
+
+def _imports(path: Path, data: bytes, inside: Sequence[str]) -> Iterator[str]:
+    """Yield the names that a source imports; those that may be values of a module among them."""
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"{path}: found no Python source ({error}), expected some") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = inside[: len(inside) + 1 - node.level] if node.level else ()
+            start = ".".join([*above, *([node.module] if node.module else [])])
+            yield from filter(None, [start])
+            yield from (f"{start}.{each.name}".lstrip(".") for each in node.names)
+
+
+def find_source(place: str, folders: Sequence[Path]) -> Path | None:
+    """Return the file of what stands before a specification's colon, without importing it.
+
+    Args:
+        place: ``file.py`` or ``package.module``.
+        folders: Where relative names may start from.
+    """
+    if place.endswith(".py"):
+        files = (folder / Path(place).expanduser() for folder in folders)
+        return next((file.resolve() for file in files if file.is_file()), None)
+    search: list[str] | None = [*map(str, folders), *sys.path]
+    origin = None
+    for part in place.split("."):
+        found = None if search is None else PathFinder.find_spec(part, search)
+        if found is None:
+            return None
+        origin, locations = found.origin, found.submodule_search_locations
+        search = None if locations is None else list(locations)
+    return None if origin is None or not origin.endswith(".py") else Path(origin).resolve()
+
+
+#: Code that a file names and the user approved, by its path or name: what is imported for it.
+_approved: dict[str, Sources] = {}
+
+
+def approved_sources(place: str) -> Sources | None:
+    """Return what a place is imported from, and nothing else that is there, if it was approved."""
+    return _approved.get(_key(place))
+
+
+def _key(place: str) -> str:
+    return str(Path(place).expanduser().resolve()) if place.endswith(".py") else place
+
+
+# --- the list
 
 
 @dataclass(frozen=True)
@@ -43,15 +238,10 @@ class Trusted:
     def sources(self) -> Sources | None:
         """Return the sources of code, if they still are what was approved."""
         try:
-            found = Sources.read(Path(self.file), by_name=not self.place.endswith(".py"))
+            found = Sources.read(Path(self.file), by_name=not _place(self.spec).endswith(".py"))
         except (ConfigError, OSError):
             return None
         return found if found.sha256 == self.sha256 else None
-
-    @property
-    def place(self) -> str:
-        """What stands before the colon of the specification."""
-        return self.spec.rpartition(":")[0] or self.spec
 
     def names(self, what: str, spec: str, args: Mapping[str, Any]) -> bool:
         """Whether this is the code that a file names."""
@@ -166,14 +356,13 @@ def trusted_code(what: str, spec: str, args: Mapping[str, Any]) -> tuple[str | N
         sources = entry.sources()
         if sources is None:
             return None, f"{entry.file} is not what you trusted; "
-        if find_source(entry.place, [Path.cwd()]) == Path(entry.file):
-            place = entry.place
-        # A module by name could now be another one; a file is known by its path.
-        elif entry.place.endswith(".py"):
+        place = _place(entry.spec)
+        if find_source(place, [Path.cwd()]) != Path(entry.file):
+            # A module by name could now be another one; a file is known by its path.
+            if not place.endswith(".py"):
+                return None, f"{place} does not lead to {entry.file} from here; "
             place = entry.file
-        else:
-            return None, f"{entry.place} does not lead to {entry.file} from here; "
-        import_from(place, sources)
+        _approved[_key(place)] = sources
         return f"{place}:{spec.rpartition(':')[2]}", ""
     return None, ""
 
@@ -192,13 +381,18 @@ def code_to_trust(
         args: What it is called with.
         folders: Where relative names may start from.
     """
-    place = spec.rpartition(":")[0] or spec
+    place = _place(spec)
     file = find_source(place, folders)
     if file is None:
         looked = ", ".join(map(str, folders))
         raise NotFoundError(f"{spec}: found no source of this {what} in {looked}, expected one")
     sources = Sources.read(file, by_name=not place.endswith(".py"))
     return Trusted(what, sources.sha256, str(file), spec, dict(args))
+
+
+def _place(spec: str) -> str:
+    """Return what stands before the colon of a specification."""
+    return spec.rpartition(":")[0] or spec
 
 
 def _plain(args: Mapping[str, Any]) -> str:

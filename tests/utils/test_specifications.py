@@ -10,7 +10,7 @@ from torch import nn
 
 from histograph_post.errors import ModelError, NotFoundError
 from histograph_post.models import build_model
-from histograph_post.utils.importing import imported_place
+from histograph_post.utils.specifications import imported_place
 
 #: A registry as GraphGym's, which refuses a name that is taken.
 REGISTRY = """
