@@ -96,7 +96,7 @@ def cache(
     from histograph_post.data import DataSpec
     from histograph_post.data.spec import Reading
     from histograph_post.data.streaming import remove_rows, rows_beside
-    from histograph_post.experiments.trained_backbones import FoldCheckpoint, fold_checkpoints
+    from histograph_post.experiments.folds import FoldCheckpoint, fold_checkpoints
     from histograph_post.models import ModelSpec, parse_args
     from histograph_post.models.spec import load_pretrained, weights_in
     from histograph_post.splits import resolve_splits

@@ -21,7 +21,7 @@ from .results import gain, show_results, show_run
 from .terminal import ExperimentWatch, Terminal
 
 if TYPE_CHECKING:
-    from histograph_post.experiments.study import Trial
+    from histograph_post.experiments.trials import Trial
 
 
 @dataclass(frozen=True)

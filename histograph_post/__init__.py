@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from .caches.planning import inspect
     from .data import GraphDataset, load_data
     from .errors import HistographError
-    from .experiments.end_to_end import pretrain
     from .experiments.finetuning import finetune
     from .experiments.head_training import compare, train_head
     from .experiments.options import ExperimentOptions
-    from .experiments.tuning import tune
+    from .experiments.pretraining import pretrain
+    from .experiments.search import tune
     from .heads import Readout, register_head
     from .heads.histograph import HistoGraphHead
     from .reporting import report
@@ -35,11 +35,11 @@ _PUBLIC = {
     ".caches.planning": ("inspect",),
     ".data": ("GraphDataset", "load_data"),
     ".errors": ("HistographError",),
-    ".experiments.end_to_end": ("pretrain",),
+    ".experiments.pretraining": ("pretrain",),
     ".experiments.finetuning": ("finetune",),
     ".experiments.head_training": ("compare", "train_head"),
     ".experiments.options": ("ExperimentOptions",),
-    ".experiments.tuning": ("tune",),
+    ".experiments.search": ("tune",),
     ".heads": ("Readout", "register_head"),
     ".heads.histograph": ("HistoGraphHead",),
     ".reporting": ("report",),

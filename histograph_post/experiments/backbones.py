@@ -28,9 +28,9 @@ from ..training.graph_batches import BackboneNetwork, GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HistoryNetwork, checkpoint_layers
 from ..training.ranks import current_ranks
+from .folds import write_folds
 from .options import HeadSpec
 from .stage import ReadoutStage
-from .trained_backbones import write_folds
 from .unfreezing import BackboneOptions, Unfreezing
 
 # --- a backbone before training: built for the data, with weights drawn by a seed

@@ -1,18 +1,51 @@
-"""The folds of an experiment: which cache each uses, and which rows train, validate and test."""
+"""Folds: the rows and the cache that each one uses, and the checkpoint of a backbone it leaves.
+
+The folder of a fold is a checkpoint that needs nothing else:
+
+model.safetensors   the weights of the best epoch
+config.toml         the model and its data, as ``histograph cache`` takes them
+splits.json         that fold alone
+metrics.jsonl       a line per epoch
+results.json        the scores; written last, so it makes the folder complete
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import tomli_w
 
 from ..caches import Cache
-from ..caches.manifest import MANIFEST_NAME
-from ..errors import CacheError, NotFoundError
+from ..caches.manifest import MANIFEST_NAME, read_manifest
+from ..caches.provenance import Provenance
+from ..data import DataSpec
+from ..errors import CacheError, ConfigError, NotFoundError
+from ..models import ModelSpec, parse_args
+from ..runs.fits import Fit
+from ..runs.folder import require_sealed, seal
+from ..runs.run import (
+    CONFIG_NAME,
+    HEAD_CONFIG_NAME,
+    METRICS_NAME,
+    MODEL_NAME,
+    RESULTS_NAME,
+    SPLITS_NAME,
+    Run,
+    read_json,
+)
 from ..splits import Split, Splits, resolve_splits
+from ..tasks import Task
 from ..training.loaded_cache import LoadedCache
+from ..utils.decoding import decode, read_json_lines, read_toml_file
+from ..utils.files import copy_file, write_json, write_text
+from ..utils.specifications import IN_MEMORY, Specification
+from ..utils.trust import Trusted, code_to_trust
+from .results import choose_fit, named
 
 
 @dataclass(frozen=True)
@@ -129,3 +162,297 @@ def load_folds(
         Fold(number, cache, fold)
         for number, (cache, fold) in enumerate(zip(loaded, splits.folds, strict=True))
     ]
+
+
+_FOLD_PREFIX = "fold-"
+
+
+@dataclass(frozen=True)
+class TrainedFold:
+    """How a backbone that was trained on one fold did."""
+
+    fold: int
+    seed: int
+    best_epoch: int
+    epochs: int
+    #: Scores per part of the split: ``train``, ``valid`` and ``test``.
+    scores: Mapping[str, Mapping[str, float]]
+    num_parameters: int
+    weights_sha256: str
+    #: The readout it was trained with, if that was not the model's own.
+    head: str | None = None
+    #: Whether training had to stop because the loss was not finite.
+    diverged: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is the same on every run with the same seed on the same machine."""
+        found = asdict(self)
+        if not self.diverged:
+            del found["diverged"]
+        return found
+
+
+@dataclass(frozen=True)
+class FoldCheckpoint:
+    """A trained backbone with the data it goes with, as the folder of a fold records them."""
+
+    #: The folder, or a file of weights that somebody else wrote.
+    folder: Path
+    model: ModelSpec
+    data: DataSpec
+    #: The splits file of that fold.
+    split: str | None = None
+    #: The readout it was trained with, if that was not the model's own.
+    head: str | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the checkpoint."""
+        if self.head is None:
+            return []
+        trained = f"{self.folder.name} was trained with the readout {self.head!r}"
+        return [f"{trained}; its own readout was not trained, so its score means little"]
+
+
+def fold_name(fold: int) -> str:
+    """Return the name of a fold's folder."""
+    return f"{_FOLD_PREFIX}{fold}"
+
+
+def fold_folders(folder: Path) -> list[Path]:
+    """Return the folders of the folds that are there, finished or not, in order."""
+    numbers = [
+        path.name.removeprefix(_FOLD_PREFIX)
+        for path in folder.glob(f"{_FOLD_PREFIX}*")
+        if path.is_dir()
+    ]
+    return [folder / fold_name(n) for n in sorted(int(n) for n in numbers if n.isdecimal())]
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether training of the fold in this folder is over."""
+    return (folder / RESULTS_NAME).is_file()
+
+
+def save_fold(
+    folder: Path,
+    trained: TrainedFold,
+    model: ModelSpec,
+    data: DataSpec,
+    splits: Splits,
+    log: Sequence[Mapping[str, float]],
+    *,
+    plan: str,
+) -> None:
+    """Write all that is needed to use a trained backbone, and what came of it.
+
+    Args:
+        folder: The fold's folder; the weights of the best epoch are there.
+        trained: The scores.
+        model: The model as the user names it.
+        data: The data as the user names them.
+        splits: That fold alone.
+        log: What was measured after every epoch.
+        plan: Hash of all that the run depends on.
+    """
+    write_text(folder / CONFIG_NAME, tomli_w.dumps(_config(model, data)))
+    splits.save(folder / SPLITS_NAME)
+    write_text(folder / METRICS_NAME, "".join(json.dumps(dict(entry)) + "\n" for entry in log))
+    sealed = seal(folder, (MODEL_NAME, CONFIG_NAME, SPLITS_NAME, METRICS_NAME), plan)
+    write_json(folder / RESULTS_NAME, {**trained.to_json(), **sealed})
+
+
+def load_fold(folder: Path) -> TrainedFold:
+    """Read the scores of a finished fold back."""
+    stored = read_json(folder, RESULTS_NAME)
+    where = str(folder / RESULTS_NAME)
+    return decode(TrainedFold, stored, where, error=ConfigError, defaults=True, unknown=True)
+
+
+def load_log(folder: Path) -> list[dict[str, float]]:
+    """Read back what was measured after every epoch of a finished fold."""
+    return read_json_lines(folder / METRICS_NAME)
+
+
+def _config(model: ModelSpec, data: DataSpec) -> dict[str, Any]:
+    config = {
+        "model": model.spec,
+        "model_args": _pairs(model.args),
+        "checkpoint": MODEL_NAME,
+        "data": data.spec,
+        "data_args": _pairs(data.args),
+        "split": SPLITS_NAME,
+    }
+    if data.root is not None:
+        config["data_root"] = str(data.root.resolve())
+    return config
+
+
+def _pairs(arguments: Mapping[str, Any]) -> list[str]:
+    """Write arguments as the command line takes them; TOML has no None."""
+    return [f"{name}={value!r}" for name, value in arguments.items()]
+
+
+def fold_checkpoints(
+    folder: Path,
+    *,
+    model: str | None = None,
+    data: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
+    data_args: Mapping[str, Any] | None = None,
+    data_root: Path | None = None,
+    key_map: Path | None = None,
+    trust: bool = False,
+) -> list[FoldCheckpoint]:
+    """Read what the checkpoints of a pretraining are: of all its folds, in order.
+
+    Args:
+        folder: What pretraining or fine-tuning wrote, or the folder of one of its folds.
+        model: Specification of the model; needed unless the recorded one is built in.
+        data: The same of the data.
+        model_args: Arguments of the model, beside those that are recorded.
+        data_args: Arguments of the data, likewise.
+        data_root: Where the data are, if not where they were.
+        key_map: Renames weights.
+        trust: Unpickle a checkpoint that can run code.
+    """
+    found = []
+    for fold in recorded_folds(folder):
+        models, source = fold.model.to_follow(model), fold.data.to_follow(data)
+        models = replace(
+            models, args={**models.args, **(model_args or {})}, key_map=key_map, trust=trust
+        )
+        source = replace(
+            source, args={**source.args, **(data_args or {})}, root=data_root or source.root
+        )
+        found.append(replace(fold, model=models, data=source))
+    return found
+
+
+def recorded_folds(folder: Path) -> list[FoldCheckpoint]:
+    """Read what the folds of a pretraining record, with model and data as they are named there."""
+    members = fold_folders(folder)
+    if not members and not (folder / MODEL_NAME).is_file():
+        raise NotFoundError(
+            f"{folder}: found neither {MODEL_NAME} nor {fold_name(0)}, "
+            "expected a folder that histograph pretrain or finetune wrote"
+        )
+    return [_read_checkpoint(member) for member in members or [folder]]
+
+
+def _read_checkpoint(folder: Path) -> FoldCheckpoint:
+    if not is_finished(folder):
+        raise ConfigError(
+            f"{folder}: found no {RESULTS_NAME}, expected a finished fold; "
+            "give the command that trains it again"
+        )
+    require_sealed(folder, read_json(folder, RESULTS_NAME))
+    path = folder / CONFIG_NAME
+    try:
+        config = read_toml_file(path)
+        return FoldCheckpoint(
+            folder,
+            ModelSpec(
+                config["model"],
+                parse_args(config["model_args"]),
+                folder / config["checkpoint"],
+                recorded_in=str(path),
+            ),
+            DataSpec(
+                config["data"],
+                parse_args(config["data_args"]),
+                Path(config["data_root"]) if "data_root" in config else None,
+                recorded_in=str(path),
+            ),
+            str(folder / config["split"]),
+            load_fold(folder).head,
+        )
+    except KeyError as error:
+        raise ConfigError(f"{path}: found no {error}, expected what training wrote") from None
+    except TypeError as error:
+        raise ConfigError(f"{path}: found a value of another type ({error})") from None
+
+
+def write_folds(
+    folder: Path,
+    fits: Sequence[Fit],
+    chosen: str,
+    task: Task,
+    splits: Splits,
+    model: ModelSpec,
+    data: DataSpec,
+) -> None:
+    """Write the best backbone of every fold (of its seeds, by validation) as a checkpoint.
+
+    Args:
+        folder: The run.
+        fits: Its fits.
+        chosen: The name of those that trained a backbone.
+        task: Ranks them.
+        splits: Of all folds.
+        model: The model as the user names it.
+        data: The data as the user names them.
+    """
+    tuned = named(fits, chosen)
+    for number in dict.fromkeys(fit.spec.fold for fit in tuned):
+        members = [fit for fit in tuned if fit.spec.fold == number]
+        best = choose_fit(members, chosen, task)
+        assert best.backbone is not None  # of fits of that name
+        place = folder / fold_name(number)
+        place.mkdir(exist_ok=True)
+        copy_file(folder / best.spec.folder / MODEL_NAME, place / MODEL_NAME)
+        trained = TrainedFold(
+            fold=number,
+            seed=best.spec.seed,
+            best_epoch=best.best_epoch,
+            epochs=best.num_epochs,
+            scores=best.scores,
+            num_parameters=best.num_parameters,
+            weights_sha256=best.backbone["weights_sha256"],
+            head=best.spec.head,
+            diverged=best.diverged,
+        )
+        own_split = replace(splits, folds=(splits.folds[number],))
+        save_fold(place, trained, model, data, own_split, best.log, plan=best.spec.plan)
+
+
+# --- the code that a run, a cache or a pretraining names: what ``histograph trust`` approves
+
+
+def recorded_code(folder: Path) -> list[Trusted]:
+    """Return the models, data and readouts of a folder that are code, each with its source now.
+
+    Nothing is imported. A relative name starts at the current folder, or else where the command
+    was given that made the folder.
+    """
+    found: list[Trusted] = []
+    for spec, recorded in _recorded_specs(folder):
+        places = [Path.cwd(), *([Path(recorded.folder)] if recorded is not None else [])]
+        if isinstance(spec, str):
+            entry = code_to_trust("head", spec, {}, places)
+        elif spec.is_built_in or spec.spec == IN_MEMORY:
+            continue
+        else:
+            entry = code_to_trust(spec.WHAT, str(spec.spec), spec.args, places)
+        if entry not in found:
+            found.append(entry)
+    return found
+
+
+def _recorded_specs(folder: Path) -> Iterator[tuple[Specification | str, Provenance | None]]:
+    """Yield the specifications that a folder records, readouts as texts, and who made them."""
+    if (folder / HEAD_CONFIG_NAME).is_file():
+        run = Run.of(folder)
+        recorded = run.backbone.provenance
+        yield from ((spec, recorded) for spec in (run.backbone.model, run.backbone.data))
+        yield from ((spec, recorded) for spec in run.own_heads.values())
+    elif fold_folders(folder) or (folder / MODEL_NAME).is_file():
+        for fold in recorded_folds(folder):
+            yield from ((spec, None) for spec in (fold.model, fold.data))
+    else:
+        caches = cache_folders(folder)
+        if not all((cache / MANIFEST_NAME).is_file() for cache in caches):
+            raise ConfigError(f"{folder}: found no run and no cache, expected one")
+        for cache in caches:
+            _, manifest = read_manifest(cache)
+            yield from ((spec, manifest.provenance) for spec in (manifest.model, manifest.data))

@@ -39,8 +39,7 @@ from .folds import Fold, make_folds, open_caches
 from .head_fits import fit_head, lend_rows, own_classifier
 from .options import DEFAULT_SEEDS, ExperimentOptions, HeadSpec, with_baseline, with_keywords
 from .results import BASELINES
-from .running import run_experiment
-from .stage import ReadoutStage
+from .stage import ReadoutStage, run_experiment
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from histograph_post.errors import HistographError
-from histograph_post.experiments.finetuning_source import open_source
+from histograph_post.experiments.finetuning import open_source
 from histograph_post.runs.fits import FitSpec, find_fit
 from histograph_post.runs.folder import BrokenFitError
 from histograph_post.runs.predicting import load

@@ -19,12 +19,11 @@ from typer.testing import CliRunner
 from histograph_cli.app import app
 from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, ModelError, NotFoundError, OutputExistsError
-from histograph_post.experiments.folds import open_caches
+from histograph_post.experiments.folds import fold_checkpoints, open_caches
 from histograph_post.experiments.options import ExperimentOptions, FitProgress, with_keywords
 from histograph_post.experiments.pretraining import Pretraining, plan_pretraining
 from histograph_post.experiments.results import OWN
-from histograph_post.experiments.running import run_experiment
-from histograph_post.experiments.trained_backbones import fold_checkpoints
+from histograph_post.experiments.stage import run_experiment
 from histograph_post.models.spec import load_pretrained
 from histograph_post.runs.run import Run
 from histograph_post.splits import Splits, resolve_splits
@@ -127,7 +126,7 @@ KILLED = """
 import os, signal, sys
 from histograph_post.experiments.pretraining import plan_pretraining
 from histograph_post.experiments.options import ExperimentOptions
-from histograph_post.experiments.running import run_experiment
+from histograph_post.experiments.stage import run_experiment
 from histograph_post.training.options import TrainingOptions
 from histograph_post.training.loop import train_resumably
 def epoch_done(progress):
