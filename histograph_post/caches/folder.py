@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import CacheError, HistographError, OutputExistsError
-from ..utils.files import finished_name, read_limited, sha256_file
+from ..utils.files import finished_name, open_regular, read_limited, sha256_prefix
 from ..utils.outputs import OutputFolder
 from .canary import Canary
 from .layout import ShardInfo, shard_name
@@ -17,7 +17,7 @@ from .manifest import MANIFEST_NAME, MOLECULES_NAME, SPLITS_NAME
 from .planning import CachePlan
 from .provenance import CANARY_LIMIT, CANARY_NAME
 from .reader import Cache
-from .writer import existing_shard, hash_path, remove_hashes, withdraw_manifest
+from .writer import read_record, remove_records, withdraw_manifest
 
 #: The resolved configuration of the command, beside the shards.
 CONFIG_NAME = "config.toml"
@@ -26,7 +26,8 @@ CONFIG_NAME = "config.toml"
 def is_of_a_cache(name: str) -> bool:
     """Whether a cache writes something of that name into its folder."""
     fixed = (MANIFEST_NAME, SPLITS_NAME, CONFIG_NAME, CANARY_NAME, MOLECULES_NAME)
-    return name in fixed or re.fullmatch(r"shard-\d{5,}\.(h5|sha256)", name) is not None
+    # Earlier versions kept the hash of a shard in .sha256.
+    return name in fixed or re.fullmatch(r"shard-\d{5,}\.(h5|json|sha256)", name) is not None
 
 
 def open_folder(
@@ -98,7 +99,7 @@ def _found(
         refuse_other_code(plan, folder)
         names = [shard_name(shard.index) for shard in found.manifest.shards]
         if all((folder / name).exists() for name in names):
-            remove_hashes(folder)  # of a job that was killed at its very end
+            remove_records(folder)  # of a job that was killed at its very end
             return found
         withdraw_manifest(folder, found.manifest)  # no longer complete: fill the gaps
     refuse_other_code(plan, folder)
@@ -131,34 +132,28 @@ def find_shard(
 ) -> ShardInfo | None:
     """Return a shard that is there already and as it was written; None to write it again.
 
-    A shard of another plan is refused.
+    A shard of another plan, or of which nothing is recorded, is refused.
     """
     path = folder / shard_name(index)
     if not os.path.lexists(path):
         return None
-    info, problem = None, None
     try:
-        info = existing_shard(folder, index, plan.layout, plan.hash, *plan.shards[index])
+        record = read_record(path)
+        with open_regular(path) as file:
+            found = sha256_prefix(file, os.fstat(file.fileno()).st_size)
     except CacheError as error:
-        problem = error
-    recorded, found = _recorded_hash(path), "" if info is None else info.sha256
-    if problem is not None:
-        found = "" if recorded is None else sha256_file(path)
-        if found == (recorded or ""):  # it is another's, and whole
-            raise OutputExistsError(f"{problem}; choose another -o, or --overwrite") from None
-    if found == recorded:
-        return info
+        raise OutputExistsError(f"{error}; choose another -o, or --overwrite") from None
+    if record.plan_hash != plan.hash:
+        raise OutputExistsError(
+            f"{path}: found a shard of plan {record.plan_hash[:12]}, expected {plan.hash[:12]}; "
+            "choose another -o, or --overwrite"
+        )
+    if found == record.shard.sha256:
+        return record.shard
     if on_note is not None:
-        known = "which is recorded nowhere" if recorded is None else f"expected {recorded[:12]}"
-        on_note(f"{path}: found SHA-256 {found[:12]}, {known}; written again")
+        expected = record.shard.sha256[:12]
+        on_note(f"{path}: found SHA-256 {found[:12]}, expected {expected}; written again")
     return None
-
-
-def _recorded_hash(shard: Path) -> str | None:
-    try:
-        return read_limited(hash_path(shard), 100).decode("ascii").strip()
-    except (CacheError, UnicodeDecodeError):
-        return None
 
 
 def refuse_foreign_files(folder: Path, written: Mapping[str, str]) -> None:

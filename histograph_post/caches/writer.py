@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -15,24 +15,20 @@ from h5py import h5f
 from torch import Tensor
 
 from ..errors import CacheError
-from ..utils.files import atomic_path, write_text
-from .blocks import BlockMemory, RowBlock
-from .hdf5 import (
-    CheckedFile,
-    CompressedWriter,
-    PlainWriter,
-    RowWriter,
-    create_dataset,
-    create_file,
-    create_group,
-    inspect_shard,
+from ..utils.decoding import Sha256, decode, parse_json
+from ..utils.files import (
+    atomic_path,
+    open_regular,
+    read_limited,
+    sha256_prefixes,
+    to_json,
+    write_text,
 )
-from .layout import Counts, Layout, ShardInfo, shard_name
-from .manifest import MANIFEST_NAME, Manifest
-from .shard import Shard, check_contents
-
-#: Of the file with the hash of a shard, beside it.
-HASH_SUFFIX = ".sha256"
+from .blocks import BlockMemory, RowBlock
+from .hdf5 import CheckedFile, CompressedWriter, RowWriter, create_file, create_group
+from .layout import Counts, Extent, Layout, ShardInfo, shard_name
+from .manifest import MANIFEST_LIMIT, MANIFEST_NAME, Manifest
+from .shard import check_contents
 
 
 @dataclass(frozen=True)
@@ -130,8 +126,8 @@ class ShardWriter:
         self._graphs = graphs
         self._counts = graphs.counts(layout)
         self._arrays = graphs.arrays(layout, str(self._path))
-        self._outputs: PlainWriter | None = None
-        self._activations: list[RowWriter] = []
+        #: By the name of the dataset, in the order of the file.
+        self._rows: dict[str, RowWriter] = {}
         self._next_graph = 0
         self._info: ShardInfo | None = None
         self._file: CheckedFile
@@ -225,10 +221,11 @@ class ShardWriter:
         expected = self._output_shape(block.graphs.start, block.graphs.stop)
         found = None if outputs is None else tuple(outputs.shape)
         self._expect(found, expected, "outputs of shape")
-        for rows, values in zip(self._activations, block.arrays(), strict=True):
-            rows.write(values)
-        if outputs is not None and self._outputs is not None:
-            self._outputs.write(outputs.detach().float().cpu().numpy())
+        names = [spec.name for spec in self._layout.activations(self._counts.num_nodes)]
+        for name, values in zip(names, block.arrays(), strict=True):
+            self._rows[name].write(values)
+        if outputs is not None:
+            self._rows["outputs"].write(outputs.detach().float().cpu().numpy())
         self._file.check()
         self._next_graph = block.graphs.stop
 
@@ -255,83 +252,98 @@ class ShardWriter:
                     self._create_datasets(file)
                     self._file.check()
                     yield
-                    self._finish()
+                    if self._next_graph != self.num_graphs:
+                        raise CacheError(
+                            f"{self._path}: found {self._next_graph} graphs, "
+                            f"expected {self.num_graphs} before the shard is closed"
+                        )
+                    extents = {name: rows.finish() for name, rows in self._rows.items()}
                 finally:
                     try:
                         file.close()
                     finally:
                         self._file.check()
-            self._info = inspect_shard(partial, self._layout, self._plan_hash)
-            # Before the shard has its name: a shard that is there has its hash beside it.
-            write_text(hash_path(self._path), self._info.sha256 + "\n")
+            self._info = self._entry(partial, extents)
+            # Before the shard has its name: a shard that is there has its record beside it.
+            write_record(self._path, ShardRecord(self._plan_hash, self._info))
 
     def _create_datasets(self, file: h5f.FileID) -> None:
         layout, counts = self._layout, self._counts
         for dataset in layout.descriptors(counts, len(self._arrays["ids"])):
-            plain = PlainWriter(create_dataset(file, dataset))
-            if dataset.name == "outputs":
-                self._outputs = plain
-            else:
-                plain.write(self._arrays[dataset.name])
+            self._rows[dataset.name] = RowWriter(file, dataset)
+            if dataset.name != "outputs":
+                self._rows[dataset.name].write(self._arrays[dataset.name])
         # The activations come last in the file, so that all before them can be hashed in one go.
         if not layout.is_uniform:
             create_group(file, "activations")
         for dataset in layout.activations(counts.num_nodes):
-            if layout.compression and dataset.num_bytes:
-                chunked = create_dataset(file, dataset, chunked=True)
-                self._activations.append(CompressedWriter(chunked, dataset))
-            else:
-                self._activations.append(PlainWriter(create_dataset(file, dataset)))
+            kind = CompressedWriter if layout.compression and dataset.num_bytes else RowWriter
+            self._rows[dataset.name] = kind(file, dataset)
 
-    def _finish(self) -> None:
-        if self._next_graph != self.num_graphs:
-            raise CacheError(
-                f"{self._path}: found {self._next_graph} graphs, "
-                f"expected {self.num_graphs} before the shard is closed"
+    def _entry(self, path: Path, extents: dict[str, tuple[Extent, ...]]) -> ShardInfo:
+        """Return the manifest's entry for a file that is written, which is read to be hashed."""
+        counts, start = self._counts, self._graphs.start
+        with open_regular(path) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            info = ShardInfo(
+                index=self.index,
+                start=start,
+                stop=start + counts.num_graphs,
+                num_nodes=counts.num_nodes,
+                num_edges=counts.num_edges,
+                num_labels=counts.num_labels,
+                num_bytes=num_bytes,
+                sha256="",
+                head_sha256="",
+                extents=extents,
             )
-        for rows in self._activations:
-            rows.finish()
+            info.validate(self._layout, str(self._path))
+            head, whole = sha256_prefixes(file, (info.head_bytes(self._layout), num_bytes))
+        return replace(info, sha256=whole, head_sha256=head)
 
 
-def hash_path(shard: Path) -> Path:
-    """Return where the hash of a shard stands until the manifest has it."""
-    return shard.with_suffix(HASH_SUFFIX)
+# --- what is known of shards until there is a manifest
 
 
-def existing_shard(
-    folder: Path, index: int, layout: Layout, plan_hash: str, start: int, stop: int
-) -> ShardInfo | None:
-    """Return the manifest's entry for a shard that is already there, None where there is none.
+@dataclass(frozen=True)
+class ShardRecord:
+    """What stands beside a finished shard: its entry in the manifest, and whose manifest."""
 
-    A shard of another plan, or a damaged one, is refused.
-    """
-    path = folder / shard_name(index)
-    if not os.path.lexists(path):
-        return None
-    info = inspect_shard(path, layout, plan_hash)
-    if (info.index, info.start, info.stop) != (index, start, stop):
-        raise CacheError(
-            f"{path}: found shard {info.index} of graphs {info.start} to {info.stop}, "
-            f"expected shard {index} of {start} to {stop}"
-        )
-    Shard.open(path, info, layout)
-    return info
+    plan_hash: Sha256
+    shard: ShardInfo
+
+
+def record_path(shard: Path) -> Path:
+    """Return where the record of a shard stands until the manifest has it."""
+    return shard.with_suffix(".json")
+
+
+def write_record(shard: Path, record: ShardRecord) -> None:
+    """Write the record of a shard."""
+    write_text(record_path(shard), to_json(asdict(record)))
+
+
+def read_record(shard: Path) -> ShardRecord:
+    """Read the record of a shard, checking every type."""
+    path = record_path(shard)
+    text = read_limited(path, MANIFEST_LIMIT)
+    return decode(ShardRecord, parse_json(text, str(path)), str(path))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, which makes the cache complete and has the hash of every shard."""
+    """Write the manifest, which makes the cache complete and has the record of every shard."""
     write_text(folder / MANIFEST_NAME, manifest.to_text())
-    remove_hashes(folder)
+    remove_records(folder)
 
 
-def remove_hashes(folder: Path) -> None:
+def remove_records(folder: Path) -> None:
     """Remove what the manifest has, too."""
-    for path in folder.glob(f"shard-*{HASH_SUFFIX}"):
+    for path in folder.glob("shard-*.json"):
         path.unlink(missing_ok=True)
 
 
 def withdraw_manifest(folder: Path, manifest: Manifest) -> None:
     """Make a complete cache one that is not, and keep what the manifest knows of its shards."""
     for shard in manifest.shards:
-        write_text(hash_path(folder / shard_name(shard.index)), shard.sha256 + "\n")
+        write_record(folder / shard_name(shard.index), ShardRecord(manifest.plan_hash, shard))
     (folder / MANIFEST_NAME).unlink(missing_ok=True)

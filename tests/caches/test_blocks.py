@@ -59,8 +59,8 @@ def test_interrupt_while_a_shard_is_closed_leaves_no_half_of_it(
     def interrupted(descriptor: int) -> None:
         if threading.current_thread() is not threading.main_thread():
             synced.append(descriptor)
-            # The second shard. Of the first its hash, and then itself, were synced, each with its
-            # folder, and so was the hash of the second.
+            # The second shard. Of the first its record, and then itself, were synced, each with its
+            # folder, and so was the record of the second.
             if len(synced) == 7:
                 os.kill(os.getpid(), signal.SIGINT)  # which the main thread takes meanwhile
         sync(descriptor)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from histograph_post.caches import Cache
 from histograph_post.caches.planning import plan_shards
-from histograph_post.caches.writer import ShardWriter, existing_shard
+from histograph_post.caches.writer import ShardRecord, ShardWriter, read_record
 from histograph_post.errors import CacheError
 from histograph_post.utils.files import atomic_path
 
@@ -120,9 +120,8 @@ def test_a_closed_shard_says_what_it_holds(example, tmp_path):
         assert shard.info
     with shard:
         shard.append(*made.batch(0, made.num_graphs))
-    resumed = existing_shard(tmp_path, 0, made.layout, "0" * 64, 0, made.num_graphs)
     content = (tmp_path / "shard-00000.h5").read_bytes()
-    assert shard.info == resumed
+    assert read_record(tmp_path / "shard-00000.h5") == ShardRecord("0" * 64, shard.info)
     assert shard.info.sha256 == hashlib.sha256(content).hexdigest()
     head = content[: shard.info.head_bytes(made.layout)]
     assert shard.info.head_sha256 == hashlib.sha256(head).hexdigest()
@@ -268,21 +267,6 @@ def test_gradients_and_double_precision_are_left_behind(example, tmp_path):
     assert not found.history.requires_grad
 
 
-def test_resume_recognises_its_own_shards(example, tmp_path):
-    made, shards = example(), [(0, 2), (2, 5)]
-    plan = made.plan(shards)
-    assert existing_shard(tmp_path, 1, made.layout, plan, 2, 5) is None
-    written = made.write_shard(tmp_path, 1, shards)
-    assert existing_shard(tmp_path, 1, made.layout, plan, 2, 5) == written
-
-    with pytest.raises(CacheError, match=f"plan {plan}.* expected .*{'f' * 64}"):
-        existing_shard(tmp_path, 1, made.layout, "f" * 64, 2, 5)
-    with pytest.raises(
-        CacheError, match="found shard 1 of graphs 2 to 5, expected shard 1 of 2 to 6"
-    ):
-        existing_shard(tmp_path, 1, made.layout, plan, 2, 6)
-
-
 def test_resume_after_a_killed_process_with_the_same_number(example, tmp_path, monkeypatch):
     made = example()
     monkeypatch.setattr("os.getpid", lambda: 4242)
@@ -291,4 +275,4 @@ def test_resume_after_a_killed_process_with_the_same_number(example, tmp_path, m
     (tmp_path / "shard-00000.h5").unlink()
     partial.write_bytes(b"half a shard")
     append_all(made, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"shard-00000.h5", "shard-00000.sha256"}
+    assert {path.name for path in tmp_path.iterdir()} == {"shard-00000.h5", "shard-00000.json"}
