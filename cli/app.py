@@ -13,20 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import (
-    bench,
-    cache,
-    demo,
-    export,
-    finetune,
-    heads,
-    inspect,
-    predict,
-    pretrain,
-    recipes,
-    report,
-    trust,
-)
+from . import backbones, bench, cache, demo, heads, inspect, runs, trust
 from .command import CommandGroup, register, shared_options
 
 app = typer.Typer(
@@ -59,20 +46,20 @@ def _root(
     pass
 
 
-register(app, pretrain.pretrain, trains=True, runs_models=True, trains_together=True)
+register(app, backbones.pretrain, trains=True, runs_models=True, trains_together=True)
 register(app, cache.cache, runs_models=True, shares_work=True)
 register(app, heads.train_head, trains=True)
 register(app, heads.compare, trains=True)
 register(app, heads.tune, trains=True)
-register(app, finetune.finetune, trains=True, runs_models=True, trains_together=True)
-register(app, predict.predict, runs_models=True)
-register(app, predict.embed, runs_models=True)
-register(app, report.report)
-register(app, export.export)
+register(app, backbones.finetune, trains=True, runs_models=True, trains_together=True)
+register(app, runs.predict, runs_models=True)
+register(app, runs.embed, runs_models=True)
+register(app, runs.report)
+register(app, runs.export)
 register(app, inspect.inspect)
-register(app, inspect.verify)
+register(app, cache.verify)
 register(app, trust.trust)
-register(app, recipes.recipes)
+register(app, inspect.recipes)
 register(app, bench.bench)
 register(app, demo.demo, runs_models=True)
 

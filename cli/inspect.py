@@ -1,7 +1,8 @@
-"""`histograph inspect` and `verify`: what a checkpoint, a cache or a run holds; if it is whole."""
+"""`histograph inspect` and `recipes`: what a file or a folder holds, and public checkpoints."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +13,7 @@ from histograph_post.utils.text import plural
 from . import options as opt
 from .formatting import size
 from .guidance import cache_command, command, predict_command
-from .pretrain import show_folds
-from .results import show_cache, show_results, summary
+from .results import show_cache, show_folds, show_results, summary
 from .terminal import Terminal
 
 if TYPE_CHECKING:
@@ -283,33 +283,36 @@ def _targets(names: tuple[str, ...]) -> str:
     return shown + (f", ... ({len(names)} in all)" if len(names) > 4 else "") or "none"
 
 
-def verify(
+def recipes(
     terminal: Terminal,
-    cache: opt.CacheArgument,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="One of them, such as pretrain-gnns:gcn, or the beginning of several names.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Check the checksums, the structure, the values and the splits of a cache."""
-    from histograph_post.caches import verify_cache
-    from histograph_post.caches.manifest import is_begun, read_manifest
-    from histograph_post.errors import CacheError
-    from histograph_post.experiments.folds import cache_folders
+    """List the public checkpoints that --model knows by name, and where to get their files.
 
-    folders = cache_folders(cache)
-    reports = []
-    for folder in folders:
-        if not is_begun(folder):
-            read_manifest(folder)  # says what it is instead
-        with terminal.progress("verifying bytes") as update:
-            report = verify_cache(folder, progress=update)
-        reports.append(report)
-        terminal.table(
-            f"{folder}",
-            ["file", "checked", "found"],
-            [[row.file, row.checked, row.problem or "ok"] for row in report.rows],
-        )
-    problems = [problem for report in reports for problem in report.problems]
-    files = sum(len(report.rows) for report in reports)
-    if problems:
-        if terminal.json:
-            terminal.result({"ok": False, "problems": problems})
-        raise CacheError(f"{cache}: {len(problems)} of {files} files are damaged")
-    terminal.result({"ok": True, "files": files}, next_command=command("inspect", cache))
+    Each comes with one command that goes from such a file and a csv file of molecules to a report.
+    The name also decides how molecules are encoded (mol_features).
+    """
+    from histograph_post.models.recipes import SAME_NETWORK, one_command, recipes_called
+
+    found = recipes_called(name)
+    terminal.table(
+        "Public checkpoints by name",
+        ["--model", "file", "from", "licence"],
+        [[recipe.name, recipe.files, recipe.source, recipe.licence] for recipe in found],
+    )
+    for paper in dict.fromkeys(recipe.paper for recipe in found):
+        terminal.info(f"  {paper}")
+    if any(recipe.name.startswith("pretrain-gnns:") for recipe in found):
+        for other, source, licence in SAME_NETWORK:
+            terminal.note(f"{other} ({source}, {licence}) has the network of pretrain-gnns:gin")
+    terminal.result(
+        {"recipes": [{**asdict(recipe), "command": recipe.command()} for recipe in found]},
+        next_command=found[0].command() if len(found) == 1 else one_command(),
+    )

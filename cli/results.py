@@ -1,4 +1,4 @@
-"""What the commands print of a run (its readouts, what each gained, the verdict) and of a cache."""
+"""What the commands print of a run (readouts, gains, the verdict), a pretraining and a cache."""
 
 from __future__ import annotations
 
@@ -153,6 +153,35 @@ def _count(results: Any) -> str:
     folds = {fit["fold"] for fit in results["fits"]}
     seeds = {fit["seed"] for fit in results["fits"]}
     return f"{plural(len(folds), 'fold')} and {plural(len(seeds), 'seed')}"
+
+
+# --- a pretraining: the scores of its folds
+
+
+def show_folds(terminal: Terminal, results: Any) -> None:
+    """Print the score of every fold, and their mean and deviation."""
+    parts = ("valid", "test")
+    rows = [
+        [
+            f"fold {fold['fold']}{' (diverged)' * bool(fold.get('diverged'))}",
+            fold["best_epoch"],
+            *(metric(fold["scores"].get(part, {}).get(results["metric"])) for part in parts),
+        ]
+        for fold in results["folds"]
+    ]
+    summaries = [results[part] for part in parts]
+    rows.append(
+        [
+            "mean ± deviation",
+            "-",
+            *("-" if s is None else f"{s['mean']:.4f} ± {s['deviation']:.4f}" for s in summaries),
+        ]
+    )
+    terminal.table(
+        f"{results['model']} on {results['data']}: {results['metric']}",
+        ["", "best epoch", *parts],
+        rows,
+    )
 
 
 # --- a cache: the score of the checkpoint's own readout
