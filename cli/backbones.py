@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import histograph_post as hg
+from histograph_post.utils.text import score
 
 from . import options as opt
 from .flags import ArrayFlags, HeadFlags, TrainingFlags, parse_seeds, parse_share, split_spec
-from .formatting import metric as shown
 from .guidance import cache_command, predict_command
 from .results import gain, show_folds, show_run
 from .terminal import Terminal
@@ -195,7 +195,7 @@ class _FoldWatch:
         """Print the line of a fold."""
         valid = fit.scores.get("valid", {}).get(self._metric)
         self._terminal.info(
-            f"[{done}/{total}] fold {fit.spec.fold}: valid {self._metric} {shown(valid)} "
+            f"[{done}/{total}] fold {fit.spec.fold}: valid {self._metric} {score(valid)} "
             f"at epoch {fit.best_epoch}{', then diverged' * fit.diverged}"
         )
 

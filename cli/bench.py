@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from histograph_post.errors import ConfigError
+from histograph_post.utils.text import duration
 
 from . import options as opt
-from .formatting import duration
 from .terminal import Terminal
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from histograph_post.utils.machine import NODE_BUDGET
-from histograph_post.utils.text import plural
+from histograph_post.utils.text import duration, file_size, plural, score
 
 from . import options as opt
 from .flags import parse_share
-from .formatting import duration, metric, size
 from .guidance import command
 from .results import show_cache, summary
 from .terminal import Terminal
@@ -206,7 +205,7 @@ def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
     terminal.table(
         "Cost",
         ["graphs", "nodes", "bytes", "shards", "time, about"],
-        [[graphs, nodes, size(plan.num_bytes), len(plan.shards), duration(seconds)]],
+        [[graphs, nodes, file_size(plan.num_bytes), len(plan.shards), duration(seconds)]],
     )
     return {**plan.to_json(), "seconds": seconds}
 
@@ -219,7 +218,7 @@ def _write(
 
     terminal.info(
         f"{out}: {len(plan.dataset)} graphs, {plan.layout.num_layers} layers, "
-        f"{size(plan.num_bytes)} in {plural(len(plan.shards), 'shard')}"
+        f"{file_size(plan.num_bytes)} in {plural(len(plan.shards), 'shard')}"
     )
     with terminal.progress("caching nodes") as update:
         return write_cache(
@@ -245,7 +244,7 @@ def _show_folds(terminal: Terminal, caches: Sequence[Cache]) -> None:
         terminal.table(
             "The checkpoints' own readouts, test part",
             ["cache", *names],
-            [[cache, *(metric(scores.get(name)) for name in names)] for cache, scores in scored],
+            [[cache, *(score(scores.get(name)) for name in names)] for cache, scores in scored],
         )
 
 

@@ -22,13 +22,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from histograph_post import __version__
-from histograph_post.errors import ConfigError, HistographError, raised_at
+from histograph_post.errors import ConfigError, HistographError, printable, raised_at
 from histograph_post.runs.run import EVENTS_NAME
 from histograph_post.utils.files import refuse_url
 from histograph_post.utils.machine import keep_memory
+from histograph_post.utils.text import duration
 
 from .configuration import load_config, resolved_options
-from .formatting import duration, printable
 from .guidance import DEFAULT_OUTPUTS, default_output, example, help_panel
 from .main import raised_once, tell
 from .terminal import EventFiles, Terminal

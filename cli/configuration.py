@@ -101,15 +101,16 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
 def resolved_options(ctx: typer.Context) -> dict[str, Any]:
     """Return every option of this call as plain TOML values, ready to be given as --config."""
     return {
-        name: _plain(value)
+        name: plain(value)
         for name, value in ctx.params.items()
         if value is not None and name not in _NOT_SAVED
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return the value of an option as plain data."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from histograph_post.utils.text import score
+
 from . import options as opt
-from .formatting import metric
 from .terminal import Terminal
 
 #: How both backbones are trained: alike, so that depth is all that differs.
@@ -155,18 +156,18 @@ def _show(terminal: Terminal, out: Path) -> None:
     """Print what the demo found, in one table."""
     from histograph_post.runs.run import Run
 
-    def score(folder: str, readout: str | None = None) -> str:
+    def found(folder: str, readout: str | None = None) -> str:
         results = Run.open(out / folder).results
-        return metric((results["readouts"][readout] if readout else results)["test"]["mean"])
+        return score((results["readouts"][readout] if readout else results)["test"]["mean"])
 
     tuned = Run.open(out / "finetuned").results["head"]
     terminal.table(
         "What the demo found: test accuracy",
         ["readout", "accuracy"],
         [
-            ["a GCN of 2 layers, its own mean pool", score("shallow")],
-            ["a GCN of 32 layers, its own mean pool", score("deep")],
-            *([f"    {label}", score("compare", name)] for name, label in _READOUTS.items()),
-            ["    HistoGraph, backbone trained too", score("finetuned", tuned)],
+            ["a GCN of 2 layers, its own mean pool", found("shallow")],
+            ["a GCN of 32 layers, its own mean pool", found("deep")],
+            *([f"    {label}", found("compare", name)] for name, label in _READOUTS.items()),
+            ["    HistoGraph, backbone trained too", found("finetuned", tuned)],
         ],
     )

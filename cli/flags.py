@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,11 +14,13 @@ from histograph_post.utils.machine import NODE_BUDGET
 
 from . import options as opt
 from .command import OptionGroup
+from .configuration import plain
 
 if TYPE_CHECKING:
     from histograph_post import ExperimentOptions
 
-    from .terminal import ExperimentWatch, Terminal
+    from .progress import ExperimentWatch
+    from .terminal import Terminal
 
 #: What the letters after a number of bytes stand for.
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -60,7 +62,7 @@ class TrainingFlags(OptionGroup):
 
     def options(self, lr: float | None) -> dict[str, Any]:
         """Return what the library takes; without a learning rate it chooses one for the data."""
-        given = asdict(self) | {"schedule": self.schedule.value}
+        given = {name: plain(value) for name, value in vars(self).items()}
         return given if lr is None else {**given, "lr": lr}
 
 
@@ -152,22 +154,19 @@ class ExperimentFlags(OptionGroup):
         """Return what the library takes."""
         from histograph_post import ExperimentOptions
 
+        given = {name: plain(value) for name, value in vars(self).items()}
+        folds, split, earlier = (given.pop(name) for name in ("folds", "split", "splits"))
+        given |= {
+            "seeds": None if self.seeds is None else parse_seeds(self.seeds),
+            "split": split_spec("--split", split or earlier, folds),
+            "memory_limit": parse_size(self.memory_limit),
+        }
+        if "fits" in given:  # the trials of a search are shared out otherwise
+            given["fits"] = parse_share("--fits", given["fits"])
         return ExperimentOptions(
-            seeds=None if self.seeds is None else parse_seeds(self.seeds),
-            split=split_spec("--split", self.split or self.splits, self.folds),
-            split_seed=self.split_seed,
-            task=self.task.value,
-            metric=self.metric,
-            standardize=self.standardize,
+            **given,
             warm_start=warm_start,
-            calibrate=self.calibrate,
-            memory_limit=parse_size(self.memory_limit),
             training=training,
-            device=self.device,
-            jobs=self.jobs,
-            backend=self.backend.value,
-            scheduler=self.scheduler,
-            overwrite=self.overwrite,
             config=terminal.options,
             on_start=watch.started,
             on_note=terminal.note,
@@ -181,18 +180,6 @@ class ArrayFlags(ExperimentFlags):
     """What an experiment takes whose fits the jobs of an array can share."""
 
     fits: opt.FitsOption = None
-
-    def options(
-        self,
-        terminal: Terminal,
-        watch: ExperimentWatch,
-        training: Mapping[str, Any],
-        *,
-        warm_start: bool = False,
-    ) -> ExperimentOptions:
-        """Return what the library takes."""
-        found = super().options(terminal, watch, training, warm_start=warm_start)
-        return replace(found, fits=parse_share("--fits", self.fits))
 
 
 @dataclass(frozen=True)
@@ -214,8 +201,7 @@ class NewDataFlags(OptionGroup):
         """Return what the library takes."""
         from histograph_post.models import parse_args
 
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        given |= {"data_args": parse_args(self.data_args), "config": terminal.options}
+        given = {**vars(self), "data_args": parse_args(self.data_args), "config": terminal.options}
         return given | {"trust": given.pop("trust_checkpoint")}
 
 

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import histograph_post as hg
-from histograph_post.utils.text import setting
+from histograph_post.utils.text import duration, score, setting
 
 from . import options as opt
 from .flags import ArrayFlags, ExperimentFlags, HeadFlags, TrainingFlags, parse_seeds
-from .formatting import duration
-from .formatting import metric as score_text
 from .guidance import command, predict_command
+from .progress import ExperimentWatch
 from .results import gain, show_results, show_run
-from .terminal import ExperimentWatch, Terminal
+from .terminal import Terminal
 
 if TYPE_CHECKING:
     from histograph_post.experiments.trials import Trial
@@ -197,13 +196,13 @@ class _TrialLines:
         """Print the score of a trial."""
         self._seen += 1
         if trial.state == "complete":
-            outcome = f"valid {self._watch.metric} {score_text(trial.score)}"
+            outcome = f"valid {self._watch.metric} {score(trial.score)}"
         elif trial.state == "pruned":
             outcome = "stopped early"
         else:
             outcome = f"failed: {trial.reason}"
         if best is not None:
-            outcome += f", best {score_text(best.score)} of trial {best.number}"
+            outcome += f", best {score(best.score)} of trial {best.number}"
         left = (time.monotonic() - self._started) / self._seen * (total - done)
         ending = f", {duration(left)} left" if done < total else ""
         self._terminal.info(f"[{done}/{total}] trial {trial.number}: {outcome}{ending}")
@@ -222,7 +221,7 @@ def _show_trials(terminal: Terminal, results: Any) -> None:
         [
             [
                 trial["number"],
-                score_text(trial["score"]),
+                score(trial["score"]),
                 *(setting(trial["values"][name]) for name in names),
             ]
             for trial in ranked_trials(results)[:_SHOWN]

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from histograph_post.utils.text import plural
+from histograph_post.utils.text import file_size, plural
 
 from . import options as opt
-from .formatting import size
 from .guidance import cache_command, command, predict_command
 from .results import show_cache, show_folds, show_results, summary
 from .terminal import Terminal
@@ -235,7 +234,7 @@ def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None
                 f"{manifest.data.num_graphs:,}",
                 f"{manifest.data.num_nodes:,}",
                 manifest.layout.num_layers,
-                size(sum(shard.num_bytes for shard in manifest.shards)),
+                file_size(sum(shard.num_bytes for shard in manifest.shards)),
                 manifest.weights_sha256[:12],
             ]
             for name, manifest in manifests.items()
@@ -269,7 +268,7 @@ def _inspect_cache(terminal: Terminal, path: Path) -> None:
             ["labels", f"{layout.level}: {_targets(layout.target_names)}"],
             ["splits", f"{splits.kind}, {plural(len(splits.folds), 'fold')}"],
             ["stored as", " ".join(filter(None, [layout.dtype, layout.compression]))],
-            ["size", f"{size(sum(s.num_bytes for s in manifest.shards))}"],
+            ["size", f"{file_size(sum(s.num_bytes for s in manifest.shards))}"],
             ["shards", len(manifest.shards)],
         ],
     )

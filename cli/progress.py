@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -20,7 +21,14 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from .formatting import about, duration, metric, rate
+from histograph_post.utils.text import duration, score
+
+if TYPE_CHECKING:
+    from histograph_post.experiments.options import FitProgress
+    from histograph_post.runs.fits import Fit
+
+    from .terminal import Terminal
+
 
 #: Where nobody watches, a line this often (seconds) is enough.
 _LOG_INTERVAL = 10.0
@@ -33,17 +41,29 @@ class _RateColumn(ProgressColumn):
     """How fast it goes."""
 
     def render(self, task: Task) -> Text:
-        return Text(rate(task.finished_speed or task.speed or 0.0))
+        return Text(_rate(task.finished_speed or task.speed or 0.0))
+
+
+def _rate(per_second: float) -> str:
+    """Return how fast something goes: so many a second, or the time each takes."""
+    if per_second <= 0:
+        return ""
+    return f"{per_second:,.0f}/s" if per_second >= 10 else f"{duration(1 / per_second)} each"
 
 
 class _TimesColumn(ProgressColumn):
     """The time that it took so far, and that is left."""
 
     def render(self, task: Task) -> Text:
-        parts = [f"{about(task.elapsed or 0.0)} elapsed"]
+        parts = [f"{_about(task.elapsed or 0.0)} elapsed"]
         if task.time_remaining:
-            parts.append(f"{about(task.time_remaining)} left")
+            parts.append(f"{_about(task.time_remaining)} left")
         return Text(", ".join(parts), no_wrap=True)
+
+
+def _about(seconds: float) -> str:
+    """Return a time as short as it can be said: without the seconds from a minute on."""
+    return duration(seconds).partition(" min")[0] + " min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def make_bar(console: Console) -> Progress:
@@ -85,35 +105,28 @@ def log_lines(what: str, write: Callable[[str], None]) -> Callable[[int, int], N
             return
         last = now
         speed = (done - first) / (now - started) if now > started else 0.0
-        pace = f", {rate(speed)}" if speed > 0 else ""
+        pace = f", {_rate(speed)}" if speed > 0 else ""
         left = f", {duration((total - done) / speed)} left" if pace and done < total else ""
         write(f"{what}: {done}/{total} ({100 * done / max(total, 1):.0f} %){pace}{left}")
 
     return update
 
 
-class FitWatch:
-    """Shows how an experiment goes: a line after each fit, with the time that is left.
+class ExperimentWatch:
+    """Shows how an experiment goes: notes, a line after each fit, the time that is left.
 
     Args:
-        metric_name: The metric that is tracked.
-        write: Writes a line.
-        epoch_done: Called after every epoch with the name of its fit and what was measured.
+        terminal: Where to print.
         bar: The bar, where somebody watches.
     """
 
-    def __init__(
-        self,
-        metric_name: str,
-        write: Callable[[str], None],
-        epoch_done: Callable[[str, Mapping[str, float]], None],
-        bar: Progress | None,
-    ) -> None:
-        self._metric = metric_name
-        self._write = write
-        self._record_epoch = epoch_done
+    def __init__(self, terminal: Terminal, bar: Progress | None) -> None:
+        self._terminal = terminal
         self._bar = bar
         self._task = None if bar is None else bar.add_task("training", total=None)
+        self._seconds: dict[str, list[float]] = {}
+        #: The metric that is tracked.
+        self.metric = ""
         self.restart()
 
     def restart(self) -> None:
@@ -123,24 +136,28 @@ class FitWatch:
         self._trained: dict[tuple[str, int, int], float] = {}
         self._found = 0
 
-    def epoch_done(self, progress: Any) -> None:
-        """Advance the bar: a fit counts by the share of its epochs that are over."""
-        fit = (progress.head, progress.fold, progress.seed)
-        self._trained[fit] = progress.share_done
-        self._record_epoch(
-            f"{progress.head}/fold-{progress.fold}-seed-{progress.seed}", progress.measured
-        )
-        if self._bar is None or self._task is None:
-            return
-        self._bar.update(
-            self._task,
-            completed=progress.done,
-            total=progress.total,
-            description=f"{progress.head}, fold {progress.fold}, seed {progress.seed}",
-        )
+    def started(self, metric: str, notes: Sequence[str]) -> None:
+        """Print the notes; the lines to come are about this metric."""
+        self.metric = metric
+        for note in notes:
+            self._terminal.note(note)
 
-    def fit_done(self, fit: Any, done: int, total: int) -> None:
-        """Print the fit's line."""
+    def epoch_done(self, progress: FitProgress) -> None:
+        """Advance the bar: a fit counts by the share of its epochs that are over."""
+        head, fold, seed = progress.head, progress.fold, progress.seed
+        self._trained[head, fold, seed] = progress.share_done
+        self._terminal.epoch_done(f"{head}/fold-{fold}-seed-{seed}", progress.measured)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(
+                self._task,
+                completed=progress.done,
+                total=progress.total,
+                description=f"{head}, fold {fold}, seed {seed}",
+            )
+
+    def fit_done(self, fit: Fit, done: int, total: int) -> None:
+        """Print the fit's line, and record how long its epochs took."""
+        self._seconds.setdefault(fit.spec.name, []).append(fit.seconds_per_epoch)
         key = (fit.spec.name, fit.spec.fold, fit.spec.seed)
         if key in self._trained:
             self._trained[key] = 1.0
@@ -149,7 +166,6 @@ class FitWatch:
         trained = sum(self._trained.values())
         rest = total - self._found - trained
         left = (time.monotonic() - self._started) / trained * rest if trained else 0.0
-        valid = fit.scores.get("valid", {}).get(self._metric)
         place = f"at epoch {fit.best_epoch}"
         if fit.strength is not None:
             place = f"at penalty {fit.strength:.2g}"
@@ -158,7 +174,11 @@ class FitWatch:
         place += ", then diverged" * fit.diverged
         # A bar shows the time that is left by itself.
         ending = f", {duration(left)} left" if left and self._bar is None else ""
-        self._write(
-            f"[{done}/{total}] {fit.spec.label}: "
-            f"valid {self._metric} {metric(valid)} {place}{ending}"
+        valid = score(fit.scores.get("valid", {}).get(self.metric))
+        self._terminal.info(
+            f"[{done}/{total}] {fit.spec.label}: valid {self.metric} {valid} {place}{ending}"
         )
+
+    def seconds_per_epoch(self) -> dict[str, float]:
+        """Return the median over the fits of each readout."""
+        return {name: median(values) for name, values in self._seconds.items()}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from histograph_post.utils.text import plural
+from histograph_post.utils.text import plural, score
 
-from .formatting import metric
-from .terminal import ExperimentWatch, Terminal
+from .progress import ExperimentWatch
+from .terminal import Terminal
 
 if TYPE_CHECKING:
     from histograph_post import Run
@@ -165,7 +165,7 @@ def show_folds(terminal: Terminal, results: Any) -> None:
         [
             f"fold {fold['fold']}{' (diverged)' * bool(fold.get('diverged'))}",
             fold["best_epoch"],
-            *(metric(fold["scores"].get(part, {}).get(results["metric"])) for part in parts),
+            *(score(fold["scores"].get(part, {}).get(results["metric"])) for part in parts),
         ]
         for fold in results["folds"]
     ]
@@ -197,7 +197,7 @@ def show_cache(terminal: Terminal, manifest: Manifest) -> None:
     terminal.table(
         f"The checkpoint's own readout on {manifest.data.spec}",
         ["part", *names],
-        [[part, *(metric(scores.get(name)) for name in names)] for part, scores in rows],
+        [[part, *(score(scores.get(name)) for name in names)] for part, scores in rows],
     )
 
 

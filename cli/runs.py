@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from histograph_post.utils.text import plural
+from histograph_post.utils.text import plural, score
 
 from . import options as opt
 from .flags import NewDataFlags
-from .formatting import metric as shown
 from .guidance import predict_command
 from .terminal import Terminal
 
@@ -103,7 +102,7 @@ def show_predictions(terminal: Terminal, found: Predictions) -> None:
         terminal.table(
             "Scores on the labelled rows",
             list(found.scores),
-            [[shown(value) for value in found.scores.values()]],
+            [[score(value) for value in found.scores.values()]],
         )
 
 

@@ -9,24 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from histograph_post.errors import MissingExtraError
+from histograph_post.errors import MissingExtraError, printable
 from histograph_post.runs.run import EVENTS_NAME
 from histograph_post.utils.outputs import folder_in_use
 
-from .formatting import is_number, printable
-from .progress import FitWatch, advance_bar, log_lines, make_bar
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from histograph_post.runs.fits import Fit
+from .progress import ExperimentWatch, advance_bar, log_lines, make_bar
 
 #: Width of tables that do not go to a terminal: wide enough that no cell is cut.
 _FILE_WIDTH = 160
@@ -138,7 +131,7 @@ class Terminal:
                 columns, bold = ["", ""], None
         table = Table(header_style="", show_header=any(columns))
         for index, column in enumerate(columns):
-            numeric = bool(cells) and all(is_number(row[index]) for row in cells)
+            numeric = bool(cells) and all(_is_number(row[index]) for row in cells)
             table.add_column(
                 printable(column),
                 justify="right" if numeric else "left",
@@ -206,6 +199,18 @@ class Terminal:
         self.detail(f"{name}, epoch {measured['epoch']}: {', '.join(numbers)}")
 
 
+def _is_number(cell: str) -> bool:
+    """Return whether a cell of a table reads as a number: with units of %, ± or none at all."""
+    text = cell.replace(",", "").replace("±", "").replace(" ", "").rstrip("%")
+    if text in ("", "-"):
+        return text == "-"
+    try:
+        float(text)
+    except ValueError:
+        return text.replace(".", "").replace("-", "").replace("+", "").isdigit()
+    return True
+
+
 def _longest_word(texts: Iterable[str]) -> int:
     return max((len(word) for text in texts for word in text.split()), default=0)
 
@@ -214,40 +219,6 @@ def _least_width(rows: Sequence[Sequence[str]]) -> int:
     """Return how wide a table is that breaks lines at spaces only."""
     columns = list(zip(*rows, strict=True))
     return 1 + sum(3 + _longest_word(column) for column in columns)
-
-
-class ExperimentWatch(FitWatch):
-    """Prints what an experiment reports: its notes, a line per fit, how far it is.
-
-    Args:
-        terminal: Where to print.
-        bar: The bar, on a terminal.
-    """
-
-    def __init__(self, terminal: Terminal, bar: Progress | None) -> None:
-        super().__init__("", terminal.info, terminal.epoch_done, bar)
-        self._terminal = terminal
-        self._seconds: dict[str, list[float]] = {}
-
-    @property
-    def metric(self) -> str:
-        """The metric that is tracked."""
-        return self._metric
-
-    def started(self, metric_name: str, notes: Sequence[str]) -> None:
-        """Print the notes; the lines to come are about this metric."""
-        self._metric = metric_name
-        for note in notes:
-            self._terminal.note(note)
-
-    def fit_done(self, fit: Fit, done: int, total: int) -> None:
-        """Print the fit's line, and record how long its epochs took."""
-        self._seconds.setdefault(fit.spec.name, []).append(fit.seconds_per_epoch)
-        super().fit_done(fit, done, total)
-
-    def seconds_per_epoch(self) -> dict[str, float]:
-        """Return the median over the fits of each readout."""
-        return {name: median(values) for name, values in self._seconds.items()}
 
 
 # --- TensorBoard

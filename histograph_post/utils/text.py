@@ -97,6 +97,30 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in padded)
 
 
+def score(value: float | None) -> str:
+    """Return a metric as the terminal shows it, with four digits; a missing one as a dash."""
+    return "-" if value is None or value != value else f"{value:.4f}"
+
+
+def file_size(num_bytes: float) -> str:
+    """Return a number of bytes as people write it."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people write it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
 # --- in notebooks
 
 #: Told how much is done, and how much there is in all.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from histograph_cli.progress import FitWatch
+from histograph_cli.progress import ExperimentWatch
 
 
 class Story:
@@ -16,24 +17,23 @@ class Story:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, total: int) -> None:
         self.now, self._total, self._done, self._lines = 0.0, total, 0, list[str]()
         monkeypatch.setattr("time.monotonic", lambda: self.now)
-        self._watch = FitWatch("accuracy", self._lines.append, lambda name, measured: None, None)
+        terminal: Any = SimpleNamespace(info=self._lines.append, epoch_done=lambda *_: None)
+        self._watch = ExperimentWatch(terminal, None)
 
     def train(self, seconds: float, *seeds: int, head: str = "mean") -> None:
         """Train seeds as one."""
         self.now += seconds
         for seed in seeds:
-            fit = SimpleNamespace(head=head, fold=0, seed=seed, share_done=1.0, measured={})
+            fit: Any = SimpleNamespace(head=head, fold=0, seed=seed, share_done=1.0, measured={})
             self._watch.epoch_done(fit)
 
     def finish(self, seed: int, head: str = "mean") -> str | None:
         """Return what is said of the time that is left."""
         self._done += 1
         spec = SimpleNamespace(name=head, fold=0, seed=seed, label=head)
-        self._watch.fit_done(
-            SimpleNamespace(spec=spec, scores={}, best_epoch=3, strength=None, diverged=False),
-            self._done,
-            self._total,
-        )
+        fit: Any = SimpleNamespace(spec=spec, scores={}, best_epoch=3, strength=None)
+        fit.diverged, fit.seconds_per_epoch = False, 1.0
+        self._watch.fit_done(fit, self._done, self._total)
         found = re.search(r", ([^,]*) left$", self._lines[-1])
         return None if found is None else found[1]
 
