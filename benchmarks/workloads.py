@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from histograph_post.caches import Cache
 from histograph_post.caches.caching import cache
 from histograph_post.data import GraphDataset, from_graphs, load_data
+from histograph_post.heads.history import layer_statistics
 from histograph_post.heads.ragged import Graphs
-from histograph_post.heads.statistics import layer_statistics
 
 from .backbones import make_gin, make_molecule_gcn
 from .generated import generate

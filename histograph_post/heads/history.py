@@ -1,4 +1,4 @@
-"""The activations of all layers as a readout is given them, and which of them it uses."""
+"""The activations of all layers as a readout is given them, and their statistics by graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..utils.machine import send
-from .ragged import Graphs, ranges
+from .ragged import Graphs, pool_nodes, ranges
 
 #: One tensor ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
 History: TypeAlias = Tensor | Sequence[Tensor]
@@ -159,3 +159,50 @@ def split_layers(history: History, in_dims: Sequence[int]) -> tuple[Tensor, ...]
 def last_layer(history: History) -> Tensor:
     """Return what the network's own readout consumes: ``[num_nodes, dim]``."""
     return history[:, -1] if isinstance(history, Tensor) else history[-1]
+
+
+# --- statistics: what a graph is beyond its mean
+
+#: What is taken of every channel, in the order of :func:`layer_statistics`.
+STATISTICS = ("mean", "max", "deviation")
+
+#: What follows from these and the number of nodes: the sum of every channel, and the size of the
+#: graph, as it is and as its logarithm.
+DERIVED = ("sum", "size")
+
+
+def layer_statistics(history: History, graphs: Graphs) -> Tensor:
+    """Return mean, maximum and deviation over the nodes of each graph, of every channel.
+
+    A mean over nodes hides what only a few of them show. The maximum of a channel keeps the one
+    node that shows it most, and the deviation tells a graph of equal nodes from one of different.
+
+    The deviation is that of the population: 0 for a single node. All three are 0 for a graph
+    without nodes. Gradients are finite everywhere; where all nodes agree, the deviation has none.
+
+    Args:
+        history: ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
+        graphs: Which graph each node belongs to.
+
+    Returns:
+        ``[num_graphs, 3, sum(D_l)]``, the layers side by side, first to last.
+    """
+    # Layer by layer: what is made on the way is as large as one of them.
+    layers = history.unbind(1) if isinstance(history, Tensor) else history
+    return torch.cat([_statistics(layer, graphs) for layer in layers], dim=2)
+
+
+def _statistics(rows: Tensor, graphs: Graphs) -> Tensor:
+    """Return the statistics of rows ``[num_nodes, width]``: ``[num_graphs, 3, width]``."""
+    mean = graphs.mean(rows)  # [num_graphs, width]
+    # The sum of a large graph, or of values far from zero, rounds small differences away. What
+    # is left of the rows once it is taken off says by how much.
+    with torch.no_grad():
+        correction = graphs.mean(rows - graphs.spread(mean))  # [num_graphs, width]
+    mean = mean + correction
+    variance = graphs.mean((rows - graphs.spread(mean)).square())  # [num_graphs, width]
+    # The slope of a square root is infinite at zero, also where it is masked afterwards.
+    varies = variance > 0
+    deviation = torch.where(varies, torch.where(varies, variance, 1.0).sqrt(), 0.0)
+    largest = pool_nodes(rows, graphs.index, graphs.num_graphs, "max")  # [num_graphs, width]
+    return torch.stack([mean, largest, deviation], dim=1)

@@ -10,8 +10,8 @@ from torch_geometric.nn.models import JumpingKnowledge as JumpingKnowledgeMixtur
 
 from ..utils import LEVELS
 from .base import History, Readout, last_layer
+from .history import STATISTICS, layer_statistics
 from .ragged import Graphs, pool_nodes
-from .statistics import STATISTICS, layer_statistics
 
 
 class LastLayer(Readout):

@@ -123,8 +123,8 @@ _simple = partial(HeadInfo, simple=True, levels=LEVELS)
 _probe = partial(HeadInfo, location=".readouts:Probe", simple=True, levels=("graph", "node"))
 _jumping = _variants(".readouts:JumpingKnowledge", "mode", levels=LEVELS)
 _with_edges = partial(HeadInfo, needs_edge_index=True)
-_second_order = _variants(".second_order:SOPool", "mode")
-_covariance = _variants(".second_order:DKEPool", "robust")
+_second_order = _variants(".set_pooling:SOPool", "mode")
+_covariance = _variants(".set_pooling:DKEPool", "robust")
 
 _HEADS = (
     _histograph("histograph", "attention over the history of layers, then over the nodes"),
@@ -162,10 +162,10 @@ _HEADS = (
     ),
     _with_edges("edgepool", "EdgePool: edges contracted by score", ".structural:EdgePool"),
     _with_edges(
-        "diffpool", "DiffPool: soft clusters from a graph convolution", ".dense_pooling:DiffPool"
+        "diffpool", "DiffPool: soft clusters from a graph convolution", ".structural:DiffPool"
     ),
     _with_edges(
-        "mincutpool", "MinCutPool: soft clusters that cut few edges", ".dense_pooling:MinCutPool"
+        "mincutpool", "MinCutPool: soft clusters that cut few edges", ".structural:MinCutPool"
     ),
     _second_order("sopool", "SOPool: second-order pooling, bilinear mapping", "bilinear"),
     _second_order("sopool-attention", "SOPool: second-order pooling, attentional", "attentional"),

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..data.batching import RowBatch, count_batches, row_batches
 from ..data.links import LinkNegatives, Negatives
 from ..heads.base import History
-from ..heads.histograph.landmarks import WholeGraph
+from ..heads.histograph.large_graphs import WholeGraph
 from ..heads.history import TableRows
 from ..heads.ragged import Graphs, ranges
 from ..tasks import Missing, Task

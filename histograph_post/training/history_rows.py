@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from ..caches import Cache
-from ..heads.history import History, TableRows, last_layer
+from ..heads.history import History, TableRows, last_layer, layer_statistics
 from ..heads.ragged import Graphs, pool_nodes, ranges
 from ..heads.standardize import Standardizer
-from ..heads.statistics import layer_statistics
 from ..utils.machine import free_memory, pinned, send
 from .memory import MemoryBudget, RowMemory, SharedMemory
 
@@ -260,7 +259,7 @@ def statistics_rows(
 ) -> RowsInMemory | None:
     """Return statistics of every graph as its one row, ``[3, sum(D_l)]``; None if they do not fit.
 
-    They are those of :func:`~histograph_post.heads.statistics.layer_statistics`, taken once for all
+    They are those of :func:`~histograph_post.heads.history.layer_statistics`, taken once for all
     epochs, and all readouts and seeds of a fold. The arguments are those of :func:`history_rows`.
     """
     if not budget.fits_statistics():

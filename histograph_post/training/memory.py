@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..caches import Cache
-from ..heads.statistics import STATISTICS
+from ..heads.history import STATISTICS
 from ..utils.machine import SharedTensor, machine_memory
 
 #: Share of the machine's memory that training may take, unless told otherwise.

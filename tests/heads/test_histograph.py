@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 from histograph_post.errors import DataError
 from histograph_post.heads.histograph import PAPER_FORM, HistoGraphHead
-from histograph_post.heads.histograph.landmarks import WholeGraph
+from histograph_post.heads.histograph.large_graphs import WholeGraph
 from histograph_post.heads.histograph.layer_attention import NORMALIZATIONS
 from histograph_post.heads.histograph.node_attention import NODE_ATTENTIONS
+from histograph_post.heads.history import layer_statistics
 from histograph_post.heads.ragged import Graphs
-from histograph_post.heads.statistics import layer_statistics
 
 SIZES = (5, 1, 9, 3)
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from histograph_post.heads.histograph import edge_attention
-from histograph_post.heads.histograph.landmarks import Landmarks
+from histograph_post.heads.histograph import large_graphs
+from histograph_post.heads.histograph.large_graphs import Landmarks
 from histograph_post.heads.histograph.node_attention import BLOCK_WEIGHTS, NodeAttention
 from histograph_post.heads.ragged import Graphs
 
@@ -174,10 +174,10 @@ def test_many_edges_are_handled_some_at_a_time(
     edges = torch.randint(28, (2, 200), generator=random)
     edges[1, :50] = 3  # more than are handled at a time
     weights = torch.randn(30, 8, generator=random)
-    whole = edge_attention.attend_along_edges(projected, edges, zero_token)
+    whole = large_graphs.attend_along_edges(projected, edges, zero_token)
     (expected,) = torch.autograd.grad((whole * weights).sum(), projected)
-    monkeypatch.setattr(edge_attention, "EDGES_AT_ONCE", 16)
-    parts = edge_attention.attend_along_edges(projected, edges, zero_token)
+    monkeypatch.setattr(large_graphs, "EDGES_AT_ONCE", 16)
+    parts = large_graphs.attend_along_edges(projected, edges, zero_token)
     torch.testing.assert_close(parts, whole)
     (gradient,) = torch.autograd.grad((parts * weights).sum(), projected)
     torch.testing.assert_close(gradient, expected)

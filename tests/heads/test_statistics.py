@@ -9,13 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from histograph_post.heads.histograph.mixing import GraphStatistics, WideDropout
+from histograph_post.heads.history import STATISTICS, layer_statistics
 from histograph_post.heads.ragged import Graphs
-from histograph_post.heads.statistics import (
-    STATISTICS,
-    GraphStatistics,
-    WideDropout,
-    layer_statistics,
-)
 
 SIZES = (3, 1, 0, 40, 2, 0)
 

@@ -2,9 +2,9 @@
 
 Read ``head.py`` first, beside the paper's algorithm: it has the numbered steps, and is complete and
 correct alone. ``config.py`` lists the options, ``layer_attention.py`` holds steps 1 to 5 (and the
-normalisations), ``node_attention.py`` step 6, ``mixing.py`` what is mixed in steps 8 and 9;
-``landmarks.py`` and ``edge_attention.py`` are forms of step 6 for large graphs. ``accelerate.py``
-and its ``kernels.py`` are the fast path on a CPU; nothing else knows of it.
+normalisations), ``node_attention.py`` step 6 (``large_graphs.py`` its forms for large graphs),
+``mixing.py`` what is mixed in steps 8 and 9. ``accelerate.py`` and its ``kernels.py`` are the fast
+path on a CPU; nothing else knows of it.
 """
 
 from ..base import Explanation

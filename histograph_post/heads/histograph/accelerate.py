@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from ..history import History, TableRows, check_batch
+from ..history import History, TableRows, check_batch, layer_statistics
 from ..ragged import Graphs
-from ..statistics import layer_statistics
 from .config import HistoGraphConfig
 from .head import HistoGraphHead
 from .layer_attention import LayerAttention

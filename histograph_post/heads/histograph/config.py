@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 from ...errors import ConfigError
 from ...utils import LEVELS
 from ...utils.decoding import decode
-from ..history import kept_dims
-from ..statistics import DERIVED, STATISTICS
+from ..history import DERIVED, STATISTICS, kept_dims
 from .layer_attention import LAYER_ATTENTIONS, NORMALIZATIONS
 from .node_attention import NODE_ATTENTIONS
 
@@ -47,7 +46,7 @@ class HistoGraphConfig:
         radius: Largest distance of ``bounded`` weights from the mean over layers.
         layer_heads: Sets of layer weights, each for its own slice of the channels.
         node_attention: What a node attends to. ``exact``: all nodes of its graph, as in the paper.
-            ``landmark``: the means of groups of them, see :mod:`.landmarks`. ``neighbors``: the
+            ``landmark``: the means of groups of them, see :mod:`.large_graphs`. ``neighbors``: the
             nodes with an edge to it, and itself. ``none``: nothing. ``auto``: ``exact`` in graphs
             of up to :data:`.node_attention.EXACT_NODES` nodes, ``landmark`` in larger ones. True
             and False, of the first version, are ``exact`` and ``none``.

@@ -34,13 +34,12 @@ from torch import Tensor, nn
 from ...errors import DataError
 from ...utils import LEVELS
 from ..base import Explanation, in_own_precision
-from ..history import History, TableRows, last_layer
+from ..history import History, TableRows, last_layer, layer_statistics
 from ..ragged import Graphs
-from ..statistics import GraphStatistics, WideDropout, layer_statistics
 from .config import HistoGraphConfig
-from .landmarks import LandmarkGroups, WholeGraph
+from .large_graphs import LandmarkGroups, WholeGraph
 from .layer_attention import LayerAttention
-from .mixing import LinearStarts, Mixing, map_parts
+from .mixing import GraphStatistics, LinearStarts, Mixing, WideDropout, map_parts
 from .node_attention import EXACT_NODES, NodeAttention, Reach
 
 
@@ -140,7 +139,7 @@ class HistoGraphHead(LinearStarts):
             num_graphs: Graphs in the batch, if the last ones may be empty.
             edge_index: Edges of the batch ``[2, num_edges]``, for attention along them.
             statistics: Of all layers of these graphs, as
-                :func:`~histograph_post.heads.statistics.layer_statistics` gives them, if they are
+                :func:`~histograph_post.heads.history.layer_statistics` gives them, if they are
                 known already: ``[num_graphs, 3, sum(D_l)]``.
             whole: What there is to know of the one graph of which only some nodes are given, at
                 node level.

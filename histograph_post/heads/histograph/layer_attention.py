@@ -30,7 +30,7 @@ from ..ragged import Graphs
 
 if TYPE_CHECKING:
     from .config import HistoGraphConfig
-    from .landmarks import WholeGraph
+    from .large_graphs import WholeGraph
 
 LAYER_ATTENTIONS = ("learned", "mean", "last", "random")
 

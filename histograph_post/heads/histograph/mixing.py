@@ -1,5 +1,8 @@
 """What is mixed with what attention makes: step 8 of the paper, and the linear starts of a head.
 
+Statistics of all layers over the nodes of a graph become a row of columns at one scale
+(:class:`GraphStatistics`), are dropped in part and projected, and mixed in (:class:`Mixing`).
+
 A head that starts from random weights first has to find what a linear map of the same layers gives
 away at once. So it may start there: at the classifier of the network it reads
 (:meth:`LinearStarts.warm_start`), or at a linear probe that was solved on the training rows
@@ -9,7 +12,7 @@ away at once. So it may start there: at the classifier of the network it reads
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +20,103 @@ from torch import Tensor, nn
 
 from ...errors import DataError
 from ..base import Readout
+from ..history import DERIVED, STATISTICS
+from ..standardize import Standardizer
 from .config import HistoGraphConfig
+
+#: The size is two columns beside thousands, and a penalty on weights that treats all columns alike
+#: would all but forbid its use: it is scaled to so many deviations.
+SIZE_DEVIATION = 10.0
+
+
+class GraphStatistics(nn.Module):
+    """Statistics of a graph as one row, each column at one scale.
+
+    A property that adds up over the nodes, such as the weight of a molecule, is in the sum of a
+    channel and not in its mean; so sums and the size can be asked for besides.
+
+    Args:
+        in_dims: Width of each layer that is used.
+        names: Some of :data:`STATISTICS` and :data:`DERIVED`.
+    """
+
+    def __init__(self, in_dims: Sequence[int], names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = tuple(names)
+        groups = [width for name in names for width in ((1, 1) if name == "size" else in_dims)]
+        #: Centres and scales the columns, once it is fitted to the rows of training graphs.
+        self.scaling = Standardizer(groups)
+        self.width = sum(groups)
+        self._widths = [2 if name == "size" else sum(in_dims) for name in names]
+        # Sums and sizes are as large as graphs are: they count once their scale is known.
+        for columns in self._columns(*DERIVED):
+            self.scaling.scale[columns] = torch.inf
+
+    def forward(self, statistics: Tensor, counts: Tensor) -> Tensor:
+        """Return the row of every graph: ``[num_graphs, width]``.
+
+        Args:
+            statistics: As :func:`layer_statistics` gives them, ``[num_graphs, 3, sum(D_l)]``.
+            counts: Nodes of each graph, ``[num_graphs]``.
+        """
+        rows = self.rows(statistics, counts)  # [num_graphs, width], of its own
+        return rows.sub_(self.scaling.mean).div_(self.scaling.scale)
+
+    def rows(self, statistics: Tensor, counts: Tensor) -> Tensor:
+        """Return the row of every graph as it is, before it is scaled: ``[num_graphs, width]``."""
+        sizes = counts.to(statistics.dtype).unsqueeze(-1)  # [num_graphs, 1]
+        columns, names = [], self.names
+        if names[: len(STATISTICS)] == STATISTICS:  # they lie side by side: copied at once
+            columns, names = [statistics.flatten(1)], names[len(STATISTICS) :]
+        for name in names:
+            if name == "size":
+                columns += [sizes, sizes.clamp(min=1).log()]  # [num_graphs, 1] each
+            elif name == "sum":
+                columns.append(statistics[:, 0] * sizes)  # [num_graphs, sum(D_l)]
+            else:
+                columns.append(statistics[:, STATISTICS.index(name)])  # [num_graphs, sum(D_l)]
+        return torch.cat(columns, dim=1)
+
+    def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Take the scale of every column from training graphs.
+
+        Args:
+            batches: Statistics and counts, as :meth:`forward` takes them.
+        """
+        rows = (self.rows(*batch) for batch in batches)  # [num_graphs, width] each
+        self.scaling.fit(list(batch.split(self.scaling.in_dims, dim=1)) for batch in rows)
+        for columns in self._columns("size"):
+            self.scaling.scale[columns] /= SIZE_DEVIATION
+
+    def _columns(self, *names: str) -> Iterator[slice]:
+        """Yield where statistics of these names stand in a row."""
+        start = 0
+        for name, width in zip(self.names, self._widths, strict=True):
+            if name in names:
+                yield slice(start, start + width)
+            start += width
+
+    def extra_repr(self) -> str:
+        """Describe the module in one line."""
+        return "+".join(self.names)
+
+
+class WideDropout(nn.Dropout):
+    """Dropout of rows so wide that drawing the mask would cost more than using it.
+
+    On a CPU, PyTorch draws 64 random bits for every value. Sixteen are enough: values are dropped
+    with a probability that is at most 2^-17 off, and scaled by just that.
+    """
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return rows ``[num_rows, width]``, of which values are dropped while training."""
+        if not self.training or not self.p or rows.device.type != "cpu":
+            return super().forward(rows)
+        words = torch.empty(rows.numel() // 4 + 1, dtype=torch.int64)
+        bits = words.random_(-(1 << 63), None).view(torch.int16)[: rows.numel()]  # of each value
+        dropped = min(round(self.p * (1 << 16)), (1 << 16) - 1)  # of the 2^16 that may be drawn
+        kept = bits.to(rows.dtype).ge_(dropped - (1 << 15)).view_as(rows)  # 1 or 0, as they lie
+        return rows * kept.mul_((1 << 16) / ((1 << 16) - dropped))  # [num_rows, width]
 
 
 def map_parts(linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:

@@ -4,9 +4,8 @@ Graphs of similar size share a dense bucket under a padding budget; a large grap
 with fused attention whose memory is linear in its nodes. No graph is padded to the largest of its
 batch, and no graph sees another.
 
-To all nodes of a graph is the paper's form, and takes time in the square of them. Two others have
-the same weights and take less: to groups of alike nodes (:mod:`.landmarks`), and along edges
-(:mod:`.edge_attention`).
+To all nodes of a graph is the paper's form, and takes time in the square of them. Two others, in
+:mod:`.large_graphs`, have the same weights and take less: groups of alike nodes, and along edges.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ..ragged import Bucket, Graphs, Layout, bucket_layout
-from .edge_attention import attend_along_edges, received_along_edges
-from .landmarks import Landmarks
+from .large_graphs import Landmarks, attend_along_edges, received_along_edges
 
 #: What a node may attend to.
 NODE_ATTENTIONS = ("auto", "exact", "landmark", "neighbors", "none")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from histograph_post.heads import build_head
-from histograph_post.heads.second_order import matrix_square_root
+from histograph_post.heads.set_pooling import matrix_square_root
 
 SIZES = [6, 1, 30, 2]
 BATCH = torch.repeat_interleave(torch.arange(len(SIZES)), torch.tensor(SIZES))
