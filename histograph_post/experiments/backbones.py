@@ -24,9 +24,9 @@ from ..models.checkpoints import save_weights, weights_sha256
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.run import MODEL_NAME
 from ..tasks import Task
-from ..training.graph_batches import BackboneNetwork, GraphBatches
+from ..training.graph_batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
-from ..training.networks import HistoryNetwork, checkpoint_layers
+from ..training.networks import BackboneNetwork, HistoryNetwork, checkpoint_layers
 from ..training.ranks import current_ranks
 from .folds import write_folds
 from .options import HeadSpec

@@ -41,9 +41,9 @@ from ..runs.run import HEAD_CONFIG_NAME, MODEL_NAME, RESULTS_NAME, Run, read_jso
 from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import TargetScale, infer_task
-from ..training.graph_batches import BackboneNetwork, GraphBatches
+from ..training.graph_batches import GraphBatches
 from ..training.loop import STATE_NAME, OnEpoch, Trainer, train_resumably
-from ..training.networks import statistics_of
+from ..training.networks import BackboneNetwork, statistics_of
 from ..training.options import TrainingOptions
 from ..training.ranks import current_ranks
 from .backbones import BackboneStage, NetworkParts, output_width, untrained_model

@@ -10,7 +10,7 @@ from typing import overload
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Batch
 
 from ..data import GraphDataset
@@ -22,9 +22,8 @@ from ..data.batching import (
     to_device,
 )
 from ..data.links import LinkNegatives, Negatives, NonEdges
-from ..errors import ConfigError, ModelError
+from ..errors import ConfigError
 from ..heads.ragged import Graphs
-from ..models import call_model, prediction
 from ..tasks import Task
 from ..utils.machine import pinned
 from .loop import Step
@@ -177,21 +176,3 @@ class GraphBatches:
         graph = self._dataset.graphs[number]
         known = torch.cat([graph.edge_label_index, graph.edge_index], dim=1)  # [2, num_known]
         return NonEdges(int(graph.num_nodes), known.numpy())
-
-
-class BackboneNetwork(nn.Module):
-    """A model with a readout of its own, as the training loop calls it."""
-
-    def __init__(self, model: nn.Module, *, output_key: str | int | None = None) -> None:
-        super().__init__()
-        self.model = model
-        self._output_key = output_key
-
-    def forward(self, inputs: GraphInputs) -> Tensor:
-        """Return the model's prediction for the rows that are asked for: ``[rows, out_dim]``."""
-        wanted = inputs.batch.num_graphs if inputs.positions is None else inputs.batch.num_nodes
-        output = call_model(self.model, inputs.batch)
-        found = prediction(output, rows=int(wanted), key=self._output_key)  # [wanted, out_dim]
-        if found is None:
-            raise ModelError(f"the model's output has no tensor of {wanted} rows to train on")
-        return found if inputs.positions is None else found[inputs.positions]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from .memory import MemoryBudget, SharedMemory
 
 _Made = TypeVar("_Made")
 
+#: What takes much memory of all that is made.
+_LARGE = ("history", "means", "statistics")
+
 
 @dataclass(frozen=True)
 class LentRows:
@@ -38,12 +41,8 @@ class LentRows:
 
     #: Label rows of the graphs that it is standardised by; None if it is not.
     rows: np.ndarray | None
-    standardizer: Standardizer | None
-    history: HistoryRows | None = None
-    means: HistoryRows | None = None
-    statistics: HistoryRows | None = None
-    #: What was made once for all seeds, see :meth:`LoadedCache.once`.
-    results: Mapping[Any, Any] = field(default_factory=dict)
+    #: What was made of them, by name.
+    made: Mapping[str, Any]
 
 
 class LoadedCache:
@@ -64,12 +63,9 @@ class LoadedCache:
         #: What training may take of memory.
         self.memory = MemoryBudget(cache, memory_limit)
         self._lends = False
-        # The readouts and seeds of one fold all ask for the same.
-        self._standardizer = _Kept[Standardizer]()
-        self._history = _Kept[HistoryRows]()
-        self._means = _Kept[HistoryRows | None]()
-        self._statistics = _Kept[HistoryRows | None]()
-        self._results = _Kept[dict[Any, Any]]()
+        #: What was made last under each name, and for which rows: the readouts and seeds of one
+        #: fold all ask for the same.
+        self._made: dict[str, tuple[np.ndarray | None, Any]] = {}
         #: Labelled pairs of all graphs, nodes numbered through the cache: ``[2, rows]``.
         self.pairs = cache.label_pairs() if self.level == "link" else None
 
@@ -135,12 +131,12 @@ class LoadedCache:
                 )
             return found
 
-        return copy.deepcopy(self._standardizer.of(rows, fit))
+        return copy.deepcopy(self._make("standardizer", rows, fit))
 
     def forget(self) -> None:
         """Give the memory of the activations back, until they are asked for again."""
-        for kept in (self._history, self._means, self._statistics):
-            kept.forget()
+        for name in _LARGE:
+            self._made.pop(name, None)
 
     def history(self, rows: np.ndarray | None) -> HistoryRows:
         """Return the activations, standardised by the graphs that own these label rows.
@@ -148,7 +144,7 @@ class LoadedCache:
         Args:
             rows: None for the activations as they are stored.
         """
-        return self._history.of(rows, lambda: self._read(history_rows, rows))
+        return self._read("history", rows, history_rows)
 
     def means(self, rows: np.ndarray | None) -> HistoryRows | None:
         """Return the means of graphs, one row each; None if they take too much memory.
@@ -156,7 +152,7 @@ class LoadedCache:
         Args:
             rows: As :meth:`history` takes them.
         """
-        return self._means.of(rows, lambda: self._read(mean_rows, rows))
+        return self._read("means", rows, mean_rows)
 
     def statistics(self, rows: np.ndarray | None) -> HistoryRows | None:
         """Return statistics of graphs, one row ``[3, sum(D_l)]`` each; None if they do not fit.
@@ -164,7 +160,7 @@ class LoadedCache:
         Args:
             rows: As :meth:`history` takes them.
         """
-        return self._statistics.of(rows, lambda: self._read(statistics_rows, rows))
+        return self._read("statistics", rows, statistics_rows)
 
     def all_statistics(self, rows: np.ndarray | None) -> Tensor | None:
         """Return statistics of all graphs, to be solved by, ``[num_graphs, 3, sum(D_l)]``.
@@ -197,20 +193,26 @@ class LoadedCache:
             key: What it depends on besides the rows.
             make: Makes it.
         """
-        known = self._results.of(rows, dict)
+        known = self._make("results", rows, dict)
         if key not in known:
             known[key] = make()
         found: _Made = known[key]
         return found
 
-    def results(self, rows: np.ndarray | None) -> Mapping[Any, Any]:
-        """Return all that was made once so far for these rows, for other processes."""
-        return dict(self._results.of(rows, dict))
+    def _make(self, name: str, rows: np.ndarray | None, make: Callable[[], Any]) -> Any:
+        """Return what was made last under a name, made anew if that was for other rows."""
+        if name not in self._made or not _same(self._made[name][0], rows):
+            self._made.pop(name, None)  # before the next is made: one is large enough
+            self._made[name] = rows, make()
+        return self._made[name][1]
 
-    def _read(self, read: Callable[..., _Made], rows: np.ndarray | None) -> _Made:
-        standardizer = None if rows is None else self.standardizer(rows)
-        memory = SharedMemory() if self._lends else None
-        return read(self.memory, standardizer, memory)
+    def _read(self, name: str, rows: np.ndarray | None, read: Callable[..., _Made]) -> _Made:
+        def make() -> _Made:
+            standardizer = None if rows is None else self.standardizer(rows)
+            return read(self.memory, standardizer, SharedMemory() if self._lends else None)
+
+        found: _Made = self._make(name, rows, make)
+        return found
 
     def lend(
         self,
@@ -222,6 +224,8 @@ class LoadedCache:
     ) -> LentRows:
         """Return what a fit in another process reads, for :meth:`borrow` there.
 
+        What is made :meth:`once` for these rows later on, until it is sent, goes with it.
+
         Args:
             rows: As :meth:`history` takes them.
             history: Whether it reads the activations.
@@ -231,54 +235,24 @@ class LoadedCache:
         if not self._lends:
             self.forget()  # memory of this process alone
             self._lends = True
-        found = self.means(rows) if means else None
-        return LentRows(
-            rows=rows,
-            standardizer=None if rows is None else self.standardizer(rows),
-            history=self.history(rows) if history and found is None else None,
-            means=found,
-            statistics=self.statistics(rows) if statistics else None,
-        )
+        made = {"results": self._make("results", rows, dict)}
+        if rows is not None:
+            made["standardizer"] = self.standardizer(rows)
+        if means:
+            made["means"] = self.means(rows)
+        if history and made.get("means") is None:
+            made["history"] = self.history(rows)
+        if statistics:
+            made["statistics"] = self.statistics(rows)
+        return LentRows(rows, made)
 
     def borrow(self, lent: LentRows) -> None:
         """Use what another process has made ready."""
-        rows = lent.rows
-        self._results.put(rows, dict(lent.results))
-        if lent.standardizer is not None:
-            self._standardizer.put(rows, lent.standardizer)
-        if lent.history is not None:
-            self._history.put(rows, lent.history)
-        if lent.means is not None:
-            self._means.put(rows, lent.means)
-        if lent.statistics is not None:
-            self._statistics.put(rows, lent.statistics)
+        self._made |= {name: (lent.rows, made) for name, made in lent.made.items()}
 
 
 def _load_cache(cache: Cache, memory_limit: int | None) -> LoadedCache:
     return LoadedCache(cache, memory_limit=memory_limit)
-
-
-class _Kept(Generic[_Made]):
-    """What was made last, for some rows, until other rows are asked for."""
-
-    def __init__(self) -> None:
-        self._found: tuple[np.ndarray | None, _Made] | None = None
-
-    def of(self, rows: np.ndarray | None, make: Callable[[], _Made]) -> _Made:
-        """Return what there is for these rows, made now if it is for others."""
-        if self._found is None or not _same(self._found[0], rows):
-            self.forget()  # before the next is made: one is large enough
-            self.put(rows, make())
-        assert self._found is not None
-        return self._found[1]
-
-    def put(self, rows: np.ndarray | None, made: _Made) -> None:
-        """Keep what there is for these rows."""
-        self._found = (rows, made)
-
-    def forget(self) -> None:
-        """Give its memory back."""
-        self._found = None
 
 
 def _same(rows: np.ndarray | None, others: np.ndarray | None) -> bool:

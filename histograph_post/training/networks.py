@@ -1,4 +1,4 @@
-"""A backbone with a readout over its history, as one network that gradients flow through."""
+"""The networks that are trained: a head, a backbone with a head over its history, or a backbone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,40 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..capture import Capture, CapturePlan
-from ..errors import ConfigError
+from ..errors import ConfigError, ModelError
 from ..heads.histograph.accelerate import read_out
+from ..models import call_model, prediction
 from .graph_batches import GraphInputs
 from .head_batches import HeadInputs
+
+
+class HeadNetwork(nn.Module):
+    """A readout as the training loop calls it: on rows that are standardised already."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    @property
+    def aux_loss(self) -> Tensor | None:
+        """What the last forward pass adds to the loss, for readouts that have such a term."""
+        return getattr(self.head, "aux_loss", None)
+
+    def forward(self, inputs: HeadInputs) -> Tensor:
+        """Return an output for every row that is asked for: ``[rows, out_dim]``."""
+        given = {"statistics": inputs.statistics, "whole": inputs.whole}
+        outputs = read_out(
+            self.head,
+            inputs.history,
+            inputs.members,
+            num_graphs=inputs.num_graphs,
+            edge_index=inputs.edge_index,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        if inputs.pairs is not None:
+            scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]
+            return scores.unsqueeze(-1)  # [rows, 1]
+        return outputs if inputs.positions is None else outputs[inputs.positions]
 
 
 class HistoryNetwork(nn.Module):
@@ -88,6 +118,24 @@ class HistoryNetwork(nn.Module):
     def _precision(self) -> AbstractContextManager[None]:
         # bfloat16, because float16 needs a scale of the loss to keep small gradients.
         return torch.autocast("cuda", dtype=torch.bfloat16) if self._autocast else nullcontext()
+
+
+class BackboneNetwork(nn.Module):
+    """A model with a readout of its own, as the training loop calls it."""
+
+    def __init__(self, model: nn.Module, *, output_key: str | int | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self._output_key = output_key
+
+    def forward(self, inputs: GraphInputs) -> Tensor:
+        """Return the model's prediction for the rows that are asked for: ``[rows, out_dim]``."""
+        wanted = inputs.batch.num_graphs if inputs.positions is None else inputs.batch.num_nodes
+        output = call_model(self.model, inputs.batch)
+        found = prediction(output, rows=int(wanted), key=self._output_key)  # [wanted, out_dim]
+        if found is None:
+            raise ModelError(f"the model's output has no tensor of {wanted} rows to train on")
+        return found if inputs.positions is None else found[inputs.positions]
 
 
 # --- which modules of a partly frozen model train: dropout, and running statistics
@@ -187,32 +235,3 @@ def _statistics_stay(layer: nn.Module) -> Iterator[None]:
     finally:
         for module, name, buffer in kept:
             setattr(module, name, buffer)
-
-
-class HeadNetwork(nn.Module):
-    """A readout as the training loop calls it: on rows that are standardised already."""
-
-    def __init__(self, head: nn.Module) -> None:
-        super().__init__()
-        self.head = head
-
-    @property
-    def aux_loss(self) -> Tensor | None:
-        """What the last forward pass adds to the loss, for readouts that have such a term."""
-        return getattr(self.head, "aux_loss", None)
-
-    def forward(self, inputs: HeadInputs) -> Tensor:
-        """Return an output for every row that is asked for: ``[rows, out_dim]``."""
-        given = {"statistics": inputs.statistics, "whole": inputs.whole}
-        outputs = read_out(
-            self.head,
-            inputs.history,
-            inputs.members,
-            num_graphs=inputs.num_graphs,
-            edge_index=inputs.edge_index,
-            **{name: value for name, value in given.items() if value is not None},
-        )
-        if inputs.pairs is not None:
-            scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]
-            return scores.unsqueeze(-1)  # [rows, 1]
-        return outputs if inputs.positions is None else outputs[inputs.positions]

@@ -2,8 +2,8 @@
 
 A step on all of a million nodes to learn from a few takes minutes; here it takes as long as those
 few. What a head needs of all the others comes with every batch, taken once: see
-:class:`~histograph_post.heads.histograph.landmarks.WholeGraph`. So a batch gives what a pass over
-the whole graph gives for its nodes, gradients included.
+:class:`~histograph_post.heads.histograph.large_graphs.WholeGraph`. So a batch gives what a pass
+over the whole graph gives for its nodes, gradients included.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from ..heads.base import History, Readout
 from ..heads.histograph import HistoGraphHead
-from ..heads.histograph.edge_attention import attend_along_edges
-from ..heads.histograph.landmarks import WholeGraph
+from ..heads.histograph.large_graphs import WholeGraph, attend_along_edges
 from ..heads.histograph.node_attention import EXACT_NODES
 from ..heads.ragged import Graphs, ranges
 from ..tasks import Task
-from ..utils.machine import pinned, send
-from .head_batches import HeadInputs
+from ..utils.machine import send
+from .head_batches import HeadBatches, HeadInputs
 from .history_rows import HistoryRows
 from .loaded_cache import LoadedCache
 from .loop import Step
@@ -87,7 +86,7 @@ class _Pieces:
             yield self._history.nodes(np.arange(first, min(first + NODES_PER_BATCH, stop)))
 
 
-class NodeBatches:
+class NodeBatches(HeadBatches):
     """A :class:`~histograph_post.training.loop.Source` over nodes of the one graph of a cache.
 
     Args:
@@ -109,12 +108,8 @@ class NodeBatches:
         edges: bool = False,
         whole: WholeGraph | None = None,
     ) -> None:
-        self.labels = loaded.labels
-        self._history = history.on(device)
-        self._task = task
-        self._targets = task.targets(loaded.labels)
-        self._device = device
-        self._incoming = _incoming(loaded) if edges else None
+        super().__init__(loaded, history, task, device)
+        self._incoming = _Incoming(loaded) if edges else None
         self._whole = None if whole is None else whole.to(device)
 
     def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
@@ -126,53 +121,47 @@ class NodeBatches:
         if seed is not None:
             rows = np.random.default_rng(seed).permutation(rows)
         for start in range(0, len(rows), NODES_PER_BATCH):
-            part = np.sort(rows[start : start + NODES_PER_BATCH])  # in the order of the table
-            targets = self._targets[part]  # [rows] or [rows, targets]
-            there = pinned(targets, self._device).to(self._device, non_blocking=True)
-            yield Step(self._inputs(part), there, part, self._task.missing(targets))
+            # Sorted: read in the order of the table.
+            yield self._nodes_step(np.sort(rows[start : start + NODES_PER_BATCH]))
 
-    def _inputs(self, nodes: np.ndarray) -> HeadInputs:
-        edge_index, positions, found = None, np.arange(len(nodes)), nodes
+    def _nodes_step(self, nodes: np.ndarray) -> Step:
+        found, numbers = nodes, [nodes, np.arange(len(nodes))]
         if self._incoming is not None:
-            found, edge_index, positions = self._incoming.around(nodes)
+            found, own, edges = self._incoming.around(nodes)
+            numbers = [nodes, own, edges.reshape(-1)]
+        rows, positions, *joined = send(numbers, self._device)  # [rows] twice, [2 * edges]
         graphs = Graphs.of_sizes(np.array([len(found)]), self._device)
-        numbers = [positions] if edge_index is None else [positions, edge_index.flatten().numpy()]
-        own, *edges = send(numbers, self._device)  # [rows] and, of edges, [2 * their number]
-        return HeadInputs(
+        inputs = HeadInputs(
             history=self._history.nodes(found),
             batch=graphs.index,
             num_graphs=1,
-            edge_index=edges[0].view(2, -1) if edges else None,
-            positions=own,
+            edge_index=joined[0].view(2, -1) if joined else None,
+            positions=positions,
             whole=self._whole,
             graphs=graphs,
         )
+        targets = self._targets_there.index_select(0, rows)  # [rows] or [rows, targets]
+        return Step(inputs, targets, nodes, self._task.missing(self._targets[nodes]))
 
 
 class _Incoming:
-    """The edges of a graph by the node they lead to."""
+    """The edges of the one graph of a cache, by the node they lead to."""
 
-    def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
-        source, target = edge_index.numpy()
+    def __init__(self, loaded: LoadedCache) -> None:
+        assert loaded.edge_ptr is not None  # refuses a cache without edges
+        assert loaded.edge_index is not None
+        source, target = loaded.edge_index.numpy()
         self._source = source[np.argsort(target, kind="stable")]  # [num_edges]
-        degrees = np.bincount(target, minlength=num_nodes)
+        degrees = np.bincount(target, minlength=int(loaded.ptr[-1]))
         self._ptr = np.concatenate([[0], np.cumsum(degrees)])  # [num_nodes + 1]
 
-    def around(self, nodes: np.ndarray) -> tuple[np.ndarray, Tensor, np.ndarray]:
-        """Return nodes with those that have an edge to them, the edges, and their own places."""
+    def around(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return nodes with those that have an edge to them, their own places, and the edges."""
         starts, stops = self._ptr[nodes], self._ptr[nodes + 1]
         sources = self._source[ranges(starts, stops)]  # [their edges]
         found, places = np.unique(np.concatenate([nodes, sources]), return_inverse=True)
         own, others = places[: len(nodes)], places[len(nodes) :]
-        edges = np.stack([others, np.repeat(own, stops - starts)])  # [2, their edges]
-        return found, torch.from_numpy(edges), own
-
-
-def _incoming(loaded: LoadedCache) -> _Incoming:
-    # Once for all heads and seeds: it does not depend on how rows are standardised.
-    assert loaded.edge_ptr is not None  # refuses a cache without edges
-    assert loaded.edge_index is not None
-    return _Incoming(loaded.edge_index, int(loaded.ptr[-1]))
+        return found, own, np.stack([others, np.repeat(own, stops - starts)])  # [2, their edges]
 
 
 # --- what node attention over a large graph will cost, said before it starts
