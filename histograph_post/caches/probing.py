@@ -29,7 +29,7 @@ from ..data import GraphDataset
 from ..data.batching import LARGE_GRAPH, PROBE_NODES, probe_graphs, probe_numbers, to_device
 from ..errors import CacheError, CaptureError, ConfigError, ModelError
 from ..models import call_model, prediction
-from ..models.model_output import OutputForm
+from ..models.model_call import OutputForm
 from ..tasks import Task
 from ..utils import Level
 from ..utils.machine import NODE_BUDGET

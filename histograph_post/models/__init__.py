@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from .checkpoints import Checkpoint, read_checkpoint
     from .key_map import KeyMap, KeyRule, read_key_map
     from .loading import KeyRow, LoadReport, load_into
-    from .model_call import call_model
-    from .model_output import prediction
+    from .model_call import call_model, prediction
     from .spec import ModelSpec, parse_args
 
 __all__ = [
@@ -45,8 +44,7 @@ __getattr__ = lazy_names(
         ".checkpoints": ("Checkpoint", "read_checkpoint"),
         ".key_map": ("KeyMap", "KeyRule", "read_key_map"),
         ".loading": ("KeyRow", "LoadReport", "load_into"),
-        ".model_call": ("call_model",),
-        ".model_output": ("prediction",),
+        ".model_call": ("call_model", "prediction"),
         ".spec": ("ModelSpec", "parse_args"),
     },
 )

@@ -26,8 +26,7 @@ from ..utils.specifications import (
     is_defined_in,
     without_partial,
 )
-from .builtin_models import GNN
-from .builtin_settings import CHOICES, GNNSettings, settings_of
+from .builtin_models import CHOICES, GNN, GNNSettings, settings_of
 
 #: The names of the built-in models.
 BUILT_IN: Final = CHOICES["kind"]

@@ -9,8 +9,10 @@ with beside the weights, because a pool or a residual connection leaves no trace
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +31,191 @@ from torch_geometric.nn import (
 from torch_geometric.nn.resolver import activation_resolver
 
 from ..errors import ModelError
-from .builtin_settings import SETTINGS_KEY, GNNSettings
+from ..utils.specifications import BUILT_IN_MODELS
 
 POOLS: Final = {"mean": global_mean_pool, "sum": global_add_pool, "max": global_max_pool}
+
+#: The choices of every setting that has a closed set of them.
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "kind": BUILT_IN_MODELS,
+    "norm": ("none", "batch", "layer", "graph"),
+    "activation": ("relu", "leaky_relu", "elu", "gelu", "silu", "tanh"),
+    "residual": ("none", "add", "scaled"),
+    "pool": ("mean", "sum", "max", "none"),
+    "classifier": ("linear", "mlp"),
+}
+
+#: Kinds whose convolution can read edge features.
+EDGE_KINDS: Final = ("gin", "gat", "gps")
+
+#: A weight that only the convolution of this kind has. GAT has those of GCN too, so it goes first.
+KIND_WEIGHTS: Final = {
+    "gat": "att_src",
+    "gps": "attn.in_proj_weight",
+    "gin": "nn.0.weight",
+    "sage": "lin_l.weight",
+    "gcn": "lin.weight",
+}
+
+#: Where the settings stand in a state dict: torch's own key for what is no parameter or buffer.
+SETTINGS_KEY: Final = "_extra_state"
+
+
+@dataclass(frozen=True)
+class GNNSettings:
+    """Everything that makes one built-in model differ from another.
+
+    Args:
+        kind: ``gcn``, ``gin``, ``gat``, ``sage`` or ``gps``.
+        in_dim: the number of float node features, or the number of categories of each column of
+            integer features, such as the nine atom features of OGB.
+        out_dim: the number of classes or targets.
+        hidden: the width of every layer.
+        num_layers: the number of message-passing layers.
+        edge_dim: as ``in_dim``, for edge features (``gin``, ``gat``, ``gps``); None leaves them
+            unread.
+        heads: attention heads (``gat``, ``gps``).
+        norm: ``none``, ``batch``, ``layer`` (each node) or ``graph`` (each graph).
+        activation: ``relu``, ``leaky_relu``, ``elu``, ``gelu``, ``silu`` or ``tanh``.
+        dropout: probability, after the embedding and after every layer.
+        residual: ``add`` adds the input of a layer to its output; ``scaled`` divides the output by
+            the square root of the depth first, so that activations and gradients do not grow with
+            it; ``none`` does neither (a ``gps`` layer keeps the residuals inside it).
+        pool: ``mean``, ``sum`` or ``max`` over each graph; ``none`` predicts for every node.
+        classifier: ``linear``, or ``mlp`` with one hidden layer.
+    """
+
+    kind: str
+    in_dim: int | Sequence[int]
+    out_dim: int
+    hidden: int = 64
+    num_layers: int = 5
+    edge_dim: int | Sequence[int] | None = None
+    heads: int = 4
+    norm: str = "batch"
+    activation: str = "relu"
+    dropout: float = 0.0
+    residual: str = "scaled"
+    pool: str = "mean"
+    classifier: str = "linear"
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ModelError(f"{name}={value!r} is not one of {', '.join(choices)}")
+        for name in ("in_dim", "out_dim", "hidden", "num_layers", "edge_dim", "heads"):
+            self._check_size(name)
+        if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
+            raise ModelError(f"dropout={self.dropout!r} is not in [0, 1)")
+        if self.kind in ("gat", "gps") and self.hidden % self.heads:
+            raise ModelError(f"hidden={self.hidden} is not a multiple of heads={self.heads}")
+        if self.edge_dim is not None and self.kind not in EDGE_KINDS:
+            raise ModelError(f"{self.kind} reads no edge features; {', '.join(EDGE_KINDS)} do")
+
+    def _check_size(self, name: str) -> None:
+        value = getattr(self, name)
+        if name == "edge_dim" and value is None:
+            return
+        several = name in ("in_dim", "edge_dim") and isinstance(value, (list, tuple)) and value
+        for size in value if several else [value]:
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ModelError(f"{name}={value!r} is not a positive whole number")
+
+    @classmethod
+    def from_args(cls, args: Mapping[str, Any]) -> Self:
+        """Build settings from model arguments, in which None, True and False are choices, too."""
+        spelled = dict(args)
+        for name in ("norm", "pool", "residual"):
+            if name in args and (args[name] is None or args[name] is False):
+                spelled[name] = "none"
+        if args.get("residual") is True:
+            spelled["residual"] = "scaled"
+        unknown = args.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            known = ", ".join(field.name for field in fields(cls) if field.name != "kind")
+            raise ModelError(
+                f"a built-in model has no argument {', '.join(sorted(unknown))}; it has {known}"
+            )
+        return cls(**spelled)
+
+    def to_tensor(self) -> Tensor:
+        """Return the settings as bytes of JSON, the one form every checkpoint format can hold."""
+        text = json.dumps(asdict(self))
+        # Padded, so that models whose weights have equal shapes have equal shapes here too.
+        return torch.tensor(list(text.ljust(1024).encode()), dtype=torch.uint8)  # [1024], at least
+
+
+def settings_of(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the settings that a state dict of a built-in model shows; empty for any other.
+
+    Sizes are read off the weights: a file cannot ask for more memory than it takes itself. The rest
+    (activation, dropout, residual, pool, and the heads of ``gps``) leaves no trace there; it is
+    taken from the settings the state dict carries, where it does.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
+    visible = _settings_of_shapes(shapes)
+    return {**_recorded_settings(state_dict), **visible} if visible else {}
+
+
+def _recorded_settings(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
+    record = state_dict.get(SETTINGS_KEY)
+    if record is None:
+        return {}
+    try:
+        settings = dict(json.loads(bytes(record.tolist())))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ModelError(f"the settings in the checkpoint are damaged: {error}") from error
+    unknown = settings.keys() - {field.name for field in fields(GNNSettings)}
+    if unknown:
+        raise ModelError(
+            f"the checkpoint has settings this version does not know: {', '.join(sorted(unknown))}"
+        )
+    return settings
+
+
+def _settings_of_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    kind = next((kind for kind, name in KIND_WEIGHTS.items() if f"convs.0.{name}" in shapes), None)
+    embedding = _embedding_sizes(shapes, "embedding")
+    classifier = "linear" if "classifier.weight" in shapes else "mlp"
+    last = shapes.get("classifier.weight" if classifier == "linear" else "classifier.3.weight", ())
+    if kind is None or embedding is None or len(last) != 2:  # [out_dim, hidden]
+        return {}
+    settings = {
+        "kind": kind,
+        "in_dim": embedding,
+        "out_dim": last[0],
+        "hidden": last[1],
+        "num_layers": len({name.split(".")[1] for name in shapes if name.startswith("convs.")}),
+        "edge_dim": _embedding_sizes(shapes, "edge_embedding"),
+        "norm": _norm_of(shapes, "convs.0.norm1." if kind == "gps" else "norms.0."),
+        "classifier": classifier,
+    }
+    if kind == "gat" and len(attention := shapes["convs.0.att_src"]) == 3:
+        settings["heads"] = attention[1]  # [1, heads, channels]
+    return settings
+
+
+def _embedding_sizes(shapes: Mapping[str, tuple[int, ...]], name: str) -> int | list[int] | None:
+    linear = shapes.get(f"{name}.linear.weight")  # [hidden, in_dim]
+    if linear is not None and len(linear) == 2:
+        return linear[1]
+    sizes: list[int] = []
+    while column := shapes.get(f"{name}.columns.{len(sizes)}.weight"):
+        sizes.append(column[0])  # [categories, hidden]
+    return sizes or None
+
+
+def _norm_of(shapes: Mapping[str, tuple[int, ...]], prefix: str) -> str:
+    names = {name.removeprefix(prefix) for name in shapes if name.startswith(prefix)}
+    if {"running_mean", "module.running_mean"} & names:
+        return "batch"
+    if "mean_scale" in names:
+        return "graph"
+    return "layer" if names else "none"
+
+
+# --- the network
 
 
 class FeatureEmbedding(nn.Module):

@@ -1,4 +1,4 @@
-"""Key maps: what a checkpoint calls its tensors, and what the model calls them.
+"""Key maps: what a checkpoint calls its tensors, what the model calls them, and the map between.
 
 A TOML or JSON file of ``old = new``. ``*`` stands for any characters and is carried over;
 the first line that fits a name decides. Besides a new name, the right side may be a table with
@@ -8,17 +8,25 @@ the first line that fits a name decides. Besides a new name, the right side may 
     "encoder.*" = "*"
     "convs.*.weight" = { to = "convs.*.lin.weight", transpose = true }
     "pretraining_head.*" = false
+
+Where a checkpoint does not fit a model, the map with which it would is proposed. Layers are paired
+whole: all tensors of one with all of another, of the same shapes, each once. So a batch norm, which
+has running statistics, or a weight that is no matrix, is never taken for a linear layer. What is
+proposed covers every tensor, or nothing is proposed.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from functools import cache
 from pathlib import Path
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ..errors import CheckpointError, ConfigError, NotFoundError
 from ..utils.decoding import read_json_file, read_toml_file
@@ -132,3 +140,267 @@ def _rule(old: str, value: object) -> KeyRule | None:
             transpose = rest.get("transpose", False)
             return KeyRule(old, new, transpose) if isinstance(transpose, bool) else None
     return None
+
+
+# --- the key map that would make a checkpoint fit
+
+Shape = tuple[int, ...]
+
+#: What an honest checkpoint may lack: counters that old versions of torch did not save, and a
+#: module's own notes, which are no weights.
+OPTIONAL = ("num_batches_tracked", "_extra_state")
+
+#: PyG 2.0 replaced the weight of a convolution by a linear layer, whose weight is its transpose.
+_PYG_2 = ("weight", "lin.weight")
+#: Names of tensors less alike than this have nothing to do with each other.
+_ALIKE = 0.6
+#: What the same numbers in two names add to their likeness, and the same place in the model.
+_SAME_NUMBERS, _SAME_PLACE = 0.5, 0.2
+_MAX_PAIRS = 250_000
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A key map, and what the model has that the file does not."""
+
+    key_map: KeyMap
+    #: Weights of the model that the file does not have; empty where everything fits.
+    without: tuple[str, ...] = ()
+
+
+@dataclass
+class _Layer:
+    """The tensors of one module that are to be renamed, by the last part of their names."""
+
+    name: str
+    #: Where it stands among its likes, from 0 to 1.
+    place: float = 0.0
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    #: The whole name of each.
+    names: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    old: str
+    new: str
+    in_file: Shape
+    in_model: Shape | None
+
+
+def propose_key_map(
+    expected: Mapping[str, Tensor],
+    found: Mapping[str, Tensor],
+    fits: Callable[[KeyMap], tuple[str, ...] | None],
+) -> Proposal | None:
+    """Return the key map that makes a file fit; None if there is none to be seen.
+
+    Args:
+        expected: The tensors of the model.
+        found: The tensors of the file.
+        fits: Tries a key map: the names that the model would still lack, None if it does not fit.
+    """
+    wrong = {name: misfit(found[name], expected[name]) for name in found.keys() & expected.keys()}
+    transposed = sorted(name for name, problem in wrong.items() if problem == "its transpose")
+    if len(transposed) < sum(problem is not None for problem in wrong.values()):
+        return None
+    olds = _layers({name: value for name, value in found.items() if name not in expected}, found)
+    news = _layers({name: value for name, value in expected.items() if name not in found}, expected)
+    if len(olds) * len(news) > _MAX_PAIRS:
+        return None
+    pairs = [pair for old, new, leaves in _assign(olds, news) for pair in _pairs(old, new, leaves)]
+    paired = {pair.old for pair in pairs}
+    left = [name for layer in olds for name in layer.names.values() if name not in paired]
+    lines = [KeyRule(name, name, transpose=True) for name in transposed]
+    dropped = [KeyRule(name, None) for name in left]
+    if not pairs and not lines:
+        return None
+    for renamed in _spellings(pairs):
+        # The first rule that fits a name decides, so single names go before wildcards.
+        rules = sorted([*lines, *dropped, *renamed], key=lambda rule: "*" in rule.old)
+        key_map = KeyMap(tuple(dict.fromkeys(rules)))
+        without = fits(key_map)
+        if without is not None and not (without and dropped):
+            return Proposal(key_map, without)
+    return None
+
+
+def _layers(tensors: Mapping[str, Tensor], side: Mapping[str, Tensor]) -> list[_Layer]:
+    """Group tensors by the module that they are of; ``side`` has all of this side."""
+    layers: dict[str, _Layer] = {}
+    for name, value in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        alone = f"{module}.bias" not in side
+        if leaf == "weight" and alone and (module == "lin" or module.endswith(".lin")):
+            module, leaf = module[:-3].removesuffix("."), "lin.weight"  # of PyG's convolutions
+        layer = layers.setdefault(module, _Layer(module))
+        layer.tensors[leaf], layer.names[leaf] = value, name
+    for position, layer in enumerate(layers.values()):
+        layer.place = position / len(layers)
+    return list(layers.values())
+
+
+def _assign(
+    olds: Sequence[_Layer], news: Sequence[_Layer]
+) -> Iterator[tuple[_Layer, _Layer, dict[str, str]]]:
+    """Pair layers, the most alike first, each with one other at most."""
+    candidates = []
+    for old in olds:
+        for new in news:
+            leaves = _leaves(old, new)
+            if leaves is not None:
+                candidates.append((_likeness(old, new), old, new, leaves))
+    candidates.sort(key=lambda candidate: -candidate[0])
+    taken: set[int] = set()
+    for _, old, new, leaves in candidates:
+        if id(old) not in taken and id(new) not in taken:
+            taken |= {id(old), id(new)}
+            yield old, new, leaves
+
+
+def _leaves(old: _Layer, new: _Layer) -> dict[str, str] | None:
+    """Return which tensor of one layer is which of another; None if they are not the same kind."""
+    waiting = {leaf for leaf in old.tensors if leaf not in OPTIONAL}
+    leaves = {leaf: leaf for leaf in OPTIONAL if leaf in old.tensors and leaf in new.tensors}
+    for leaf, tensor in new.tensors.items():
+        if leaf in OPTIONAL:
+            continue
+        same = [leaf] if leaf in waiting else []
+        same += [_PYG_2[0]] if leaf == _PYG_2[1] and _PYG_2[0] in waiting else []
+        alike = sorted(waiting, key=lambda name: -_alike(name, leaf))
+        same += [name for name in alike if _alike(name, leaf) >= _ALIKE]
+        fits = (None, "its transpose")
+        match = next((name for name in same if misfit(old.tensors[name], tensor) in fits), None)
+        if match is None:
+            return None
+        waiting.discard(match)
+        leaves[match] = leaf
+    return leaves if leaves and not waiting else None
+
+
+def _pairs(old: _Layer, new: _Layer, leaves: Mapping[str, str]) -> Iterator[_Pair]:
+    for old_leaf, new_leaf in leaves.items():
+        in_file = tuple(old.tensors[old_leaf].shape)
+        in_model = shape_of(new.tensors[new_leaf])
+        yield _Pair(old.names[old_leaf], new.names[new_leaf], in_file, in_model)
+
+
+def _likeness(old: _Layer, new: _Layer) -> float:
+    same = _numbers(old.name) == _numbers(new.name)
+    near = 1 - abs(old.place - new.place)
+    return (
+        _alike(_template(old.name), _template(new.name))
+        + (_SAME_NUMBERS if same else 0.0)
+        + _SAME_PLACE * near
+    )
+
+
+@cache
+def _alike(one: str, other: str) -> float:
+    return SequenceMatcher(a=one, b=other, autojunk=False).ratio()
+
+
+@cache
+def _template(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+@cache
+def _numbers(name: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\d+", name))
+
+
+def shape_of(tensor: Tensor) -> Shape | None:
+    """Return the shape of a tensor; None of a lazy layer's, which does not know it yet."""
+    return None if is_lazy(tensor) else tuple(tensor.shape)
+
+
+def misfit(found: Tensor, expected: Tensor) -> str | None:
+    """Return why a tensor does not fit its namesake: empty for its shape, None if it fits."""
+    if found.is_floating_point() != expected.is_floating_point():
+        return f"{found.dtype} in the file, {expected.dtype} in the model".replace("torch.", "")
+    shapes = shape_of(found), shape_of(expected)
+    if shapes[1] is None or shapes[0] == shapes[1] or set(shapes) == {(), (1,)}:
+        return None
+    return "its transpose" if is_transpose(*shapes) else ""
+
+
+def is_transpose(shape: Shape | None, other: Shape | None) -> bool:
+    """Whether one shape is a matrix and the other its transpose, and they differ."""
+    return shape is not None and len(shape) == 2 and shape != other and shape[::-1] == other
+
+
+# --- how a key map is written
+
+
+def _spellings(pairs: Sequence[_Pair]) -> Iterator[list[KeyRule]]:
+    """Yield the rules for some renamings, the shortest spelling first."""
+    renamings = _transposed_renamings(pairs)
+    transposed = [pair for pair in pairs if _is_transposed(pair, renamings)]
+    others = [pair for pair in pairs if pair not in transposed]
+    rules = _numbered(transposed, transpose=True)
+    if prefix := _shared_prefix([(pair.old, pair.new) for pair in others]):
+        yield [*rules, KeyRule(f"{prefix}*", "*")]
+    if prefix := _shared_prefix([(pair.new, pair.old) for pair in others]):
+        yield [*rules, KeyRule("*", f"{prefix}*")]
+    yield [*rules, *_numbered(others, transpose=False)]
+    yield [KeyRule(pair.old, pair.new, pair in transposed) for pair in (*transposed, *others)]
+
+
+def _shared_prefix(names: Sequence[tuple[str, str]]) -> str:
+    """Return what every first name has in front of the second, such as ``model.``; else nothing."""
+    prefixes = {
+        longer.removesuffix(shorter) if longer.endswith(f".{shorter}") else ""
+        for longer, shorter in names
+    }
+    return prefixes.pop() if len(prefixes) == 1 else ""
+
+
+def _numbered(pairs: Sequence[_Pair], *, transpose: bool) -> list[KeyRule]:
+    """Write one rule for all layers of a list that are renamed alike."""
+    groups: dict[tuple[str, str], list[_Pair]] = {}
+    for pair in pairs:
+        same = _numbers(pair.old) == _numbers(pair.new)
+        key = (_template(pair.old), _template(pair.new)) if same else (pair.old, pair.new)
+        groups.setdefault(key, []).append(pair)
+    rules = []
+    for (old, new), members in groups.items():
+        if len(members) == 1:
+            old, new = members[0].old, members[0].new
+        rules.append(KeyRule(old.replace("#", "*"), new.replace("#", "*"), transpose=transpose))
+    return rules
+
+
+def _transposed_renamings(pairs: Sequence[_Pair]) -> set[tuple[str, str]]:
+    """Return the renamings that come with a transpose.
+
+    A square matrix does not show it, but the other ones renamed alike do; failing those, it is
+    what PyG did in version 2.0.
+    """
+    transposed, straight = {_PYG_2}, set()
+    for pair in pairs:
+        if len(pair.in_file) != 2 or pair.in_model is None:
+            continue
+        if pair.in_file != pair.in_model:
+            transposed.add(_renaming(pair))
+        elif pair.in_file != pair.in_file[::-1]:
+            straight.add(_renaming(pair))
+    return transposed - straight
+
+
+def _is_transposed(pair: _Pair, transposed: set[tuple[str, str]]) -> bool:
+    if len(pair.in_file) != 2:
+        return False
+    if pair.in_model not in (None, pair.in_file):
+        return True
+    square = pair.in_model is None or pair.in_file == pair.in_file[::-1]
+    return square and _renaming(pair) in transposed
+
+
+def _renaming(pair: _Pair) -> tuple[str, str]:
+    """Return how one name becomes another: ``weight`` and ``lin.weight``, whatever the layer."""
+    old_parts = _template(pair.old).split(".")
+    new_parts = _template(pair.new).split(".")
+    while old_parts and old_parts[:1] == new_parts[:1]:
+        del old_parts[0], new_parts[0]
+    return ".".join(old_parts), ".".join(new_parts)

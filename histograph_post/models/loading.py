@@ -20,9 +20,9 @@ from torch.nn.parameter import is_lazy
 from ..errors import CheckpointError
 from ..utils.text import listed
 from .checkpoints import Checkpoint
-from .key_map import KeyMap
-from .proposals import (
+from .key_map import (
     OPTIONAL,
+    KeyMap,
     Proposal,
     Shape,
     is_transpose,

@@ -236,7 +236,7 @@ def load_pretrained(
     in_dim = int(dataset.graphs[0].num_node_features)
     loaded = sized.load_reported(checkpoint=checkpoint, in_dim=in_dim, allow_missing=allow_missing)
     if model.spec in PUBLIC_MODELS:
-        from .public_checks import check_public
+        from .public_models import check_public
 
         check_public(model, loaded.model, dataset)
     spec = replace(loaded.spec, out_dim=None)

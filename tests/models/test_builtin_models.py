@@ -15,8 +15,7 @@ from torch_geometric.utils import erdos_renyi_graph, to_dense_adj
 
 from histograph_post.errors import ModelError
 from histograph_post.models import BUILT_IN, build_model, call_model
-from histograph_post.models.builtin_models import GNN
-from histograph_post.models.builtin_settings import GNNSettings
+from histograph_post.models.builtin_models import GNN, GNNSettings
 
 ATOM = [119, 5, 12]
 BOND = [5, 6]

@@ -11,7 +11,7 @@ from torch_geometric.nn import GCNConv, global_mean_pool
 
 from histograph_post.caches.caching import cache
 from histograph_post.data import load_data
-from histograph_post.models.model_output import OutputForm
+from histograph_post.models.model_call import OutputForm
 
 
 @pytest.mark.parametrize(

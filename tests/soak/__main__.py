@@ -34,7 +34,7 @@ _LOADED = (
     *("optuna", "rich.table", "torch._dynamo", "torch_geometric.nn", "pydantic"),
     *(f"histograph_post.experiments.{name}" for name in ("pretraining", "finetuning", "trials")),
     *("histograph_post.data.synthetic", "histograph_post.heads.set_pooling"),
-    *("histograph_post.models.loading", "histograph_post.models.proposals"),
+    *("histograph_post.models.loading", "histograph_post.models.key_map"),
     *("histograph_post.reporting", "histograph_post.runs.exporting"),
 )
 _OF_COMMANDS = ("crashes", "kills", "faults")
