@@ -312,6 +312,6 @@ def recipes(
         for other, source, licence in SAME_NETWORK:
             terminal.note(f"{other} ({source}, {licence}) has the network of pretrain-gnns:gin")
     terminal.result(
-        {"recipes": [{**asdict(recipe), "command": recipe.command()} for recipe in found]},
-        next_command=found[0].command() if len(found) == 1 else one_command(),
+        {"recipes": [{**asdict(each), "command": one_command(each)} for each in found]},
+        next_command=one_command(found[0] if len(found) == 1 else None),
     )

@@ -20,7 +20,7 @@ from ..data import DataSpec, GraphDataset
 from ..data.batching import probe_graphs
 from ..errors import ConfigError
 from ..models import BUILT_IN, ModelSpec, call_model
-from ..models.checkpoints import save_weights, weights_sha256
+from ..models.checkpoints import weights_sha256
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.run import MODEL_NAME
 from ..tasks import Task
@@ -28,6 +28,7 @@ from ..training.graph_batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import BackboneNetwork, HistoryNetwork, checkpoint_layers
 from ..training.ranks import current_ranks
+from ..utils.tensors import save_tensors
 from .folds import write_folds
 from .options import HeadSpec
 from .stage import ReadoutStage
@@ -186,7 +187,7 @@ class BackboneStage(ReadoutStage):
 
         def save_backbone(folder: Path) -> dict[str, Any]:
             state = parts.backbone.state_dict()
-            save_weights(state, folder / MODEL_NAME)
+            save_tensors(folder / MODEL_NAME, state)
             changed = ParameterCounts.changed(parts.backbone, before, parts.head, head_before)
             return {
                 "weights_sha256": weights_sha256(state),

@@ -33,7 +33,7 @@ from ..heads.standardize import EachLayerNorm
 from ..metrics import Key, summarize
 from ..models import BUILT_IN, ModelSpec
 from ..models.builtin_models import GNN
-from ..models.checkpoints import save_weights, weights_sha256
+from ..models.checkpoints import weights_sha256
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.folder import check_seal
 from ..runs.predictions import LabelRows, row_names
@@ -46,6 +46,7 @@ from ..training.loop import STATE_NAME, OnEpoch, Trainer, train_resumably
 from ..training.networks import BackboneNetwork, statistics_of
 from ..training.options import TrainingOptions
 from ..training.ranks import current_ranks
+from ..utils.tensors import save_tensors
 from .backbones import BackboneStage, NetworkParts, output_width, untrained_model
 from .folds import (
     TrainedFold,
@@ -172,7 +173,7 @@ class Pretraining(Stage):
             diverged=trainer.progress.diverged,
         )
         own_split = replace(self.splits, folds=(split,))
-        save_weights(model.state_dict(), folder / MODEL_NAME)
+        save_tensors(folder / MODEL_NAME, model.state_dict())
         named = (self.model_spec, self.data_spec)
         save_fold(folder, trained, *named, own_split, trainer.progress.log, plan=spec.plan)
         (folder / STATE_NAME).unlink(missing_ok=True)

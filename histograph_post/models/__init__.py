@@ -3,7 +3,7 @@
 Read ``building.py`` first (a specification becomes a module), then ``checkpoints.py`` (a file
 becomes a state dict; ``inert.py`` runs nothing that is in it) and ``loading.py`` (the two agree on
 every tensor, or loading stops). ``spec.py`` names the model and its weights; ``model_call.py``
-calls any model by the names in its ``forward``, and ``model_output.py`` reads what it returns.
+calls any model by the names in its ``forward`` and finds the prediction in what it returns.
 """
 
 from __future__ import annotations

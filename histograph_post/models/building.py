@@ -76,15 +76,13 @@ def build_model(
         ModelError: if there is no such model, or it cannot be built from these arguments.
         NotFoundError: if the file does not exist.
     """
-    filled = {} if filled is None else filled
+    given = (args, state_dict, in_dim, out_dim, {} if filled is None else filled)
     if spec in BUILT_IN:
-        return _build_builtin(spec, args, state_dict, in_dim, out_dim, filled)
+        return _build_builtin(spec, *given)
     if spec in PUBLIC_MODELS:
         from .public_models import build_public
 
-        return build_public(
-            spec, args, state_dict=state_dict, in_dim=in_dim, out_dim=out_dim, filled=filled
-        )
+        return build_public(spec, *given)
     place, colon, name = spec.rpartition(":")
     if not colon and spec.endswith(".py"):
         place, name = spec, ""
@@ -101,7 +99,7 @@ def build_model(
         target = _find(module, name, place)
         _check_target(target, module, spec)
         # Built while the folder of the file is importable: constructors import things, too.
-        return _construct(target, spec, args, state_dict, in_dim, out_dim, filled)
+        return _construct(target, spec, *given)
 
 
 def _build_builtin(

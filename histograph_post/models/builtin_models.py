@@ -31,9 +31,11 @@ from torch_geometric.nn import (
 from torch_geometric.nn.resolver import activation_resolver
 
 from ..errors import ModelError
+from ..utils.decoding import parse_json
 from ..utils.specifications import BUILT_IN_MODELS
 
 POOLS: Final = {"mean": global_mean_pool, "sum": global_add_pool, "max": global_max_pool}
+_NORMS: Final = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, "graph": GraphNorm}
 
 #: The choices of every setting that has a closed set of them.
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
@@ -163,8 +165,8 @@ def _recorded_settings(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
     if record is None:
         return {}
     try:
-        settings = dict(json.loads(bytes(record.tolist())))
-    except (ValueError, TypeError, RecursionError) as error:
+        settings = dict(parse_json(bytes(record.tolist()), SETTINGS_KEY))
+    except (ValueError, TypeError) as error:
         raise ModelError(f"the settings in the checkpoint are damaged: {error}") from error
     unknown = settings.keys() - {field.name for field in fields(GNNSettings)}
     if unknown:
@@ -271,7 +273,7 @@ class GNN(nn.Module):
         self.convs = nn.ModuleList(make_conv(settings) for _ in range(num_layers))
         # A GPS layer normalises inside.
         norm = "none" if settings.kind == "gps" else settings.norm
-        self.norms = nn.ModuleList(make_norm(norm, hidden) for _ in range(num_layers))
+        self.norms = nn.ModuleList(_NORMS.get(norm, nn.Identity)(hidden) for _ in range(num_layers))
         self.norm_per_graph = norm == "graph"
         self.activation = activation_resolver(settings.activation)
         self.dropout = nn.Dropout(settings.dropout)
@@ -367,18 +369,6 @@ def make_conv(settings: GNNSettings) -> nn.Module:
         # PyG's own layer norm runs over a whole graph unless told otherwise.
         norm_kwargs={"mode": "node"} if settings.norm == "layer" else None,
     )
-
-
-def make_norm(norm: str, hidden: int) -> nn.Module:
-    """Return the normalisation called ``norm``."""
-    match norm:
-        case "batch":
-            return nn.BatchNorm1d(hidden)
-        case "layer":
-            return nn.LayerNorm(hidden)
-        case "graph":
-            return GraphNorm(hidden)
-    return nn.Identity()
 
 
 def make_classifier(settings: GNNSettings) -> nn.Module:

@@ -2,18 +2,17 @@
 
 The bytes decide what a file is; ``inert.py`` reads those of torch without running anything that is
 in them, ``state_dicts.py`` finds the weights in what they hold. The weights of a network have one
-hash, their identity, and are written as safetensors.
+hash, their identity.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import mmap
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
@@ -25,9 +24,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ..errors import CheckpointError, HistographError, NotFoundError, UnsafeCheckpointError
-from ..utils.decoding import parse_json
-from ..utils.files import read_limited, write_bytes
+from ..errors import CheckpointError, NotFoundError, UnsafeCheckpointError
+from ..utils.decoding import parse_json, read_json_file
 from ..utils.trust import Trusted, is_trusted_checkpoint
 from ..utils.trust import trust as remember_trust
 from .inert import InertReader, StandIn
@@ -46,7 +44,6 @@ from .unpickling import (
 )
 
 _MAX_SAFETENSORS_HEADER = 100_000_000  # the format's own limit
-_MAX_INDEX = 100 * 2**20
 _MAX_METADATA_TEXT = 200
 
 Plain = bool | int | float | str
@@ -115,7 +112,9 @@ def read_checkpoint(
             f"{path}: a folder without weights; expected a checkpoint file, or a folder with "
             "config.json and model.safetensors"
         )
-    metadata = dict(_metadata(_read_json(path / "config.json")))
+    config = path / "config.json"
+    beside = read_json_file(config, error=CheckpointError) if config.is_file() else {}
+    metadata = dict(_metadata(beside))
     if not weights.name.endswith(INDEX_SUFFIX):
         read = _read_file(weights, path, trust=trust, state=state)
         return replace(read, metadata={**read.metadata, **metadata})
@@ -137,7 +136,8 @@ def read_checkpoint(
         hashes.append(part.sha256)
         past += part.past
     sha256 = hashlib.sha256("".join(hashes).encode()).hexdigest()
-    return _checkpoint(path, choose_state_dict(tensors, path, state), sha256, metadata, tuple(past))
+    chosen = choose_state_dict(tensors, path, state)
+    return Checkpoint(path, sha256=sha256, metadata=metadata, past=tuple(past), **vars(chosen))
 
 
 def _read_file(file: Path, path: Path, *, trust: bool, state: str | None) -> Checkpoint:
@@ -148,33 +148,26 @@ def _read_file(file: Path, path: Path, *, trust: bool, state: str | None) -> Che
         if _is_safetensors(opened):
             tensors, beside = _read_safetensors(opened, file)
             chosen = choose_state_dict(tensors, path, state)
-            return _checkpoint(path, chosen, sha256, dict(_metadata(beside)), ())
+            return Checkpoint(path, sha256=sha256, metadata=dict(_metadata(beside)), **vars(chosen))
         try:
-            read = _load_pickled(opened, file)
-            chosen = _chosen(read, file, state)
+            content, past = _load_pickled(opened, file)
+            chosen = _chosen(content, past, file, state)
         except UnsafeCheckpointError:
             if not (trust or is_trusted_checkpoint(sha256)):
                 raise
-            read = _Pickled(unpickle(opened, file))
+            content, past = unpickle(opened, file), ()
             if trust:
                 with suppress(OSError):  # a home that cannot be written to: asked again
                     remember_trust([Trusted("checkpoint", sha256, str(file.resolve()))])
-            chosen = choose_state_dict(read.value, file, state)
-    return _checkpoint(path, chosen, sha256, dict(_metadata(read.value)), read.past)
+            chosen = choose_state_dict(content, file, state)
+    metadata = dict(_metadata(content))
+    return Checkpoint(path, sha256=sha256, metadata=metadata, past=past, **vars(chosen))
 
 
-@dataclass(frozen=True)
-class _Pickled:
-    """The content of a file, classes of others replaced by stand-ins."""
-
-    value: object
-    #: The names of the classes and functions that were read past.
-    past: tuple[str, ...] = ()
-
-
-def _load_pickled(file: BufferedReader, path: Path) -> _Pickled:
+def _load_pickled(file: BufferedReader, path: Path) -> tuple[object, tuple[str, ...]]:
     """Return the content of a file, with its tensors on the CPU; nothing in it is executed.
 
+    Also the names of the classes and functions that were read past, for which stand-ins stand.
     ``path`` is for messages only.
 
     Raises:
@@ -205,32 +198,17 @@ def _load_pickled(file: BufferedReader, path: Path) -> _Pickled:
     foreign = tuple(map(printable, reader.foreign_names()))
     if any(map(HARMFUL.match, foreign)):
         refuse(path, f"it asks for {telling(foreign)}")
-    return _Pickled(value, foreign)
+    return value, foreign
 
 
-def _chosen(read: _Pickled, path: Path, state: str | None) -> StateDict:
+def _chosen(content: object, past: Sequence[str], path: Path, state: str | None) -> StateDict:
     """Return the weights of a file that was read past its classes, if there are any."""
     try:
-        return choose_state_dict(read.value, path, state)
+        return choose_state_dict(content, path, state)
     except CheckpointError as error:
-        if not read.past or "holds no state dict" not in str(error):
+        if not past or "holds no state dict" not in str(error):
             raise
-        refuse(path, f"it holds no weights but in objects of its own: {telling(read.past)}")
-
-
-def _checkpoint(
-    path: Path, chosen: StateDict, sha256: str, metadata: dict[str, Plain], past: tuple[str, ...]
-) -> Checkpoint:
-    return Checkpoint(
-        path=path,
-        state_dict=chosen.tensors,
-        sha256=sha256,
-        found_at=chosen.found_at,
-        stripped=chosen.stripped,
-        metadata=metadata,
-        others=chosen.others,
-        past=past,
-    )
+        refuse(path, f"it holds no weights but in objects of its own: {telling(past)}")
 
 
 def _open(path: Path) -> BufferedReader:
@@ -260,27 +238,17 @@ def _read_safetensors(file: BufferedReader, path: Path) -> tuple[dict[str, Tenso
     data = file.read()
     try:
         tensors = safetensors.torch.load(data)
+        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")], "its header")
     except (SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(
             f"{path}: damaged or cut short safetensors file ({reason(error)})"
         ) from error
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return tensors, header.get("__metadata__", {})
-
-
-def _read_json(path: Path) -> object:
-    """Read a file beside the weights; an empty mapping where there is none."""
-    if not path.is_file():
-        return {}
-    try:
-        return parse_json(read_limited(path.resolve(), _MAX_INDEX), str(path))
-    except HistographError as error:
-        raise CheckpointError(str(error)) from error
 
 
 def _parts(index: Path) -> dict[str, list[str]]:
     """Return the files that an index names, beside it, and the tensors that each is to have."""
-    value = _read_json(index)
+    value = read_json_file(index, error=CheckpointError)
     names = value.get("weight_map") if isinstance(value, Mapping) else None
     if not isinstance(names, Mapping) or not names:
         raise CheckpointError(f"{index}: found no weight_map, expected which file has which tensor")
@@ -311,9 +279,6 @@ def _metadata(content: object, prefix: str = "") -> Iterator[tuple[str, Plain]]:
             yield name, value
 
 
-# --- the weights of a network: their hash, and the file they are saved in
-
-
 def weights_sha256(state_dict: Mapping[str, Any]) -> str:
     """Return a SHA-256 over names, dtypes, shapes and bytes, in the order of the names.
 
@@ -328,15 +293,3 @@ def weights_sha256(state_dict: Mapping[str, Any]) -> str:
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def save_weights(state_dict: Mapping[str, Any], path: Path) -> None:
-    """Write parameters and buffers as a safetensors file."""
-    # Cloned, because weights that are tied share memory, which the format refuses.
-    weights = {
-        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, value in state_dict.items()
-        if isinstance(value, Tensor)
-    }
-    # Its own writer leaves files that others cannot read.
-    write_bytes(path, safetensors.torch.save(weights))

@@ -208,7 +208,13 @@ def propose_key_map(
     news = _layers({name: value for name, value in expected.items() if name not in found}, expected)
     if len(olds) * len(news) > _MAX_PAIRS:
         return None
-    pairs = [pair for old, new, leaves in _assign(olds, news) for pair in _pairs(old, new, leaves)]
+    pairs = [
+        _Pair(
+            old.names[one], new.names[other], old.tensors[one].shape, shape_of(new.tensors[other])
+        )
+        for old, new, leaves in _assign(olds, news)
+        for one, other in leaves.items()
+    ]
     paired = {pair.old for pair in pairs}
     left = [name for layer in olds for name in layer.names.values() if name not in paired]
     lines = [KeyRule(name, name, transpose=True) for name in transposed]
@@ -276,13 +282,6 @@ def _leaves(old: _Layer, new: _Layer) -> dict[str, str] | None:
         waiting.discard(match)
         leaves[match] = leaf
     return leaves if leaves and not waiting else None
-
-
-def _pairs(old: _Layer, new: _Layer, leaves: Mapping[str, str]) -> Iterator[_Pair]:
-    for old_leaf, new_leaf in leaves.items():
-        in_file = tuple(old.tensors[old_leaf].shape)
-        in_model = shape_of(new.tensors[new_leaf])
-        yield _Pair(old.names[old_leaf], new.names[new_leaf], in_file, in_model)
 
 
 def _likeness(old: _Layer, new: _Layer) -> float:

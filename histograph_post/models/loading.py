@@ -1,7 +1,7 @@
 """Strict loading: a checkpoint and a model agree on every tensor, or loading stops.
 
 A :class:`LoadReport` lists what does not fit and how to fix it: the most similar name beside every
-misfit, and the key map that would rename them (``proposals.py``). Weights that are all under one
+misfit, and the key map that would rename them (``key_map.py``). Weights that are all under one
 name in the file (``net.``) are taken from there. What a model needs no weights for, its caller
 knows: it may allow some to be missing.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import CheckpointError
-from ..utils.text import listed
+from ..utils.text import listed, text_table
 from .checkpoints import Checkpoint
 from .key_map import (
     OPTIONAL,
@@ -112,24 +112,20 @@ class LoadReport:
 
     def table(self) -> str:
         """Return the problems as a plain text table, and a key map where one was found."""
-        table = [("problem", "name", "in the file", "in the model", "nearest name", "note")]
+        columns = ("problem", "name", "in the file", "in the model", "nearest name", "note")
+        shown: list[tuple[str, ...]] = []
         below: list[str] = []
         for rows in (self.missing, self.wrong_shape, self.unexpected):
-            table += [row.cells for row in rows[:ROWS_SHOWN]]
+            shown += [row.cells for row in rows[:ROWS_SHOWN]]
             if len(rows) > ROWS_SHOWN:
                 below.append(f"and {len(rows) - ROWS_SHOWN} more {rows[0].problem}")
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in table
-        ]
         if self.proposal is not None:
             rules, without = self.proposal.key_map, self.proposal.without
             heading = f"that fits, but for {len(without)} missing" if without else "that fits"
             below += ["", f"A key map (--key-map FILE.toml) {heading}:", str(rules)]
             if any(rule.transpose for rule in rules.rules):
                 below.append("(A square matrix fits transposed or not: check the model's score.)")
-        return "\n".join(lines + below)
+        return "\n".join([text_table(columns, shown), *below])
 
 
 def load_into(

@@ -7,7 +7,6 @@ about the model has to be declared or changed.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -213,16 +212,7 @@ def _parameters_of(model: nn.Module) -> tuple[_Parameter, ...]:
         return tuple(_Parameter(name, True, False) for name in model.signature.param_dict)
     if isinstance(model, GAE):  # and VGAE: whatever it is given goes to its encoder
         return _parameters_of(model.encoder)
-    if "forward" in vars(model):
-        return _inspect.__wrapped__(model.forward, bound=True)
-    return _inspect(type(model).forward, bound=False)
-
-
-@functools.lru_cache(maxsize=64)
-def _inspect(forward: Callable[..., Any], *, bound: bool) -> tuple[_Parameter, ...]:
-    parameters = list(inspect.signature(forward).parameters.values())
-    if not bound:
-        parameters = parameters[1:]
+    parameters = list(inspect.signature(model.forward).parameters.values())
     named = tuple(
         _Parameter(
             parameter.name,
@@ -310,9 +300,8 @@ def _named_prediction(tensors: Mapping[str, Tensor], wanted: list[int], key: str
     if key not in tensors:
         names = ", ".join(name or "a single tensor" for name in tensors) or "no tensors"
         raise ModelError(f"the model returns no output {key!r}; it returns {names}")
-    for count in wanted:
-        if _fits(tensors[key], count):
-            return _as_rows(tensors[key])
+    if any(_fits(tensors[key], count) for count in wanted):
+        return _as_rows(tensors[key])
     raise ModelError(
         f"output {key!r} of the model is {list(tensors[key].shape)} {tensors[key].dtype}; "
         f"expected floating point with {' or '.join(map(str, wanted))} rows"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,13 +95,12 @@ _NUMBERS: Final[dict[str, Any]] = {"drop_ratio": (int, float), "num_layer": int,
 def build_public(
     name: str,
     args: Mapping[str, Any],
-    *,
     state_dict: Mapping[str, Tensor] | None = None,
     in_dim: int | Sequence[int] | None = None,
     out_dim: int | None = None,
     filled: dict[str, Any] | None = None,
 ) -> nn.Module:
-    """Return the network of a public checkpoint with initial weights.
+    """Return the network of a public checkpoint with initial weights, as ``build_model`` does.
 
     Args:
         name: One of those in ``recipes.py``.
@@ -117,11 +116,8 @@ def build_public(
     if state_dict:
         sizes = sizes_of(state_dict)
     else:
-        known: dict[str, Any] = {"num_tasks": out_dim, **(filled or {}), **options}
-        names = vars(_DEFAULTS[family])
-        sizes = replace(
-            _DEFAULTS[family], **{key: value for key, value in known.items() if key in names}
-        )
+        known = {**vars(_DEFAULTS[family]), "num_tasks": out_dim, **(filled or {}), **options}
+        sizes = Sizes(**{field.name: known[field.name] for field in fields(Sizes)})
     for key in ("num_layer", "emb_dim"):
         if options.pop(key, getattr(sizes, key)) != getattr(sizes, key):
             raise ModelError(
@@ -250,28 +246,19 @@ def adapted(name: str, checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, .
             f"one {name}: choose with --state NAME"
         )
     start = prefixes[0]
-    encoder = {
-        key.removeprefix(start): value
-        for key, value in weights.items()
-        if key.startswith(start) and _ENCODER.match(key.removeprefix(start))
-    }
     outer = start[: start.rstrip(".").rfind(".") + 1]
-    readout = {
-        key.removeprefix(outer): value
-        for key, value in weights.items()
-        if key.startswith(outer + _READOUT) and not name.startswith("molclr")
-    }
-    if readout:
-        within = "gnn_node." if name.startswith("ogb") else "gnn."
-        encoder = {within + key: value for key, value in encoder.items()}
-    taken = {**encoder, **readout}
+    inner = [key for key in weights if key.startswith(start) and _ENCODER.match(key, len(start))]
+    of_readout = [key for key in weights if key.startswith(outer + _READOUT)]
+    if name.startswith("molclr"):
+        of_readout = []
+    within = ("gnn_node." if name.startswith("ogb") else "gnn.") if of_readout else ""
+    encoder = {within + key.removeprefix(start): weights[key] for key in inner}
+    readout = {key.removeprefix(outer): weights[key] for key in of_readout}
+    taken = {*inner, *of_readout}
     parts = dict.fromkeys(
-        key.removeprefix(outer).partition(".")[0]
-        for key in weights
-        if not (key.startswith(start) and _ENCODER.match(key.removeprefix(start)))
-        and key.removeprefix(outer) not in readout
+        key.removeprefix(outer).partition(".")[0] for key in weights if key not in taken
     )
-    return replace(checkpoint, state_dict=taken, stripped=()), tuple(parts)
+    return replace(checkpoint, state_dict={**encoder, **readout}, stripped=()), tuple(parts)
 
 
 def _ends(key: str, first: str) -> bool:

@@ -36,13 +36,10 @@ class Recipe:
     files: str
     licence: str
 
-    def command(self) -> str:
-        """Return what goes from the file and a csv file of molecules to a report, in one line."""
-        return one_command(self.name, self.files)
 
-
-def one_command(name: str = "NAME", file: str = "FILE") -> str:
+def one_command(recipe: Recipe | None = None) -> str:
     """Return what goes from a file and a csv file of molecules to a report, in one line."""
+    name, file = ("NAME", "FILE") if recipe is None else (recipe.name, recipe.files)
     return (
         f"histograph cache --model {name} --checkpoint {file} "
         "--data smiles:molecules.csv --split scaffold -o molecules.cache && "

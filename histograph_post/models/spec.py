@@ -95,24 +95,9 @@ class ModelSpec(Specification):
             raise NotFoundError(f"{self.spec}: found no checkpoint, expected the weights in a file")
         return read_checkpoint(self.checkpoint, trust=self.trust, state=self.state)
 
-    def load(
-        self,
-        *,
-        checkpoint: Checkpoint | None = None,
-        in_dim: int | None = None,
-        filled: dict[str, Any] | None = None,
-    ) -> nn.Module:
-        """Build the model and load its weights: names and shapes agree, or it is refused.
-
-        Args:
-            checkpoint: The file of the weights, where it has been read before.
-            in_dim: Node features of the data, for constructors that insist on them.
-            filled: Receives the arguments that were filled in.
-        """
-        loaded = self.load_reported(checkpoint=checkpoint, in_dim=in_dim)
-        if filled is not None:
-            filled |= loaded.spec.filled
-        return loaded.model
+    def load(self, *, checkpoint: Checkpoint | None = None, in_dim: int | None = None) -> nn.Module:
+        """Build the model and load its weights: names and shapes agree, or it is refused."""
+        return self.load_reported(checkpoint=checkpoint, in_dim=in_dim).model
 
     def load_reported(
         self,
@@ -154,7 +139,9 @@ class ModelSpec(Specification):
 
     def _weights(self, checkpoint: Checkpoint) -> tuple[Checkpoint, KeyMap | None, tuple[str, ...]]:
         """Return the file, how its weights are renamed, and which of them are left out."""
-        key_map = self._read_key_map()
+        from .key_map import read_key_map
+
+        key_map = None if self.key_map is None else read_key_map(self.key_map)
         if self.spec not in PUBLIC_MODELS:
             return checkpoint, key_map, ()
         from .public_models import adapted
@@ -163,11 +150,6 @@ class ModelSpec(Specification):
             checkpoint = replace(checkpoint, state_dict=key_map.apply(checkpoint.state_dict))
         weights, left_out = adapted(self.spec, checkpoint)
         return weights, None, left_out
-
-    def _read_key_map(self) -> KeyMap | None:
-        from .key_map import read_key_map
-
-        return None if self.key_map is None else read_key_map(self.key_map)
 
 
 @dataclass(frozen=True)

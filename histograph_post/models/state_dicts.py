@@ -56,7 +56,7 @@ class StateDict:
     #: ``bare``, or the keys that lead to it, joined by dots.
     found_at: str
     #: Names without the prefixes in ``stripped``.
-    tensors: dict[str, Tensor]
+    state_dict: dict[str, Tensor]
     #: Prefixes that every name carried, outermost first.
     stripped: tuple[str, ...] = ()
     #: The other state dicts of the file, as ``--state`` takes them, and their number of tensors.

@@ -16,8 +16,7 @@ import re
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -48,7 +47,10 @@ def unpickle(file: BufferedReader, path: Path) -> object:
     try:
         if kind == "pickle":
             return pickle.load(file)
-        with _torch_notices_ignored():
+        with warnings.catch_warnings():
+            # Notices of torch about formats that it then reads, or refuses, anyway.
+            for notice in ("Detected pickle protocol", "'torch.load' received", "`torch.jit.load`"):
+                warnings.filterwarnings("ignore", message=notice)
             return torch.load(file, map_location="cpu", weights_only=False)
     except Exception as error:
         # The file's own code runs here: it may raise whatever it likes.
@@ -189,15 +191,6 @@ def zip_places(file: BufferedReader, mapped: mmap.mmap) -> tuple[bytes, dict[str
             elif name.startswith("data/"):
                 places[name.removeprefix("data/")] = (start, member.file_size)
     return pickled, places
-
-
-@contextmanager
-def _torch_notices_ignored() -> Iterator[None]:
-    """Silence the warnings of torch about formats that it then reads, or refuses, anyway."""
-    with warnings.catch_warnings():
-        for message in ("Detected pickle protocol", "'torch.load' received", "`torch.jit.load`"):
-            warnings.filterwarnings("ignore", message=message)
-        yield
 
 
 # --- the tensors of a pickle, rebuilt from their bytes in the file

@@ -29,10 +29,10 @@ from ..caches.provenance import CANARY_NAME
 from ..errors import ModelError, OutputExistsError
 from ..heads.base import Readout
 from ..heads.standardize import Standardizer
-from ..models.checkpoints import save_weights
 from ..training.head_batches import HeadInputs
 from ..utils.files import config_text, finished_name, to_json, write_bytes, write_json, write_text
 from ..utils.outputs import OutputFolder, output_file
+from ..utils.tensors import save_tensors
 from .folder import write_checksums
 from .predictor import load
 from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, SUMS_NAME, Run
@@ -135,7 +135,7 @@ def export(
         _refuse_others(folder, overwrite=True)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        save_weights(predictor.backbone.state_dict(), folder / MODEL_NAME)
+        save_tensors(folder / MODEL_NAME, predictor.backbone.state_dict())
         own = opened.readout is None
         weights = opened.folder / HEAD_NAME
         write_bytes(

@@ -21,12 +21,13 @@ from ..errors import ConfigError
 from .files import read_regular, write_bytes
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as a safetensors file; tied ones are written twice."""
-    # Cloned, because what shares memory is refused by the format.
+def save_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Write tensors, such as those of a state dict, as a safetensors file."""
+    # Cloned, because weights that are tied share memory, which the format refuses.
     own = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in tensors.items()
+        if isinstance(value, Tensor)
     }
     write_bytes(path, safetensors.torch.save(own))
 

@@ -14,7 +14,7 @@ from histograph_post.data import DataSpec, GraphDataset
 from histograph_post.errors import HistographError
 from histograph_post.models import ModelSpec, build_model, call_model
 from histograph_post.models.public_models import family_of
-from histograph_post.models.recipes import RECIPES
+from histograph_post.models.recipes import RECIPES, one_command
 from histograph_post.models.spec import Pretrained, load_pretrained
 from histograph_post.utils.specifications import PUBLIC_MODELS
 
@@ -342,7 +342,7 @@ def test_features_are_chosen_by_the_name_and_others_are_refused(
 def test_every_public_model_has_a_recipe_with_its_source_and_command() -> None:
     assert tuple(RECIPES) == PUBLIC_MODELS
     for name, recipe in RECIPES.items():
-        words = recipe.command()
+        words = one_command(recipe)
         assert f"--model {name} --checkpoint {recipe.files} " in words
         assert "histograph report" in words
         assert "github.com/" in recipe.source

@@ -26,10 +26,10 @@ from histograph_post.experiments import parallel
 from histograph_post.experiments.options import FitProgress
 from histograph_post.experiments.search import Values
 from histograph_post.models import build_model
-from histograph_post.models.checkpoints import save_weights
 from histograph_post.training.loop import train_resumably
 from histograph_post.training.memory import KEPT_SHARE, row_bytes
 from histograph_post.training.options import TrainingOptions
+from histograph_post.utils.tensors import save_tensors
 
 from ..helpers import histograph
 
@@ -81,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "layers.py").write_text(LAYERS)
     torch.manual_seed(0)
     model = build_model(f"{folder}/net.py:Net", {}, in_dim=4, out_dim=1)
-    save_weights(model.state_dict(), folder / "net.safetensors")
+    save_tensors(folder / "net.safetensors", model.state_dict())
     dataset = load_data("demo:", args={"num_graphs": 60})
     for name, layers in (("demo", "auto"), ("equal", "1:")):  # of many widths, and of one
         cache(model, dataset, folder / f"{name}.cache", splits="kfold:3", layers=layers)
