@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from .writer import ShardWriter
 
 
+#: What to store activations as that the type of the layout loses.
+_WIDER = {"float16": "bfloat16 or float32", "bfloat16": "float32", "float32": "a smaller scale"}
+
+
 class RowBlock:
     """Rows of the graphs ``graphs`` of a shard; every layer is put into its place once.
 
@@ -36,8 +40,7 @@ class RowBlock:
         num_nodes: Their nodes together.
         graph_of_row: Names the graph of a row, for errors.
         where: Names the shard, for errors.
-        memory: Flat, of the stored type, and large enough: from :class:`BlockMemory`.
-        staging: The same on the device where the model runs; None on the CPU.
+        memory: Where the rows are; on the device where the model runs, too, if that is not the CPU.
     """
 
     def __init__(
@@ -48,20 +51,19 @@ class RowBlock:
         *,
         graph_of_row: Callable[[int], str],
         where: str,
-        memory: Tensor,
-        staging: Tensor | None = None,
+        memory: BlockMemory,
     ) -> None:
         self.graphs = graphs
         self.num_nodes = num_nodes
-        self.memory, self.staging = memory, staging
+        self.memory, self.staging = memory.take()
         #: Least and largest number of each layer that is staged, ``[2]``, and its type.
         self._extremes: dict[int, tuple[Tensor, torch.dtype]] = {}
         self._layout = layout
         self._graph_of_row = graph_of_row
         self._where = where
-        self._stored, _ = self._views(memory)
+        self._stored, _ = self._views(self.memory)
         #: Where each layer goes, ``[num_nodes, width]``.
-        _, self.layers = self._views(memory if staging is None else staging)
+        _, self.layers = self._views(self.memory if self.staging is None else self.staging)
 
     def _views(self, memory: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Return the datasets that lie in some memory, and each layer, ``[num_nodes, width]``."""
@@ -104,10 +106,41 @@ class RowBlock:
         numbers = torch.stack([found for found, _ in self._extremes.values()]).tolist()  # [L, 2]
         for (layer, (_, dtype)), (low, high) in zip(self._extremes.items(), numbers, strict=True):
             rows = self.layers[layer] if values is None else values  # [num_nodes, width]
-            _check_range(
-                low, high, rows, dtype, layer, self._layout, self._graph_of_row, self._where
-            )
+            self._check_range(layer, low, high, rows, dtype)
         self._extremes.clear()
+
+    def _check_range(
+        self, layer: int, low: float, high: float, values: Tensor, dtype: torch.dtype
+    ) -> None:
+        """Refuse activations that are not finite, or that the storage type would lose.
+
+        Given are their extremes; which graph is to blame is only searched on failure. A layer is
+        lost when it is not all zero, yet below the smallest normal number of the type.
+        """
+        name = self._layout.dtype
+        limits = torch.finfo(TORCH_TYPES[name])
+        largest = max(-low, high)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            problem = "a value that is not finite, expected finite activations"
+            wrong = ~torch.isfinite(values)
+        elif largest > limits.max:
+            problem = f"{largest:.6g}, expected at most {limits.max:.6g} in {name}"
+            problem += f"; use {_WIDER[name]}"
+            wrong = values.cpu().double().abs() > limits.max
+        elif 0 < largest < limits.tiny and dtype != TORCH_TYPES[name]:
+            problem = (
+                f"nothing above {largest:.3g}, expected at least {limits.tiny:.3g} in "
+                f"{name}, which would lose it; use {_WIDER[name]}"
+            )
+            sizes = values.cpu().double().abs()  # [num_nodes, width]
+            wrong = sizes == sizes.max()
+        else:
+            return
+        row = int(wrong.any(dim=1).nonzero()[0])
+        raise CacheError(
+            f"{self._where}: graph {self._graph_of_row(row)!r}, "
+            f"layer {self._layout.layer_names[layer]!r}: found {problem}"
+        )
 
     def arrays(self) -> list[np.ndarray]:
         """Return the rows of every dataset of activations: one, or one per layer."""
@@ -116,53 +149,6 @@ class RowBlock:
             (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
             for rows in self._stored
         ]
-
-
-#: What to store activations as that the type of the layout loses.
-_WIDER = {"float16": "bfloat16 or float32", "bfloat16": "float32", "float32": "a smaller scale"}
-
-
-def _check_range(
-    low: float,
-    high: float,
-    values: Tensor,
-    dtype: torch.dtype,
-    layer: int,
-    layout: Layout,
-    graph_of_row: Callable[[int], str],
-    where: str,
-) -> None:
-    """Refuse activations of a layer that are not finite, or that the storage type would lose.
-
-    Given are their extremes; which graph is to blame is only searched on failure. A layer is lost
-    when it is not all zero, yet below the smallest normal number of the type.
-    """
-    stored = TORCH_TYPES[layout.dtype]
-    limits = torch.finfo(stored)
-    largest = max(-low, high)
-    if not (math.isfinite(low) and math.isfinite(high)):
-        problem = "a value that is not finite, expected finite activations"
-        wrong = ~torch.isfinite(values)
-    elif largest > limits.max:
-        problem = (
-            f"{largest:.6g}, expected at most {limits.max:.6g} in {layout.dtype}; "
-            f"use {_WIDER[layout.dtype]}"
-        )
-        wrong = values.cpu().double().abs() > limits.max
-    elif 0 < largest < limits.tiny and dtype != stored:
-        problem = (
-            f"nothing above {largest:.3g}, expected at least {limits.tiny:.3g} in "
-            f"{layout.dtype}, which would lose it; use {_WIDER[layout.dtype]}"
-        )
-        sizes = values.cpu().double().abs()  # [num_nodes, width]
-        wrong = sizes == sizes.max()
-    else:
-        return
-    row = int(wrong.any(dim=1).nonzero()[0])
-    raise CacheError(
-        f"{where}: graph {graph_of_row(row)!r}, layer {layout.layer_names[layer]!r}: "
-        f"found {problem}"
-    )
 
 
 class BlockMemory:
@@ -212,7 +198,8 @@ class ShardThread:
     def __init__(self, plan: CachePlan) -> None:
         self.infos = {}
         self._plan = plan
-        self._memory = BlockMemory(plan.layout, plan.batch_nodes, plan.device)
+        #: For blocks that are written.
+        self.memory = BlockMemory(plan.layout, plan.batch_nodes, plan.device)
         # All blocks that wait, which a kill costs, are less than a shard.
         blocks_of_shard = plan.shard_bytes // (plan.batch_nodes * plan.layout.row_bytes)
         self._most_blocks = _MOST_BLOCKS if blocks_of_shard > _MOST_BLOCKS else 1
@@ -235,10 +222,6 @@ class ShardThread:
             self._pool.shutdown()  # after the block in hand, which must not be left half written
             if self._unfinished is not None:
                 self._unfinished.discard()
-
-    def block(self, writer: ShardWriter, graphs: range) -> RowBlock:
-        """Return a block for these graphs of a shard."""
-        return writer.block(graphs, self._memory)
 
     def write(
         self,
@@ -279,7 +262,7 @@ class ShardThread:
                 self._unfinished = writer
                 writer.open()
             writer.write(block, outputs)
-            self._memory.give_back(block)
+            self.memory.give_back(block)
             if block.graphs.stop == writer.num_graphs:
                 writer.close()
                 self._unfinished = None

@@ -45,10 +45,9 @@ from ..utils.text import notebook_bar
 from .blocks import ShardThread
 from .folder import CONFIG_NAME, find_shard, is_of_a_cache, open_folder
 from .layout import ShardInfo
-from .manifest import MOLECULES_NAME, SPLITS_NAME, Manifest
+from .manifest import CANARY_NAME, MOLECULES_NAME, SPLITS_NAME, Manifest, Provenance
 from .planning import CachePlan, plan_cache
 from .probing import CacheOptions
-from .provenance import CANARY_NAME, Provenance
 from .reader import Cache
 from .writer import ShardGraphs, ShardWriter, write_manifest
 
@@ -99,7 +98,8 @@ def write_shards(
             writer = ShardWriter(folder, index, plan.layout, plan.hash, graphs)
             for members in plan.batches(start, stop):
                 batch = plan.load(members)
-                block = thread.block(writer, range(members.start - start, members.stop - start))
+                graphs_of_shard = range(members.start - start, members.stop - start)
+                block = writer.block(graphs_of_shard, thread.memory)
                 captured = recorder.run(batch, block.put)
                 outputs = plan.outputs(captured.output, batch)
                 check = partial(_check_outputs, plan, outputs, batch.batch, members)

@@ -21,7 +21,6 @@ from ..utils.decoding import Count, Form, Sha256, decode, json_sha256, parse_jso
 from ..utils.files import read_limited, to_json
 from ..utils.text import plural
 from .layout import Layout, ShardInfo
-from .provenance import Provenance
 
 #: Another major version cannot be read; a newer minor one may carry fields to pass over.
 FORMAT_VERSION = "1.1"
@@ -30,6 +29,9 @@ MANIFEST_NAME = "manifest.json"
 SPLITS_NAME = "splits.json"
 #: What the graphs are as molecules, if they are: a line per graph, SMILES, a tab and the name.
 MOLECULES_NAME = "molecules.smi"
+
+#: One small graph and its activations (see :mod:`.provenance`), in a cache, a run and an export.
+CANARY_NAME = "canary.safetensors"
 
 #: Tens of thousands of shards fit; a longer manifest is not one of ours.
 MANIFEST_LIMIT = 64 * 2**20
@@ -93,6 +95,24 @@ class _DataEntry:
     fingerprint: Sha256
     num_graphs: Count
     num_nodes: Count
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a cache, or a run, records of the code of its backbone."""
+
+    #: Absolute path -> hash of what each file defines of the model's classes, libraries aside.
+    sources: Mapping[str, Sha256]
+    #: Of the libraries that ran it.
+    versions: Mapping[str, str]
+    #: The folder that relative names on the command line start from.
+    folder: str
+    #: Of the file of the canary; None for a model that could not be tried on a small graph.
+    canary_sha256: Sha256 | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
 
 
 # The manifest takes these two as they are: from_json has made them of their entries before.

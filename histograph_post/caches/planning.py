@@ -32,9 +32,9 @@ from ..utils.machine import resolve_device, synchronize
 from ..utils.specifications import IN_MEMORY
 from ..utils.text import listed, text_table
 from .layout import Layout
-from .manifest import plan_hash
+from .manifest import Provenance, plan_hash
 from .probing import MOST_SHARDS, SHARD_BYTES, CacheOptions, OwnOutput, probe_model
-from .provenance import Provenance, take_provenance
+from .provenance import take_provenance
 
 
 @dataclass(frozen=True)

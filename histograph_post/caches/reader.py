@@ -213,7 +213,7 @@ class Cache:
                 stop = min(start + step, span.stop_row)
                 first = int(ptr[span.position]) + start - span.first_row
                 shard = self._shard(span.shard)
-                stored = [source.read(start, stop) for source in shard.activations]
+                stored = [source[start:stop] for source in shard.activations]
                 layers = [as_tensor(values, self.manifest.layout) for values in stored]
                 yield slice(first, first + stop - start), layers
                 count += 1
@@ -263,7 +263,7 @@ class Cache:
         for span in sorted(spans):
             # Views of the files, unless they are compressed; a view keeps its file open.
             sources = self._shard(span.shard).activations
-            stored = [source.read(span.first_row, span.stop_row) for source in sources]
+            stored = [source[span.first_row : span.stop_row] for source in sources]
             pieces[span.position] = stored if all_open else [values.copy() for values in stored]
         ordered = [pieces[position] for position in sorted(pieces)]
         # [num_nodes, L, D], or one [num_nodes, D_l] per layer

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -22,26 +22,11 @@ from ..utils.files import open_regular, sha256_prefix
 from .layout import Counts, Dataset, Extent, Layout, ShardInfo, expand
 
 
-class Rows(Protocol):
-    """The rows of one activations dataset."""
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Return rows ``start`` to ``stop``, ``[stop - start, ...]``."""
-
-
-@dataclass(frozen=True)
-class MappedRows:
-    """Rows as they lie in the file; reading them is a view."""
-
-    values: np.ndarray
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Return a view of rows ``start`` to ``stop``."""
-        return self.values[start:stop]
-
-
 class CompressedRows:
-    """Rows in compressed chunks. The last chunk stays expanded: graphs are often read in order."""
+    """Rows in compressed chunks, of which ``rows[start:stop]`` returns a copy.
+
+    The last chunk stays expanded: graphs are often read in order.
+    """
 
     def __init__(self, buffer: mmap.mmap, extents: tuple[Extent, ...], spec: Dataset, where: str):
         self._buffer = memoryview(buffer)
@@ -50,8 +35,8 @@ class CompressedRows:
         self._where = where
         self._last: tuple[int, np.ndarray] | None = None
 
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Return a copy of rows ``start`` to ``stop``."""
+    def __getitem__(self, wanted: slice) -> np.ndarray:
+        start, stop = wanted.start, wanted.stop
         rows = np.empty((stop - start, *self._spec.shape[1:]), self._spec.dtype)
         size = self._spec.chunk_rows
         for number in range(start // size, -(-stop // size) if stop > start else 0):
@@ -83,7 +68,8 @@ class Shard:
     info: ShardInfo
     ids: list[str]
     arrays: dict[str, np.ndarray]
-    activations: tuple[Rows, ...]
+    #: Of each dataset of activations, views or copies of its rows.
+    activations: tuple[np.ndarray | CompressedRows, ...]
     _map: mmap.mmap
 
     @classmethod
@@ -104,7 +90,7 @@ class Shard:
                 )
             buffer = mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY)
         arrays: dict[str, np.ndarray] = {}
-        activations: list[Rows] = []
+        activations: list[np.ndarray | CompressedRows] = []
         for dataset in info.datasets(layout):
             extents = info.extents[dataset.name]
             if layout.compression and dataset.is_activations:
@@ -114,7 +100,7 @@ class Shard:
             offset = extents[0][0] if extents else 0
             values = np.frombuffer(buffer, dataset.dtype, count, offset).reshape(dataset.shape)
             if dataset.is_activations:
-                activations.append(MappedRows(values))
+                activations.append(values)
             else:
                 arrays[dataset.name] = values
         check_contents(arrays, info.counts, info.start, str(path))
@@ -222,26 +208,24 @@ def read_graph(shard: Shard, graph: int, layout: Layout) -> CachedGraph:
     """Return graph number ``graph`` of a shard."""
     arrays = shard.arrays
     nodes = slice(*arrays["ptr"][graph : graph + 2].tolist())
-    rows = {"graph": slice(graph, graph + 1), "node": nodes}
+    places = {"graph": slice(graph, graph + 1), "node": nodes}
     if "label_ptr" in arrays:
-        rows["link"] = slice(*arrays["label_ptr"][graph : graph + 2].tolist())
-    layers = [
-        as_tensor(values.read(nodes.start, nodes.stop), layout) for values in shard.activations
-    ]
+        places["link"] = slice(*arrays["label_ptr"][graph : graph + 2].tolist())
+    layers = [as_tensor(rows[nodes], layout) for rows in shard.activations]
     edge_index = edge_label_index = outputs = None
     if layout.has_edges:
         edges = slice(*arrays["edge_ptr"][graph : graph + 2].tolist())
         edge_index = torch.from_numpy(arrays["edge_index"][:, edges].astype(np.int64))
     if layout.level == "link":
-        pairs = arrays["edge_label_index"][:, rows["link"]]
+        pairs = arrays["edge_label_index"][:, places["link"]]
         edge_label_index = torch.from_numpy(pairs.astype(np.int64))
     if layout.output_level is not None:
-        outputs = torch.from_numpy(arrays["outputs"][rows[layout.output_level]])
+        outputs = torch.from_numpy(arrays["outputs"][places[layout.output_level]])
     return CachedGraph(
         id=shard.ids[graph],
         history=layers[0] if layout.is_uniform else layers,
         edge_index=edge_index,
-        labels=torch.from_numpy(arrays["labels"][rows[layout.level]]),
+        labels=torch.from_numpy(arrays["labels"][places[layout.level]]),
         outputs=outputs,
         edge_label_index=edge_label_index,
     )

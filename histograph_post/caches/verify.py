@@ -11,8 +11,8 @@ import numpy as np
 from ..errors import CacheError
 from ..utils.files import open_regular, sha256_prefix
 from .layout import STORED_TYPES, Layout, ShardInfo, shard_name
-from .manifest import MANIFEST_NAME, SPLITS_NAME, Manifest, read_splits
-from .provenance import CANARY_NAME, read_canary
+from .manifest import CANARY_NAME, MANIFEST_NAME, SPLITS_NAME, Manifest, read_splits
+from .provenance import read_canary
 from .reader import Cache
 from .shard import Shard
 
@@ -108,7 +108,7 @@ def _check_finite(shard: Shard, layout: Layout, path: Path) -> None:
     step = max(1, _BLOCK_BYTES // layout.row_bytes)
     for number, values in enumerate(shard.activations):
         for start in range(0, shard.info.num_nodes, step):
-            block = values.read(start, min(start + step, shard.info.num_nodes)).view(bits)
+            block = values[start : min(start + step, shard.info.num_nodes)].view(bits)
             wrong = (block & exponent) == exponent  # [rows, num_layers, dim] or [rows, dim]
             if not wrong.any():
                 continue

@@ -7,7 +7,6 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -104,16 +103,11 @@ def _pairs(pairs: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class ShardWriter:
-    """One shard being written; a context manager that leaves a complete file or none.
+    """One shard being written: a complete file in the end, or none.
 
-    Append the batches of its graphs in order. At the end the file is opened again, checked and
-    moved to its name, and :attr:`info` is its entry in the manifest::
-
-        with ShardWriter(folder, 0, layout, plan_hash, graphs) as writer:
-            writer.append(2, history, outputs)  # the first two graphs
-
-    Where rows are computed in one thread and written in another, the one fills a :meth:`block`,
-    and the other calls :meth:`open`, :meth:`write` and :meth:`close`, or :meth:`discard`.
+    One thread fills a :meth:`block` after the other, in the order of the graphs; another calls
+    :meth:`open`, :meth:`write` and :meth:`close`, or :meth:`discard`. Then :attr:`info` is the
+    shard's entry in the manifest.
     """
 
     def __init__(
@@ -133,25 +127,10 @@ class ShardWriter:
         self._file: CheckedFile
         self._steps = self._writing()
 
-    def __enter__(self) -> Self:
-        self.open()
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if error is None:
-            self.close()
-        else:
-            self.discard()
-
     @property
     def num_graphs(self) -> int:
         """Graphs of the shard."""
         return len(self._graphs.ids)
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of all of them."""
-        return self._counts.num_nodes
 
     def open(self) -> None:
         """Create the file, under the name of an unfinished one."""
@@ -172,24 +151,7 @@ class ShardWriter:
         """Remove what was written; a shard that is closed already stays."""
         self._steps.close()
 
-    def append(
-        self, num_graphs: int, history: Sequence[Tensor], outputs: Tensor | None = None
-    ) -> None:
-        """Write the next ``num_graphs`` graphs: their layers, ``[num_nodes, D_l]`` each.
-
-        ``outputs`` are the model's own, ``[rows, output_width]`` as in the layout.
-        """
-        block = self.block(range(self._next_graph, self._next_graph + num_graphs))
-        self._expect(
-            [tuple(layer.shape) for layer in history],
-            [tuple(layer.shape) for layer in block.layers],
-            "layers of shape",
-        )
-        for layer, values in enumerate(history):
-            block.put(layer, values)
-        self.write(block, outputs)
-
-    def block(self, graphs: range, memory: BlockMemory | None = None) -> RowBlock:
+    def block(self, graphs: range, memory: BlockMemory) -> RowBlock:
         """Return a block to put the layers of these graphs of the shard into.
 
         Unlike the rest this may be done in another thread, and before the shard is open.
@@ -201,18 +163,17 @@ class ShardWriter:
             )
         ptr = self._arrays["ptr"]
         first_row, stop_row = ptr[[graphs.start, graphs.stop]].tolist()
-        num_nodes = stop_row - first_row
-        taken, staging = (memory or BlockMemory(self._layout, num_nodes)).take()
+
+        def graph_of_row(row: int) -> str:
+            return self._graphs.ids[int(np.searchsorted(ptr, first_row + row, "right")) - 1]
+
         return RowBlock(
             self._layout,
             graphs,
-            num_nodes,
-            graph_of_row=lambda row: self._graphs.ids[
-                int(np.searchsorted(ptr, first_row + row, "right")) - 1
-            ],
+            stop_row - first_row,
+            graph_of_row=graph_of_row,
             where=str(self._path),
-            memory=taken,
-            staging=staging,
+            memory=memory,
         )
 
     def write(self, block: RowBlock, outputs: Tensor | None = None) -> None:

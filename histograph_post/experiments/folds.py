@@ -21,8 +21,7 @@ import numpy as np
 import tomli_w
 
 from ..caches import Cache
-from ..caches.manifest import MANIFEST_NAME, read_manifest
-from ..caches.provenance import Provenance
+from ..caches.manifest import MANIFEST_NAME, Provenance, read_manifest
 from ..data import DataSpec
 from ..errors import CacheError, ConfigError, NotFoundError
 from ..models import ModelSpec, parse_args

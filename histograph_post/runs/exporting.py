@@ -25,7 +25,7 @@ from torch.export import export as trace
 from torch.export import load as load_program
 from torch.export import save as save_program
 
-from ..caches.provenance import CANARY_NAME
+from ..caches.manifest import CANARY_NAME
 from ..errors import ModelError, OutputExistsError
 from ..heads.base import Readout
 from ..heads.standardize import Standardizer

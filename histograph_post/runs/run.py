@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..caches.provenance import CANARY_NAME
+from ..caches.manifest import CANARY_NAME
 from ..errors import ConfigError, NotFoundError
 from ..utils.decoding import read_json_file, read_json_lines, read_toml_file
 from ..utils.text import data_frame

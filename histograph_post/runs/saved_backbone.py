@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..caches.manifest import MANIFEST_NAME
-from ..caches.provenance import CANARY_NAME, Provenance, check_provenance, take_provenance
+from ..caches.manifest import CANARY_NAME, MANIFEST_NAME, Provenance
 from ..capture.points import CapturePlan
 from ..data.spec import DataSpec
 from ..errors import CacheError, CheckpointError, ConfigError, NotFoundError
@@ -265,6 +264,7 @@ def write_provenance(
         plan: What is captured of it.
         dataset: Has the graph of the canary.
     """
+    from ..caches.provenance import take_provenance
     from ..utils.tensors import load_tensors
 
     trained = copy.deepcopy(model).eval()
@@ -299,6 +299,7 @@ def check_backbone(saved: SavedBackbone, offered: nn.Module | Cache, *, where: s
         CacheError: for a cache of another model.
     """
     from ..caches import Cache
+    from ..caches.provenance import check_provenance
     from ..models.checkpoints import weights_sha256
 
     kind: type[CacheError | CheckpointError]

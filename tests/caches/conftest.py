@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from histograph_post.caches import Manifest
+from histograph_post.caches.blocks import BlockMemory
 from histograph_post.caches.layout import Layout, ShardInfo
 from histograph_post.caches.manifest import plan_hash
 from histograph_post.caches.writer import ShardGraphs, ShardWriter, write_manifest
@@ -22,6 +24,29 @@ from histograph_post.data import DataSpec
 from histograph_post.models import ModelSpec
 from histograph_post.splits import Split, Splits
 from histograph_post.utils.files import sha256_file
+
+
+@contextmanager
+def writing(writer: ShardWriter) -> Iterator[Callable[..., None]]:
+    """Write a shard; yields what appends a number of graphs, their layers and their outputs."""
+    done = 0
+
+    def append(num_graphs: int, history: Sequence[Tensor], outputs: Tensor | None = None) -> None:
+        nonlocal done
+        num_nodes = len(history[0])
+        memory = BlockMemory(writer._layout, num_nodes)
+        block = writer.block(range(done, done + num_graphs), memory)
+        for layer, values in enumerate(history):
+            block.put(layer, values)
+        writer.write(block, outputs)
+        done += num_graphs
+
+    try:
+        writer.open()
+        yield append
+        writer.close()
+    finally:
+        writer.discard()
 
 
 @dataclass
@@ -53,7 +78,7 @@ class Example:
         )
 
     def batch(self, start: int, stop: int) -> tuple[int, list[Tensor], Tensor | None]:
-        """Return the arguments of ``ShardWriter.append`` for these graphs."""
+        """Return what is appended to a shard for these graphs."""
         history = [torch.cat(layers) for layers in zip(*self.histories[start:stop], strict=True)]
         outputs = None if self.outputs is None else torch.cat(self.outputs[start:stop])
         return stop - start, history, outputs
@@ -75,9 +100,10 @@ class Example:
     ) -> ShardInfo:
         start, stop = shards[index]
         graphs = self.graphs(start, stop)
-        with ShardWriter(folder, index, self.layout, self.plan(shards), graphs) as writer:
+        writer = ShardWriter(folder, index, self.layout, self.plan(shards), graphs)
+        with writing(writer) as append:
             for first in range(start, stop, batch_size):
-                writer.append(*self.batch(first, min(first + batch_size, stop)))
+                append(*self.batch(first, min(first + batch_size, stop)))
         return writer.info
 
     def splits(self) -> Splits:

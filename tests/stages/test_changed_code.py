@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import histograph_post as hg
-from histograph_post.caches.manifest import read_manifest
-from histograph_post.caches.provenance import CANARY_NAME
+from histograph_post.caches.manifest import CANARY_NAME, read_manifest
 from histograph_post.errors import CacheError, HistographError, ModelError
 
 from ..helpers import demo_graphs, histograph, make_model

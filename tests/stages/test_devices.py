@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 
 import histograph_post as hg
 from histograph_post.caches.caching import cache, write_cache
-from histograph_post.caches.canary import Canary
+from histograph_post.caches.manifest import CANARY_NAME
 from histograph_post.caches.planning import plan_cache
 from histograph_post.caches.probing import CacheOptions
-from histograph_post.caches.provenance import CANARY_NAME
+from histograph_post.caches.provenance import Canary
 from histograph_post.errors import CaptureError, ConfigError
 from histograph_post.splits import resolve_splits
 from histograph_post.utils.machine import resolve_device
