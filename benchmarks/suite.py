@@ -8,14 +8,11 @@ from pathlib import Path
 
 from histograph_post.errors import ConfigError
 
-from .caching import caching
+from .caches import caching, half_precision, reading
 from .epochs import deep_epochs, ladder, molecule_epochs, padded_epoch
 from .head_steps import head_steps, transformer_steps
-from .limits import limited_epochs
 from .measuring import Ratio
-from .precision import half_precision
-from .reading import reading
-from .side_by_side import side_by_side
+from .resources import limited_epochs, side_by_side
 from .workloads import Sizes, Workloads
 
 #: What measures one thing, and gives a line for each comparison.

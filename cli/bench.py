@@ -97,7 +97,7 @@ def bench(
 
 def _bench_device(terminal: Terminal, name: str, sizes: Sizes, data_root: Path | None) -> None:
     """Print the seconds of a device beside those of the CPU."""
-    from histograph_benchmarks.devices import time_device
+    from histograph_benchmarks.resources import time_device
     from histograph_post.utils.machine import resolve_device
 
     device = resolve_device(name)

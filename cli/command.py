@@ -29,7 +29,7 @@ from histograph_post.utils.machine import keep_memory
 from histograph_post.utils.text import duration
 
 from .configuration import load_config, resolved_options
-from .guidance import DEFAULT_OUTPUTS, default_output, example, help_panel
+from .guidance import COMMANDS, DEFAULT_OUTPUTS, default_output
 from .main import raised_once, tell
 from .terminal import EventFiles, Terminal
 
@@ -40,28 +40,24 @@ _PANEL = "Common options"
 _SWITCHES = "On unless switched off"
 
 
-def _hide_flag_types(params: list[Any]) -> list[Any]:
-    """Show nothing for what a flag takes, where typer would show ``<bool>``."""
-    for param in params:
-        if getattr(param, "is_flag", False) and param.metavar is None:
-            param.metavar = ""
-    return params
-
-
-class Command(TyperCommand):
-    """A command whose help names no types of flags."""
+class _UntypedFlags:
+    """Shows nothing for what a flag takes in the help, where typer would show ``<bool>``."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return its options, ``--help`` included."""
-        return _hide_flag_types(super().get_params(ctx))
+        """Return the options, ``--help`` included."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False) and param.metavar is None:
+                param.metavar = ""
+        return params
 
 
-class CommandGroup(TyperGroup):
-    """All commands; their help names no types of flags either."""
+class Command(_UntypedFlags, TyperCommand):
+    """One command."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options of ``histograph`` itself."""
-        return _hide_flag_types(super().get_params(ctx))
+
+class CommandGroup(_UntypedFlags, TyperGroup):
+    """All commands."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ def register(
                 stack.enter_context(_together(own["device"]))
                 quiet = quiet or os.environ.get("RANK", "0") != "0"
             elif not shares_work:
-                _refuse_other_processes(function.__name__.replace("_", "-"))
+                _refuse_other_processes(command_name)
             is_default = command_name in DEFAULT_OUTPUTS and own["out"] is None
             if is_default:
                 own["out"] = ctx.params["out"] = default_output(command_name, own)
@@ -169,13 +165,14 @@ def register(
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     text = inspect.cleandoc(function.__doc__ or "")
+    panel, example = COMMANDS[command_name]
     app.command(
         name=command_name,
         cls=Command,
         # Lines end where the terminal's do, not where those of the source do.
         help=re.sub(r"(?<!\n)\n(?!\n)", " ", text),
-        epilog=example(command_name),
-        rich_help_panel=help_panel(command_name),
+        epilog=f"Example: {example}",
+        rich_help_panel=panel,
     )(run)
 
 

@@ -16,7 +16,7 @@ from histograph_post.utils.specifications import IN_MEMORY, is_built_in
 _TRAIN, _USE, _LOOK = "Train", "Use", "Look"
 
 #: Of each command: its heading, and a call that can be copied.
-_COMMANDS = {
+COMMANDS = {
     "pretrain": (_TRAIN, "histograph pretrain --model gin --data tu:MUTAG --folds 10"),
     "cache": (
         _TRAIN,
@@ -52,18 +52,6 @@ DEFAULT_OUTPUTS = {
     "predict": "RUN-predictions.csv",
     "export": "RUN.pt2, or RUN-whole with --whole",
 }
-
-
-def help_panel(command: str) -> str | None:
-    """Return the heading that a command stands under."""
-    found = _COMMANDS.get(command)
-    return None if found is None else found[0]
-
-
-def example(command: str) -> str | None:
-    """Return a call of a command, for the end of its help."""
-    found = _COMMANDS.get(command)
-    return None if found is None else f"Example: {found[1]}"
 
 
 def default_output(command: str, given: Mapping[str, Any]) -> Path:

@@ -11,7 +11,6 @@ import numpy as np
 from histograph_post.utils.files import write_text
 from histograph_post.utils.text import MINUS, MISSING, metric_name, plural
 
-from .picture import draw_ranks
 from .ranking import (
     LEVEL,
     CellScores,
@@ -21,6 +20,7 @@ from .ranking import (
     RankTest,
     cell_scores,
     compare_to,
+    draw_ranks,
     mean_ranks,
     rank_test,
     readouts,
@@ -180,15 +180,7 @@ def differences(cells: Sequence[CellScores]) -> list[str]:
         chosen = [cell for cell in cells if cell.higher_is_better == higher]
         if not chosen:
             continue
-        lines = [
-            [
-                "to",
-                "mean",
-                "over cells",
-                "over data sets",
-                "better : worse",
-            ]
-        ]
+        lines = [["to", "mean", "over cells", "over data sets", "better : worse"]]
         lines += [_difference(each, 1 if higher else 3) for each in compare_to(chosen, CHOSEN)]
         count = len({cell.data for cell in chosen})
         heading = (

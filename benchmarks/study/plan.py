@@ -6,17 +6,16 @@ is read strictly: what is unknown, missing or of another type is refused before 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from histograph_post.errors import ConfigError, HistographError, NotFoundError
+from histograph_post.errors import ConfigError, HistographError
 from histograph_post.heads.registry import head_info
 from histograph_post.training.options import TrainingOptions
-from histograph_post.utils.decoding import Positive, decode
+from histograph_post.utils.decoding import Positive, decode, read_toml_file
 
 #: The budget that leaves nothing out, and the one of ``--quick``.
 FULL, QUICK = "full", "quick"
@@ -341,13 +340,7 @@ def _check_name(where: str, name: str, known: Iterable[str]) -> None:
 def read_study(path: Path) -> Study:
     """Read a study file; models in files are named from the folder it is in."""
     try:
-        value = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise NotFoundError(f"{path}: found no such file, expected a study") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: found no readable TOML ({error})") from None
-    try:
-        return decode(Study, value, str(path), error=ConfigError, defaults=True)
+        return decode(Study, read_toml_file(path), str(path), error=ConfigError, defaults=True)
     except HistographError as error:
         raise ConfigError(str(error)) from None
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from histograph_benchmarks.devices import time_device
 from histograph_benchmarks.generated import GRAPH_SETS, generate
 from histograph_benchmarks.head_steps import (
     FORMS,
@@ -27,6 +26,7 @@ from histograph_benchmarks.head_steps import (
     rounding_errors,
 )
 from histograph_benchmarks.measuring import Ratio, race
+from histograph_benchmarks.resources import time_device
 from histograph_benchmarks.suite import MEASUREMENTS, run_suite
 from histograph_benchmarks.workloads import CHECKPOINT, GraphRows, Sizes, Workloads
 from histograph_cli.app import app

@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from histograph_benchmarks.curves import Curve, Point, doubling_table, size_table
 from histograph_benchmarks.growth import (
     HEAD_SIZES,
+    Curve,
+    Point,
     attention_step,
+    doubling_table,
     doublings,
     head_step,
     main,
     measure,
     peak_bytes,
+    size_table,
 )
 from histograph_post.heads.histograph.node_attention import NodeAttention
 from histograph_post.heads.ragged import Graphs

@@ -132,7 +132,7 @@ def test_training_is_that_of_the_kind_then_of_the_readout_then_of_both(tmp_path:
         ('kind = "graphs"', 'kind = "trees"', "data demo: kind: found 'trees', expected one of"),
         ("[budgets.full]", "[budgets.most]", "budgets: found no 'full'"),
         ('name = "mean"', 'name = "linear"', "readouts: found the name 'linear', expected one of"),
-        ("seeds = 2", "seeds = ", "found no readable TOML"),
+        ("seeds = 2", "seeds = ", "not a readable TOML file"),
     ],
 )
 def test_a_wrong_study_file_is_refused(tmp_path: Path, old: str, new: str, expected: str) -> None:
