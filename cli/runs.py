@@ -124,7 +124,7 @@ def embed(
     The head is the best of the run by validation. The file has ids, vectors, the rows of the source
     and, for molecules, SMILES: for nearest neighbours, clusters, or a model of your own.
     """
-    from histograph_post.runs.embedding import embed as embed_graphs
+    from histograph_post.runs.predicting import embed as embed_graphs
 
     with terminal.progress("embedding nodes") as update:
         found = embed_graphs(run, data, out, **new_data.options(terminal), on_progress=update)

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from .heads import Readout, register_head
     from .heads.histograph import HistoGraphHead
     from .reporting import report
-    from .runs.embedding import embed
     from .runs.exporting import export
-    from .runs.predicting import load, predict
+    from .runs.predicting import embed, load, predict
     from .runs.run import Run
     from .training.options import TrainingOptions
 
@@ -43,9 +42,8 @@ _PUBLIC = {
     ".heads": ("Readout", "register_head"),
     ".heads.histograph": ("HistoGraphHead",),
     ".reporting": ("report",),
-    ".runs.embedding": ("embed",),
     ".runs.exporting": ("export",),
-    ".runs.predicting": ("load", "predict"),
+    ".runs.predicting": ("embed", "load", "predict"),
     ".runs.run": ("Run",),
     ".training.options": ("TrainingOptions",),
 }

@@ -1,27 +1,39 @@
-"""Prediction: a run is opened on new data, loaded as those it was trained on were, and used."""
+"""Using a run on new data: predictions of a readout, or the vectors it reads out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..data.spec import FEATURE_ARGS, LEVEL_ARGS, Reading
 from ..data.streaming import remove_rows, rows_beside
+from ..errors import ConfigError, MissingExtraError
 from ..heads.base import Readout
+from ..training.head_batches import HeadInputs
+from ..utils import Level
+from ..utils.files import write_bytes
 from ..utils.machine import NODE_BUDGET
 from ..utils.outputs import output_file
 from ..utils.text import notebook_bar
-from .predictions import Predictions
+from .predictions import Predictions, row_names
 from .predictor import Predictor as Predictor
+from .predictor import at_level, require_finite
 from .predictor import load as load
 from .run import Run
+from .saved_head import HeadMember
+
+OnProgress = Callable[[int, int], None]
 
 
 def predict(
@@ -41,8 +53,8 @@ def predict(
     overwrite: bool = False,
     config: Mapping[str, Any] | None = None,
     workers: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-    on_reading: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
+    on_reading: OnProgress | None = None,
 ) -> Predictions:
     """Predict new graphs with the mean of a run's heads, in one pass; labels are optional.
 
@@ -68,7 +80,7 @@ def predict(
     """
     # Many graphs, and what was predicted of them, stay beside the file until it is written.
     kept = None if out is None else rows_beside(out)
-    with open_on_data(
+    with _open(
         run,
         data,
         out,
@@ -86,19 +98,179 @@ def predict(
             opened.dataset, node_budget=node_budget, on_progress=opened.on_progress, kept=kept
         )
         found = replace(found, notes=[*opened.notes, *found.notes])
-        opened.write(lambda: (part.encode() for part in found.csv_parts()))
+        if opened.write is not None:
+            opened.write(part.encode() for part in found.csv_parts())
     if kept is not None:
         remove_rows(kept)
     return found
 
 
-# --- a run on new data
+# --- vectors
 
-OnProgress = Callable[[int, int], None]
+#: How files of vectors end.
+FORMATS = (".npz", ".parquet")
 
 
 @dataclass(frozen=True)
-class OpenedOnData:
+class Embeddings:
+    """A vector per graph, or per node, with the names that predictions have."""
+
+    #: Name of each row: the id of the graph, with the number of the node within it.
+    ids: Sequence[str]
+    #: ``[rows, width]``, float32.
+    vectors: np.ndarray
+    #: Source row of each graph (a line of a csv file), or its place: ``[rows]``.
+    rows: np.ndarray
+    #: SMILES of each row's graph, of molecules.
+    smiles: Sequence[str] | None = None
+    notes: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"Embeddings({len(self)} rows of width {self.vectors.shape[1]})"
+
+    def save(self, path: str | Path) -> None:
+        """Write ``ids``, ``vectors``, ``rows`` and, of molecules, ``smiles``.
+
+        Args:
+            path: An ``.npz`` file, which numpy reads without pickle; or ``.parquet`` with columns
+                ``id``, ``row``, ``smiles`` and ``vector``, a list of fixed length (extra
+                ``arrow``).
+        """
+        require_format(Path(path))
+        write_bytes(Path(path), self.to_bytes(Path(path).suffix))
+
+    def to_bytes(self, suffix: str) -> bytes:
+        """Return the contents of a file that ends in ``.npz`` or ``.parquet``."""
+        texts = {} if self.smiles is None else {"smiles": list(self.smiles)}
+        file = io.BytesIO()
+        if suffix == ".npz":
+            arrays: dict[str, Any] = {"ids": np.array(self.ids), "vectors": self.vectors}
+            arrays |= {"rows": self.rows} | {name: np.array(v) for name, v in texts.items()}
+            np.savez(file, **arrays)
+            return file.getvalue()
+        import pyarrow
+        from pyarrow import parquet
+
+        width = self.vectors.shape[1]
+        flat = pyarrow.array(self.vectors.reshape(-1))  # [rows * width]
+        columns = {
+            "id": list(self.ids),
+            "row": self.rows,
+            **texts,
+            "vector": pyarrow.FixedSizeListArray.from_arrays(flat, width),
+        }
+        parquet.write_table(pyarrow.table(columns), file)
+        return file.getvalue()
+
+
+def require_format(path: Path) -> None:
+    """Refuse a file of vectors that cannot be written, before anything is computed."""
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"{path}: expected a file that ends in {' or '.join(FORMATS)}")
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise MissingExtraError(f"{path}", extra="arrow")
+
+
+def embed(
+    run: str | Path | Run,
+    data: str | Path | GraphDataset | Iterable[Data],
+    out: str | Path | None = None,
+    *,
+    data_root: str | Path | None = None,
+    data_args: Mapping[str, Any] | None = None,
+    model: nn.Module | str | None = None,
+    head: str | type[Readout] | None = None,
+    checkpoint: str | Path | None = None,
+    key_map: str | Path | None = None,
+    trust: bool = False,
+    node_budget: int = NODE_BUDGET,
+    device: str = "auto",
+    overwrite: bool = False,
+    config: Mapping[str, Any] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Embeddings:
+    """Return what a run's best head reads out of new graphs, one vector per graph (or node).
+
+    Of several seeds it is the best by validation: vectors of different heads have nothing in
+    common that a mean would keep. At link level a vector belongs to a node.
+
+    Args:
+        run: A finished run, or its folder.
+        data: A data specification, or graphs.
+        out: A file to write, ``.npz`` or ``.parquet``.
+
+    All others are those of :func:`predict`.
+    """
+    if out is not None:
+        require_format(Path(out))
+    with _open(
+        run,
+        data,
+        out,
+        data_root=data_root,
+        data_args=data_args,
+        head=head,
+        model=model,
+        overwrite=overwrite,
+        config=config,
+        watched=("embedding", on_progress),
+        loading={"checkpoint": checkpoint, "key_map": key_map, "trust": trust, "device": device},
+    ) as opened:
+        saved = opened.run.saved_head
+        best = opened.predictor.heads.members[saved.members.index(saved.best)]
+        assert isinstance(best, HeadMember)
+        found = _embedded(opened, best, node_budget)
+        which = f"vectors of `{saved.name}`, fold {saved.best.fold}, seed {saved.best.seed}"
+        found = replace(found, notes=[*opened.notes, *found.notes, which])
+        if opened.write is not None:
+            opened.write(found.to_bytes(Path(str(out)).suffix))
+        return found
+
+
+@torch.inference_mode()
+def _embedded(opened: _Opened, member: HeadMember, node_budget: int) -> Embeddings:
+    predictor = opened.predictor
+    level: Level = "graph" if predictor.task.level == "graph" else "node"
+    dataset = at_level(opened.dataset, level)
+    node_budget, notes = predictor.prepare(dataset, node_budget)
+    found = [
+        _vectors(member, predictor.inputs(batch)).float().cpu().numpy()
+        for batch in predictor.batches(dataset, node_budget, opened.on_progress)
+    ]
+    vectors = np.concatenate(found)  # [rows, width]
+    ids = row_names(dataset.ids, dataset.label_ptr, level)
+    require_finite("vector", vectors, ids, dataset)
+    numbers = np.repeat(np.arange(len(dataset)), np.diff(dataset.label_ptr))  # [rows]
+    smiles = dataset.smiles
+    return Embeddings(
+        ids=ids,
+        vectors=vectors,
+        rows=numbers if dataset.rows is None else dataset.rows[numbers],
+        smiles=None if smiles is None else [smiles[number] for number in numbers.tolist()],
+        notes=notes,
+    )
+
+
+def _vectors(member: HeadMember, inputs: HeadInputs) -> Tensor:
+    """Return what a head reads out before its classifier: ``[rows, width]``."""
+    head = member.network.head
+    assert isinstance(head, Readout)
+    history = member.prepare(inputs.history)  # type: ignore[arg-type]  # layers as captured
+    read = head.forward if head.level == "link" else head.classifier_inputs
+    rows: Tensor = read(
+        history, inputs.batch, num_graphs=inputs.num_graphs, edge_index=inputs.edge_index
+    )
+    return rows
+
+
+# --- a run on new data
+
+
+@dataclass(frozen=True)
+class _Opened:
     """What a run predicts or embeds with, the data it is used on, and where the result goes."""
 
     run: Run
@@ -108,16 +280,12 @@ class OpenedOnData:
     notes: list[str]
     #: Told of the nodes that are done and the nodes in all, if anybody listens.
     on_progress: OnProgress | None
-    _write: Callable[[bytes | Iterable[bytes]], None] | None = field(repr=False)
-
-    def write(self, contents: Callable[[], bytes | Iterable[bytes]]) -> None:
-        """Write the file, if one is asked for."""
-        if self._write is not None:
-            self._write(contents())
+    #: Writes the file, if one is asked for.
+    write: Callable[[bytes | Iterable[bytes]], None] | None
 
 
 @contextmanager
-def open_on_data(
+def _open(
     run: str | Path | Run,
     data: str | Path | GraphDataset | Iterable[Data],
     out: str | Path | None,
@@ -131,7 +299,7 @@ def open_on_data(
     config: Mapping[str, Any] | None,
     watched: tuple[str, OnProgress | None],
     loading: Mapping[str, Any],
-) -> Iterator[OpenedOnData]:
+) -> Iterator[_Opened]:
     """Open a run on new data; what cannot be used is refused before anything slow is done.
 
     The arguments are those of :func:`predict`, and:
@@ -139,7 +307,7 @@ def open_on_data(
     Args:
         reading: How many rows are read.
         watched: What a bar in a notebook says, and who else is told of the nodes that are done.
-        loading: The other arguments of :func:`~histograph_post.runs.predictor.load`.
+        loading: The other arguments of :func:`load`.
     """
     what, on_progress = watched
     with ExitStack() as stack:
@@ -150,11 +318,11 @@ def open_on_data(
         opened = Run.of(run).with_head(head)
         if not isinstance(model, nn.Module):
             model = opened.backbone.model.to_follow(model).spec  # refuses before data are loaded
-        dataset, notes = data_for(opened, data, data_root, data_args, reading)
+        dataset, notes = _data_for(opened, data, data_root, data_args, reading)
         in_dim = int(dataset.graphs[0].num_node_features)
         predictor = load(opened, model=model, in_dim=in_dim, **loading)
         update = stack.enter_context(notebook_bar(what, watched=on_progress is not None))
-        yield OpenedOnData(opened, predictor, dataset, notes, on_progress or update, write)
+        yield _Opened(opened, predictor, dataset, notes, on_progress or update, write)
 
 
 #: Data arguments that decide what a model sees of a graph and is asked about it. New data of the
@@ -162,40 +330,27 @@ def open_on_data(
 _TAKEN_ARGS = (*FEATURE_ARGS, *LEVEL_ARGS, "mol_features", "node_attr", "normalize_features")
 
 
-def data_for(
+def _data_for(
     run: Run,
     data: str | Path | GraphDataset | Iterable[Data],
     data_root: str | Path | None,
     data_args: Mapping[str, Any] | None,
-    reading: Reading | None = None,
+    reading: Reading | None,
 ) -> tuple[GraphDataset, list[str]]:
-    """Return data that a run is used on, and what was taken over from those it was trained on.
-
-    Args:
-        run: The run.
-        data: A specification, or graphs.
-        data_root: Offline copies of benchmark data.
-        data_args: Arguments of the data.
-        reading: How many rows are read.
-    """
+    """Return data that a run is used on, and what was taken over from those it was trained on."""
     if isinstance(data, GraphDataset):
         return data, []
     if not isinstance(data, (str, Path)):
         return from_graphs(data, reading=reading), []
     trained_on, given = run.backbone.data, data_args or {}
-    taken = _taken_args(trained_on, str(data), given)
+    taken = {}
+    if _kind(str(data)) == _kind(trained_on.spec) and not any(n in given for n in _TAKEN_ARGS):
+        taken = {name: trained_on.args[name] for name in _TAKEN_ARGS if name in trained_on.args}
     root = None if data_root is None else Path(data_root)
     named = DataSpec(str(data), {**taken, **given}, root, reading=reading)
     dataset = named.for_prediction(trained_on, run.stored_head["target_names"]).load()
     shown = ", ".join(f"{name}={value}" for name, value in taken.items())
     return dataset, [f"data arguments of the run: {shown}"] if taken else []
-
-
-def _taken_args(trained_on: DataSpec, spec: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data arguments that new data of the same kind takes over from the run."""
-    if _kind(spec) != _kind(trained_on.spec) or any(name in given for name in _TAKEN_ARGS):
-        return {}
-    return {name: trained_on.args[name] for name in _TAKEN_ARGS if name in trained_on.args}
 
 
 def _kind(spec: str) -> str:

@@ -149,11 +149,11 @@ class Predictor(nn.Module):
         given = data if isinstance(data, GraphDataset) else from_graphs(data)
         dataset = at_level(given, self.task.level)
         node_budget, notes = self.prepare(dataset, node_budget)
-        # [rows, out_dim] and [rows, columns]
+        earlier = None
         if kept is not None and isinstance(dataset.graphs, StreamedGraphs):
-            outputs, spread = self._kept_outputs(dataset, node_budget, on_progress, kept)
-        else:
-            outputs, spread = self._outputs(dataset, node_budget, on_progress)
+            earlier = self._kept(dataset, node_budget, kept)
+        # [rows, out_dim] and [rows, columns]
+        outputs, spread = self._outputs(dataset, node_budget, on_progress, earlier)
         pairs = None
         if self.task.level == "link":
             pairs = torch.cat([graph.edge_label_index for graph in dataset.graphs], 1)  # [2, rows]
@@ -161,13 +161,9 @@ class Predictor(nn.Module):
         ids, smiles = dataset.ids, dataset.smiles
         if not whole_graphs:
             ids = row_names(ids, dataset.label_ptr, self.task.level, pairs)
-            smiles = None if smiles is None else _repeated(smiles, dataset.label_ptr)
-        broken = ~np.isfinite(outputs).all(axis=1)  # [rows]
-        if broken.any():
-            raise DataError(
-                f"{dataset.spec}: {ids[int(broken.argmax())]}: found a prediction that is not "
-                f"finite ({int(broken.sum())} of {len(ids)} rows), expected numbers"
-            )
+            if smiles is not None:
+                smiles = np.repeat(np.array(smiles, object), np.diff(dataset.label_ptr)).tolist()
+        require_finite("prediction", outputs, ids, dataset)
         rows = np.arange(len(dataset)) if dataset.rows is None else dataset.rows
         predictions = Predictions(
             task=self.task,
@@ -223,44 +219,39 @@ class Predictor(nn.Module):
         dataset: GraphDataset,
         node_budget: int,
         on_progress: Callable[[int, int], None] | None,
+        kept: KeptOutputs | None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the outputs, and how much the heads differ; None of a single one."""
+        first = 0
+        if kept is not None:
+            stops = [members.stop for members in budget_batches(dataset.num_nodes, node_budget)]
+            first = max((stop for stop in stops if stop <= len(kept)), default=0)
+            kept.cut(first)  # a batch is there as a whole, or not at all
         found: list[np.ndarray] = []
         spreads: list[np.ndarray] = []
-        for batch in self.batches(dataset, node_budget, on_progress):
+        for batch in self.batches(dataset, node_budget, on_progress, first):
             with own_code(self._readout):
-                each = self.each(batch)  # [heads, rows, out_dim]
-            found.append(each.mean(dim=0).cpu().numpy())
-            spread = member_spread(self.task, each.cpu().numpy())  # [rows, columns]
-            if spread is not None:
-                spreads.append(spread)
+                each = self.each(batch).cpu()  # [heads, rows, out_dim]
+            outputs, spread = each.mean(dim=0).numpy(), member_spread(self.task, each.numpy())
+            if kept is not None:
+                kept.append(outputs, spread)
+                continue
+            found.append(outputs)
+            spreads += [] if spread is None else [spread]
+        if kept is not None:
+            return kept.read()
         return np.concatenate(found), np.concatenate(spreads) if spreads else None
 
-    @torch.inference_mode()
-    def _kept_outputs(
-        self,
-        dataset: GraphDataset,
-        node_budget: int,
-        on_progress: Callable[[int, int], None] | None,
-        folder: Path,
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the same, written to a file batch by batch; what is there is not repeated."""
-        spreads = len(spread_columns(self.task, self.target_names))
-        kept = KeptOutputs(
+    def _kept(self, dataset: GraphDataset, node_budget: int, folder: Path) -> KeptOutputs:
+        """Return what an earlier pass, of the same heads over the same data, has left there."""
+        spread_dim = len(spread_columns(self.task, self.target_names))
+        return KeptOutputs(
             folder,
             f"{__version__} {dataset.fingerprint()} {weights_sha256(self.state_dict())} "
             f"{self.heads.temperature} {node_budget} {self.device.type}",
             out_dim=self.task.out_dim,
-            spread_dim=spreads if len(self.heads.members) > 1 else 0,
+            spread_dim=spread_dim if len(self.heads.members) > 1 else 0,
         )
-        stops = [members.stop for members in budget_batches(dataset.num_nodes, node_budget)]
-        first = max((stop for stop in stops if stop <= len(kept)), default=0)
-        kept.cut(first)  # a batch is there as a whole, or not at all
-        for batch in self.batches(dataset, node_budget, on_progress, first):
-            with own_code(self._readout):
-                each = self.each(batch).cpu()  # [heads, rows, out_dim]
-            kept.append(each.mean(dim=0).numpy(), member_spread(self.task, each.numpy()))
-        return kept.read()
 
     def _edges_at_once(self, dataset: GraphDataset) -> int | None:
         """Return how many edges the backbone is to take at a time; None for all of them."""
@@ -307,9 +298,16 @@ class Predictor(nn.Module):
         return replace(predictions, labels=labels, scores=scores, notes=notes)
 
 
-def _repeated(names: Sequence[str], label_ptr: np.ndarray) -> list[str]:
-    """Return the name of each label row's graph."""
-    return [name for name, rows in zip(names, np.diff(label_ptr), strict=True) for _ in range(rows)]
+def require_finite(
+    what: str, values: np.ndarray, ids: Sequence[str], dataset: GraphDataset
+) -> None:
+    """Refuse rows ``[rows, columns]`` that are not finite, naming the first of them."""
+    broken = ~np.isfinite(values).all(axis=1)  # [rows]
+    if broken.any():
+        raise DataError(
+            f"{dataset.spec}: {ids[int(broken.argmax())]}: found a {what} that is not finite "
+            f"({int(broken.sum())} of {len(ids)} rows), expected numbers"
+        )
 
 
 def _described(level: str, names: tuple[str, ...]) -> str:

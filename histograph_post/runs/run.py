@@ -19,25 +19,20 @@ report.html       the report, once it has been asked for
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..caches.manifest import CANARY_NAME
-from ..errors import ConfigError, NotFoundError
+from ..caches.manifest import CANARY_NAME, MANIFEST_NAME
+from ..errors import ConfigError, HistographError, NotFoundError
 from ..utils.decoding import read_json_file, read_json_lines, read_toml_file
+from ..utils.files import read_regular, sha256_file
 from ..utils.text import data_frame
-from .records import (
-    check_head,
-    check_plan,
-    check_results,
-    known_errors,
-    read_sums,
-    require_listed,
-)
+from .records import check_head, check_plan, check_results
 
 if TYPE_CHECKING:
     import pandas
@@ -47,7 +42,7 @@ if TYPE_CHECKING:
     from ..metrics import Key
     from ..splits import Splits
     from ..tasks import Task
-    from .embedding import Embeddings
+    from .predicting import Embeddings
     from .saved_backbone import SavedBackbone
     from .saved_head import HeadEnsemble, SavedHead
     from .verdict import Verdict
@@ -69,9 +64,6 @@ TRIALS_NAME = "trials.csv"
 BEST_NAME = "best.toml"
 TRIAL_FITS_NAME = "trials"
 SUMS_NAME = "SHA256SUMS"
-
-#: Of a cache; :mod:`..caches.manifest` would load NumPy, which ``--help`` does without.
-_MANIFEST_NAME = "manifest.json"
 
 #: Files at the top of a run.
 RUN_FILES = (
@@ -97,6 +89,9 @@ Kind = Literal["train-head", "compare", "tune", "finetune", "pretrain", "export"
 
 #: Entries of the results of every run that trained readouts.
 _RESULTS = ("task", "metric", "higher_is_better", "head", "readouts", "fits")
+
+#: Bytes of ``SHA256SUMS`` at most.
+_MOST_SUMS = 2**28
 
 #: Readouts that ``train-head`` trains: the one that is asked for, and the one to beat.
 _TRAINED_READOUTS = 2
@@ -132,7 +127,7 @@ class Run:
         found = run if isinstance(run, Run) else cls(Path(run))
         if not found.folder.is_dir():
             raise NotFoundError(f"{found.folder}: found no folder, expected a run")
-        if (found.folder / _MANIFEST_NAME).is_file():
+        if (found.folder / MANIFEST_NAME).is_file():
             raise ConfigError(
                 f"{found.folder}: found a cache, expected a run; train one with "
                 f"`histograph train-head {found.folder} -o RUN`"
@@ -154,11 +149,27 @@ class Run:
     @cached_property
     def sums(self) -> Mapping[str, str]:
         """``SHA256SUMS``: the hash of every file; empty for a run of an earlier version."""
-        return read_sums(self.folder / SUMS_NAME)
+        path = self.folder / SUMS_NAME
+        if not os.path.lexists(path):
+            return {}
+        text = read_regular(path, _MOST_SUMS).decode("utf-8", errors="replace")
+        lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)", line) for line in text.splitlines()]
+        if not all(lines):
+            raise ConfigError(f"{path}: not a list of SHA-256 sums")
+        return {line[2]: line[1] for line in lines if line is not None}
 
     def require_own(self, *names: str) -> None:
         """Refuse files that are not as the run has written them: edited, or of another run."""
-        require_listed(self.folder, self.sums, names)
+        for name in names:
+            path, expected = self.folder / name, self.sums.get(name)
+            if expected is None or not path.is_file():
+                continue
+            found = sha256_file(path)
+            if found != expected:
+                raise ConfigError(
+                    f"{path}: found other contents (SHA-256 {found[:12]}) than SHA256SUMS lists "
+                    f"({expected[:12]}), expected the run's own; give its command again to mend it"
+                )
 
     @cached_property
     def results(self) -> Mapping[str, Any]:
@@ -359,14 +370,23 @@ class Run:
         return self.saved_head.build()
 
     def embed(self, data: Any, out: str | Path | None = None, **options: Any) -> Embeddings:
-        """Return what the best head reads out of new graphs; see :func:`.embedding.embed`."""
-        from .embedding import embed
+        """Return what the best head reads out of new graphs; see :func:`.predicting.embed`."""
+        from .predicting import embed
 
         return embed(self, data, out, **options)
 
-    def reading_head(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def reading_head(self) -> Iterator[None]:
         """Turn what ``head.json`` lacks into an error that says so."""
-        return known_errors(self.folder / HEAD_CONFIG_NAME)
+        try:
+            yield
+        except HistographError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
+            raise ConfigError(
+                f"{self.folder / HEAD_CONFIG_NAME}: not a head this version can read "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
 
 def is_run(folder: Path) -> bool:

@@ -71,7 +71,7 @@ def test_other_files_are_refused_before_anything_is_computed(
 ) -> None:
     with pytest.raises(ConfigError, match=r"expected a file that ends in .npz or .parquet"):
         hg.embed(run, "nothing", tmp_path / "vectors.csv")
-    monkeypatch.setattr("histograph_post.runs.embedding.find_spec", lambda name: None)
+    monkeypatch.setattr("histograph_post.runs.predicting.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"histograph-post\[arrow\]"):
         hg.embed(run, "nothing", tmp_path / "vectors.parquet")
 
