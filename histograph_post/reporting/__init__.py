@@ -1,11 +1,9 @@
 """The report: what a run found, as one page and as figures.
 
-outcomes        what the run predicted for its test rows: fold by fold, as a table, as examples
-layer_analysis  what layers and head do to the nodes
-depth           the score against the number of layers kept
-*_charts        figures; molecules draws molecules, figures has the one look of all of them
-sections, page  the page
-building        ``report``: all of it
+Read ``building.py`` first: :func:`report`, what it reads of a run and its caches, and in which
+order the page shows it. ``scores``, ``outcomes``, ``prediction_charts``, ``layer_charts``,
+``depth`` and ``drawings`` make the parts; ``layer_analysis`` measures what layers and head do to
+nodes; ``figures`` and ``page`` have the one look of all of them.
 """
 
 from __future__ import annotations

@@ -2,97 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+from torch import Tensor
 
 from ..caches import Cache
 from ..errors import CacheError, ConfigError, HistographError, OutputExistsError
 from ..experiments.folds import open_caches
 from ..heads.base import Readout
-from ..runs.run import REPORT_NAME, Run
-from ..tasks import Task
+from ..runs.run import PREDICTIONS_NAME, REPORT_NAME, Run
+from ..runs.summary import facts, repeat_commands
 from ..utils.files import require_folder
 from ..utils.outputs import OutputLock, output_file
 from ..utils.specifications import is_built_in
-from .evidence import gather_evidence
+from ..utils.text import plural
+from .depth import depth_figure, score_depths
+from .drawings import example_figures, examples_section
 from .figures import Figure, Format, require_matplotlib
-from .page import GENERATOR, Page, Section
-from .score_charts import learning_figures
-from .sections import (
-    examples_section,
-    facts_sections,
-    headline,
-    outcome_figures,
-    rank_readouts,
-    rows_section,
-    scores_section,
-    search_section,
-    smoothing_section,
+from .layer_analysis import (
+    MAX_ATTENDED_NODES,
+    MAX_PAIRED_NODES,
+    LayerProfile,
+    Sample,
+    TrainedHead,
+    load_fit_head,
+    owners_of,
+    profile_layers,
+    read_sample,
+    sample_test_graphs,
 )
+from .layer_charts import (
+    evolution_figures,
+    group_weights,
+    smoothing_section,
+    smoothness_figures,
+    weight_sets_figure,
+    weights_figure,
+)
+from .molecules import Molecule, find_molecules
+from .outcomes import (
+    MAX_ROWS,
+    Outcome,
+    choose_examples,
+    chosen_outcomes,
+    combined,
+    row_losses,
+    rows_section,
+)
+from .page import GENERATOR, Page, Section, Table
+from .prediction_charts import outcome_figures
+from .scores import headline, learning_figures, rank_readouts, scores_section, search_section
 
-# --- the caches a run was trained on, if they can still be found
-
-
-def find_caches(run: Run, given: Path | None) -> tuple[list[Cache], str]:
-    """Return the caches of a run, one or one per fold, or none and the reason.
-
-    Args:
-        run: The run.
-        given: Where they are now; a cache of other weights or other data is refused.
-    """
-    if given is not None:
-        caches = open_caches(given)
-        if run.backbone.in_run:
-            # A run that trained its backbone makes a cache per fold; its head reads one of them.
-            own = run.backbone.model.weights_sha256
-            caches = [cache for cache in caches if cache.weights_sha256 == own] or caches
-        _check(run, caches)
-        return caches, ""
-    backbone = run.backbone
-    if backbone.in_run:
-        named = "" if is_built_in("model", backbone.model.spec) else " --model SPEC"
-        return [], (
-            f"{run.folder} trained its backbone, whose activations no cache holds yet; make one "
-            f"with `histograph cache {run.folder}{named} -o CACHES`, then add `--cache CACHES`"
-        )
-    place = backbone.cache
-    try:
-        caches = open_caches(place.parent if len(_weights(run)) > 1 else place)
-        _check(run, caches)
-    except HistographError as error:
-        return [], f"{error}; say where the cache is with --cache PATH"
-    return caches, ""
-
-
-def _weights(run: Run) -> list[str]:
-    backbone = run.backbone
-    if backbone.in_run:
-        return [backbone.model.weights_sha256]
-    return list(run.plan.get("weights", [backbone.model.weights_sha256]))
-
-
-def _check(run: Run, caches: list[Cache]) -> None:
-    """Refuse caches of another backbone or of other data."""
-    backbone = run.backbone
-    for what, found, expected in (
-        ("weights", [cache.weights_sha256 for cache in caches], _weights(run)),
-        ("data", [caches[0].manifest.data.fingerprint], [backbone.data.fingerprint]),
-    ):
-        if found != expected:
-            raise CacheError(
-                f"{caches[0].path}: found {what} {_short(found)}, expected {_short(expected)}, "
-                f"on which {run.folder} was trained"
-            )
-
-
-def _short(hashes: list[str]) -> str:
-    return ", ".join(value[:12] for value in hashes)
-
-
-#: A page of ours says so in its first lines.
-_HEADER_BYTES = 1024
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -117,7 +82,7 @@ def report(
     figures: str | Path | None = None,
     form: Format = "png",
     overwrite: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Report:
     """Write what a run found as one HTML file that needs nothing else.
 
@@ -138,59 +103,37 @@ def report(
     given = run if isinstance(run, Run) else Run(Path(run))
     opened = Run.open(given.folder).require_readouts().with_head(head or given.readout)
     target = opened.folder / REPORT_NAME if out is None else Path(out)
-    if figures is not None:
-        require_folder(Path(figures))
+    folder = None if figures is None else Path(figures)
+    if folder is not None:
+        require_folder(folder)
     older = out is None and _is_report(target)
     with ExitStack() as stack:
         write = stack.enter_context(output_file(target, overwrite=overwrite or older))
-        if figures is not None:
-            stack.enter_context(OutputLock(Path(figures)))
-        page = build_page(opened, None if cache is None else Path(cache), on_progress=on_progress)
+        if folder is not None:
+            stack.enter_context(OutputLock(folder))
+        page = _build_page(opened, None if cache is None else Path(cache), on_progress)
         files: list[Path] = []
-        if figures is not None:
-            files = _write_figures(page.figures, Path(figures), form, overwrite=overwrite)
+        if folder is not None:
+            names = [f"{figure.name}.{form}" for figure in page.figures]
+            taken = [name for name in names if (folder / name).exists()]
+            if taken and not overwrite:
+                raise OutputExistsError(
+                    f"{folder / taken[0]}: found a file; choose another --figures, or --overwrite"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+            files = [figure.write(folder, form) for figure in page.figures]
         write(page.to_html().encode())
     return Report(
         target, tuple(figure.name for figure in page.figures), tuple(files), tuple(page.notes)
     )
 
 
-def build_page(
-    run: Run,
-    cache: Path | None = None,
-    *,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> Page:
-    """Return the report of a run, not yet written."""
-    caches, missing = find_caches(run, cache)
-    try:
-        _ = run.saved_head.info
-    except ConfigError as error:
-        caches, missing = [], str(error)
-    notes = []
-    if not caches:
-        notes.append(f"Layers, over-smoothing and examples are missing: {missing}")
-    evidence = gather_evidence(run, caches, on_progress=on_progress)
-    ranked = rank_readouts(run)
-    sections = [
-        scores_section(run, ranked),
-        search_section(run),
-        Section("learning", "Learning", figures=learning_figures(run, list(ranked))),
-        Section("layers", "Layers", figures=evidence.layer_figures),
-        smoothing_section(evidence.smoothing_figures, evidence.profile),
-        Section("predictions", "Predictions", figures=outcome_figures(run)),
-        examples_section(evidence.example_figures, attended=evidence.attended),
-        rows_section(run, evidence.molecules),
-        *facts_sections(run),
-    ]
-    return Page(
-        title=run.name,
-        kicker=f"{run.kind} · {_data_name(run.backbone.data.spec)} · {_task_name(run.task)}",
-        headline=headline(run),
-        decision=run.verdict.decision,
-        notes=[*notes, *evidence.notes],
-        sections=[section for section in sections if not section.is_empty],
-    )
+def _is_report(path: Path) -> bool:
+    """Whether a file is a page of ours, which says so in its first lines."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return GENERATOR.encode() in file.read(1024)
 
 
 _TASKS = {
@@ -201,33 +144,263 @@ _TASKS = {
 }
 
 
-def _data_name(spec: str) -> str:
-    """Return a data specification without the folders of its file."""
-    scheme, colon, name = spec.partition(":")
-    return f"{scheme}:{Path(name).name}" if colon and "/" not in scheme else Path(spec).name
-
-
-def _task_name(task: Task) -> str:
-    return f"{_TASKS[task.kind]}, {task.level} level"
-
-
-def _is_report(path: Path) -> bool:
-    """Whether a file is a page of ours."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return GENERATOR.encode() in file.read(_HEADER_BYTES)
-
-
-def _write_figures(
-    figures: list[Figure], folder: Path, form: Format, *, overwrite: bool
-) -> list[Path]:
-    taken = [
-        f"{figure.name}.{form}" for figure in figures if (folder / f"{figure.name}.{form}").exists()
+def _build_page(run: Run, cache: Path | None, on_progress: OnProgress | None) -> Page:
+    caches, missing = find_caches(run, cache)
+    try:
+        _ = run.saved_head.info
+    except ConfigError as error:
+        caches, missing = [], str(error)
+    evidence = gather_evidence(run, caches, on_progress)
+    if not caches:
+        evidence.notes.append(f"Layers, over-smoothing and examples are missing: {missing}")
+    ranked = rank_readouts(run)
+    sections = [
+        scores_section(run, ranked),
+        search_section(run),
+        Section("learning", "Learning", figures=learning_figures(run, list(ranked))),
+        Section("layers", "Layers", figures=evidence.layer_figures),
+        smoothing_section(evidence.smoothing_figures, evidence.profile),
+        Section("predictions", "Predictions", figures=outcome_figures(run)),
+        examples_section(evidence.example_figures, attended=evidence.attended),
+        rows_section(run, evidence.molecules),
+        Section("run", "What was trained", tables=[Table((), [list(f) for f in facts(run)])]),
+        Section("repeat", "Repeat it", code=repeat_commands(run)),
     ]
-    if taken and not overwrite:
-        raise OutputExistsError(
-            f"{folder / taken[0]}: found a file; choose another --figures, or --overwrite"
+    scheme, colon, name = run.backbone.data.spec.partition(":")
+    path = Path(name if colon and "/" not in scheme else run.backbone.data.spec).name
+    data = f"{scheme}:{path}" if colon and "/" not in scheme else path
+    return Page(
+        title=run.name,
+        kicker=f"{run.kind} · {data} · {_TASKS[run.task.kind]}, {run.task.level} level",
+        headline=headline(run),
+        decision=run.verdict.decision,
+        notes=evidence.notes,
+        sections=[section for section in sections if not section.is_empty],
+    )
+
+
+# --- the caches a run was trained on, if they can still be found
+
+
+def find_caches(run: Run, given: Path | None) -> tuple[list[Cache], str]:
+    """Return the caches of a run, one or one per fold, or none and the reason.
+
+    Args:
+        run: The run.
+        given: Where they are now; a cache of other weights or other data is refused.
+    """
+    backbone = run.backbone
+    own = backbone.model.weights_sha256
+    weights = [own] if backbone.in_run else list(run.plan.get("weights", [own]))
+    if given is not None:
+        caches = open_caches(given)
+        if backbone.in_run:
+            # A run that trained its backbone makes a cache per fold; its head reads one of them.
+            caches = [cache for cache in caches if cache.weights_sha256 == own] or caches
+        _check(run, caches, weights)
+        return caches, ""
+    if backbone.in_run:
+        named = "" if is_built_in("model", backbone.model.spec) else " --model SPEC"
+        return [], (
+            f"{run.folder} trained its backbone, whose activations no cache holds yet; make one "
+            f"with `histograph cache {run.folder}{named} -o CACHES`, then add `--cache CACHES`"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    return [figure.write(folder, form) for figure in figures]
+    try:
+        caches = open_caches(backbone.cache.parent if len(weights) > 1 else backbone.cache)
+        _check(run, caches, weights)
+    except HistographError as error:
+        return [], f"{error}; say where the cache is with --cache PATH"
+    return caches, ""
+
+
+def _check(run: Run, caches: list[Cache], weights: list[str]) -> None:
+    """Refuse caches of another backbone or of other data."""
+    for what, found, expected in (
+        ("weights", [cache.weights_sha256 for cache in caches], weights),
+        ("data", [caches[0].manifest.data.fingerprint], [run.backbone.data.fingerprint]),
+    ):
+        if found != expected:
+            short = [", ".join(value[:12] for value in hashes) for hashes in (found, expected)]
+            raise CacheError(
+                f"{caches[0].path}: found {what} {short[0]}, expected {short[1]}, "
+                f"on which {run.folder} was trained"
+            )
+
+
+# --- what the activations say: everything in a report that needs the cache
+
+#: Fits whose layer weights are looked at.
+_MAX_FITS = 12
+
+
+@dataclass
+class Evidence:
+    """Figures and notes that come from the activations."""
+
+    layer_figures: list[Figure] = field(default_factory=list)
+    smoothing_figures: list[Figure] = field(default_factory=list)
+    profile: LayerProfile | None = None
+    example_figures: list[Figure] = field(default_factory=list)
+    #: Whether the examples are coloured by attention.
+    attended: bool = False
+    #: Label row -> its molecule, of the rows that the table of predictions lists.
+    molecules: Mapping[int, Molecule] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def gather_evidence(
+    run: Run, caches: Sequence[Cache], on_progress: OnProgress | None = None
+) -> Evidence:
+    """Look at the test graphs of a run through its head."""
+    found = Evidence()
+    if not caches:
+        return found
+    outcomes = [outcome for outcome in chosen_outcomes(run) if len(outcome.rows)]
+    fold, seed = run.chosen
+    own = next((o for o in outcomes if o.fold == fold and seed in o.seeds), None)
+    if own is None:
+        found.notes.append(
+            "Layers, over-smoothing and examples are missing: the chosen fit has no test rows in "
+            f"{PREDICTIONS_NAME}"
+        )
+        return found
+    done = on_progress or (lambda step, steps: None)
+    done(0, 4)
+    cache = _cache_of(caches, own.fold)
+    sample = sample_test_graphs(cache, own.rows)
+    try:
+        head = load_fit_head(run, fold, seed)
+    except HistographError as error:  # what needs no head can still be shown
+        head = None
+        found.notes.append(f"Layer weights and attention are missing: {error}")
+    _add_profile(found, run, cache, sample, head)
+    done(1, 4)
+    if head is not None and sample.largest <= MAX_ATTENDED_NODES:
+        _add_weights(found, run, caches, outcomes, sample, head)
+    done(2, 4)
+    _add_examples(found, run, cache, own, head)
+    if run.task.level == "graph":  # the molecules of the rows that were predicted worst
+        every = combined(outcomes)
+        worst = np.argsort(-np.nan_to_num(row_losses(every, run.task), nan=-1.0), kind="stable")
+        rows = every.rows[worst[:MAX_ROWS]]
+        graphs = owners_of(cache, rows).tolist()
+        known = find_molecules(cache, graphs)
+        pairs = zip(rows.tolist(), graphs, strict=True)
+        found.molecules = {row: known[graph] for row, graph in pairs if graph in known}
+    done(3, 4)
+    depths = score_depths(run, caches)
+    if depths is not None:
+        found.layer_figures.append(depth_figure(run, depths))
+    done(4, 4)
+    return found
+
+
+def _cache_of(caches: Sequence[Cache], fold: int) -> Cache:
+    return caches[fold] if len(caches) > 1 else caches[0]
+
+
+def _add_profile(
+    found: Evidence, run: Run, cache: Cache, sample: Sample, head: TrainedHead | None
+) -> None:
+    stages: dict[str, Tensor] = {}
+    if head is not None and sample.largest <= MAX_ATTENDED_NODES:
+        stages = head.embeddings(sample)
+    looked_at = f"{len(sample.graphs):,}"
+    if not sample.is_whole:
+        looked_at += f" of {sample.total:,}"
+        found.notes.append(
+            f"Layers and over-smoothing are measured on {looked_at} test graphs, drawn at random."
+        )
+    about = f"; median and quartiles over {looked_at} test graphs" if sample.total > 1 else ""
+    found.profile = profile_layers(sample, cache.layer_names, stages)
+    found.smoothing_figures = smoothness_figures(found.profile, about=about)
+    found.layer_figures += evolution_figures(found.profile, about=about)
+    if sample.largest > MAX_PAIRED_NODES:
+        found.notes.append(
+            f"Over-smoothing is measured on {MAX_PAIRED_NODES:,} nodes of each larger graph, drawn "
+            "at random."
+        )
+    if not stages and head is not None:
+        because = (
+            f"a graph has {sample.largest:,} nodes, more than {MAX_ATTENDED_NODES:,}"
+            if sample.largest > MAX_ATTENDED_NODES
+            else f"{run.head} turns a graph into one row at once, without node embeddings"
+        )
+        found.notes.append(f"Over-smoothing is not shown for the head: {because}.")
+
+
+def _add_weights(
+    found: Evidence,
+    run: Run,
+    caches: Sequence[Cache],
+    outcomes: Sequence[Outcome],
+    sample: Sample,
+    head: TrainedHead,
+) -> None:
+    """Add the layer weights over the test graphs of every fit."""
+    fits = [(outcome, seed) for outcome in outcomes for seed in outcome.seeds]
+    # The best one first, which is loaded already.
+    fits.sort(key=lambda fit: (fit[0].fold, fit[1]) != run.chosen)
+    if run.backbone.in_run:  # every fit has a backbone of its own
+        fits = fits[:1]
+    parts: list[tuple[np.ndarray, np.ndarray]] = []  # layer weights and labels of graphs
+    looked_at, fold = sample, run.chosen[0]
+    for outcome, seed in fits[:_MAX_FITS]:
+        cache, trained = _cache_of(caches, outcome.fold), head
+        if (outcome.fold, seed) != run.chosen:
+            try:
+                trained = load_fit_head(run, outcome.fold, seed)
+            except HistographError:  # a fit whose folder was cleared away
+                continue
+        if outcome.fold != fold:
+            looked_at, fold = sample_test_graphs(cache, outcome.rows), outcome.fold
+        attention = trained.attention(looked_at)
+        if attention is None:
+            return
+        labels = cache.labels()[cache.label_ptr[looked_at.graphs]]  # [graphs, targets]
+        parts.append((attention.layer_weights, labels))
+    own_fits = [fit for fit in run.results["fits"] if fit["head"] == run.head]
+    untrained = sum(fit["best_epoch"] < 0 for fit in own_fits)
+    total = sum(len(outcome.seeds) for outcome in outcomes)
+    if untrained:
+        found.notes.append(
+            f"In {untrained} of {plural(total, 'fit')} of {run.head}, the best epoch by validation "
+            "is before training: there, layer weights and attention are those it starts with."
+        )
+    if total > len(parts):
+        found.notes.append(f"Layer weights are those of {len(parts)} of {total} fits.")
+    weights, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
+    first = len(sample.layers) - weights.shape[2]
+    about = f"over the test graphs of {plural(len(parts), 'fit')}"
+    if not sample.is_whole:
+        about += f", at most {len(sample.graphs)} of each"
+    groups = group_weights(weights.mean(axis=1), labels, run.task)
+    figures = [weights_figure(groups, first, about=about)]
+    if weights.shape[1] > 1:
+        figures.append(weight_sets_figure(weights, first, about=about))
+    found.layer_figures = [*figures, *found.layer_figures]
+
+
+def _add_examples(
+    found: Evidence, run: Run, cache: Cache, own: Outcome, head: TrainedHead | None
+) -> None:
+    examples = choose_examples(own, run.task, cache)
+    graphs = np.unique([example.graph for example in examples]).astype(np.int64)
+    if not len(graphs):
+        return
+    attention: dict[int, np.ndarray] = {}
+    if head is not None and int(cache.num_nodes[graphs].max()) <= MAX_ATTENDED_NODES:
+        sample = read_sample(cache, graphs, len(graphs))
+        looked = head.attention(sample)
+        if looked is not None:
+            pieces = np.split(looked.node_attention, sample.ptr[1:-1])
+            attention = dict(zip(graphs.tolist(), pieces, strict=True))
+    molecules = find_molecules(cache, graphs.tolist()) if run.task.level == "graph" else {}
+    found.attended = bool(attention)
+    found.example_figures = example_figures(examples, cache, attention, molecules)
+    missing = len(graphs) - len(molecules)
+    if cache.molecules() is not None and run.task.level == "graph" and missing:
+        found.notes.append(
+            f"{plural(missing, 'molecule')} drawn as graphs: RDKit is not installed (extra chem), "
+            "or the SMILES has other atoms or bonds than the graph."
+        )

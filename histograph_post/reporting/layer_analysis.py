@@ -39,9 +39,9 @@ class Sample:
     edge_index: Tensor | None
 
     @property
-    def num_nodes(self) -> int:
-        """Nodes of all graphs together."""
-        return int(self.ptr[-1])
+    def largest(self) -> int:
+        """Nodes of the largest graph."""
+        return int(np.diff(self.ptr).max())
 
     @property
     def batch(self) -> Tensor:

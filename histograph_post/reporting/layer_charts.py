@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..tasks import Task
 from ..utils.text import MINUS, number, plural
 from .figures import CHOSEN, DASHES, MARKERS, MUTED, RIVAL, Chart, Figure, draw_cells, series_colour
 from .layer_analysis import LayerProfile, Quartiles, Smoothness
+from .page import Section, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -216,3 +218,76 @@ def _line_figure(
     shown = ", ".join(f"layer {at} {number(value)}" for at, value in enumerate(medians))
     head = "".join(f"; head, {stage}: {number(level)}" for stage, level in levels.items())
     return Figure(name, title, caption, f"{label}: {shown}{head}.", Chart(draw))
+
+
+def smoothing_section(figures: Sequence[Figure], profile: LayerProfile | None) -> Section:
+    """Return over-smoothing per layer as figures and as a table."""
+    if profile is None:
+        return Section("smoothing", "Over-smoothing")
+    layers = zip(profile.names, profile.smoothness, strict=True)
+    measured = [(str(at), name, found) for at, (name, found) in enumerate(layers)]
+    measured += [("head", stage, found) for stage, found in profile.head.items()]
+    rows = [
+        [
+            place,
+            name,
+            number(found.pairwise.median),
+            number(found.dirichlet.median),
+            number(found.cosine.median),
+        ]
+        for place, name, found in measured
+    ]
+    return Section(
+        "smoothing",
+        "Over-smoothing",
+        text="How different the nodes of a graph still are after each layer, and at each stage of "
+        "the head: near zero, all nodes are alike. Activations are measured as captured. Distance "
+        "and energy depend on the scale of a layer, MAD does not.",
+        tables=[
+            Table(
+                ["layer", "name", "mean pairwise distance", "Dirichlet energy", "MAD"],
+                rows,
+                caption="Medians over graphs.",
+                summary="All layers in numbers",
+            )
+        ],
+        figures=figures,
+    )
+
+
+# --- layer weights by class: which graphs to average over
+
+#: Classes that are drawn, the most frequent first: more lines cannot be told apart.
+MAX_CLASSES = 6
+
+
+def group_weights(weights: np.ndarray, labels: np.ndarray, task: Task) -> dict[str, np.ndarray]:
+    """Return the weights of the graphs of each class, or of each third of the values.
+
+    Rows of a graph share its weights, so at node and link level there is one group: all graphs.
+
+    Args:
+        weights: Weight of each layer, ``[num_graphs, layers]``.
+        labels: One row per graph, NaN where missing, ``[num_graphs, targets]``.
+        task: What the labels mean.
+    """
+    everything = {"all graphs": weights}
+    if task.level != "graph" or task.kind == "multilabel" or task.num_targets > 1:
+        return everything
+    values = labels[:, 0]
+    present = ~np.isnan(values)
+    if task.kind == "regression":
+        if present.sum() < 3:
+            return everything
+        low, high = np.quantile(values[present], [1 / 3, 2 / 3])
+        groups = {
+            f"below {number(low)}": values < low,
+            f"{number(low)} to {number(high)}": (values >= low) & (values <= high),
+            f"above {number(high)}": values > high,
+        }
+    else:
+        counts = {value: int((values == value).sum()) for value in task.classes}
+        frequent = sorted(counts, key=lambda value: -counts[value])[:MAX_CLASSES]
+        groups = {f"class {value:g}": values == value for value in sorted(frequent)}
+    found = {name: weights[members] for name, members in groups.items() if members.any()}
+    return found or everything

@@ -13,7 +13,7 @@ import numpy as np
 from ..caches import Cache, CachedGraph
 from ..data.molecule_features import import_rdkit
 from ..errors import HistographError
-from .figures import INK, RIVAL, Chart, Format, attention_opacity
+from .figures import INK, RIVAL, Chart, Format
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,11 +82,11 @@ class MoleculePicture:
 
     Args:
         molecule: From RDKit.
-        shares: Where each atom is on the scale of attention, ``[num_atoms]``; None for no colour.
+        opacities: Of the colour of each atom, ``[num_atoms]``; None for no colour.
     """
 
     molecule: Any
-    shares: np.ndarray | None
+    opacities: np.ndarray | None
 
     def render(self, form: Format) -> bytes:
         """Return the drawing as a file."""
@@ -107,11 +107,8 @@ class MoleculePicture:
         options.fixedBondLength = scale * _BOND_LENGTH
         options.bondLineWidth = 2 * scale
         red, green, blue = (int(RIVAL[at : at + 2], 16) / 255 for at in (1, 3, 5))
-        shares = np.zeros(0) if self.shares is None else self.shares
-        colours = {
-            atom: (red, green, blue, attention_opacity(float(share)))
-            for atom, share in enumerate(shares)
-        }
+        opacities = [] if self.opacities is None else self.opacities.tolist()
+        colours = {atom: (red, green, blue, opacity) for atom, opacity in enumerate(opacities)}
         rdMolDraw2D.PrepareAndDrawMolecule(
             drawer,
             self.molecule,

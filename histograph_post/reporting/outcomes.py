@@ -23,7 +23,7 @@ from ..utils.tensors import load_arrays
 from ..utils.text import MISSING, number
 from .layer_analysis import owners_of
 from .molecules import Molecule
-from .page import Table
+from .page import Section, Table
 
 
 def readout_to_beat(run: Run) -> str | None:
@@ -267,22 +267,23 @@ def row_title(name: str, level: str, num_graphs: int) -> str:
     return f"{several}nodes {first} and {second}" if dash else f"{several}node {first}"
 
 
-def predictions_table(
-    outcome: Outcome, task: Task, molecules: Mapping[int, Molecule], file: str
-) -> Table | None:
-    """Return the test rows, those that were predicted worst first.
+def rows_section(run: Run, molecules: Mapping[int, Molecule]) -> Section:
+    """Return the test rows one by one as a table to sort, those predicted worst first.
 
     Args:
-        outcome: Every test row once.
-        task: What is predicted.
-        molecules: Row -> its molecule, where it is one.
-        file: What holds all predictions.
+        run: The run.
+        molecules: Label row -> its molecule, where it is one.
     """
+    section = Section("rows", "Every prediction")
+    outcomes = [outcome for outcome in chosen_outcomes(run) if len(outcome.rows)]
+    if not outcomes:
+        return section
+    outcome, task = combined(outcomes), run.task
     losses = row_losses(outcome, task)
     labelled = np.flatnonzero(~np.isnan(losses))
     order = labelled[np.argsort(-losses[labelled], kind="stable")]
     if not len(order):
-        return None
+        return section
     shown = order[:MAX_ROWS]
     found = {int(at): molecules.get(int(outcome.rows[at])) for at in shown}
     has_smiles = any(found.values())
@@ -298,14 +299,15 @@ def predictions_table(
         spread = [] if outcome.spread is None else [f"{outcome.spread[at]:.3f}"]
         rows.append([name, *smiles, *_cells(outcome, task, at, float(losses[at])), *spread])
     kept = "" if len(shown) == len(order) else f"{len(shown):,} of {len(order):,} are listed; "
-    return Table(
+    table = Table(
         columns,
         rows,
         caption="Test rows, the worst predictions first; click a heading to sort. "
         + ("" if outcome.spread is None else "Spread: the standard deviation over seeds. ")
-        + f"{kept}{file} has all of them.",
+        + f"{kept}{PREDICTIONS_NAME} has all of them.",
         sortable=True,
     )
+    return replace(section, tables=[table])
 
 
 def _names(ids: Sequence[str], task: Task) -> Sequence[str]:

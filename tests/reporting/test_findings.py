@@ -13,11 +13,10 @@ from sklearn.metrics import confusion_matrix, roc_auc_score
 
 from histograph_post.caches import Cache
 from histograph_post.heads.histograph import HistoGraphHead
-from histograph_post.reporting.building import find_caches
+from histograph_post.reporting.building import find_caches, gather_evidence
 from histograph_post.reporting.depth import layer_rows, score_depths
-from histograph_post.reporting.evidence import gather_evidence, group_weights
-from histograph_post.reporting.figures import attention_shares
-from histograph_post.reporting.graph_charts import layout, neighbourhood
+from histograph_post.reporting.drawings import attention_shares, layout, neighbourhood
+from histograph_post.reporting.layer_charts import group_weights
 from histograph_post.reporting.outcomes import (
     Outcome,
     choose_examples,

@@ -1,4 +1,4 @@
-"""Graphs as figures: nodes coloured by the attention they receive."""
+"""Drawings of graphs and molecules: nodes coloured by the attention they receive."""
 
 from __future__ import annotations
 
@@ -12,22 +12,72 @@ from scipy.sparse.csgraph import shortest_path
 
 from ..caches import Cache, CachedGraph
 from ..utils.text import plural
-from .figures import (
-    INK,
-    MUTED,
-    PAPER,
-    RIVAL,
-    Chart,
-    Figure,
-    Picture,
-    attention_opacity,
-    attention_shares,
-)
+from .figures import INK, MUTED, PAPER, RIVAL, Chart, Figure, Picture
 from .molecules import Molecule, MoleculePicture
 from .outcomes import MAX_DRAWN_NODES, Example, row_title
+from .page import Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+# --- how attention is coloured: one scale for every drawing of every report, and its legend
+
+#: Ends of the scale, in times the mean attention of a graph; beyond them colours stay as they are.
+#: Logarithmic: one node may have eleven times the mean, and most differ by less than two.
+LOWEST, HIGHEST = 1 / 4, 8.0
+
+#: Opacity at both ends. Letters of atoms stand on the colour and must stay readable.
+_FAINT, _FULL = 0.04, 0.75
+
+
+def attention_opacities(shares: np.ndarray) -> np.ndarray:
+    """Return the opacity of places on the scale, 0 to 1: ``[num_nodes]``."""
+    return _FAINT + (_FULL - _FAINT) * shares
+
+
+def attention_shares(received: np.ndarray) -> np.ndarray:
+    """Return where on the scale each node of a graph is, 0 to 1: ``[num_nodes]``.
+
+    Args:
+        received: What each node of the *whole* graph receives, ``[num_nodes]``.
+    """
+    times = received / max(float(received.mean()), 1e-12)
+    within = np.log2(np.clip(times, LOWEST, HIGHEST) / LOWEST)
+    return np.asarray(within / np.log2(HIGHEST / LOWEST))
+
+
+def scale_figure() -> Figure:
+    """Draw the scale: a node at every doubling, as it looks in the drawings."""
+    ticks = {LOWEST: "¼ or less", 0.5: "½", 1.0: "1", 2.0: "2", 4.0: "4", HIGHEST: "8 or more"}
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.colors import to_rgba
+
+        places = np.arange(len(ticks))
+        shares = places / places[-1]  # doublings are equal steps
+        axes.scatter(
+            places,
+            np.zeros(len(ticks)),
+            s=90,
+            facecolors=[to_rgba(RIVAL, opacity) for opacity in attention_opacities(shares)],
+            edgecolors=INK,
+            linewidths=0.7,
+        )
+        for place, text in zip(places, ticks.values(), strict=True):
+            axes.text(float(place), -0.9, text, ha="center", va="top", color=INK)
+        axes.set_xlim(-0.6, len(ticks) - 0.4)
+        axes.set_ylim(-2.2, 0.8)
+        axes.set_axis_off()
+
+    return Figure(
+        name="attention-scale",
+        title="Attention, times the mean of the graph",
+        caption="",
+        alternative="Scale of colours from a quarter of the mean attention or less, hardly "
+        "coloured, to eight times the mean or more, full orange; each doubling is an equal step.",
+        picture=Chart(draw, size=(4.2, 0.55)),
+    )
 
 
 # --- where to draw the nodes of a small graph
@@ -106,28 +156,26 @@ def example_figures(
         molecules: Graph -> its molecule, where it is one.
     """
     return [
-        _figure(example, cache[example.graph], cache, attention, molecules.get(example.graph))
+        _figure(example, cache, attention.get(example.graph), molecules.get(example.graph))
         for example in examples
     ]
 
 
 def _figure(
-    example: Example,
-    graph: CachedGraph,
-    cache: Cache,
-    attention: Mapping[int, np.ndarray],
-    molecule: Molecule | None,
+    example: Example, cache: Cache, received: np.ndarray | None, molecule: Molecule | None
 ) -> Figure:
-    received = attention.get(example.graph)
+    graph = cache[example.graph]
     num_nodes = int(cache.num_nodes[example.graph])
     focus = _focus(example, graph, cache)
     drawn = _part(graph, num_nodes, focus)
-    shares = None if received is None else attention_shares(received)[drawn.nodes]  # [drawn]
+    opacities = None  # [drawn]
+    if received is not None:
+        opacities = attention_opacities(attention_shares(received)[drawn.nodes])
     picture: Picture
     if molecule is not None:
-        picture = MoleculePicture(molecule.rdkit, shares)
+        picture = MoleculePicture(molecule.rdkit, opacities)
     else:
-        picture = Chart(lambda axes: _draw(axes, drawn, shares), size=(3.0, 2.1))
+        picture = Chart(lambda axes: _draw(axes, drawn, opacities), size=(3.0, 2.1))
     size = plural(num_nodes, "atom" if molecule is not None else "node")
     if len(drawn.nodes) < num_nodes:
         size = f"{len(drawn.nodes)} of {size}"
@@ -190,7 +238,7 @@ def neighbourhood(edges: np.ndarray, focus: Sequence[int], size: int) -> np.ndar
     return np.sort(found)
 
 
-def _draw(axes: Axes, drawn: Drawn, shares: np.ndarray | None) -> None:
+def _draw(axes: Axes, drawn: Drawn, opacities: np.ndarray | None) -> None:
     from matplotlib.collections import LineCollection
     from matplotlib.colors import to_rgba
 
@@ -208,14 +256,30 @@ def _draw(axes: Axes, drawn: Drawn, shares: np.ndarray | None) -> None:
     # Paper first: an edge must not shine through a node.
     x, y = places.T
     axes.scatter(x, y, s=size, color=PAPER, linewidths=0, zorder=2, clip_on=False)
-    values = np.zeros(len(drawn.nodes)) if shares is None else shares
+    if opacities is None:
+        opacities = attention_opacities(np.zeros(len(drawn.nodes)))
     axes.scatter(
         x,
         y,
         s=size,
-        facecolors=[to_rgba(RIVAL, attention_opacity(float(value))) for value in values],
+        facecolors=[to_rgba(RIVAL, opacity) for opacity in opacities],
         edgecolors=INK,
         linewidths=ring,
         zorder=3,
         clip_on=False,
+    )
+
+
+def examples_section(figures: Sequence[Figure], *, attended: bool) -> Section:
+    """Return the graphs that were predicted best and worst."""
+    text = "The best and the worst predictions among the test rows of the best head's fold."
+    if attended:
+        text += " Colour shows how much attention this head pays to a node, on one scale for all."
+    return Section(
+        "examples",
+        "Best and worst predictions",
+        text=text if figures else "",
+        figures=figures,
+        legend=scale_figure() if figures and attended else None,
+        small=True,
     )

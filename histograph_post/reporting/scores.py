@@ -1,4 +1,4 @@
-"""Scores as figures: the readouts ranked, and how they learned."""
+"""Scores: the table of readouts, how they rank and how they learned, and the search behind one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,142 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..experiments.results import OWN
-from ..metrics import Summary
-from ..runs.run import Run
-from ..utils.text import metric_name, number, spread
+from ..metrics import Summary, paired_difference, summarize
+from ..runs.run import TRIALS_NAME, Run
+from ..runs.summary import counted, ranked_trials
+from ..runs.verdict import about_intervals, bold_row, ranked_names, reported, validation_of
+from ..utils.text import MISSING, difference, metric_name, number, plural, setting, spread
 from .figures import CHOSEN, DASHES, GRID, INK, MUTED, RIVAL, Chart, Figure, series_colour
 from .outcomes import readout_to_beat
+from .page import Section, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+def rank_readouts(run: Run) -> dict[str, Summary]:
+    """Return the test score of every readout: the own one, then the best by validation first."""
+    readouts = run.results["readouts"]
+    order = ranked_names(run.results)
+    return {name: Summary(**readouts[name]["test"]) for name in order if readouts[name]["test"]}
+
+
+def headline(run: Run) -> str:
+    """Return the verdict, and what else the run was about: a search, or a backbone that moved."""
+    said = [str(run.verdict)]
+    for versus, other in (
+        (run.results.get("versus_frozen"), "on the frozen backbone"),
+        (run.results.get("versus_default"), "with its defaults"),
+    ):
+        if versus is not None:
+            said.append(f"Against {versus['baseline']} {other}: {difference(versus)}.")
+    return " ".join(said)
+
+
+def scores_section(run: Run, ranked: Mapping[str, Summary]) -> Section:
+    """Return the headline table, all metrics of the head, and the ranking."""
+    figures = [ranking_figure(run, ranked)] if ranked else []
+    tables = [table for table in (_headline_table(run, ranked), _metrics_table(run)) if table]
+    return Section(
+        "scores",
+        "Scores",
+        text=f"Every readout was trained on the same activations, splits and seeds "
+        f"({counted(run)}). The epoch of each fit was chosen on the validation part, which also "
+        "orders the table.",
+        tables=tables,
+        figures=figures,
+    )
+
+
+def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
+    names = [*ranked, *(name for name in run.readouts if name not in ranked)]
+    if not names:
+        return None
+    own, baseline = OWN in ranked, readout_to_beat(run)
+    bold, _ = bold_row(run.results)
+    averaged = any(row.get("averaged") for row in run.results["readouts"].values())
+    rows = []
+    for name in names:
+        stored = run.results["readouts"][name]
+        shown = f"{name} (compared only)" if stored.get("compared_only") else name
+        counts = reported(stored)
+        row = [
+            shown,
+            _mean_and_deviation(counts["test"]),
+            _mean_and_deviation(validation_of(stored)),
+        ]
+        if own:
+            row.append(difference(counts["versus_own"]))
+        if baseline:
+            row.append(MISSING if name in (baseline, OWN) else _versus(run, name, baseline))
+        if averaged:
+            row.append(_mean_and_deviation(stored["test"] if stored.get("averaged") else None))
+        count = stored["num_parameters"]
+        row.append(f"{count:,}" if count else MISSING)
+        rows.append(row)
+    columns = ["readout", "test", "validation"]
+    columns += ["against own readout"] if own else []
+    columns += [f"against {baseline}"] if baseline else []
+    columns += ["single seeds"] if averaged else []
+    return Table(
+        [*columns, "parameters"],
+        rows,
+        caption=_about_scores(run, averaged=averaged),
+        chosen=names.index(bold) if bold in names else None,
+    )
+
+
+def _about_scores(run: Run, *, averaged: bool) -> str:
+    """Return what the scores and differences of the table are, and what is bold."""
+    metric = metric_name(run.results["metric"])
+    lower = "" if run.results["higher_is_better"] else ", lower is better"
+    of_what = ""
+    if averaged:
+        of_what = (
+            "The outputs of a fold's seeds are averaged, then scored, as the run predicts; single "
+            "seeds: the test score of one head. "
+        )
+    intervals = about_intervals(run.results)
+    return (
+        f"{metric[0].upper()}{metric[1:]}{lower}: mean ± standard deviation. {of_what}Differences "
+        f"are paired, on the test part; {intervals}. {bold_row(run.results)[1]}"
+    )
+
+
+def _versus(run: Run, name: str, other: str) -> str:
+    """Return how much better a readout is than the one to beat."""
+    stored = reported(run.results["readouts"][name]).get("versus_baseline")
+    if stored is None or stored["baseline"] != other:
+        found = paired_difference(run.scores(name, "test"), run.scores(other, "test"))
+        stored = None if found is None else found.to_json()
+    return difference(stored)
+
+
+def _mean_and_deviation(found: Mapping[str, Any] | None) -> str:
+    """Return a mean with its deviation; a single score has none."""
+    if found is None:
+        return MISSING
+    if found["count"] == 1:
+        return number(found["mean"])
+    return spread(found["mean"], found["deviation"])
+
+
+def _metrics_table(run: Run) -> Table | None:
+    """Return every metric of the run's head on every part."""
+    rows = []
+    for part in ("train", "valid", "test"):
+        values = {m: list(run.scores(run.head, part, m).values()) for m in run.task.metrics}
+        if any(values.values()):
+            found = [summarize(scores) for scores in values.values()]
+            cells = [_mean_and_deviation(None if each is None else vars(each)) for each in found]
+            rows.append(["validation" if part == "valid" else part, *cells])
+    if not rows:
+        return None
+    columns = [run.head, *(metric_name(name) for name in run.task.metrics)]
+    return Table(columns, rows, caption=f"All metrics of {run.head}, over single fits.")
+
+
+# --- how the readouts rank, and how they learned
 
 #: Readouts whose learning curves are drawn at most: more lines cannot be told apart.
 _MAX_CURVES = 6
@@ -27,15 +155,13 @@ _MAX_INSIDE = 3
 
 def ranking_figure(run: Run, ranked: Mapping[str, Summary]) -> Figure:
     """Draw the test score of every readout, the best by validation first."""
-    names = list(ranked)
-    summaries = list(ranked.values())
     metric = metric_name(run.results["metric"])
 
     def draw(axes: Axes) -> None:
-        places = np.arange(len(names))[::-1]
-        for place, name, summary in zip(places, names, summaries, strict=True):
+        places = np.arange(len(ranked))[::-1]
+        for place, (name, summary) in zip(places, ranked.items(), strict=True):
             colour = {run.head: CHOSEN, readout_to_beat(run): RIVAL}.get(name, MUTED)
-            scores = _test_scores(run, name)
+            scores = list(run.scores(name, "test").values())
             axes.scatter(scores, [place] * len(scores), s=9, color=colour, alpha=0.35, linewidths=0)
             axes.errorbar(
                 summary.mean,
@@ -47,13 +173,13 @@ def ranking_figure(run: Run, ranked: Mapping[str, Summary]) -> Figure:
                 elinewidth=1.6,
                 capsize=3,
             )
-        axes.set_yticks(places, names)
+        axes.set_yticks(places, list(ranked))
         axes.tick_params(axis="y", colors=INK, length=0)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(
             f"test {metric}" + ("" if run.results["higher_is_better"] else " (lower is better)")
         )
-        axes.set_ylim(-0.6, len(names) - 0.4)
+        axes.set_ylim(-0.6, len(ranked) - 0.4)
 
     shown = "; ".join(f"{n} {spread(s.mean, s.deviation)}" for n, s in ranked.items())
     return Figure(
@@ -62,12 +188,8 @@ def ranking_figure(run: Run, ranked: Mapping[str, Summary]) -> Figure:
         caption="Mean and standard deviation over folds and seeds; each faint dot is a fit. In "
         "the order of the table.",
         alternative=f"Readouts by test {metric}, in the order of validation: {shown}.",
-        picture=Chart(draw, size=(4.2, max(1.7, 0.9 + 0.27 * len(names)))),
+        picture=Chart(draw, size=(4.2, max(1.7, 0.9 + 0.27 * len(ranked)))),
     )
-
-
-def _test_scores(run: Run, name: str) -> list[float]:
-    return list(run.scores(name, "test").values())
 
 
 def learning_figures(run: Run, ranked: Sequence[str]) -> list[Figure]:
@@ -185,6 +307,51 @@ def _loss_figure(run: Run, fits: Fits) -> Figure | None:
         "chose." + (_SOLVED if run.head in _solved(run) else ""),
         alternative=f"Loss by epoch: {ends}.",
         picture=Chart(draw),
+    )
+
+
+# --- the search behind a tuned readout: which options were tried, and what they gave
+
+#: Trials in the table.
+_MAX_TRIALS = 8
+
+
+def search_section(run: Run) -> Section:
+    """Return what a search has tried; an empty section where there was none."""
+    tuning = run.results.get("tuning")
+    if tuning is None:
+        return Section("search", "Search")
+    trials = tuning["trials"]
+    scored = [trial for trial in trials if trial["score"] is not None]
+    given_up = sum(trial["state"] == "pruned" for trial in trials)
+    failed = len(trials) - len(scored) - given_up
+    text = (
+        f"{plural(len(trials), 'trial')}, of which trial 0 has the default options; {given_up} "
+        f"stopped early and {failed} failed. Trial {tuning['trial']} was the best by validation. "
+        "The search never looks at the test part."
+    )
+    return Section(
+        "search",
+        "Search",
+        text=text,
+        tables=[_trials_table(run, list(tuning["values"]))],
+        figures=[trials_figure(run, trials, scored)],
+    )
+
+
+def _trials_table(run: Run, names: list[str]) -> Table:
+    rows = [
+        [
+            str(trial["number"]),
+            number(trial["score"]),
+            *(setting(trial["values"][name]) for name in names),
+        ]
+        for trial in ranked_trials(run.results)[:_MAX_TRIALS]
+    ]
+    metric = metric_name(run.results["metric"])
+    columns = ["trial", f"validation {metric}", *(name.replace("_", " ") for name in names)]
+    return Table(
+        columns, rows, caption=f"The best trials; {TRIALS_NAME} has all of them.", chosen=0
     )
 
 
