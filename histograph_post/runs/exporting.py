@@ -110,37 +110,30 @@ def export(
             ``in_dim``; for the whole model only.
         head: Another readout of the run than the one it predicts with, by name; or your own, as
             ``my_head.py:MyHead`` or the class.
-        checkpoint: The backbone's weights.
-        key_map: Old weight names to new ones.
-        trust: Unpickle a checkpoint that can run code.
-        in_dim: Node features.
         overwrite: Replace an older export.
         config: The options this came from, saved beside the file, or in the folder.
     """
     opened, target = Run.of(run).with_head(head), Path(out)
     if not whole:
         return _export_head(opened.saved_head, target, overwrite=overwrite, config=config)
+    given: dict[str, Any] = {"checkpoint": checkpoint, "key_map": key_map, "trust": trust}
     with OutputFolder(target, _is_ours) as output:
         _refuse_others(target, overwrite=overwrite)
-        predictor = load(
-            opened,
-            model=model,
-            checkpoint=checkpoint,
-            key_map=key_map,
-            trust=trust,
-            in_dim=in_dim,
-            device="cpu",
-        )
+        predictor = load(opened, model=model, in_dim=in_dim, device="cpu", **given)
         folder = output.replace()  # an export is there when all of it is
         _refuse_others(folder, overwrite=True)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         save_tensors(folder / MODEL_NAME, predictor.backbone.state_dict())
-        own = opened.readout is None
-        weights = opened.folder / HEAD_NAME
-        write_bytes(
-            folder / HEAD_NAME, weights.read_bytes() if own else save(opened.saved_head.weights())
-        )
+        stored = dict(opened.stored_head)
+        if opened.readout is None:
+            write_bytes(folder / HEAD_NAME, (opened.folder / HEAD_NAME).read_bytes())
+        else:  # its members are in one file from here on
+            write_bytes(folder / HEAD_NAME, save(opened.saved_head.weights()))
+            stored["members"] = [
+                {name: value for name, value in member.items() if name != "file"}
+                for member in stored["members"]
+            ]
         named = opened.backbone.model
         if isinstance(model, str):
             named = named.to_follow(model)
@@ -152,12 +145,6 @@ def export(
             in_run=True,
         )
         opened.backbone.carry_canary(folder)
-        stored = dict(opened.stored_head)
-        if not own:  # its members are in one file from here on
-            stored["members"] = [
-                {name: value for name, value in member.items() if name != "file"}
-                for member in stored["members"]
-            ]
         write_json(backbone.file, {**stored, "backbone": backbone.to_json()})
         if config is not None:
             write_text(folder / CONFIG_NAME, config_text(config))

@@ -122,17 +122,14 @@ def train_fit(
     on_epoch: OnEpoch | None = None,
     save_backbone: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> Fit:
-    """Train to the end, going on with what is in the folder; score every part and save the fit.
+    """Train to the end, resuming what is in the folder; score every part and save the fit.
 
     Args:
         spec: What is fitted.
         trainer: Made just as it was when the fit was begun.
         folder: Of the fit.
-        head: The part of the trainer's network that is the head; None for a model's own readout.
-        standardizer: What brings the layers to one scale before the head.
+        head: See :func:`save_fit`, as for ``standardizer`` and ``save_backbone``.
         on_epoch: Told after every epoch.
-        save_backbone: Writes the backbone, with the weights of the best epoch, into the folder
-            and says what changed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     seconds = train_resumably(trainer, folder, plan=spec.plan, on_epoch=on_epoch)
@@ -201,14 +198,16 @@ def save_fit(
         trained: What there is to save.
         folder: Of the fit.
         seconds: Of an epoch.
-        head: As in :func:`train_fit`, like the rest.
+        head: The part of the network that is the head; None for a model's own readout.
         standardizer: What brings the layers to one scale before the head.
         strength: Of the penalty, where the head was solved.
-        save_backbone: Writes the backbone.
+        save_backbone: Writes the backbone, with the weights of the best epoch, into the folder
+            and says what changed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     task, split, labels = trained.task, trained.split, trained.labels
-    outputs = {part: trained.predict(rows) for part, rows in _parts(split)}
+    parts = {part: rows for part, rows in zip(PARTS, split.parts, strict=True) if len(rows)}
+    outputs = {part: trained.predict(rows) for part, rows in parts.items()}
     for part, values in outputs.items():
         if not np.isfinite(values).all():
             raise ConfigError(
@@ -218,7 +217,7 @@ def save_fit(
     none = np.empty((0, task.out_dim))
     fit = Fit(
         spec=spec,
-        scores={part: task.scores(outputs[part], labels[rows]) for part, rows in _parts(split)},
+        scores={part: task.scores(outputs[part], labels[rows]) for part, rows in parts.items()},
         best_epoch=trained.progress.best_epoch,
         num_epochs=trained.progress.epoch,
         num_parameters=trained.num_parameters,
@@ -232,27 +231,11 @@ def save_fit(
         diverged=trained.progress.diverged,
         backbone=None if save_backbone is None else save_backbone(folder),
     )
-    _save(fit, trained, head, standardizer, folder)
-    (folder / STATE_NAME).unlink(missing_ok=True)
-    return fit
-
-
-def _parts(split: Split) -> list[tuple[str, np.ndarray]]:
-    return [(part, rows) for part, rows in zip(PARTS, split.parts, strict=True) if len(rows)]
-
-
-def _save(
-    fit: Fit,
-    trained: Trained,
-    head: nn.Module | None,
-    standardizer: nn.Module | None,
-    folder: Path,
-) -> None:
-    tensors: dict[str, Tensor] = {}
-    for name, module in (("head", head), ("standardizer", standardizer)):
-        if module is not None:
-            tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
     if head is not None:
+        tensors: dict[str, Tensor] = {}
+        for name, module in (("head", head), ("standardizer", standardizer)):
+            stored = {} if module is None else module.state_dict()
+            tensors |= {f"{name}.{key}": value for key, value in stored.items()}
         save_tensors(folder / HEAD_NAME, tensors)
     arrays = {
         "rows": fit.test_rows,
@@ -265,7 +248,7 @@ def _save(
         folder / FIT_NAME,
         {
             **fit.to_json(),
-            "config": {} if head is None else head_config(fit.spec.head, head),
+            "config": {} if head is None else head_config(spec.head, head),
             "standardize": isinstance(standardizer, Standardizer),
             "layer_norm": isinstance(standardizer, EachLayerNorm),
             "target_scale": {
@@ -275,9 +258,11 @@ def _save(
             "num_parameters": fit.num_parameters,
             "seconds_per_epoch": fit.seconds_per_epoch,
             "log": list(fit.log),
-            **seal(folder, FIT_FILES, fit.spec.plan),
+            **seal(folder, FIT_FILES, spec.plan),
         },
     )
+    (folder / STATE_NAME).unlink(missing_ok=True)
+    return fit
 
 
 def find_fit(spec: FitSpec, folder: Path) -> Fit | None:

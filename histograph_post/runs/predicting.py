@@ -65,13 +65,9 @@ def predict(
         data_root: Offline copies of benchmark data.
         data_args: Arguments of the data. Those on node features and links are by default the ones
             of the data the head was trained on, if this is data of the same kind.
-        model: See :func:`load`, as for ``head``, ``checkpoint``, ``key_map`` and ``trust``.
-        head: Another readout of the run, or your own.
-        checkpoint: The backbone's weights.
-        key_map: Old weight names to new ones.
-        trust: Unpickle a checkpoint that can run code.
+        model: See :func:`load`, as for ``head``, ``checkpoint``, ``key_map``, ``trust`` and
+            ``device``.
         node_budget: A batch takes whole graphs up to this many nodes.
-        device: Where to run.
         overwrite: Replace an existing file.
         config: The options this came from, saved beside the file.
         workers: Processes that read rows, where there are many; by default one per core.

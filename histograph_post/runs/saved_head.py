@@ -139,7 +139,7 @@ class SavedMember:
 class SavedHead:
     """What a run says of its head: how to build it, what it predicts, what it was trained on."""
 
-    folder: Path
+    run: Run
     #: Name of the readout.
     name: str
     task: Task
@@ -171,7 +171,7 @@ class SavedHead:
                     for number, entry in enumerate(entries)
                 ]
             return cls(
-                folder=run.folder,
+                run=run,
                 name=stored["head"],
                 task=Task.from_json(stored["task"]),
                 target_names=tuple(stored["target_names"]),
@@ -182,7 +182,7 @@ class SavedHead:
             )
 
     def __repr__(self) -> str:
-        return f"SavedHead({self.name!r}, {len(self.members)} members, {str(self.folder)!r})"
+        return f"SavedHead({self.name!r}, {len(self.members)} members, {str(self.run.folder)!r})"
 
     @property
     def info(self) -> HeadInfo:
@@ -191,15 +191,16 @@ class SavedHead:
             return head_info(self.name)
         except ConfigError:
             pass
-        spec = Run.of(self.folder).own_heads.get(self.name, "")
+        spec = self.run.own_heads.get(self.name, "")
         named, problem = trusted_code("head", spec, {})
         if named is not None:
             return head_info(head_name(named))
         example = Path(spec).name or f"my_head.py:{self.name}"
+        folder = self.run.folder
         raise ConfigError(
-            f"{self.folder}: found the head {self.name!r}, which is code that a file names, so it "
-            f"was not run; {problem}expected you to name it, as in --head {example} "
-            f"(head= in Python), or to approve it: histograph trust {self.folder}"
+            f"{folder}: found the head {self.name!r}, which is code that a file names, so it was "
+            f"not run; {problem}expected you to name it, as in --head {example} (head= in Python), "
+            f"or to approve it: histograph trust {folder}"
         )
 
     def build(self) -> HeadEnsemble:
@@ -231,10 +232,10 @@ class SavedHead:
 
     def _read(self, path: Path) -> dict[str, Tensor]:
         # What says how the head is built counts as well.
-        config = self.folder / HEAD_CONFIG_NAME
-        fit = [] if path.parent == self.folder else [path.with_name(FIT_NAME)]
-        names = [each.relative_to(self.folder).as_posix() for each in (path, config, *fit)]
-        Run.of(self.folder).require_own(*names)
+        folder = self.run.folder
+        fit = [] if path.parent == folder else [path.with_name(FIT_NAME)]
+        names = [each.relative_to(folder).as_posix() for each in (path, *fit)]
+        self.run.require_own(HEAD_CONFIG_NAME, *names)
         return load_tensors(path, "the weights of a head")
 
     def _build(self, member: SavedMember, tensors: Mapping[str, Tensor]) -> Built:
