@@ -54,7 +54,7 @@ def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool =
             break
         layers.append(layer)
     if not layers:
-        raise problem or _no_layers(trace)
+        raise problem or _no_layers(trace, readouts)
     _refuse_edge_caches(trace, layers)
     return Layers(
         trace,
@@ -67,9 +67,11 @@ def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool =
     )
 
 
-def _no_layers(trace: Trace) -> CaptureError:
+def _no_layers(trace: Trace, readouts: Sequence[ModuleCall]) -> CaptureError:
     """Say that there are no layers, and where messages are passed nevertheless."""
     seen = "no module is a PyG MessagePassing, none looks node rows up by edges"
+    if readouts:
+        seen = f"{readouts[0].label!r} passes messages, but returns no rows of the nodes"
     by_hand = next((call for call in trace.functions if reads_nodes_by_edges(trace, call)), None)
     if by_hand is not None:
         inside = [module.label for module in trace.modules if module.contains(by_hand.time)]
@@ -358,7 +360,8 @@ def refuse_hidden_steps(layers: Layers, ends: Sequence[int]) -> None:
         if len(moves) % 2:  # there and back is no move
             raise CaptureError(
                 f"the rows of nodes are put in another order, by {moves[0].name}(): the history "
-                "would be that of other nodes; give the model graphs in the order it wants"
+                "would be that of other nodes; give the model graphs in the order it wants, or "
+                "name tensors in the nodes' order with --layers NAME:output"
             )
 
 

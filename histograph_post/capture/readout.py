@@ -257,11 +257,13 @@ class _Readout:
     def _node_end(self, end: Consumed) -> BranchEnd:
         """Find the states behind an output per node: its own head is no part of the history."""
         join = self.joins.for_readout(end.value)
-        extra = self.maps.first_extra(end.value, after=0 if join is None else join.call.time)
+        extra = self.maps.first_extra(end.value)
+        if extra is not None and join is not None and extra[1].time < join.call.time:
+            return BranchEnd(self._graph_end(self._consumed(*extra)).states, None)
+        if join is not None:
+            extra = self.maps.first_extra(end.value, after=join.call.time)
         consumed = end if extra is None else self._consumed(*extra)
-        if join is None:
-            return self._one_branch(consumed)
-        return self._joined(join, consumed)
+        return self._one_branch(consumed) if join is None else self._joined(join, consumed)
 
     def _one_branch(self, end: Consumed) -> BranchEnd:
         """Return an end without another tensor behind it, unless branches are mapped before it."""

@@ -54,7 +54,10 @@ class Joins:
             if join.parallel and not self._loses_branches(join.call, end):
                 continue
             if not (
-                self._is_residual(join, fed) or self._is_skip(join, end) or self.is_habit(join, end)
+                self._is_residual(join, fed)
+                or self._is_skip(join, end)
+                or self._is_whole(join.call)
+                or self.is_habit(join, end)
             ):
                 return join
         return None
@@ -128,6 +131,19 @@ class Joins:
         if join.call.name not in SUMMING or join.parallel or len(join.others) > 1:
             return False
         return len(list(self._joins(end))) == 1 and not list(self._joins(join.others[0]))
+
+    def _is_whole(self, call: FunctionCall) -> bool:
+        """Whether parts of the channels are put side by side again: a reversible layer's state."""
+        parts: dict[int, list[int]] = {}
+        for cut in self.layers.steps if call.name in CONCATENATING else ():
+            if cut.name in SLICING and cut.time < call.time and cut.inputs:
+                parts.setdefault(cut.inputs[0], []).extend(cut.outputs)
+        return any(
+            len(values) == len(call.inputs) > 1
+            and sum(map(self.layers.width, values)) == self.layers.width(whole)
+            and all(map(self.trace.derives, call.inputs, values))
+            for whole, values in parts.items()
+        )
 
     def _is_input(self, value: int, fed: Sequence[Layer]) -> bool:
         """Whether the value is what the network started from, added to every layer."""

@@ -5,14 +5,17 @@
 """
 
 from . import (  # noqa: F401 - each registers its models
+    after_layers,
     around,
     between,
     blocks,
     branches,
     chosen,
+    depth,
     drawn,
     drawn_states,
     edges,
+    forms,
     frameworks,
     geometric,
     hierarchical,
@@ -30,6 +33,7 @@ from . import (  # noqa: F401 - each registers its models
     running,
     shapes,
     signatures,
+    space,
     states,
     transformers,
     unusual,
