@@ -18,7 +18,6 @@ from ..splits import Splits
 from ..utils import LEVELS, Level
 from ..utils.specifications import IN_MEMORY
 from .checks import add_features, check_links, prepare_graphs, refuse_hetero
-from .indexed_rows import stream_graphs
 from .labels import (
     align_labels,
     count_nodes,
@@ -28,8 +27,9 @@ from .labels import (
     take_masks,
 )
 from .links import LinkOptions, split_links
+from .row_blocks import StreamedGraphs
 from .spec import Reading
-from .streaming import StreamedGraphs
+from .streaming import stream_graphs
 from .tables import SelectedRows, is_row_numbers
 
 #: The name of the target where links are predicted.
@@ -210,7 +210,7 @@ def from_graphs(
     ``features`` (see :func:`.checks.add_features`) fills in ``x`` for graphs that have none. A
     graph without nodes is refused. ``level="link"`` on graphs that name no pairs holds out some of
     their own edges, in the way of ``links`` (see :mod:`.links`). Many graphs that can be indexed or
-    iterated over stay on disk, in the way of ``reading`` (see :mod:`.indexed_rows`); ``stream``
+    iterated over stay on disk, in the way of ``reading`` (see :mod:`.streaming`); ``stream``
     decides that whatever their number.
     """
     collected = _collect(graphs, spec, stream, level, reading)

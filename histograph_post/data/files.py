@@ -30,7 +30,6 @@ from ..utils.specifications import home_of, imported_place, is_defined_in
 from ..utils.text import first_line
 from .checks import refuse_hetero
 from .dataset import GraphDataset, from_graphs
-from .indexed_rows import stream_graphs
 from .spec import (
     FEATURE_ARGS,
     LEVEL_ARGS,
@@ -41,6 +40,7 @@ from .spec import (
     is_streamed,
     level_options,
 )
+from .streaming import stream_graphs
 
 #: Arguments that this package uses itself, unless the function has a parameter of that name.
 _OURS = (*LEVEL_ARGS, *FEATURE_ARGS, *STREAM_ARGS)
@@ -55,7 +55,7 @@ def load_function(
     parameters name. It returns graphs (a list, a PyG data set), a :class:`GraphDataset`, or one
     ``Data``, which is then a node-level set. A PyG data set class works as well. A function that
     the file or package only imported from elsewhere is not called. Many graphs stay on disk (see
-    :mod:`.indexed_rows`), ``stream=true`` or ``stream=false`` decide it.
+    :mod:`.streaming`), ``stream=true`` or ``stream=false`` decide it.
     """
     place, _, name = target.rpartition(":")
     try:

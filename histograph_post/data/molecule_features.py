@@ -20,7 +20,6 @@ from torch_geometric.data import Data
 from torch_geometric.utils.smiles import e_map, x_map
 
 from ..errors import DataError, MissingExtraError
-from .row_blocks import Skipped
 from .tables import TextColumn
 
 #: One atom or bond of RDKit (which has no types of its own) -> its integers.
@@ -229,7 +228,7 @@ class SmilesRows:
         self._smiles.update_digest(digest, start, stop)
         return digest.hexdigest()
 
-    def graphs(self, start: int, stop: int, notes: Counter[str]) -> Iterator[Data | Skipped]:
+    def graphs(self, start: int, stop: int, notes: Counter[str]) -> Iterator[Data | str]:
         """Yield the graph of each row, or why it has none."""
         yield from molecule_graphs(self._smiles[start:stop], molecule_encoding(self._features))
 
@@ -237,18 +236,18 @@ class SmilesRows:
         """Hold nothing that processes cannot share."""
 
 
-def molecule_graphs(smiles: Iterable[str], encoding: MoleculeEncoding) -> Iterator[Data | Skipped]:
+def molecule_graphs(smiles: Iterable[str], encoding: MoleculeEncoding) -> Iterator[Data | str]:
     """Yield the graph of each molecule, or why it has none."""
     chem, rd_base = import_rdkit()
     with rd_base.BlockLogs():
         for text in smiles:
             molecule = chem.MolFromSmiles(text)
             if molecule is None or not molecule.GetNumAtoms():
-                yield Skipped(UNREADABLE if text else "no SMILES")
+                yield UNREADABLE if text else "no SMILES"
                 continue
             try:
                 yield encoding.graph(molecule)
             except KeyError as error:
                 value = error.args[0]
                 what = f"atomic number {value}" if type(value) is int else f"{value}"
-                yield Skipped(f"no {encoding.name} feature for {what}")
+                yield f"no {encoding.name} feature for {what}"

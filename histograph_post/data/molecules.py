@@ -21,18 +21,17 @@ from .molecule_features import (
     molecule_encoding,
     molecule_graphs,
 )
-from .row_blocks import Skipped
+from .row_blocks import StreamedGraphs
 from .spec import (
     LEVEL_ARGS,
     STREAM_ARGS,
-    STREAM_ROWS,
     Reading,
     as_choice,
     check_names,
     is_streamed,
     level_options,
 )
-from .streaming import StreamedGraphs, read_rows
+from .streaming import read_rows
 from .tables import SelectedRows, Table, read_table
 
 #: Names of columns that number or name the rows, compared in lower case and without punctuation.
@@ -92,10 +91,9 @@ def read_molecules(
     smiles = table.column(smiles_column)
     encoding = molecule_encoding(features)
     graphs: Sequence[Data]
-    streamed = wanted["level"] != "link" and is_streamed(table.num_rows, args, spec=spec)
-    if streamed:
+    if wanted["level"] != "link" and is_streamed(table.num_rows, args, spec=spec):
         graphs = kept = read_rows(SmilesRows(smiles, features), reading, spec=spec)
-        rows, problems = kept.rows, {row: skipped.problem for row, skipped in kept.skipped}
+        rows, problems = kept.rows, kept.skipped
     else:
         graphs, rows, problems = encode(smiles, encoding)
     notes += _skipped(problems, smiles)
@@ -111,7 +109,7 @@ def read_molecules(
         level="graph",
         target_names=list(labels),
         rows=rows,
-        smiles=SelectedRows(rows, smiles) if streamed else [smiles[row] for row in rows],
+        smiles=SelectedRows(rows, smiles),
         names=_called(table, rows),
         table=SourceTable(table.header, table.columns, problems),
         notes=notes,
@@ -208,24 +206,20 @@ def _smiles_column(table: Table, wanted: object) -> str:
 
 def row_ids(table: Table, rows: np.ndarray) -> Sequence[str]:
     """Return the cells of a naming column where they are unique, else the row numbers."""
-    many = len(rows) >= STREAM_ROWS
     plain = {_plain(name): name for name in table.header}
     for name in _ID_COLUMNS:
         if name in plain:
-            cells = table.column(plain[name])
-            ids = [cells[row] for row in rows]
+            ids = SelectedRows(rows, table.column(plain[name]))
             if all(ids) and len(set(ids)) == len(ids):
-                return SelectedRows(rows, cells) if many else ids
-    return SelectedRows(rows) if many else [str(row) for row in rows]
+                return ids
+    return SelectedRows(rows)
 
 
 def _called(table: Table, rows: np.ndarray) -> Sequence[str] | None:
     """Return the cells of the column of names, if the table has one."""
     plain = {_plain(name): name for name in reversed(table.header)}
     found = next((plain[name] for name in _NAME_COLUMNS if name in plain), None)
-    if found is None or len(rows) >= STREAM_ROWS:
-        return None if found is None else SelectedRows(rows, table.column(found))
-    return [table.column(found)[row] for row in rows]
+    return None if found is None else SelectedRows(rows, table.column(found))
 
 
 def encode(
@@ -236,8 +230,8 @@ def encode(
     rows: list[int] = []
     problems: dict[int, str] = {}
     for row, made in enumerate(molecule_graphs(smiles, encoding)):
-        if isinstance(made, Skipped):
-            problems[row] = made.problem
+        if isinstance(made, str):
+            problems[row] = made
         else:
             graphs.append(made)
             rows.append(row)

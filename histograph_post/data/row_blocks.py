@@ -1,21 +1,22 @@
-"""The file of a block of graphs: written once, mapped as often as its graphs are asked for.
+"""Graphs in files of blocks: written once, mapped as often as graphs are asked for.
 
-Safetensors: ``rows`` (the row of each graph), and for each attribute ``values.NAME`` (of all
-graphs, one after the other) and ``sizes.NAME`` (how many of them each graph has). Whole numbers are
-stored as narrow as they fit; the metadata has the types that graphs have them in, the key of the
-block, and which rows were skipped.
+A file is of safetensors: ``rows`` (the row of each graph), and for each attribute ``values.NAME``
+(of all graphs, one after the other) and ``sizes.NAME`` (how many of them each graph has). Whole
+numbers are stored as narrow as they fit; the metadata has the types that graphs have them in, the
+key of the block, and which rows were skipped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import safetensors
@@ -27,72 +28,24 @@ from torch_geometric.data import Data
 from ..errors import DataError
 from ..utils.files import atomic_path
 
+#: Part of every key and fingerprint: blocks that another version wrote are read again.
+FORMAT = "histograph rows 1"
+
 #: What a file that is damaged, or none of ours, can raise.
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, safetensors.SafetensorError)
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, safetensors.SafetensorError)
 
 #: Types that whole numbers are stored as, the narrowest first.
 _NARROW = (torch.uint8, torch.int16, torch.int32)
 
-
-class Skipped(NamedTuple):
-    """A row that has no graph."""
-
-    #: Why.
-    problem: str
-
-
-class Block(NamedTuple):
-    """The graphs of a block as its file has them, mapped."""
-
-    #: Attribute -> the values of all graphs, one after the other.
-    values: dict[str, Tensor]
-    #: Attribute -> first place of each graph's values, and their number: int64 ``[graphs + 1]``.
-    bounds: dict[str, np.ndarray]
-    #: Attribute -> type that graphs have it in.
-    types: dict[str, torch.dtype]
-
-    def graphs(self, start: int, stop: int) -> list[Data]:
-        """Return some of the graphs."""
-        columns = {}
-        for name, stored in self.values.items():
-            bounds = self.bounds[name][start : stop + 1]
-            dim = _cat_dim(name)
-            some = stored.narrow(dim, int(bounds[0]), int(bounds[-1] - bounds[0]))
-            columns[name] = some.to(self.types[name], copy=True).split(
-                np.diff(bounds).tolist(), dim
-            )
-        return [
-            Data(**{name: parts[graph].contiguous() for name, parts in columns.items()})
-            for graph in range(stop - start)
-        ]
-
-
-@dataclass(frozen=True)
-class AboutBlock:
-    """What is known of a block without its graphs."""
-
-    path: Path
-    #: Row of each graph: int64 ``[graphs]``.
-    rows: np.ndarray
-    #: Nodes of each graph: int64 ``[graphs]``.
-    num_nodes: np.ndarray
-    #: Edges of each graph: int64 ``[graphs]``.
-    num_edges: np.ndarray
-    #: Labels, if the rows have some: ``[graphs, targets]``.
-    y: Tensor | None
-    #: Attribute -> its type and the shape of one entry; empty for a block without graphs.
-    form: dict[str, tuple[str, list[int]]]
-    skipped: list[tuple[int, Skipped]]
-    notes: Counter[str]
-    #: Hash of the values.
-    digest: str
+#: Blocks that are mapped at a time.
+_MAPPED_BLOCKS = 512
 
 
 def write_block(
     path: Path,
     key: str,
     first_row: int,
-    made: Sequence[Data | Skipped],
+    made: Sequence[Data | str],
     notes: Counter[str],
     spec: str,
 ) -> None:
@@ -106,30 +59,35 @@ def write_block(
         notes: What was changed in the graphs, and in how many.
         spec: The data, for messages.
     """
-    graphs = [(first_row + at, each) for at, each in enumerate(made) if isinstance(each, Data)]
-    tensors = {"rows": torch.tensor([row for row, _ in graphs], dtype=torch.int64)}
+    graphs = {row: each for row, each in enumerate(made, first_row) if isinstance(each, Data)}
+    skipped = [[row, each] for row, each in enumerate(made, first_row) if isinstance(each, str)]
+    tensors = {"rows": torch.tensor(list(graphs), dtype=torch.int64)}
     types: dict[str, str] = {}
-    names = list(graphs[0][1].to_dict()) if graphs else []
-    for row, graph in graphs:
+    first = next(iter(graphs), first_row)
+    names = list(graphs[first].to_dict()) if graphs else []
+    for row, graph in graphs.items():
         if sorted(graph.to_dict()) != sorted(names):
             raise DataError(
                 f"{spec}: row {row}: found attributes {', '.join(graph.to_dict())}, "
-                f"expected {', '.join(names)} as in row {graphs[0][0]}"
+                f"expected {', '.join(names)} as in row {first}"
             )
     for name in names:
-        values = [_value(graph, name, f"{spec}: row {row}") for row, graph in graphs]
-        _check_alike(values, [row for row, _ in graphs], name, spec)
+        values = [_value(graph, name, f"{spec}: row {row}") for row, graph in graphs.items()]
+        for value, row in zip(values, graphs, strict=True):
+            # Once they are joined, others could not be told apart again.
+            if _form(value, name) != _form(values[0], name):
+                raise DataError(
+                    f"{spec}: row {row}: {name} is {value.dtype} {list(value.shape)}, expected "
+                    f"{values[0].dtype} {list(values[0].shape)} but for the graph's size, as in "
+                    f"row {first}"
+                )
         dim = _cat_dim(name)
         tensors[f"sizes.{name}"] = _narrowed(torch.tensor([each.size(dim) for each in values]))
         tensors[f"values.{name}"] = _narrowed(torch.cat(values, dim))
         types[name] = str(values[0].dtype).removeprefix("torch.")
-    skipped = [
-        [first_row + at, each.problem] for at, each in enumerate(made) if isinstance(each, Skipped)
-    ]
-    about = {"key": key, "types": types, "skipped": skipped, "notes": dict(notes)}
+    about = json.dumps({"key": key, "types": types, "skipped": skipped, "notes": dict(notes)})
     with atomic_path(path) as partial:
-        text = json.dumps(about)
-        safetensors.torch.save_file(tensors, partial, {"about": text})
+        safetensors.torch.save_file(tensors, partial, {"about": about})
 
 
 def _value(graph: Data, name: str, where: str) -> Tensor:
@@ -140,18 +98,6 @@ def _value(graph: Data, name: str, where: str) -> Tensor:
             "disk; stream=false reads all of them into memory"
         )
     return value.reshape(1, -1) if name == "y" else value if value.dim() else value[None]
-
-
-def _check_alike(values: Sequence[Tensor], rows: Sequence[int], name: str, spec: str) -> None:
-    """Refuse graphs that cannot be told apart again once they are joined."""
-    expected = _form(values[0], name)
-    for value, row in zip(values, rows, strict=True):
-        if _form(value, name) != expected:
-            raise DataError(
-                f"{spec}: row {row}: {name} is {value.dtype} {list(value.shape)}, expected "
-                f"{values[0].dtype} {list(values[0].shape)} but for the graph's size, as in row "
-                f"{rows[0]}"
-            )
 
 
 def _form(value: Tensor, name: str) -> tuple[str, list[int]]:
@@ -167,64 +113,210 @@ def _cat_dim(name: str) -> int:
 
 def _narrowed(values: Tensor) -> Tensor:
     """Return whole numbers in the narrowest type that has them."""
-    if values.dtype not in (torch.int64, torch.int32) or not values.numel():
-        return values.contiguous()
-    low, high = int(values.min()), int(values.max())
-    for kind in _NARROW:
-        if torch.iinfo(kind).min <= low and high <= torch.iinfo(kind).max:
-            return values.to(kind).contiguous()
+    if values.dtype in (torch.int64, torch.int32) and values.numel():
+        low, high = int(values.min()), int(values.max())
+        for kind in _NARROW:
+            if torch.iinfo(kind).min <= low and high <= torch.iinfo(kind).max:
+                return values.to(kind).contiguous()
     return values.contiguous()
 
 
 def key_of(path: Path) -> str | None:
     """Return the key of a block that is there; None where there is none that can be read."""
-    with contextlib.suppress(*UNREADABLE):
-        return str(_read_about(path)["key"])
+    with contextlib.suppress(*_UNREADABLE), safetensors.safe_open(path, "pt") as file:
+        return str(_about(file)["key"])
     return None
 
 
-def _read_about(path: Path) -> dict[str, Any]:
-    with safetensors.safe_open(path, "pt") as file:
-        about: dict[str, Any] = json.loads(file.metadata()["about"])
+def _about(file: Any) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads(file.metadata()["about"])
     return about
 
 
-def map_block(path: Path) -> Block:
-    """Map the graphs of a block; nothing of them is read before it is used."""
-    about = _read_about(path)
-    values, bounds = {}, {}
-    with safetensors.safe_open(path, "pt") as file:
-        for name in about["types"]:
-            if name != "y":
-                values[name] = file.get_tensor(f"values.{name}")
-                sizes = file.get_tensor(f"sizes.{name}").numpy()
-                bounds[name] = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    types = {name: getattr(torch, about["types"][name]) for name in values}
-    return Block(values, bounds, types)
+class _Mapped(NamedTuple):
+    """The graphs of a block as its file has them; nothing of them is read before it is used."""
+
+    #: Attribute -> the values of all graphs, one after the other.
+    values: dict[str, Tensor]
+    #: Attribute -> first place of each graph's values, and their number: int64 ``[graphs + 1]``.
+    bounds: dict[str, np.ndarray]
+    #: Attribute -> type that graphs have it in.
+    types: dict[str, torch.dtype]
+
+    @classmethod
+    def open(cls, path: Path) -> _Mapped:
+        values, bounds, types = {}, {}, {}
+        with safetensors.safe_open(path, "pt") as file:
+            for name, kind in _about(file)["types"].items():
+                if name != "y":
+                    values[name] = file.get_tensor(f"values.{name}")
+                    sizes = file.get_tensor(f"sizes.{name}").numpy()
+                    bounds[name] = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+                    types[name] = getattr(torch, kind)
+        return cls(values, bounds, types)
+
+    def graphs(self, start: int, stop: int) -> list[Data]:
+        columns = {}
+        for name, stored in self.values.items():
+            bounds = self.bounds[name][start : stop + 1]
+            dim = _cat_dim(name)
+            some = stored.narrow(dim, int(bounds[0]), int(bounds[-1] - bounds[0]))
+            some = some.to(self.types[name], copy=True)
+            columns[name] = some.split(np.diff(bounds).tolist(), dim)
+        return [
+            Data(**{name: parts[graph].contiguous() for name, parts in columns.items()})
+            for graph in range(stop - start)
+        ]
 
 
-def look_at(path: Path) -> AboutBlock:
-    """Return what is known of a block without its graphs, and hash all of it."""
-    about = _read_about(path)
-    digest = hashlib.sha256()
-    form: dict[str, tuple[str, list[int]]] = {}
-    with safetensors.safe_open(path, "pt") as file:
-        for name in sorted(file.keys()):
-            stored = file.get_tensor(name)
-            digest.update(f"{name} {stored.dtype} {list(stored.shape)}".encode())
-            digest.update(stored.view(torch.uint8).numpy())
-            kind, _, attribute = name.partition(".")
-            if kind == "values":
-                form[attribute] = (about["types"][attribute], _form(stored, attribute)[1])
-        rows = file.get_tensor("rows").numpy()
-        nodes, edges = (
-            file.get_tensor(f"sizes.{name}").numpy().astype(np.int64) if form else rows
-            for name in ("x", "edge_index")
-        )  # without graphs there are no rows
-        y = file.get_tensor("values.y") if "y" in form else None
-    digest.update(json.dumps(about["types"], sort_keys=True).encode())
-    if y is not None:
-        y = y.to(getattr(torch, about["types"]["y"]))
-    skipped = [(row, Skipped(problem)) for row, problem in about["skipped"]]
-    notes = Counter(about["notes"])
-    return AboutBlock(path, rows, nodes, edges, y, form, skipped, notes, digest.hexdigest())
+@dataclass(frozen=True)
+class _Block:
+    """What is known of a block without its graphs."""
+
+    path: Path
+    #: Row, nodes and edges of each graph: int64 ``[graphs]``.
+    rows: np.ndarray
+    num_nodes: np.ndarray
+    num_edges: np.ndarray
+    #: Labels, if the rows have some: ``[graphs, targets]``.
+    y: Tensor | None
+    #: Attribute -> its type and the shape of one entry; empty for a block without graphs.
+    form: dict[str, tuple[str, list[int]]]
+    skipped: list[tuple[int, str]]
+    notes: Counter[str]
+    #: Hash of the values.
+    digest: bytes
+
+    @classmethod
+    def look_at(cls, path: Path) -> _Block:
+        """Read a block to hash all of it."""
+        digest = hashlib.sha256()
+        form: dict[str, tuple[str, list[int]]] = {}
+        with safetensors.safe_open(path, "pt") as file:
+            about = _about(file)
+            types = about["types"]
+            for name in sorted(file.keys()):
+                stored = file.get_tensor(name)
+                digest.update(f"{name} {stored.dtype} {list(stored.shape)}".encode())
+                digest.update(stored.view(torch.uint8).numpy())
+                kind, _, attribute = name.partition(".")
+                if kind == "values":
+                    form[attribute] = (types[attribute], _form(stored, attribute)[1])
+            rows = file.get_tensor("rows").numpy()
+            nodes, edges = (
+                file.get_tensor(f"sizes.{name}").numpy().astype(np.int64) if form else rows
+                for name in ("x", "edge_index")
+            )  # without graphs there are no rows
+            y = None
+            if "y" in form:
+                y = file.get_tensor("values.y").to(getattr(torch, types["y"]))
+        digest.update(json.dumps(types, sort_keys=True).encode())
+        skipped = [(row, problem) for row, problem in about["skipped"]]
+        notes = Counter(about["notes"])
+        return cls(path, rows, nodes, edges, y, form, skipped, notes, digest.digest())
+
+    def described(self) -> str:
+        return ", ".join(f"{name} {kind} {shape}" for name, (kind, shape) in self.form.items())
+
+
+class StreamedGraphs(Sequence[Data]):
+    """Graphs in files of blocks; ``graphs[i]`` and ``graphs[a:b]`` make what is asked for.
+
+    Graphs of different forms are refused.
+
+    Args:
+        paths: The files, in order.
+        spec: The data, for messages.
+    """
+
+    def __init__(self, paths: Sequence[Path], spec: str) -> None:
+        try:
+            blocks = [_Block.look_at(path) for path in paths]
+        except _UNREADABLE as error:
+            raise DataError(
+                f"{spec}: found unreadable rows ({error}), expected them as written"
+            ) from error
+        filled = [block for block in blocks if block.form]
+        for block in filled:
+            if block.form != filled[0].form:
+                raise DataError(
+                    f"{spec}: rows {block.rows[0]} to {block.rows[-1]}: found "
+                    f"{block.described()}, expected {filled[0].described()} as in row "
+                    f"{filled[0].rows[0]}"
+                )
+        self._paths = list(paths)
+        #: First graph of each block, and the number of graphs: ``[blocks + 1]``.
+        self._first = np.cumsum([0, *(len(block.rows) for block in blocks)])
+        self.rows = np.concatenate([block.rows for block in blocks])
+        self.num_nodes = np.concatenate([block.num_nodes for block in blocks])
+        self.num_edges = np.concatenate([block.num_edges for block in blocks])
+        #: Why a row has no graph, by its number.
+        self.skipped = dict(pair for block in blocks for pair in block.skipped)
+        self.notes = sum((block.notes for block in blocks), Counter[str]())
+        self._digests = [block.digest for block in blocks]
+        found = [block.y for block in blocks if block.y is not None]
+        #: Labels, ``[graphs, targets]``: those of the blocks, or given later.
+        self.y = torch.cat(found) if found else None
+        self._mapped: OrderedDict[int, _Mapped] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    # Maps belong to a process; the one that unpickles makes its own.
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": OrderedDict()}
+
+    @overload
+    def __getitem__(self, index: int) -> Data: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Data]: ...
+    def __getitem__(self, index: int | slice) -> Data | list[Data]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step > 0:
+                return self._between(start, max(start, stop))[::step]
+            return [self[at] for at in range(start, stop, step)]
+        at = range(len(self))[index]
+        return self._between(at, at + 1)[0]
+
+    def __iter__(self) -> Iterator[Data]:
+        for first, stop in itertools.pairwise(self._first.tolist()):
+            yield from self._between(first, stop)
+
+    def labels(self) -> np.ndarray:
+        """Return the labels as float64 ``[graphs, targets]``."""
+        return np.empty((len(self), 0)) if self.y is None else self.y.double().numpy()
+
+    def update_digest(self, digest: Any) -> None:
+        """Hash all that the graphs are made of."""
+        digest.update(f"{FORMAT} {len(self)}".encode())
+        for each in self._digests:
+            digest.update(each)
+        digest.update(self.rows.astype("<i8").tobytes())
+        if self.y is not None:
+            digest.update(f"{self.y.dtype} {list(self.y.shape)}".encode())
+            digest.update(self.y.contiguous().numpy())
+
+    def _between(self, start: int, stop: int) -> list[Data]:
+        found: list[Data] = []
+        number = int(np.searchsorted(self._first, start, side="right")) - 1
+        while start < stop:
+            first, end = int(self._first[number]), min(stop, int(self._first[number + 1]))
+            if end > start:
+                found += self._block(number).graphs(start - first, end - first)
+            start, number = max(start, end), number + 1
+        if self.y is not None:
+            labels = self.y[stop - len(found) : stop].clone()  # [graphs, targets]
+            for graph, row in zip(found, labels, strict=True):
+                graph.y = row if len(row) == 1 else row[None]  # [1] or [1, targets]
+        return found
+
+    def _block(self, number: int) -> _Mapped:
+        block = self._mapped.get(number)
+        if block is None:
+            block = _Mapped.open(self._paths[number])
+            while len(self._mapped) >= _MAPPED_BLOCKS:
+                self._mapped.popitem(last=False)
+            self._mapped[number] = block
+        self._mapped.move_to_end(number)
+        return block

@@ -1,11 +1,14 @@
 """Graphs that stay on disk: rows are read once, block by block, in several processes.
 
-A source of many rows (molecules as text, an ``OnDiskDataset``, any data set that can be indexed)
-is cut into blocks. Worker processes make the graphs of a block and write them to one file
-(``row_blocks.py``); from then on a graph is a slice of a file that is mapped. A block has a key,
-the hash of what it is made of: a command that was killed, or is given again, finds its blocks, and
-jobs that share a folder (``--shard i/n``) share the work, since each begins at its own place and
-passes over what another has written.
+A source of many rows (molecules as text, a PyG ``OnDiskDataset``, a data set of Hugging Face, any
+that can be indexed) is cut into blocks. Worker processes make the graphs of a block and write them
+to one file (``row_blocks.py``); from then on a graph is a slice of a file that is mapped. A block
+has a key, the hash of what it is made of: a command that was killed, or is given again, finds its
+blocks, and jobs that share a folder (``--shard i/n``) share the work, since each begins at its own
+place and passes over what another has written. What an iterator yields is read in this process.
+
+Of a user's own graphs, only those with features of their own and labels of the whole graph stay on
+disk: features and splits that are made of all graphs need all of them in memory.
 """
 
 from __future__ import annotations
@@ -19,45 +22,38 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from joblib import cpu_count
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torch_geometric.data import Data
+from torch_geometric.data import Data, InMemoryDataset, OnDiskDataset
 
 from ..errors import DataError, HistographError
+from ..utils import Level
 from ..utils.files import remove_leftovers
-from .row_blocks import (
-    UNREADABLE,
-    AboutBlock,
-    Block,
-    Skipped,
-    key_of,
-    look_at,
-    map_block,
-    write_block,
-)
-from .spec import Reading
+from ..utils.text import first_line
+from .checks import prepare_graph
+from .labels import detect_level
+from .row_blocks import FORMAT, StreamedGraphs, key_of, write_block
+from .spec import STREAM_ROWS, Reading
 
 #: Rows of a block: enough that opening its file does not count, few enough to share out.
 BLOCK_ROWS = 2048
 
-#: Part of every key: blocks that another version wrote are read again.
-_FORMAT = "histograph rows 1"
-
-#: Blocks that are mapped at a time.
-_MAPPED_BLOCKS = 512
-
-
 #: The files of rows, finished or not, and of what is predicted of them.
 _ROW_FILES = re.compile(r"rows-[0-9a-f]+\.(safetensors|outputs)(\..*\.partial)?")
+
+#: Graphs that are looked at before it is decided where all of them stay.
+_LOOKED_AT = 64
+
+#: What Hugging Face's graph data sets call the features of nodes.
+_OTHER_NAMES = {"node_feat": "x"}
 
 
 def rows_beside(out: str | Path) -> Path:
@@ -76,111 +72,22 @@ def remove_rows(folder: Path) -> None:
         folder.rmdir()
 
 
+# --- reading rows into blocks
+
+
 class RowSource(Protocol):
     """Rows that become graphs. A source goes to worker processes, so it can be pickled."""
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        ...
+    def __len__(self) -> int: ...
 
     def key(self, start: int, stop: int) -> str:
         """Return a hash of what decides the graphs of these rows."""
-        ...
 
-    def graphs(self, start: int, stop: int, notes: Counter[str]) -> Iterator[Data | Skipped]:
+    def graphs(self, start: int, stop: int, notes: Counter[str]) -> Iterator[Data | str]:
         """Yield the graph of each of these rows, or why it has none."""
-        ...
 
     def release(self) -> None:
         """Let go of what processes must not share, such as a connection to a database."""
-        ...
-
-
-class StreamedGraphs(Sequence[Data]):
-    """Graphs in files of blocks; ``graphs[i]`` and ``graphs[a:b]`` make what is asked for.
-
-    Args:
-        blocks: What is known of each block, in order.
-        y: Labels, ``[graphs, targets]``; None where the blocks have them, or nobody.
-    """
-
-    def __init__(self, blocks: Sequence[AboutBlock], y: Tensor | None = None) -> None:
-        self._paths = [block.path for block in blocks]
-        #: First graph of each block, and the number of graphs: ``[blocks + 1]``.
-        self._first = np.cumsum([0, *(len(block.rows) for block in blocks)])
-        self.rows = np.concatenate([block.rows for block in blocks])
-        self.num_nodes = np.concatenate([block.num_nodes for block in blocks])
-        self.num_edges = np.concatenate([block.num_edges for block in blocks])
-        self.skipped = [pair for block in blocks for pair in block.skipped]
-        self.notes = sum((block.notes for block in blocks), Counter[str]())
-        self._digests = [block.digest for block in blocks]
-        found = [block.y for block in blocks if block.y is not None]
-        self.y = torch.cat(found) if found else y
-        self._mapped: OrderedDict[int, Block] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    # Maps belong to a process; the one that unpickles makes its own.
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": OrderedDict()}
-
-    @overload
-    def __getitem__(self, index: int) -> Data: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Data]: ...
-    def __getitem__(self, index: int | slice) -> Data | list[Data]:
-        if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            return (
-                self._between(start, max(start, stop))[::step]
-                if step > 0
-                else [self[at] for at in range(start, stop, step)]
-            )
-        at = range(len(self))[index]
-        return self._between(at, at + 1)[0]
-
-    def __iter__(self) -> Iterator[Data]:
-        for first, stop in itertools.pairwise(self._first.tolist()):
-            yield from self._between(first, stop)
-
-    def labels(self) -> np.ndarray:
-        """Return the labels as float64 ``[graphs, targets]``."""
-        return np.empty((len(self), 0)) if self.y is None else self.y.double().numpy()
-
-    def update_digest(self, digest: Any) -> None:
-        """Hash all that the graphs are made of."""
-        digest.update(f"{_FORMAT} {len(self)}".encode())
-        for each in self._digests:
-            digest.update(bytes.fromhex(each))
-        digest.update(self.rows.astype("<i8").tobytes())
-        if self.y is not None:
-            digest.update(f"{self.y.dtype} {list(self.y.shape)}".encode())
-            digest.update(self.y.contiguous().numpy())
-
-    def _between(self, start: int, stop: int) -> list[Data]:
-        found: list[Data] = []
-        number = int(np.searchsorted(self._first, start, side="right")) - 1
-        while start < stop:
-            first, end = int(self._first[number]), min(stop, int(self._first[number + 1]))
-            if end > start:
-                found += self._block(number).graphs(start - first, end - first)
-            start, number = max(start, end), number + 1
-        if self.y is not None:
-            labels = self.y[stop - len(found) : stop].clone()  # [graphs, targets]
-            for graph, row in zip(found, labels, strict=True):
-                graph.y = row if len(row) == 1 else row[None]  # [1] or [1, targets]
-        return found
-
-    def _block(self, number: int) -> Block:
-        block = self._mapped.get(number)
-        if block is None:
-            block = map_block(self._paths[number])
-            while len(self._mapped) >= _MAPPED_BLOCKS:
-                self._mapped.popitem(last=False)
-            self._mapped[number] = block
-        self._mapped.move_to_end(number)
-        return block
 
 
 def read_rows(source: RowSource, reading: Reading | None, *, spec: str) -> StreamedGraphs:
@@ -192,63 +99,37 @@ def read_rows(source: RowSource, reading: Reading | None, *, spec: str) -> Strea
         spec: The data, for messages.
     """
     reading = reading or Reading()
-    folder, temporary = _folder(reading)
-    starts = range(0, len(source), BLOCK_ROWS)
-    writing = _Writing(source, folder, spec)
+    writing = _Writing(source, _folder(reading), spec)
+    blocks = range(-(-len(source) // BLOCK_ROWS))
     # Each job begins at its own place, and goes round.
     number, count = reading.part
-    first = number * len(starts) // count
-    order = [(first + at) % len(starts) for at in range(len(starts))]
-    missing = [block for block in order if not writing.is_there(block)]
+    first = number * len(blocks) // count
+    missing = [block for block in (*blocks[first:], *blocks[:first]) if not writing.is_there(block)]
     # What is there counts as done before the clock starts.
     done = len(source) - sum(map(writing.rows, missing))
     on_progress = reading.on_progress or (lambda done, total: None)
     on_progress(done, len(source))
-    for block in _in_order(writing, missing, _processes(reading, len(missing))):
+    for block in writing.write_all(missing, reading.workers):
         done += writing.rows(block)
         on_progress(done, len(source))
-    graphs = _opened([writing.path(block) for block in range(len(starts))], spec)
-    if temporary:
-        weakref.finalize(graphs, shutil.rmtree, folder, ignore_errors=True)
-    return graphs
+    return _opened([writing.path(block) for block in blocks], reading, spec)
 
 
-def read_iterator(
-    graphs: Iterator[Data], prepare: Any, reading: Reading | None, *, spec: str
-) -> StreamedGraphs:
-    """Read all that an iterator yields into blocks, in this process: its rows come one by one.
-
-    Args:
-        graphs: Yields graphs; every job runs through all of them.
-        prepare: ``prepare(row, graph, notes)`` checks one.
-        reading: Where blocks are kept.
-        spec: The data, for messages.
-    """
-    reading = reading or Reading()
-    folder, temporary = _folder(reading)
-    paths: list[Path] = []
-    done = 0
-    while chunk := list(itertools.islice(graphs, BLOCK_ROWS)):
-        notes: Counter[str] = Counter()
-        made = [prepare(done + at, graph, notes) for at, graph in enumerate(chunk)]
-        paths.append(folder / f"rows-{done:010d}.safetensors")
-        write_block(paths[-1], "", done, made, notes, spec)
-        done += len(chunk)
-        if reading.on_progress is not None:
-            reading.on_progress(done, done)
-    streamed = _opened(paths, spec)
-    if temporary:
-        weakref.finalize(streamed, shutil.rmtree, folder, ignore_errors=True)
-    return streamed
-
-
-def _folder(reading: Reading) -> tuple[Path, bool]:
-    """Return where blocks go, and whether that goes with the process."""
+def _folder(reading: Reading) -> Path:
+    """Return where blocks go."""
     if reading.folder is None:
-        return Path(tempfile.mkdtemp(prefix="histograph-rows-")), True
+        return Path(tempfile.mkdtemp(prefix="histograph-rows-"))
     reading.folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(reading.folder)
-    return reading.folder, False
+    return reading.folder
+
+
+def _opened(paths: Sequence[Path], reading: Reading, spec: str) -> StreamedGraphs:
+    """Open blocks that are written; a folder that nobody asked for goes with their graphs."""
+    graphs = StreamedGraphs(paths, spec)
+    if reading.folder is None:
+        weakref.finalize(graphs, shutil.rmtree, paths[0].parent, ignore_errors=True)
+    return graphs
 
 
 @dataclass
@@ -268,7 +149,7 @@ class _Writing(Dataset[Any]):
     def key(self, block: int) -> str:
         start = block * BLOCK_ROWS
         made_of = self.source.key(start, start + self.rows(block))
-        return hashlib.sha256(f"{_FORMAT} {made_of}".encode()).hexdigest()
+        return hashlib.sha256(f"{FORMAT} {made_of}".encode()).hexdigest()
 
     def is_there(self, block: int) -> bool:
         path = self.path(block)
@@ -285,52 +166,173 @@ class _Writing(Dataset[Any]):
             return error
         return block
 
-
-def _processes(reading: Reading, blocks: int) -> int:
-    """Return how many processes read this many blocks; 0 where this one does."""
-    workers = cpu_count() if reading.workers is None else reading.workers
-    return min(blocks, workers) if blocks > 1 else 0
-
-
-def _in_order(writing: _Writing, blocks: Sequence[int], workers: int) -> Iterator[int]:
-    """Write these blocks, in this process or in others, and yield each when it is written."""
-    if workers == 0:
-        written: Iterable[Any] = (writing[block] for block in blocks)
-    else:
-        writing.source.release()
-        written = DataLoader(
-            writing, batch_size=None, sampler=blocks, num_workers=workers, collate_fn=_as_it_is
-        )
-    with warnings.catch_warnings():
-        # More processes than cores are the user's choice.
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
-        for block in written:
-            if isinstance(block, HistographError):
-                raise block
-            yield block
+    def write_all(self, blocks: Sequence[int], workers: int | None) -> Iterator[int]:
+        """Write these blocks, in this process or in others, and yield each when it is written."""
+        workers = min(len(blocks), cpu_count() if workers is None else workers)
+        if workers == 0 or len(blocks) == 1:
+            written: Iterable[Any] = map(self.__getitem__, blocks)
+        else:
+            self.source.release()
+            written = DataLoader(
+                self, batch_size=None, sampler=blocks, num_workers=workers, collate_fn=_as_it_is
+            )
+        with warnings.catch_warnings():
+            # More processes than cores are the user's choice.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            for block in written:
+                if isinstance(block, HistographError):
+                    raise block
+                yield block
 
 
 def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _opened(paths: Sequence[Path], spec: str) -> StreamedGraphs:
-    """Open blocks that are written, refusing graphs of different forms."""
-    try:
-        blocks = [look_at(path) for path in paths]
-    except UNREADABLE as error:
-        raise DataError(
-            f"{spec}: found unreadable rows ({error}), expected them as written"
-        ) from error
-    filled = [block for block in blocks if block.form]
-    for block in filled:
-        if block.form != filled[0].form:
+# --- a user's own graphs
+
+
+def stream_graphs(
+    given: Iterable[Any],
+    *,
+    spec: str,
+    stream: bool | None,
+    level: Level | None,
+    reading: Reading | None,
+) -> StreamedGraphs | list[Any]:
+    """Return the graphs on disk where there are many of a kind that can stay there, else a list.
+
+    Args:
+        given: A data set, a list or an iterator.
+        spec: Its name, for messages.
+        stream: Whether they stay on disk; None to decide it by their number.
+        level: What carries labels; None if that is to be seen.
+        reading: Where they stay and who reads them.
+    """
+    if isinstance(given, StreamedGraphs):
+        return given
+    if stream is False or isinstance(given, list | tuple | InMemoryDataset):
+        return [as_graph(graph) for graph in given]
+    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
+        return _from_iterator(map(as_graph, given), spec, stream, level, reading or Reading())
+    rows = IndexedRows(given, spec)
+    many = len(rows) >= STREAM_ROWS if stream is None else stream
+    first = range(min(len(rows), _LOOKED_AT))
+    if not many or not _can_stream([rows.given(row) for row in first], level, spec):
+        return [rows.given(row) for row in range(len(rows))]
+    return read_rows(rows, reading, spec=spec)
+
+
+def _from_iterator(
+    graphs: Iterator[Any], spec: str, stream: bool | None, level: Level | None, reading: Reading
+) -> StreamedGraphs | list[Any]:
+    most = STREAM_ROWS if stream is None else _LOOKED_AT
+    first = list(itertools.islice(graphs, most))
+    many = len(first) == most if stream is None else stream
+    graphs = itertools.chain(first, graphs)
+    if not many or not _can_stream(first[:_LOOKED_AT], level, spec):
+        return list(graphs)
+    folder, paths, done = _folder(reading), [], 0
+    while chunk := list(itertools.islice(graphs, BLOCK_ROWS)):
+        notes: Counter[str] = Counter()
+        made = [_prepared(row, graph, notes, spec) for row, graph in enumerate(chunk, done)]
+        paths.append(folder / f"rows-{done:010d}.safetensors")
+        write_block(paths[-1], "", done, made, notes, spec)
+        done += len(chunk)
+        if reading.on_progress is not None:
+            reading.on_progress(done, done)
+    return _opened(paths, reading, spec)
+
+
+def as_graph(row: Any) -> Any:
+    """Return a row that is a dictionary as a graph; anything else as it is."""
+    if not isinstance(row, Mapping) or "edge_index" not in row:
+        return row
+    values = {_OTHER_NAMES.get(name, name): value for name, value in row.items()}
+    return Data.from_dict(
+        {
+            name: torch.from_numpy(np.array(value)) if isinstance(value, list) else value
+            for name, value in values.items()
+            if value is not None
+        }
+    )
+
+
+class IndexedRows:
+    """A data set that can be indexed, whose rows are read in any process.
+
+    Args:
+        dataset: It.
+        spec: Its name, for messages and for the keys of blocks.
+    """
+
+    def __init__(self, dataset: Any, spec: str) -> None:
+        self._dataset = dataset
+        self._spec = spec
+        self._length = len(dataset)
+        #: The process that is connected to the database.
+        self._process: int | None = os.getpid()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def given(self, row: int) -> Any:
+        """Return a graph as the data set has it."""
+        if self._process != os.getpid() and isinstance(self._dataset, OnDiskDataset):
+            self._dataset.db.connect()
+        self._process = os.getpid()
+        try:
+            return as_graph(self._dataset[row])
+        except HistographError:
+            raise
+        except Exception as error:  # the user's code: it may raise anything
             raise DataError(
-                f"{spec}: rows {block.rows[0]} to {block.rows[-1]}: found {_forms(block)}, "
-                f"expected {_forms(filled[0])} as in row {filled[0].rows[0]}"
-            )
-    return StreamedGraphs(blocks)
+                f"{self._spec}: row {row}: failed with {type(error).__name__}: {first_line(error)}"
+            ) from error
+
+    def key(self, start: int, stop: int) -> str:
+        """Return a hash of the data set's name and size and of the first and the last graph."""
+        digest = hashlib.sha256(f"indexed {self._spec} {self._length} {start} {stop}".encode())
+        for row in sorted({start, stop - 1}):
+            graph = prepare_graph(self.given(row), f"{self._spec}: row {row}", Counter())
+            for name, value in sorted(graph.to_dict().items()):
+                digest.update(f"{name} {value!r}".encode())
+                if isinstance(value, torch.Tensor) and value.numel():
+                    digest.update(value.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def graphs(self, start: int, stop: int, notes: Counter[str]) -> Iterator[Data]:
+        """Yield each graph, checked."""
+        for row in range(start, stop):
+            yield _prepared(row, self.given(row), notes, self._spec)
+
+    def release(self) -> None:
+        """Close the connection to a database: every process opens its own."""
+        if isinstance(self._dataset, OnDiskDataset):
+            self._dataset.close()
+            self._process = None
 
 
-def _forms(block: AboutBlock) -> str:
-    return ", ".join(f"{name} {kind} {shape}" for name, (kind, shape) in block.form.items())
+def _prepared(row: int, given: Any, notes: Counter[str], spec: str) -> Data:
+    """Return a checked graph of tensors alone."""
+    graph = prepare_graph(given, f"{spec}: row {row}", notes)
+    for name, value in graph.to_dict().items():
+        if isinstance(value, str) or name == "num_nodes":
+            del graph[name]
+            if name != "num_nodes":
+                notes[f"attribute {name} (str) left out of graphs that stay on disk: found"] += 1
+        elif name == "y":
+            graph.y = torch.as_tensor(value)
+    return graph
+
+
+def _can_stream(graphs: Sequence[Any], level: Level | None, spec: str) -> bool:
+    """Whether graphs like these can stay on disk."""
+    if level not in (None, "graph") or not graphs:
+        return False
+    seen = [
+        prepare_graph(graph, f"{spec}: row {row}", Counter()) for row, graph in enumerate(graphs)
+    ]
+    if not all("x" in graph for graph in seen):
+        return False
+    return level == "graph" or detect_level(seen)[0] == "graph"

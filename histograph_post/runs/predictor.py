@@ -17,7 +17,7 @@ from ..capture import Capture, check_parity
 from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
 from ..data import GraphDataset, from_graphs
 from ..data.batching import budget_batches, make_batch, probe_graphs, to_device
-from ..data.streaming import StreamedGraphs
+from ..data.row_blocks import StreamedGraphs
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
 from ..heads.option_checks import own_code

@@ -12,7 +12,7 @@ import histograph_post as hg
 from histograph_post.caches import Cache, planning
 from histograph_post.caches.caching import cache
 from histograph_post.data import streaming
-from histograph_post.data.indexed_rows import IndexedRows
+from histograph_post.data.streaming import IndexedRows
 from histograph_post.errors import CacheError, ConfigError
 from histograph_post.utils.files import LINKS_VARIABLE
 
@@ -32,7 +32,7 @@ class Graphs:
 @pytest.fixture(autouse=True)
 def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "BLOCK_ROWS", 10)
-    monkeypatch.setattr("histograph_post.data.indexed_rows.STREAM_ROWS", 20)
+    monkeypatch.setattr("histograph_post.data.streaming.STREAM_ROWS", 20)
 
 
 def test_two_jobs_write_the_cache_of_one_and_leave_no_rows(tmp_path: Path) -> None:
