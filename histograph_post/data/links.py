@@ -22,7 +22,7 @@ from torch_geometric.utils import is_undirected
 from ..errors import DataError
 from ..splits import Split, Splits
 from ..splits.making import Shares, random_parts
-from ..splits.types import LINKS
+from ..splits.split import LINKS
 from ..tasks import Task
 from .batching import RowBatch
 from .labels import MASKS

@@ -28,7 +28,7 @@ from torch_geometric.datasets import MoleculeNet
 
 from ..errors import DataError, MissingExtraError
 from ..splits import Split, Splits
-from ..splits.resolving import read_folder
+from ..splits.split import read_folder
 from ..utils.files import PARTIAL_SUFFIX, atomic_path
 from .benchmarks import user_cache
 from .dataset import GraphDataset, as_links

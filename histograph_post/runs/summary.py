@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ConfigError, HistographError
 from ..heads.registry import HEADS
-from ..splits.types import PARTS
+from ..splits import PARTS
 from ..utils.decoding import read_toml_file
 from ..utils.specifications import Specification
 from ..utils.text import MISSING, metric_name, plural

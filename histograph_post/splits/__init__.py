@@ -1,7 +1,7 @@
 """Splits: labels, a file or a seed come in; which rows train, validate and test goes out.
 
-Read ``types.py`` first (a split, checked and saved), then ``resolving.py`` (what ``--split`` asks
-for) and ``making.py`` (random, stratified, by scaffold, in k folds).
+Read ``split.py`` first (a split, checked, saved and read), then ``making.py`` (what ``--split``
+asks for: random, stratified, by scaffold, in k folds).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ..utils import lazy_names
 
 if TYPE_CHECKING:
-    from .resolving import SPLIT_FORMS, resolve_splits
-    from .types import PARTS, Split, Splits
+    from .making import SPLIT_FORMS, resolve_splits
+    from .split import PARTS, Split, Splits
 
 __all__ = [
     "PARTS",
@@ -25,7 +25,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        ".resolving": ("SPLIT_FORMS", "resolve_splits"),
-        ".types": ("PARTS", "Split", "Splits"),
+        ".making": ("SPLIT_FORMS", "resolve_splits"),
+        ".split": ("PARTS", "Split", "Splits"),
     },
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from histograph_post.errors import SplitError
-from histograph_post.splits.resolving import read_folder, to_positions
+from histograph_post.splits.split import read_folder, to_positions
 
 
 def listed(folds: list) -> list[list[list[int]]]:

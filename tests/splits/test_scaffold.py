@@ -10,7 +10,7 @@ import pytest
 
 from histograph_post.errors import MissingExtraError
 from histograph_post.splits.making import murcko_scaffolds, scaffold_parts
-from histograph_post.splits.resolving import to_positions
+from histograph_post.splits.split import to_positions
 
 pytest.importorskip("rdkit")
 

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from histograph_post.data import GraphDataset, from_graphs
 from histograph_post.errors import MissingExtraError, NotFoundError, SplitError
-from histograph_post.splits import Split, Splits, resolve_splits, types
+from histograph_post.splits import Split, Splits, resolve_splits, split
 
 
 def graph_data(labels: list, **fields) -> GraphDataset:
@@ -382,7 +382,7 @@ def test_scaffolds_need_smiles_and_rdkit(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_many_rows_are_packed_and_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(types, "PACKED_ROWS", 10)
+    monkeypatch.setattr(split, "PACKED_ROWS", 10)
     folds = (
         Split(train=[0, 1, 5, 8], valid=[2, 7], test=[]),
         Split(train=[2], valid=[], test=[0, 8]),
