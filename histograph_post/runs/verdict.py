@@ -5,13 +5,14 @@ report, ``results.json`` and ``Run.verdict``. What counts is the head that the r
 its seeds averaged, against the checkpoint's own readout and against the best simple readout that
 was trained beside it (the best by validation). Something is decided where the 95 % interval of the
 paired difference on test rows lies on one side of zero: over folds where there are several, and
-then over test rows too, else over test rows.
+then over test rows too, else over test rows. A head that was fine-tuned with its backbone has to be
+better by validation than the frozen head it started from, too: of equal ones that is the simpler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil, floor, inf, log10
 from typing import Any, Literal
 
@@ -19,6 +20,9 @@ from ..utils.text import difference, metric_name, number
 
 #: The checkpoint's own readout, in tables and results.
 OWN = "own readout"
+
+#: How the name of a head that was fine-tuned with its backbone ends.
+_FINETUNED = "-finetuned"
 
 #: Of a difference: what its 95 % interval is over.
 _UNITS = {"folds": "folds", "seeds": "seeds", "rows": "test rows"}
@@ -85,6 +89,15 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
     if row["test"] is None:
         text = f"Undecided: no test part has a {metric}; a --split with a test part would decide it"
         return Verdict("undecided", head, f"{text}.")
+    frozen = head.removesuffix(_FINETUNED)
+    if frozen != head and frozen in results["readouts"] and _gains_nothing(results, head, frozen):
+        found = verdict_of(results, frozen)
+        if found.decision == "keep":
+            return found
+        before, after = (results["readouts"][name] for name in (frozen, head))
+        text = f"Keep the frozen head: {frozen} has a validation {metric} of {_mean(before)}, "
+        text += f"{head} {_mean(after)} (test {_mean(before, 'test')} and {_mean(after, 'test')}"
+        return replace(found, decision="use", readout=frozen, text=f"{text}{lower}).", needs=None)
     own, other = counts.get("versus_own"), counts.get("versus_rival")
     if other is None:
         other = counts.get("versus_baseline")
@@ -131,6 +144,21 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
 def validation_of(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the validation score of a readout: of the seeds averaged, where there are several."""
     return reported(row).get("valid") or row.get("valid")
+
+
+def _gains_nothing(results: Mapping[str, Any], name: str, other: str) -> bool:
+    """Whether a readout has no better validation score than another; both must have one."""
+    found, than = (validation_of(results["readouts"][each]) for each in (name, other))
+    if found is None or than is None:
+        return False
+    sign = 1 if results["higher_is_better"] else -1
+    return bool(sign * (found["mean"] - than["mean"]) <= 0)
+
+
+def _mean(row: Mapping[str, Any], part: str = "valid") -> str:
+    """Return the score of a readout as text."""
+    found = validation_of(row) if part == "valid" else reported(row)[part]
+    return "-" if found is None else number(found["mean"], 5)
 
 
 def ranked_names(results: Mapping[str, Any]) -> list[str]:

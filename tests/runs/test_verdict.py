@@ -113,6 +113,37 @@ def test_a_rival_that_is_compared_only_is_not_to_be_used() -> None:
     assert "mean (compared only), is better" in found.text
 
 
+@pytest.mark.parametrize(
+    ("frozen", "higher", "readout"),
+    [
+        (0.71, True, "histograph"),
+        (0.7, True, "histograph"),
+        (0.69, True, "histograph-finetuned"),
+        (0.69, False, "histograph"),
+        (0.71, False, "histograph-finetuned"),
+    ],
+)
+def test_a_fine_tuned_head_has_to_be_better_by_validation_than_the_frozen_one(
+    frozen: float, higher: bool, readout: str
+) -> None:
+    gain = BETTER if higher else WORSE
+    results = results_with(gain, gain, higher=higher)
+    before = results["readouts"]["histograph"]
+    tuned = {**before, "averaged": dict(before["averaged"])}
+    before["averaged"]["valid"] = {**before["averaged"]["valid"], "mean": frozen}
+    results["readouts"]["histograph-finetuned"] = tuned
+    results["head"] = "histograph-finetuned"
+    found = verdict_of(results)
+    assert (found.decision, found.readout) == ("use", readout)
+    text = f"Keep the frozen head: histograph has a validation {'accuracy' if higher else 'RMSE'}"
+    assert found.text.startswith(text) == (readout == "histograph")
+    # One that is worse than the checkpoint's own readout is not kept, either.
+    loss = WORSE if higher else BETTER
+    before["averaged"]["versus_own"] = versus(loss)
+    if readout == "histograph":
+        assert verdict_of(results).decision == "keep"
+
+
 def test_without_a_test_part_nothing_is_decided() -> None:
     results = results_with(None, None)
     results["readouts"]["histograph"]["test"] = None
