@@ -75,18 +75,36 @@ def compare(
         ),
     ] = "all",
     dim: Annotated[int, typer.Option(min=1, help="Width of every head.")] = 64,
+    head_args: Annotated[
+        list[str],
+        typer.Option(
+            "--head-args",
+            metavar="K=V",
+            help="An option of all readouts that have it, such as dropout=0.1, or of one of them, "
+            "such as gmt.heads=2; repeatable.",
+        ),
+    ] = [],  # noqa: B006  # typer copies it
     *,
     experiment: ArrayFlags,
     lr: opt.LrOption = None,
     training: TrainingFlags,
 ) -> None:
     """Train every readout on the same cache in the same way, and rank them."""
+    from histograph_post.models import parse_args
+
+    groups: dict[str, list[str]] = {}  # of the pairs with the same name before the point
+    for pair in head_args:
+        readout, point, _ = pair.partition("=")[0].rpartition(".")
+        groups.setdefault(readout + point, []).append(pair.removeprefix(readout + point))
+    options: dict[str, Any] = {"dim": dim}
+    for readout, pairs in groups.items():
+        options |= {f"{readout}{name}": value for name, value in parse_args(pairs).items()}
     with terminal.watch_experiment() as watch:
         run = hg.compare(
             cache,
             out,
             heads=None if heads == "all" else [name.strip() for name in heads.split(",")],
-            dim=dim,
+            head_options=options,
             options=experiment.options(terminal, watch, training.options(lr)),
         )
     found = show_run(terminal, run, watch, ranked=True)
@@ -171,7 +189,7 @@ def tune(
     versus = run.results["versus_default"]
     if versus is not None:
         terminal.info(f"{run.results['head']} against {head} with its defaults: {gain(versus)}")
-    elif run.results["tuning"]["trial"] == 0:
+    elif not run.results["head"].endswith("-tuned"):
         terminal.info(
             "No trial had a better validation score than the defaults, so these are kept."
         )

@@ -326,10 +326,11 @@ def compare(
         out: The run folder.
         heads: Names of readouts, or your own as for :func:`train_head`; by default all that suit
             the labels of the cache.
-        head_options: Options that every readout gets.
+        head_options: Options of the readouts that have them, such as ``{"dropout": 0.1}``, or of
+            one, such as ``{"gmt.heads": 2}``.
         options: Seeds, split, training and so on, which all experiments share.
-        keywords: Any of those by itself, such as ``seeds=[0, 1]``, and options that every readout
-            gets, such as ``dim=64``.
+        keywords: Any of those by itself, such as ``seeds=[0, 1]``, and options of the readouts that
+            have them, such as ``dim=64``.
     """
     options, others = with_keywords(options, keywords)
     options.refuse("warm_start", reason="readouts are compared from random weights")
@@ -342,6 +343,30 @@ def compare(
             f"heads: found {f'{found}, compared only' if found else 'none'}, "
             "expected at least one readout that is saved as a head"
         )
-    specs = [HeadSpec(name, {**(head_options or {}), **others}) for name in names]
+    specs = _with_options(names, {**(head_options or {}), **others})
     experiment = plan_experiment(cache, specs, options, rivals=True)
     return run_experiment(experiment, out, chosen=None, options=options)
+
+
+def _with_options(names: Sequence[str], given: Mapping[str, Any]) -> list[HeadSpec]:
+    """Return readouts, each with the options it has, those that are called ``NAME.option`` last."""
+    known = {name: head_info(name).options() for name in names}
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for option in sorted(given, key=lambda option: "." in option):
+        only, _, own = option.rpartition(".")
+        among = [only] if only else list(names)
+        if only not in ("", *names):
+            raise ConfigError(
+                f"head option {option!r}: found no readout {only!r}, expected one of those that "
+                f"are compared: {', '.join(names)}"
+            )
+        having = [name for name in among if own in known[name]]
+        if not having:
+            every = dict.fromkeys(other for name in among for other in known[name])
+            raise ConfigError(
+                f"head option {option!r}: found no such option of {', '.join(among)}, expected "
+                f"one of {', '.join(every)}"
+            )
+        for name in having:
+            found[name][own] = given[option]
+    return [HeadSpec(name, options) for name, options in found.items()]

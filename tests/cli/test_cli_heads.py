@@ -100,6 +100,48 @@ def test_options_are_checked_before_anything_is_trained(
     assert not (tmp_path / "run").exists()
 
 
+def test_options_in_a_comparison_are_for_all_that_have_them_or_for_one(
+    demo_cache: Path, tmp_path: Path
+) -> None:
+    out, heads = tmp_path / "run", "mean,gmt,set-transformer"
+    words = ["compare", demo_cache, "-o", out, "--heads", heads, "--epochs", 1, "--seeds", 0]
+    given = ["heads=4", "gmt.heads=2", "dropout=0.25", "mean.dim=16"]
+    options = [word for pair in given for word in ("--head-args", pair)]
+    done = histograph(*words, "--dim", 8, *options)
+    assert done.exit_code == 0, done.output
+    found = {
+        name: json.loads((out / f"fits/{name}/fold-0-seed-0/fit.json").read_text())["config"]
+        for name in heads.split(",")
+    }
+    assert {name: config.get("heads") for name, config in found.items()} == {
+        "mean": None,
+        "gmt": 2,
+        "set-transformer": 4,
+    }
+    assert {config["dropout"] for config in found.values()} == {0.25}
+    assert [config["dim"] for config in found.values()] == [16, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("heds=4", "head option 'heds': found no such option of mean, gmt, expected one of dim, "),
+        ("mean.heads=4", "head option 'mean.heads': found no such option of mean, expected one of"),
+        ("gtm.heads=4", "'gtm.heads': found no readout 'gtm', expected one of those that are comp"),
+        ("gmt.heads", "argument 'heads' is not of the form name=value"),
+    ],
+)
+def test_an_option_that_no_compared_readout_has_is_refused(
+    demo_cache: Path, tmp_path: Path, option: str, said: str
+) -> None:
+    words = ["compare", demo_cache, "-o", tmp_path / "run", "--heads", "mean,gmt", "--head-args"]
+    done = histograph(*words, option)
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert said in line
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_readout_to_beat_is_as_wide(demo_cache: Path, tmp_path: Path) -> None:
     given = ("-o", tmp_path / "run", "--epochs", 1, "--dim", 8, "--json", "-q")
     done = histograph("train-head", demo_cache, *given)
@@ -208,3 +250,25 @@ def test_an_own_readout_that_is_better_is_to_be_kept(tmp_path: Path, seeds: str)
     assert "Keep your own readout" in page
     bold = page[page.index('<tr class="chosen">') :].partition("</th>")[0]
     assert bold.endswith("own readout")
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_a_search_that_ends_at_the_defaults_says_so_and_trains_them_once(
+    demo_cache: Path, tmp_path: Path, best: bool
+) -> None:
+    space, out = tmp_path / "space.toml", tmp_path / "run"
+    # The other trial learns nothing; or it is the only one that does.
+    space.write_text("[lr]\nvalues = [1e-9, 3e-2]\n")
+    words = ["tune", demo_cache, "-o", out, "--trials", 4, "--space", space, "--no-prune"]
+    words += ["--head", "mean", "--epochs", 8, "--batch-size", 16, "--seeds", "0-1"]
+    done = histograph(*words, "--metric", "roc_auc", "--lr", 3e-2 if best else 1e-9)
+    assert done.exit_code == 0, done.output
+    said = "No trial had a better validation score than the defaults, so these are kept." in (
+        " ".join(done.stderr.split())
+    )
+    assert said == best
+    names = sorted(path.name for path in (out / "fits").iterdir())
+    assert names == (["mean"] if best else ["mean", "mean-tuned"])
+    results = json.loads((out / "results.json").read_text())
+    assert results["head"] == names[-1]
+    assert len(results["fits"]) == 2 * len(names)
