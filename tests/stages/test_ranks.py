@@ -20,9 +20,10 @@ import histograph_post as hg
 from histograph_post.caches.caching import cache
 from histograph_post.data import GraphDataset, from_graphs, load_data
 from histograph_post.errors import ConfigError, WorkerError
+from histograph_post.experiments.options import FitProgress
 from histograph_post.tasks import infer_task
 from histograph_post.training.graph_batches import GraphBatches
-from histograph_post.training.loop import Step
+from histograph_post.training.loop import Step, train_resumably
 from histograph_post.training.ranks import Ranks
 
 from ..helpers import demo_graphs, make_model, node_labelled
@@ -70,12 +71,14 @@ def pretrain(out: Path) -> hg.Run:
     return hg.pretrain("gcn", "demo:", out, model_args=args, training=QUICK, **data)
 
 
-def finetune(source: tuple[Path, torch.nn.Module, GraphDataset], out: Path) -> hg.Run:
+def finetune(
+    source: tuple[Path, torch.nn.Module, GraphDataset], out: Path, dropout: float = 0.0, **more: Any
+) -> hg.Run:
     folder, model, data = source
-    options: dict[str, Any] = {"head_options": {"dim": 8}, "model": model, "data": data}
-    return hg.finetune(
-        folder, out, head="jk-cat", training=QUICK, backbone_lr=1e-2, unfreeze_every=1, **options
-    )
+    head_options = {"dim": 8, "dropout": dropout}
+    options: dict[str, Any] = {"head_options": head_options, "model": model, "data": data, **more}
+    options = {"training": QUICK, **options}
+    return hg.finetune(folder, out, head="jk-cat", backbone_lr=1e-2, unfreeze_every=1, **options)
 
 
 def test_two_ranks_give_what_one_process_gives(source: Any, tmp_path: Path) -> None:
@@ -103,6 +106,34 @@ def test_two_ranks_give_what_one_process_gives(source: Any, tmp_path: Path) -> N
     changed = {key for key, value in tuned.items() if not torch.equal(value, start[key].cpu())}
     assert changed
     assert not any("running" in key for key in changed)
+
+
+def test_ranks_that_were_killed_resume_as_if_they_had_not_been(
+    source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train_resumably.__kwdefaults__ is not None
+    monkeypatch.setitem(train_resumably.__kwdefaults__, "save_every", 0.0)
+    training = hg.TrainingOptions(epochs=3, batch_size=7, lr=1e-2)
+
+    def train(out: Path, **more: Any) -> Callable[[int], None]:
+        def work(rank: int) -> None:
+            finetune(source, out, 0.3, training=training, **more)
+
+        return work
+
+    def kill(progress: FitProgress) -> None:
+        if progress.head.endswith("-finetuned") and progress.measured["epoch"] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run_ranks(train(tmp_path / "whole"))
+    first, other = run_ranks(train(tmp_path / "run", on_epoch=kill))
+    assert first == -signal.SIGKILL
+    assert other
+    (state,) = (tmp_path / "run").rglob("state.pt")
+    assert state.parent.parent.name == "jk-cat-finetuned"
+    assert run_ranks(train(tmp_path / "run")) == [0, 0]
+    for path in ("results.json", "metrics.jsonl", "fold-0/model.safetensors", "predictions.csv"):
+        assert (tmp_path / "run" / path).read_bytes() == (tmp_path / "whole" / path).read_bytes()
 
 
 def test_a_rank_that_fails_ends_the_others_and_says_why_alone() -> None:
