@@ -334,7 +334,7 @@ def _names(text: str) -> list[str]:
 
 def _show_changes(terminal: Terminal, results: Any) -> None:
     """Print the gain over the frozen backbone, and what training changed for it."""
-    from histograph_post.experiments.backbones import ParameterCounts
+    from histograph_post.experiments.unfreezing import ParameterCounts
 
     versus = results["versus_frozen"]
     if versus is not None:

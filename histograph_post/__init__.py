@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from .caches.planning import inspect
     from .data import GraphDataset, load_data
     from .errors import HistographError
+    from .experiments.end_to_end import pretrain
     from .experiments.finetuning import finetune
     from .experiments.head_training import compare, train_head
     from .experiments.options import ExperimentOptions
-    from .experiments.pretraining import pretrain
     from .experiments.search import tune
     from .heads import Readout, register_head
     from .heads.histograph import HistoGraphHead
@@ -34,7 +34,7 @@ _PUBLIC = {
     ".caches.planning": ("inspect",),
     ".data": ("GraphDataset", "load_data"),
     ".errors": ("HistographError",),
-    ".experiments.pretraining": ("pretrain",),
+    ".experiments.end_to_end": ("pretrain",),
     ".experiments.finetuning": ("finetune",),
     ".experiments.head_training": ("compare", "train_head"),
     ".experiments.options": ("ExperimentOptions",),

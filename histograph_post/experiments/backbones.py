@@ -1,10 +1,10 @@
-"""A backbone that is trained: built for the data, fitted with its head, and what changed in it."""
+"""Backbones that are trained: built for the data, or rebuilt from caches, fitted with a head."""
 
 from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,26 +13,33 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
+from ..caches import Cache
 from ..capture import CapturePlan
-from ..data import DataSpec, GraphDataset
+from ..data import DataSpec, GraphDataset, from_graphs
 from ..data.batching import probe_graphs
-from ..errors import ConfigError
+from ..errors import CacheError, ConfigError, DataError, HistographError, NotFoundError
 from ..models import BUILT_IN, ModelSpec, call_model
 from ..models.checkpoints import weights_sha256
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.run import MODEL_NAME
+from ..runs.saved_backbone import SavedBackbone
 from ..tasks import Task
 from ..training.graph_batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import BackboneNetwork, HistoryNetwork, checkpoint_layers
 from ..training.ranks import current_ranks
+from ..utils.specifications import IN_MEMORY
 from ..utils.tensors import save_tensors
-from .folds import write_folds
+from .folds import fold_checkpoints, write_folds
 from .options import HeadSpec
 from .stage import ReadoutStage
-from .unfreezing import BackboneOptions, Unfreezing
+from .unfreezing import (
+    BackboneOptions,
+    ParameterCounts,
+    Unfreezing,
+)
 
 # --- a backbone before training: built for the data, with weights drawn by a seed
 
@@ -83,6 +90,127 @@ def output_width(model: nn.Module, dataset: GraphDataset, task: Task) -> int:
     rows = np.arange(min(2, int(dataset.label_ptr[-1])))
     step = next(source.batches(rows, batch_size=2, seed=None))
     return int(BackboneNetwork(model).eval()(step.inputs).shape[1])
+
+
+# --- the backbones of caches, with the cached weights
+
+
+@dataclass(frozen=True)
+class CachedBackbones:
+    """The backbones of some caches, one or one per fold, and the data they ran on."""
+
+    models: tuple[nn.Module, ...]
+    dataset: GraphDataset
+    #: The model and the data as they were named, for the checkpoints to come.
+    model: ModelSpec
+    data: DataSpec
+    #: The layers that are captured of each.
+    capture: CapturePlan
+    #: Whether the models were handed over, not built from their specification.
+    in_memory: bool
+
+    # Another process builds the models anew: a class from a user's file cannot be imported there.
+    def __getstate__(self) -> dict[str, Any]:
+        weights = tuple(model.state_dict() for model in self.models)
+        return vars(self) if self.in_memory else {**vars(self), "models": weights}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if not self.in_memory:
+            vars(self)["models"] = tuple(map(self._build, state["models"]))
+
+    def _build(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        in_dim = int(self.dataset.graphs[0].num_node_features)
+        built = self.model.build(state_dict=weights, in_dim=in_dim)
+        built.load_state_dict(weights)
+        return copy.deepcopy(built).eval()  # a specification may name a module that exists
+
+
+def load_backbones(
+    caches: Sequence[Cache],
+    *,
+    data: str | Path | GraphDataset | Iterable[Data] | None,
+    data_root: Path | None,
+    model: nn.Module | str | None,
+    checkpoint: Path | None,
+    key_map: Path | None,
+    trust: bool,
+) -> CachedBackbones:
+    """Build the models of the caches anew, with the cached weights, and load the cached data."""
+    known = [SavedBackbone.of_cache(cache) for cache in caches]
+    for saved in known[1:]:
+        if saved.capture != known[0].capture:
+            raise CacheError(
+                f"{saved.folder}: found other layers than those of {known[0].folder.name}, "
+                "expected the caches of one model, trained fold by fold"
+            )
+    # Asked of all caches before anything is built or loaded: a manifest names no code.
+    models = [
+        saved.model if isinstance(model, nn.Module) else saved.model.to_follow(model)
+        for saved in known
+    ]
+    data_spec = known[0].find_data()
+    if data is None or isinstance(data, (str, Path)):
+        data_spec = data_spec.to_follow(None if data is None else str(data))
+    files = [_checkpoint_file(saved, checkpoint, model) for saved in known]
+    root = data_root or _data_root(known[0], files[0], models[0], data_spec)
+    data_spec = replace(data_spec, root=root)
+    if data is None or isinstance(data, (str, Path)):
+        dataset = data_spec.load()
+    else:
+        dataset = data if isinstance(data, GraphDataset) else from_graphs(data)
+    if dataset.fingerprint() != known[0].data.fingerprint:
+        raise DataError(
+            f"{dataset.spec}: found data with fingerprint {dataset.fingerprint()}, expected "
+            f"{known[0].data.fingerprint}, which {known[0].folder} was made from"
+        )
+    built = [
+        saved.build(
+            # The user's own one stays as it is.
+            model=copy.deepcopy(model) if isinstance(model, nn.Module) else model,
+            checkpoint=file,
+            key_map=key_map,
+            trust=trust,
+            in_dim=int(dataset.graphs[0].num_node_features),
+        )
+        for saved, file in zip(known, files, strict=True)
+    ]
+    return CachedBackbones(
+        tuple(module.eval() for module in built),
+        dataset,
+        models[0],
+        data_spec,
+        known[0].capture,
+        in_memory=isinstance(model, nn.Module),
+    )
+
+
+def _checkpoint_file(
+    saved: SavedBackbone, given: Path | None, model: nn.Module | str | None
+) -> Path | None:
+    """Return the file with a backbone's weights; None for a model that has them."""
+    if given is None:
+        in_memory = isinstance(model, nn.Module) or saved.model.spec == IN_MEMORY
+        return None if in_memory else saved.find_checkpoint()
+    found = saved.checkpoint_in(given)
+    if found is None:
+        name = saved.model.checkpoint and saved.model.checkpoint.name
+        raise NotFoundError(f"{given}: found no {name!r}, expected the weights")
+    return found
+
+
+def _data_root(
+    saved: SavedBackbone, checkpoint: Path | None, model: ModelSpec, data: DataSpec
+) -> Path | None:
+    """Return the data root of the cache's command, or of the training that made the checkpoint."""
+    found = saved.option_path("data_root")
+    if found is not None or checkpoint is None:
+        return found
+    try:
+        folds = fold_checkpoints(checkpoint.parent, model=model.spec, data=data.spec)
+        return folds[0].data.root
+    except HistographError:  # a checkpoint from elsewhere
+        return None
 
 
 # --- training a backbone together with its head
@@ -143,14 +271,8 @@ class BackboneStage(ReadoutStage):
     ) -> Fit:
         """Train a backbone and its head on one fold, or go on with it.
 
-        Args:
-            spec: What is fitted.
-            parts: Backbone and head as they start.
-            dataset: The graphs.
-            folder: The run.
-            device: Where to train.
-            before: The backbone before training, which this leaves alone, to count what changed.
-            on_epoch: Told after every epoch.
+        ``before`` is the backbone before training, which this leaves alone: what changed in the
+        one among the parts is counted.
         """
         options = self.options
         unfreezing = Unfreezing(parts.backbone, parts.layers, len(parts.capture.points), options)
@@ -164,10 +286,10 @@ class BackboneStage(ReadoutStage):
             statistics=options.bn,
             autocast=options.autocast,
         ).to(device)
-        trainable = ParameterCounts.trainable(
-            parts.backbone, [*unfreezing.layers, *unfreezing.statistics], parts.head
-        )
-        head_before = parameters_of(parts.head)
+        trainable = ParameterCounts.trainable(parts.backbone, unfreezing, parts.head)
+        head_before = {
+            name: value.detach().clone() for name, value in parts.head.named_parameters()
+        }
         head_parameters = [p for p in parts.head.parameters() if p.requires_grad]
         if not head_parameters:
             raise ConfigError(f"head {spec.head!r}: found no trainable parameters, expected some")
@@ -191,8 +313,8 @@ class BackboneStage(ReadoutStage):
             changed = ParameterCounts.changed(parts.backbone, before, parts.head, head_before)
             return {
                 "weights_sha256": weights_sha256(state),
-                "asked": trainable.to_json(),
-                "moved": changed.to_json(),
+                "asked": asdict(trainable),
+                "moved": asdict(changed),
             }
 
         return train_fit(
@@ -204,75 +326,3 @@ class BackboneStage(ReadoutStage):
             on_epoch=on_epoch,
             save_backbone=save_backbone,
         )
-
-
-# --- how many parameters and buffer values of a network are trainable, and how many changed
-
-
-@dataclass(frozen=True)
-class ParameterCounts:
-    """How many values of a network are trainable, or have changed, and how many there are."""
-
-    head: int
-    parameters: int
-    all_parameters: int
-    buffers: int
-    all_buffers: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.parameters:,} of {self.all_parameters:,} parameters and {self.buffers:,} of "
-            f"{self.all_buffers:,} buffer values of the backbone, and {self.head:,} parameters "
-            "of the head"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
-    @classmethod
-    def trainable(
-        cls, backbone: nn.Module, names: Collection[str], head: nn.Module
-    ) -> ParameterCounts:
-        """Count what training may change: the backbone's tensors of these names, and the head."""
-        parameters, buffers = dict(backbone.named_parameters()), dict(backbone.named_buffers())
-        return cls(
-            head=sum(p.numel() for p in head.parameters() if p.requires_grad),
-            parameters=sum(p.numel() for name, p in parameters.items() if name in names),
-            all_parameters=sum(p.numel() for p in parameters.values()),
-            buffers=sum(b.numel() for name, b in buffers.items() if name in names),
-            all_buffers=sum(b.numel() for b in buffers.values()),
-        )
-
-    @classmethod
-    def changed(
-        cls,
-        backbone: nn.Module,
-        before: nn.Module,
-        head: nn.Module,
-        head_before: Mapping[str, Tensor],
-    ) -> ParameterCounts:
-        """Count what training has changed, bit for bit."""
-        parameters, buffers = dict(backbone.named_parameters()), dict(backbone.named_buffers())
-        return cls(
-            head=_changed(dict(head.named_parameters()), head_before),
-            parameters=_changed(parameters, dict(before.named_parameters())),
-            all_parameters=sum(p.numel() for p in parameters.values()),
-            buffers=_changed(buffers, dict(before.named_buffers())),
-            all_buffers=sum(b.numel() for b in buffers.values()),
-        )
-
-
-def _changed(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> int:
-    return sum(
-        int((value.detach().cpu() != before[name].detach().cpu()).sum())
-        for name, value in after.items()
-    )
-
-
-def parameters_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of the current parameters."""
-    return {
-        name: parameter.detach().clone(memory_format=torch.contiguous_format)
-        for name, parameter in module.named_parameters()
-    }

@@ -15,9 +15,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import tomli_w
 
 from ..caches import Cache
@@ -40,11 +40,12 @@ from ..runs.run import (
 from ..splits import Split, Splits, resolve_splits
 from ..tasks import Task
 from ..training.loaded_cache import LoadedCache
-from ..utils.decoding import decode, read_json_lines, read_toml_file
+from ..utils.decoding import decode, read_toml_file
 from ..utils.files import copy_file, write_json, write_text
 from ..utils.specifications import IN_MEMORY, Specification
 from ..utils.trust import Trusted, code_to_trust
-from .results import choose_fit, named
+from .averaging import named
+from .results import choose_fit
 
 
 @dataclass(frozen=True)
@@ -54,25 +55,6 @@ class Fold:
     number: int
     loaded: LoadedCache
     split: Split
-
-
-@dataclass
-class _CacheRows:
-    """The labels of a cache, to be split anew."""
-
-    cache: Cache
-    rows: np.ndarray | None = None
-
-    def __post_init__(self) -> None:
-        self.spec = str(self.cache.path)
-        self.level = self.cache.manifest.layout.level
-        self.official: Splits | None = self.cache.splits
-        self.notes: list[str] = []
-        molecules = self.cache.molecules()
-        found = None if molecules is None else [smiles for smiles, _ in molecules]
-        self.smiles: Sequence[str] | None = found
-        self.label_ptr = self.cache.label_ptr
-        self.labels = self.cache.labels
 
 
 def open_caches(path: str | Path | Cache) -> list[Cache]:
@@ -119,10 +101,10 @@ def make_folds(
     split_seed: int = 0,
     memory_limit: int | None = None,
 ) -> tuple[list[Fold], Splits]:
-    """Return the folds of an experiment and their splits.
+    """Return the folds of an experiment, on one cache or one per fold, and their splits.
 
     Args:
-        caches: One cache, or one per fold, from :func:`open_caches`.
+        caches: From :func:`open_caches`.
         split: Another split than the cache's own: a file, ``kfold:10``, ... (one cache only).
         split_seed: Seed of a split that is made.
         memory_limit: Bytes that training on a cache may take.
@@ -138,7 +120,18 @@ def make_folds(
         )
         splits = Splits("per-fold caches", owns[0].unit, owns[0].total, None, chosen)
     elif split is not None:
-        splits = resolve_splits(_CacheRows(first), split, seed=split_seed)
+        molecules = first.molecules()
+        rows: Any = SimpleNamespace(  # the labels of the cache, to be split anew
+            spec=str(first.path),
+            level=first.manifest.layout.level,
+            official=first.splits,
+            notes=[],
+            smiles=None if molecules is None else [smiles for smiles, _ in molecules],
+            rows=None,
+            label_ptr=first.label_ptr,
+            labels=first.labels,
+        )
+        splits = resolve_splits(rows, split, seed=split_seed)
     else:
         splits = first.splits
     return load_folds(caches, splits, memory_limit=memory_limit), splits
@@ -243,19 +236,28 @@ def save_fold(
     *,
     plan: str,
 ) -> None:
-    """Write all that is needed to use a trained backbone, and what came of it.
+    """Write all that is needed to use a trained backbone, whose weights are there, and its scores.
 
     Args:
-        folder: The fold's folder; the weights of the best epoch are there.
+        folder: The fold's folder.
         trained: The scores.
         model: The model as the user names it.
         data: The data as the user names them.
-        splits: That fold alone.
+        splits: Of all folds.
         log: What was measured after every epoch.
         plan: Hash of all that the run depends on.
     """
-    write_text(folder / CONFIG_NAME, tomli_w.dumps(_config(model, data)))
-    splits.save(folder / SPLITS_NAME)
+    config = {
+        "model": model.spec,
+        "model_args": [f"{name}={value!r}" for name, value in model.args.items()],
+        "checkpoint": MODEL_NAME,
+        "data": data.spec,
+        "data_args": [f"{name}={value!r}" for name, value in data.args.items()],
+        "split": SPLITS_NAME,
+        **({} if data.root is None else {"data_root": str(data.root.resolve())}),
+    }
+    write_text(folder / CONFIG_NAME, tomli_w.dumps(config))
+    replace(splits, folds=(splits.folds[trained.fold],)).save(folder / SPLITS_NAME)
     write_text(folder / METRICS_NAME, "".join(json.dumps(dict(entry)) + "\n" for entry in log))
     sealed = seal(folder, (MODEL_NAME, CONFIG_NAME, SPLITS_NAME, METRICS_NAME), plan)
     write_json(folder / RESULTS_NAME, {**trained.to_json(), **sealed})
@@ -266,30 +268,6 @@ def load_fold(folder: Path) -> TrainedFold:
     stored = read_json(folder, RESULTS_NAME)
     where = str(folder / RESULTS_NAME)
     return decode(TrainedFold, stored, where, error=ConfigError, defaults=True, unknown=True)
-
-
-def load_log(folder: Path) -> list[dict[str, float]]:
-    """Read back what was measured after every epoch of a finished fold."""
-    return read_json_lines(folder / METRICS_NAME)
-
-
-def _config(model: ModelSpec, data: DataSpec) -> dict[str, Any]:
-    config = {
-        "model": model.spec,
-        "model_args": _pairs(model.args),
-        "checkpoint": MODEL_NAME,
-        "data": data.spec,
-        "data_args": _pairs(data.args),
-        "split": SPLITS_NAME,
-    }
-    if data.root is not None:
-        config["data_root"] = str(data.root.resolve())
-    return config
-
-
-def _pairs(arguments: Mapping[str, Any]) -> list[str]:
-    """Write arguments as the command line takes them; TOML has no None."""
-    return [f"{name}={value!r}" for name, value in arguments.items()]
 
 
 def fold_checkpoints(
@@ -383,14 +361,7 @@ def write_folds(
 ) -> None:
     """Write the best backbone of every fold (of its seeds, by validation) as a checkpoint.
 
-    Args:
-        folder: The run.
-        fits: Its fits.
-        chosen: The name of those that trained a backbone.
-        task: Ranks them.
-        splits: Of all folds.
-        model: The model as the user names it.
-        data: The data as the user names them.
+    Those are the fits of the chosen name; the other arguments are those of :func:`save_fold`.
     """
     tuned = named(fits, chosen)
     for number in dict.fromkeys(fit.spec.fold for fit in tuned):
@@ -411,8 +382,7 @@ def write_folds(
             head=best.spec.head,
             diverged=best.diverged,
         )
-        own_split = replace(splits, folds=(splits.folds[number],))
-        save_fold(place, trained, model, data, own_split, best.log, plan=best.spec.plan)
+        save_fold(place, trained, model, data, splits, best.log, plan=best.spec.plan)
 
 
 # --- the code that a run, a cache or a pretraining names: what ``histograph trust`` approves
@@ -428,14 +398,10 @@ def recorded_code(folder: Path) -> list[Trusted]:
     for spec, recorded in _recorded_specs(folder):
         places = [Path.cwd(), *([Path(recorded.folder)] if recorded is not None else [])]
         if isinstance(spec, str):
-            entry = code_to_trust("head", spec, {}, places)
-        elif spec.is_built_in or spec.spec == IN_MEMORY:
-            continue
-        else:
-            entry = code_to_trust(spec.WHAT, str(spec.spec), spec.args, places)
-        if entry not in found:
-            found.append(entry)
-    return found
+            found.append(code_to_trust("head", spec, {}, places))
+        elif not spec.is_built_in and spec.spec != IN_MEMORY:
+            found.append(code_to_trust(spec.WHAT, str(spec.spec), spec.args, places))
+    return [entry for place, entry in enumerate(found) if entry not in found[:place]]
 
 
 def _recorded_specs(folder: Path) -> Iterator[tuple[Specification | str, Provenance | None]]:

@@ -30,7 +30,7 @@ from ..training.networks import HeadNetwork
 from ..training.node_batches import NodeBatches, goes_by_nodes, whole_graph
 from ..training.solving import Solution, solve_linear
 from .rivals import fit_rival
-from .solved_fits import SolvedRows, collect_features, draw_rows, solve_fit
+from .solved_fits import collect_features, draw_rows, fit_of_another_seed, solve_fit
 
 # --- start a head where the checkpoint stands: recover the checkpoint's own classifier from a cache
 
@@ -126,14 +126,7 @@ def fit_head(
 ) -> Fit:
     """Train one readout on one fold, or go on with it; or solve it, or fit a rival.
 
-    Args:
-        spec: What is fitted.
-        loaded: The cache.
-        split: Of the fold.
-        task: What is predicted.
-        folder: The run.
-        device: Where to train.
-        on_epoch: Told after every epoch.
+    What is solved does not depend on the seed: it is taken over from another seed that has it.
     """
     made = make_head(spec, loaded, split, task)
     rows = split.train if spec.standardize else None
@@ -155,10 +148,13 @@ def fit_head(
         return collect_features(made.head, batches(), parts, batch_size=size, allowed=allowed)
 
     if made.head.is_solved:
-        solved = SolvedRows(features, loaded.labels, split, task, loaded.memory.allowed)
+        before = fit_of_another_seed(spec, folder)
+        if before is not None:
+            return before
         if spec.head in RIVALS:
-            return fit_rival(spec, made.head, solved, folder)
-        return solve_fit(spec, made.head, made.standardizer, solved, folder, on_epoch=on_epoch)
+            return fit_rival(spec, made.head, features, loaded, split, task, folder)
+        given = (features, loaded, split, task, folder)
+        return solve_fit(spec, made.head, made.standardizer, *given, on_epoch=on_epoch)
     source = batches(statistics=loaded.statistics(rows) if _reads_statistics(made.head) else None)
     trainer = Trainer(
         network, source, split, task, spec.training, seed=spec.seed, starts_solved=made.solved

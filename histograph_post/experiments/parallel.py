@@ -15,6 +15,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,6 @@ from joblib import cpu_count
 from ..errors import ConfigError, MissingExtraError, WorkerError
 from ..runs.fits import FitSpec
 from ..runs.folder import BrokenFitError
-from ..training.loop import Trainer
 from ..training.ranks import Ranks, current_ranks
 from ..utils.machine import keep_memory, resolve_device
 from ..utils.outputs import OutputLock
@@ -39,6 +39,7 @@ from .workers import (
     limited_threads,
     pickle_stage,
     portable,
+    telling_epochs,
     unpickle_stage,
 )
 
@@ -75,16 +76,11 @@ class FitRunner:
         stage: What is trained.
         planned: Fits that the result is made of, done or not; gives the threads of each.
         options: Where to train, and how many at once or on which cluster.
-        expected: Fits that will be asked for, if that is known to be another number.
+        expected: Fits that will be asked for.
     """
 
     def __init__(
-        self,
-        stage: Stage,
-        *,
-        planned: int,
-        options: ExperimentOptions,
-        expected: int | None = None,
+        self, stage: Stage, *, planned: int, options: ExperimentOptions, expected: int
     ) -> None:
         self._stage, self._options = stage, options
         self._device = device = resolve_device(options.device)
@@ -96,7 +92,7 @@ class FitRunner:
         self._jobs = min(jobs, planned)
         self._threads = threads_per_fit(planned)
         self._workers: list[Worker] = []
-        self._clock = _Clock(planned if expected is None else expected, self._jobs)
+        self._clock = _Clock(expected, self._jobs)
 
     def __enter__(self) -> FitRunner:
         # What this process makes ready for others must not depend on where a fit runs, either.
@@ -144,22 +140,16 @@ class FitRunner:
         return []
 
     def _run_here(self, job: FitJob, clock: _Clock | None = None) -> None:
-        told = 0
-
-        def epoch_done(trainer: Trainer) -> None:
-            nonlocal told
-            log = trainer.progress.log
-            job.epoch_done(trainer.share_done, log[told:])
-            told = len(log)
-            if not job.wanted or (clock is not None and clock.stops(job, trainer.share_done)):
-                raise StopTraining
+        def stops(share_done: float) -> bool:
+            return not job.wanted or (clock is not None and clock.stops(job, share_done))
 
         if not job.begin():
             return
         if self._ranks is not None:
             self._ranks.from_first(job.spec)
+        watch = telling_epochs(job.epoch_done, stops)
         try:
-            fit = self._stage.fit(job.spec, job.folder, device=self._device, on_epoch=epoch_done)
+            fit = self._stage.fit(job.spec, job.folder, device=self._device, on_epoch=watch)
         except StopTraining:
             if job.wanted:
                 raise
@@ -255,16 +245,10 @@ class _Clock:
 def run_on_cluster(
     stage: Stage, jobs: Sequence[FitJob], threads: int, options: ExperimentOptions
 ) -> None:
-    """Do fits on a cluster and come back when all are over.
+    """Do fits on a cluster, with so many threads each, and come back when all are over.
 
     Nothing is known of a fit before it is over: a trial that is worse than most is known to be
     so when it ends, which gives the same results, later.
-
-    Args:
-        stage: What is trained.
-        jobs: The fits.
-        threads: Of each.
-        options: Name the cluster, and where its machines train.
     """
     if not jobs:
         return
@@ -375,22 +359,17 @@ _turn = threading.Lock()
 def do_fit(
     pickled: bytes, spec: FitSpec, folder: Path, threads: int, device: str
 ) -> Exception | None:
-    """Do a fit; return the error that ended it.
-
-    Args:
-        pickled: The stage, from :func:`~.workers.pickle_stage`.
-        spec: What is fitted.
-        folder: The run.
-        threads: Of the fit.
-        device: Where to train, as the user names it.
-    """
+    """Do a fit of a pickled stage, on a device as the user names it; return what ended it."""
     try:
         with _turn, limited_threads(threads):
             stage, there = _unpickled(pickled), resolve_device(device)
             stage.check(there)
             # A machine that was taken for lost may still be at it: one writer of a fit.
             with OutputLock(folder / stage.place(spec), wait=True):
-                if not _is_done(stage, spec, folder):
+                found = None
+                with suppress(BrokenFitError):
+                    found = stage.find(spec, folder)
+                if found is None:
                     stage.fit(spec, folder, device=there)
     except Exception as error:
         return portable(error)
@@ -406,10 +385,3 @@ def _unpickled(pickled: bytes) -> Stage:
             keep_memory()
     found: Stage = _stages[key]
     return found
-
-
-def _is_done(stage: Stage, spec: FitSpec, folder: Path) -> bool:
-    try:
-        return stage.find(spec, folder) is not None
-    except BrokenFitError:
-        return False

@@ -23,10 +23,12 @@ from torch import Tensor
 from ..heads.base import Readout
 from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec, Trained, save_fit
+from ..splits import Split
 from ..tasks import TargetScale, Task
+from ..training.loaded_cache import LoadedCache
 from ..training.loop import Progress
 from ..training.solving import labels_of
-from .solved_fits import SolvedRows, fit_of_another_seed, rows_that_fit
+from .solved_fits import draw_rows, rows_that_fit
 
 #: What is tried for support vectors: the cost of an error, and the inverse width of the kernel in
 #: units of the median squared distance between training rows.
@@ -58,26 +60,20 @@ MOST_COLUMNS, FEW_TARGETS = 2000, 4
 
 @dataclass(frozen=True)
 class RivalRows:
-    """What a rival is fitted on, and what it is asked for.
+    """What a rival is fitted on, and what it is asked for."""
 
-    Args:
-        features: Of all label rows, ``[all rows, F]``, in single precision.
-        targets: As the rival learns them, from :meth:`~histograph_post.tasks.Task.targets`.
-        task: What is predicted.
-        train: Label rows to fit.
-        valid: Label rows to choose by; may be empty.
-        rows: Label rows that outputs are asked for.
-        widths: How many columns belong together.
-        balance: Weigh classes by how rare they are.
-    """
-
+    #: Of all label rows, ``[all rows, F]``, in single precision.
     features: Tensor
+    #: As the rival learns them, from :meth:`~histograph_post.tasks.Task.targets`.
     targets: Tensor
     task: Task
+    #: Label rows to fit, to choose by (there may be none), and that outputs are asked for.
     train: np.ndarray
     valid: np.ndarray
     rows: np.ndarray
+    #: How many columns belong together.
     widths: tuple[int, ...]
+    #: Weigh classes by how rare they are.
     balance: bool = False
 
     def problems(self) -> list[np.ndarray]:
@@ -143,7 +139,7 @@ def fit_support_vectors(given: RivalRows, scale: TargetScale) -> RivalFit:
     same for all targets.
     """
     problems, task = given.problems(), given.task
-    drawn = _draw(given.train, MOST_ROWS)
+    drawn = draw_rows(given.train, MOST_ROWS)
     distances = _Distances(given.features, drawn, given.widths)
     among = distances.to(drawn)  # [drawn, drawn]
     unit = max(float(np.median(among)), 1e-12)
@@ -229,12 +225,6 @@ def _machine_outputs(
     return np.hstack(columns)  # [rows, out_dim]
 
 
-def _draw(rows: np.ndarray, most: int) -> np.ndarray:
-    if len(rows) <= most:
-        return np.array(rows)
-    return np.sort(np.random.default_rng(0).choice(rows, most, replace=False))
-
-
 # --- boosting
 
 
@@ -308,26 +298,27 @@ _FITTED: Mapping[str, Callable[[RivalRows, TargetScale], RivalFit]] = {
 }
 
 
-def fit_rival(spec: FitSpec, reader: Readout, solved: SolvedRows, folder: Path) -> Fit:
-    """Fit a rival on one fold, or take over what another seed has.
+def fit_rival(
+    spec: FitSpec,
+    reader: Readout,
+    features: Callable[[], Tensor],
+    loaded: LoadedCache,
+    split: Split,
+    task: Task,
+    folder: Path,
+) -> Fit:
+    """Fit a rival on one fold, on the features of a probe: ``reader``.
 
-    Args:
-        spec: What is fitted.
-        reader: The probe, whose features it is given.
-        solved: What the probe would be solved on.
-        folder: The run.
+    The other arguments are those of :func:`~.solved_fits.solve_fit`.
     """
-    before = fit_of_another_seed(spec, folder)
-    if before is not None:
-        return before
     started = time.perf_counter()
-    labels, split, task = solved.labels, solved.split, solved.task
-    rows, scale = np.concatenate(split.parts), TargetScale.of(task, labels[split.train])
+    labels, rows = loaded.labels, np.concatenate(split.parts)
+    scale = TargetScale.of(task, labels[split.train])
     given = RivalRows(
-        features=solved.features(),
+        features=features(),
         targets=scale.apply(task.targets(labels)),
         task=task,
-        train=rows_that_fit(np.array(split.train), reader.width, solved.allowed),
+        train=rows_that_fit(np.array(split.train), reader.width, loaded.memory.allowed),
         valid=np.array(split.valid),
         rows=rows,
         widths=reader.feature_widths,

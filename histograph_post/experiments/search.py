@@ -129,13 +129,6 @@ def default_space(head: str, training: TrainingOptions) -> dict[str, Range | Val
     }
 
 
-def _solved_space(head: str, num_layers: int) -> dict[str, Range | Values]:
-    """Return what there is to choose for a readout that is solved: its strength is not a choice."""
-    if "history_layers" not in head_info(head).options() or num_layers < 2:
-        return {}
-    return {"history_layers": Values(tuple(range(1, num_layers + 1)))}
-
-
 def read_space(path: Path, head: str) -> dict[str, Range | Values]:
     """Read a search space from a TOML file: a table for each option.
 
@@ -176,11 +169,6 @@ def _choice(table: Any) -> Range | Values:
     )
 
 
-def space_json(space: Space) -> dict[str, Any]:
-    """Return a space as plain values."""
-    return {name: asdict(choice) for name, choice in space.items()}
-
-
 @dataclass(frozen=True)
 class Search:
     """What is searched, and on what."""
@@ -205,7 +193,7 @@ class Search:
         return {
             "stage": "tune",
             "frozen": self.experiment.plan(),
-            "space": space_json(self.space),
+            "space": {name: asdict(choice) for name, choice in self.space.items()},
             "trial_seeds": list(self.trial_seeds),
             "search_seed": self.seed,
             "prune": self.prune,
@@ -242,18 +230,21 @@ def plan_search(
     import_optuna()  # before anything is read
     level = open_caches(cache)[0].manifest.layout.level
     experiment = plan_experiment(cache, with_baseline(head, level), options)
-    fixed = head.options
-    known = (*TRAINING_NAMES, *head_info(head.name).options())
-    every = default_space(head.name, experiment.training_of(head.name))
-    solved = is_solved(head.name, level)
-    if solved:
-        every = _solved_space(head.name, len(experiment.caches[0].widths))
+    fixed, solved = head.options, is_solved(head.name, level)
+    if solved:  # the strength of its penalty is no choice
+        num_layers = len(experiment.caches[0].widths)
+        every: dict[str, Range | Values] = {}
+        if "history_layers" in head_info(head.name).options() and num_layers > 1:
+            every = {"history_layers": Values(tuple(range(1, num_layers + 1)))}
         known = tuple(every)
         if not every:
             raise ConfigError(
                 f"head {head.name!r}: found a readout that is solved, with nothing to search, "
                 "expected one that is trained with steps"
             )
+    else:
+        every = default_space(head.name, experiment.training_of(head.name))
+        known = (*TRAINING_NAMES, *head_info(head.name).options())
     if space is None:
         space = {name: choice for name, choice in every.items() if name not in fixed}
     for name in space:
@@ -318,13 +309,11 @@ class Tuned(Experiment):
         head, training = self.search.chosen(self.best.values)
         found = []
         for fold in self.folds:
-            specs = [
-                self.fit_spec(own, fold.number, seed) for own in self.heads for seed in self.seeds
-            ]
-            tuned = [self.fit_spec(head, fold.number, seed) for seed in self.seeds]
-            if self.is_default:
-                tuned = []
-            found += [*specs, *(replace(spec, training=training, stage=STAGE) for spec in tuned)]
+            for own in self.heads:
+                found += [self.fit_spec(own, fold.number, seed) for seed in self.seeds]
+            if not self.is_default:
+                tuned = [self.fit_spec(head, fold.number, seed) for seed in self.seeds]
+                found += [replace(spec, training=training, stage=STAGE) for spec in tuned]
         return found
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:

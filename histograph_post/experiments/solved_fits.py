@@ -9,8 +9,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from ..runs.fits import (
 from ..runs.folder import BrokenFitError
 from ..splits import Split
 from ..tasks import Task
+from ..training.loaded_cache import LoadedCache
 from ..training.loop import OnEpoch, Progress, Source, Step, Trainer
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
 from ..utils.files import copy_file, write_json
@@ -48,60 +50,66 @@ FEWEST_ROWS = 2000
 ROWS_AT_ONCE = 4096
 
 
-@dataclass(frozen=True)
-class SolvedRows:
-    """What a classifier is solved on.
-
-    Args:
-        features: Gives what it reads of every label row, ``[rows, width]``.
-        labels: ``[rows, targets]``.
-        split: Of the fold.
-        task: What is predicted.
-        allowed: Bytes that training may take.
-    """
-
-    features: Callable[[], Tensor]
-    labels: np.ndarray
-    split: Split
-    task: Task
-    allowed: int
-
-
 def solve_fit(
     spec: FitSpec,
     head: Readout,
     standardizer: Standardizer | None,
-    given: SolvedRows,
+    features: Callable[[], Tensor],
+    loaded: LoadedCache,
+    split: Split,
+    task: Task,
     folder: Path,
     *,
     on_epoch: OnEpoch | None = None,
 ) -> Fit:
-    """Solve a readout on one fold, or take over what was solved for another seed.
+    """Solve a readout on one fold; an epoch is a strength of the penalty.
 
     Args:
         spec: What is fitted.
         head: The readout.
         standardizer: What brings the layers to one scale before it.
-        given: What it is solved on.
+        features: Gives what its classifier reads of every label row, ``[rows, width]``.
+        loaded: The cache.
+        split: Of the fold.
+        task: What is predicted.
         folder: The run.
         on_epoch: Told after every strength of the penalty.
     """
-    before = fit_of_another_seed(spec, folder)
-    if before is not None:
-        return before
     started = time.perf_counter()
-    task, labels = given.task, given.labels
-    rows = FeatureRows(given.features(), labels, task.targets(labels))
-    trainer = SolvedTrainer(head.cpu(), rows, given.split, task, spec)
-    strength = trainer.solve(given.allowed, on_epoch)
+    source = FeatureRows(features(), loaded.labels, task.targets(loaded.labels))
+    classifier: Any = head.cpu().classifier
+    options = replace(spec.training, epochs=len(STRENGTHS), batch_size=ROWS_AT_ONCE)
+    trainer = Trainer(classifier, source, split, task, options, seed=spec.seed)
+    progress = trainer.progress
+
+    def on_point(point: PathPoint) -> None:
+        progress.log.append({"epoch": progress.epoch, **point.measured()})
+        progress.epoch += 1
+        if on_epoch is not None:
+            on_epoch(trainer)
+
+    found = solve_linear(
+        source.features,
+        source.targets,
+        task,
+        *(rows_that_fit(rows, head.width, loaded.memory.allowed) for rows in split.parts[:2]),
+        widths=head.feature_widths,
+        balance=options.balance,
+        on_point=on_point,
+    )
+    trainer.scale = found.scale
+    trainer.progress = Progress(len(found.path), best_epoch=found.chosen, log=progress.log)
+    with torch.no_grad():
+        classifier.weight.copy_(found.weight)
+        classifier.bias.copy_(found.bias)
     return save_fit(
         spec,
         Trained.of(trainer),
         folder / spec.folder,
-        seconds=(time.perf_counter() - started) / trainer.progress.epoch,
+        seconds=(time.perf_counter() - started) / len(found.path),
         head=head,
         standardizer=standardizer,
-        strength=strength,
+        strength=found.strength,
     )
 
 
@@ -133,13 +141,7 @@ def _is_done(spec: FitSpec, place: Path) -> bool:
 
 
 class FeatureRows:
-    """A :class:`~histograph_post.training.loop.Source` of rows that are ready for the classifier.
-
-    Args:
-        features: Of every label row, ``[rows, width]``.
-        labels: ``[rows, targets]``.
-        targets: From :meth:`~histograph_post.tasks.Task.targets`.
-    """
+    """A :class:`~histograph_post.training.loop.Source` of features ``[rows, width]``."""
 
     def __init__(self, features: Tensor, labels: np.ndarray, targets: Tensor) -> None:
         self.features, self.labels, self.targets = features, labels, targets
@@ -205,61 +207,3 @@ def draw_rows(rows: np.ndarray, most: int) -> np.ndarray:
     if len(rows) <= most:
         return rows
     return np.sort(np.random.default_rng(0).choice(rows, most, replace=False))
-
-
-class SolvedTrainer(Trainer):
-    """What a training is to everything around it, for a classifier that is solved.
-
-    An epoch is a strength of the penalty.
-
-    Args:
-        head: The readout.
-        source: Its features.
-        split: Which rows train and validate.
-        task: The loss and the metric.
-        spec: What is fitted.
-    """
-
-    def __init__(
-        self, head: Readout, source: FeatureRows, split: Split, task: Task, spec: FitSpec
-    ) -> None:
-        options = replace(spec.training, epochs=len(STRENGTHS), batch_size=ROWS_AT_ONCE)
-        super().__init__(head.classifier, source, split, task, options, seed=spec.seed)
-        self._head, self._features = head, source
-
-    def solve(self, allowed: int, on_epoch: OnEpoch | None) -> float:
-        """Solve the classifier; return the strength of the penalty that was chosen.
-
-        Args:
-            allowed: Bytes that training may take.
-            on_epoch: Told after every strength.
-        """
-        train, valid = (
-            rows_that_fit(rows, self._head.width, allowed)
-            for rows in (self.split.train, self.split.valid)
-        )
-
-        def on_point(point: PathPoint) -> None:
-            self.progress.log.append({"epoch": self.progress.epoch, **point.measured()})
-            self.progress.epoch += 1
-            if on_epoch is not None:
-                on_epoch(self)
-
-        found = solve_linear(
-            self._features.features,
-            self._features.targets,
-            self.task,
-            train,
-            valid,
-            widths=self._head.feature_widths,
-            balance=self.options.balance,
-            on_point=on_point,
-        )
-        self.scale = found.scale
-        self.progress = Progress(
-            epoch=len(found.path), best_epoch=found.chosen, log=self.progress.log
-        )
-        with torch.no_grad():
-            self.network.weight.copy_(found.weight)  # type: ignore[operator]
-            self.network.bias.copy_(found.bias)  # type: ignore[operator]
-        return found.strength

@@ -34,16 +34,13 @@ from ..utils.files import write_text
 from ..utils.machine import resolve_device
 from ..utils.outputs import OutputFolder, OutputLock
 from ..utils.text import plural
+from .averaging import Averages, members_with, named, temperature_of
 from .options import ExperimentOptions, FitProgress
 from .parallel import FitRunner, follow_first
 from .results import (
-    Averages,
     best_by_validation,
     choose_fit,
-    members_with,
-    named,
     results,
-    temperature_of,
     write_chosen_head,
     write_predictions,
 )
@@ -187,26 +184,22 @@ class ReadoutStage(Stage):
         best = choose_fit(fits, chosen, task)
         members = members_with(best, fits, self.weights_of)
         kept = [fit for fit in fits if fit.spec.name == chosen or self.keeps(fit)]
-        temperatures = {
-            name: temperature_of(task, named(kept, name), label_rows, self.weights_of)
-            if self.calibrate
-            else 1.0
-            for name in dict.fromkeys(fit.spec.name for fit in kept)
-        }
-        temperature = temperatures[chosen]
-        backbone, targets = self.backbone(best, folder), label_rows.target_names
-        given = {"temperature": temperature}
-        write_chosen_head(folder, best, members, task, targets, backbone, **given)
-        write_predictions(folder, fits, chosen, task, label_rows, **given)
+        temperatures = dict.fromkeys((fit.spec.name for fit in kept), 1.0)
+        if self.calibrate:
+            for name in temperatures:
+                given = (named(kept, name), label_rows.labels, self.weights_of)
+                temperatures[name] = temperature_of(task, *given)
+        temperature, targets = temperatures[chosen], label_rows.target_names
+        backbone = self.backbone(best, folder)
+        write_chosen_head(folder, best, members, task, targets, backbone, temperature)
+        write_predictions(folder, fits, chosen, task, label_rows, temperature)
         added = self.finish(folder, fits, chosen)
-        found = results(task, fits, chosen, self.own_scores(fits), averages, temperatures)
-        calibration = averages.calibration(chosen, temperature)
         own = self.weights_of(best)
         return {
-            **found,
+            **results(task, fits, chosen, self.own_scores(fits), averages, temperatures),
             "members": len(members),
             "left_out": sum(self.weights_of(fit) != own for fit in named(fits, chosen)),
-            "calibration": calibration,
+            "calibration": averages.calibration(chosen, temperature),
             **added,
         }
 
@@ -257,13 +250,9 @@ def finish_experiment(
     options: ExperimentOptions,
     shared: bool = False,
 ) -> Run:
-    """Do what is left of a run, in its folder.
+    """Do what is left of a run, in its folder; the arguments are those of :func:`run_experiment`.
 
     Args:
-        stage: As in :func:`run_experiment`, like the rest.
-        output: The folder.
-        chosen: What the run predicts with.
-        options: Where, how many at once, and which share of the fits.
         shared: Whether other calls may do fits of it at the same time.
     """
     folder, plan = output.folder, json_sha256(stage.plan(), "run")
@@ -278,7 +267,13 @@ def finish_experiment(
         locks = stack.enter_context(ExitStack()) if shared else None
         stack.enter_context(runner)
         runner.run([_WatchedJob(spec, folder, watched, locks) for spec in mine])
-    left = watched.look_for(planned, folder)
+    for spec in planned:
+        if spec.folder not in watched.fits:
+            with contextlib.suppress(BrokenFitError):  # the job whose share it is does it again
+                found = stage.find(spec, folder)
+                if found is not None:
+                    watched.fits[spec.folder] = found
+    left = len(planned) - len(watched.fits)
     if left:
         options.note(
             f"{plural(left, 'fit')} of {len(planned)} left to other jobs; the one that finds all "
@@ -295,18 +290,11 @@ def finish_experiment(
 
 
 class _Watched:
-    """The fits of an experiment, done and under way, in whatever order they come.
-
-    Args:
-        stage: What is trained.
-        total: Fits in all.
-        options: Say who is told.
-    """
+    """The fits of an experiment, done and under way, in whatever order they come."""
 
     def __init__(self, stage: Stage, total: int, options: ExperimentOptions) -> None:
-        self.stage, self.skips = stage, options.fits is not None
-        self._total, self.note = total, options.note
-        self._on_epoch, self._on_fit = options.on_epoch, options.on_fit
+        self.stage, self.options = stage, options
+        self._total = total
         self._shares: dict[Path, float] = {}
         #: Those that are done, by their folder.
         self.fits: dict[Path, Fit] = {}
@@ -314,31 +302,16 @@ class _Watched:
     def epoch_done(self, spec: FitSpec, share_done: float, measured: Mapping[str, float]) -> None:
         """Take note of an epoch."""
         self._shares[spec.folder] = share_done
-        if self._on_epoch is not None:
+        if self.options.on_epoch is not None:
             place = (spec.name, spec.fold, spec.seed, sum(self._shares.values()), self._total)
-            self._on_epoch(FitProgress(*place, share_done, measured))
+            self.options.on_epoch(FitProgress(*place, share_done, measured))
 
     def done(self, fit: Fit) -> None:
         """Take note of a fit that is done."""
         self._shares[fit.spec.folder] = 1.0
         self.fits[fit.spec.folder] = fit
-        if self._on_fit is not None:
-            self._on_fit(fit, len(self.fits), self._total)
-
-    def look_for(self, planned: Sequence[FitSpec], folder: Path) -> int:
-        """Read the fits that other jobs have done; return how many are left."""
-        left = 0
-        for spec in planned:
-            if spec.folder not in self.fits:
-                try:
-                    found = self.stage.find(spec, folder)
-                except BrokenFitError:  # the job whose share it is does it again
-                    found = None
-                if found is None:
-                    left += 1
-                else:
-                    self.fits[spec.folder] = found
-        return left
+        if self.options.on_fit is not None:
+            self.options.on_fit(fit, len(self.fits), self._total)
 
 
 class _WatchedJob(FitJob):
@@ -367,7 +340,7 @@ class _WatchedJob(FitJob):
         try:
             self._locks.enter_context(lock)
         except OutputInUseError:
-            if self._watched.skips:
+            if self._watched.options.fits is not None:
                 return False
             raise
         self._lock = lock
@@ -379,15 +352,12 @@ class _WatchedJob(FitJob):
         return True
 
     def epoch_done(self, share_done: float, log: Sequence[Mapping[str, float]]) -> None:
-        """Take note of an epoch."""
         self._watched.epoch_done(self.spec, share_done, log[-1])
 
     def done(self, fit: Fit) -> None:
-        """Take note of the result."""
         if self._lock is not None:
             self._lock.__exit__()
         self._watched.done(fit)
 
     def broken(self, reason: str) -> None:
-        """Tell that what is there cannot be used."""
-        self._watched.note(f"{reason}; fitted again")
+        self._watched.options.note(f"{reason}; fitted again")

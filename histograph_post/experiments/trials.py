@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,9 +40,6 @@ UNPRUNED_TRIALS = 5
 
 #: Share of the epochs after which a trial may be given up.
 UNPRUNED_EPOCHS = 0.2
-
-#: Of a trial of an earlier version that took the place of one that was killed: the number of that.
-_REPLACES = "replaces"
 
 #: Of a trial that failed.
 REASON = "reason"
@@ -78,9 +76,8 @@ def open_study(search: Search, folder: Path, storage: str | None) -> optuna.Stud
     if storage is None:
         path = folder / STUDY_NAME
         _drop_torn_line(path)
-        path.with_name(f"{STUDY_NAME}.lock").unlink(missing_ok=True)  # of an earlier version
-        # Nobody else writes the run's folder. Optuna's own lock would outlive a process.
-        backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_NoLock())
+        # Nobody else writes the run's folder, and optuna's own lock would outlive a process.
+        backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=Lock())
         kept = optuna.storages.JournalStorage(backend)
     try:
         return make_study(search, kept, json_sha256(search.plan(), "search")[:16])
@@ -102,17 +99,6 @@ def _drop_torn_line(path: Path) -> None:
         write_bytes(path, whole)
 
 
-class _NoLock:
-    """Stands for a lock where none is needed."""
-
-    def acquire(self) -> bool:
-        """Take it."""
-        return True
-
-    def release(self) -> None:
-        """Give it back."""
-
-
 def make_study(search: Search, storage: Any = None, name: str | None = None) -> optuna.Study:
     """Return the study of that name, a new one in memory without a storage."""
     optuna = import_optuna()
@@ -127,12 +113,9 @@ def make_study(search: Search, storage: Any = None, name: str | None = None) -> 
     )
 
 
-def finished(study: optuna.Study) -> dict[int, optuna.trial.FrozenTrial]:
-    """Return the trials that are over, without those that were killed, by optuna's number."""
-    known = study.get_trials(deepcopy=False)
-    killed = {trial.user_attrs.get(_REPLACES) for trial in known}
-    over = [trial for trial in known if trial.state.is_finished() and trial.number not in killed]
-    return {trial.number: trial for trial in over}
+def finished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    """Return the trials that are over; one that was killed is not."""
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
 
 def trials_over(study: optuna.Study) -> dict[int, Trial]:
@@ -145,7 +128,7 @@ def trials_over(study: optuna.Study) -> dict[int, Trial]:
             trial.value if trial.state.name == "COMPLETE" else None,
             trial.user_attrs.get(REASON),
         )
-        for number, trial in enumerate(finished(study).values())
+        for number, trial in enumerate(finished(study))
     }
 
 
@@ -247,7 +230,7 @@ class _SearchRun:
         if self._shared:
             known = len(study.get_trials(deepcopy=False))
         else:
-            earlier = list(finished(study).values())[: number - number % ROUND]
+            earlier = finished(study)[: number - number % ROUND]
             study = make_study(search)
             study.add_trials(earlier)
         seed = int(np.random.SeedSequence([search.seed, known]).generate_state(1)[0])
@@ -289,23 +272,10 @@ class _SearchRun:
 
 
 class _TrialRun:
-    """A trial being run: a fit per fold and seed, given up early if it is worse than most.
-
-    Args:
-        search: What is searched.
-        trial: What to try.
-        number: Of the trial.
-        folder: The run.
-        watcher: Told of every epoch, and when the trial is over.
-    """
+    """A trial being run: a fit per fold and seed, given up early if it is worse than most."""
 
     def __init__(
-        self,
-        search: Search,
-        trial: optuna.Trial,
-        number: int,
-        folder: Path,
-        watcher: _SearchRun,
+        self, search: Search, trial: optuna.Trial, number: int, folder: Path, watcher: _SearchRun
     ) -> None:
         self.number = number
         #: Whether the study knows what came out.
@@ -414,12 +384,10 @@ class _TrialJob(FitJob):
         return not self._run.is_over
 
     def epoch_done(self, share_done: float, log: Sequence[Mapping[str, float]]) -> None:
-        """Take note of an epoch."""
         self.share_done = share_done
         self._run.epoch_done(self, log)
 
     def done(self, fit: Fit) -> None:
-        """Take note of the result."""
         self.share_done = 1.0
         self._run.fit_done(self, fit)
 

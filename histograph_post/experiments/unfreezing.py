@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -285,3 +285,63 @@ def _without_advice() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
         yield
+
+
+# --- how many parameters and buffer values of a network are trainable, and how many changed
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """How many values of a network are trainable, or have changed, and how many there are."""
+
+    head: int
+    parameters: int
+    all_parameters: int
+    buffers: int
+    all_buffers: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.parameters:,} of {self.all_parameters:,} parameters and {self.buffers:,} of "
+            f"{self.all_buffers:,} buffer values of the backbone, and {self.head:,} parameters "
+            "of the head"
+        )
+
+    @classmethod
+    def trainable(
+        cls, backbone: nn.Module, unfreezing: Unfreezing, head: nn.Module
+    ) -> ParameterCounts:
+        """Count what training may change of a backbone and a head."""
+        names = {*unfreezing.layers, *unfreezing.statistics}
+        own = sum(p.numel() for p in head.parameters() if p.requires_grad)
+        return cls._of(backbone, own, lambda name, value: value.numel() if name in names else 0)
+
+    @classmethod
+    def changed(
+        cls,
+        backbone: nn.Module,
+        before: nn.Module,
+        head: nn.Module,
+        head_before: Mapping[str, Tensor],
+    ) -> ParameterCounts:
+        """Count what training has changed, bit for bit."""
+        old = {**dict(before.named_parameters()), **dict(before.named_buffers())}
+        own = sum(_differing(p, head_before[name]) for name, p in head.named_parameters())
+        return cls._of(backbone, own, lambda name, value: _differing(value, old[name]))
+
+    @classmethod
+    def _of(
+        cls, backbone: nn.Module, head: int, count: Callable[[str, Tensor], int]
+    ) -> ParameterCounts:
+        parameters, buffers = dict(backbone.named_parameters()), dict(backbone.named_buffers())
+        return cls(
+            head=head,
+            parameters=sum(count(name, value) for name, value in parameters.items()),
+            all_parameters=sum(value.numel() for value in parameters.values()),
+            buffers=sum(count(name, value) for name, value in buffers.items()),
+            all_buffers=sum(value.numel() for value in buffers.values()),
+        )
+
+
+def _differing(after: Tensor, before: Tensor) -> int:
+    return int((after.detach().cpu() != before.detach().cpu()).sum())

@@ -14,8 +14,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,7 +34,7 @@ from torch import Tensor
 from ..errors import WorkerError
 from ..heads.registry import head_name, register_head, registered_heads
 from ..runs.fits import Fit, FitSpec
-from ..training.loop import Trainer
+from ..training.loop import OnEpoch, Trainer
 from ..utils.machine import keep_memory
 
 if TYPE_CHECKING:
@@ -59,16 +60,10 @@ def limited_threads(threads: int) -> Iterator[None]:
 
 
 class FitJob:
-    """A fit that is to be done, and who is told what becomes of it.
-
-    Args:
-        spec: What is fitted.
-        folder: The run.
-    """
+    """A fit that is to be done, and who is told what becomes of it; the folder is the run's."""
 
     def __init__(self, spec: FitSpec, folder: Path) -> None:
-        self.spec = spec
-        self.folder = folder
+        self.spec, self.folder = spec, folder
 
     @property
     def wanted(self) -> bool:
@@ -102,17 +97,29 @@ class StopTraining(Exception):
     """Ends a fit after an epoch; what is saved of it can be picked up again."""
 
 
+def telling_epochs(
+    tell: Callable[[float, Sequence[Mapping[str, float]]], None], stops: Callable[[float], bool]
+) -> OnEpoch:
+    """Return what tells of every epoch of a fit once, and ends the fit where it is to stop."""
+    told = 0
+
+    def epoch_done(trainer: Trainer) -> None:
+        nonlocal told
+        share_done, log = trainer.share_done, trainer.progress.log
+        tell(share_done, log[told:])
+        told = len(log)
+        if stops(share_done):
+            raise StopTraining
+
+    return epoch_done
+
+
 class CannotSendError(Exception):
     """The stage cannot be pickled, or not be unpickled in another process."""
 
 
 class Worker:
-    """Another process that does fits, one after the other.
-
-    Args:
-        threads: Of each fit.
-        device: Where to train.
-    """
+    """Another process that does fits, one after the other."""
 
     def __init__(self, threads: int, device: torch.device) -> None:
         #: The fit it is at.
@@ -230,9 +237,8 @@ def _work(connection: Connection, threads: int, device: str) -> None:
                     keep_memory()
                 connection.send_bytes(pickle.dumps(None))
             while True:
-                spec, folder, lent = asked.get()
-                tell(*_fit(stage, spec, folder, lent, torch.device(device), tell, unwanted))
-                del lent
+                # Nothing here keeps what was lent for a fit that is over.
+                tell(*_fit(stage, asked.get(), torch.device(device), tell, unwanted))
     except OSError:  # nobody listens any more
         os._exit(1)
 
@@ -254,27 +260,17 @@ def _listen(connection: Connection, asked: SimpleQueue[Any], unwanted: threading
 
 def _fit(
     stage: Stage,
-    spec: FitSpec,
-    folder: Path,
-    lent: Any,
+    asked: tuple[FitSpec, Path, Any],
     device: torch.device,
-    tell: Any,
+    tell: Callable[..., None],
     unwanted: threading.Event,
 ) -> tuple[Any, ...]:
     """Do a fit; return the name of the :class:`FitJob` method to call, and its arguments."""
-    told = 0
-
-    def epoch_done(trainer: Trainer) -> None:
-        nonlocal told
-        log = trainer.progress.log
-        tell("epoch_done", trainer.share_done, log[told:])
-        told = len(log)
-        if unwanted.is_set():
-            raise StopTraining
-
+    spec, folder, lent = asked
+    watch = telling_epochs(partial(tell, "epoch_done"), lambda _: unwanted.is_set())
     try:
         with stage.borrowing(spec, lent):
-            return "done", stage.fit(spec, folder, device=device, on_epoch=epoch_done)
+            return "done", stage.fit(spec, folder, device=device, on_epoch=watch)
     except StopTraining:
         return ("stopped",)
     except Exception as error:

@@ -32,7 +32,7 @@ warnings.simplefilter("ignore")
 
 _LOADED = (
     *("optuna", "rich.table", "torch._dynamo", "torch_geometric.nn", "pydantic"),
-    *(f"histograph_post.experiments.{name}" for name in ("pretraining", "finetuning", "trials")),
+    *(f"histograph_post.experiments.{name}" for name in ("end_to_end", "finetuning", "trials")),
     *("histograph_post.data.synthetic", "histograph_post.heads.set_pooling"),
     *("histograph_post.models.loading", "histograph_post.models.key_map"),
     *("histograph_post.reporting", "histograph_post.runs.exporting"),

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 import histograph_post as hg
 from histograph_post.errors import ConfigError, ModelError
 from histograph_post.experiments.backbones import untrained_model
+from histograph_post.experiments.end_to_end import plan_end_to_end
 from histograph_post.experiments.options import HeadSpec, with_keywords
-from histograph_post.experiments.pretraining import plan_end_to_end
 from histograph_post.heads.standardize import EachLayerNorm
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions

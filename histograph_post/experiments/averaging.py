@@ -1,0 +1,196 @@
+"""Seeds averaged: the fits of one readout that predict together, and what they say together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..metrics import (
+    Difference,
+    Key,
+    paired_difference,
+    resampled_interval,
+    resampled_rows,
+)
+from ..runs.fits import Fit
+from ..runs.predictions import (
+    calibration_error,
+    fit_temperature,
+)
+from ..runs.verdict import OWN as OWN
+from ..tasks import Task
+
+#: Draws of test rows for an interval; fewer where there are many targets or folds to score in each.
+_DRAWS = 1000
+_FEWEST_DRAWS = 100
+_DRAWN_COLUMNS = 5000
+
+#: Rows of all draws together: more than 33,554 test rows are drawn less often.
+_DRAWN_ROWS = 1 << 25
+
+
+@dataclass(frozen=True)
+class FoldOutputs:
+    """What the fits of one fold say of the rows of a part."""
+
+    fold: int
+    #: Label rows of the part, ``[rows]``.
+    rows: np.ndarray
+    #: Outputs of every fit, in the units of the labels: ``[fits, rows, out_dim]``.
+    each: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The mean over the fits: ``[rows, out_dim]``."""
+        return self.each.mean(axis=0)
+
+
+def outputs_by_fold(fits: Sequence[Fit], part: str = "test") -> list[FoldOutputs]:
+    """Return what the seeds of each fold say of the rows of a part, ``test`` or ``valid``."""
+    found = []
+    for fold in dict.fromkeys(fit.spec.fold for fit in fits):
+        parts = [
+            (getattr(fit, f"{part}_rows"), getattr(fit, f"{part}_outputs"))
+            for fit in fits
+            if fit.spec.fold == fold
+        ]
+        rows = parts[0][0]
+        # A fit of an earlier version lacks the validation part.
+        each = [outputs for own_rows, outputs in parts if np.array_equal(own_rows, rows)]
+        if len(rows):
+            found.append(FoldOutputs(fold, rows, np.stack(each)))
+    return found
+
+
+def members_with(best: Fit, fits: Sequence[Fit], weights_of: Callable[[Fit], str]) -> list[Fit]:
+    """Return the fits that predict together with the best one, those of a fold together.
+
+    They are all fits of its readout that read exactly its backbone, by the hash of its weights:
+    others give other activations, which would need a backbone of their own to run beside it.
+    """
+    own = weights_of(best)
+    members = [fit for fit in named(fits, best.spec.name) if weights_of(fit) == own]
+    members.sort(key=lambda fit: fit is not best)
+    return sorted(distinct(members), key=lambda fit: (fit.spec.fold, fit.spec.seed))
+
+
+def distinct(fits: Sequence[Fit]) -> list[Fit]:
+    """Return fits of one readout that differ: of one that is solved, the first of each fold.
+
+    A solution does not depend on the seed, and five times the same is no better than once.
+    """
+    solved = {fit.spec.fold: fit for fit in reversed(fits)}
+    return [fit for fit in fits if fit.strength is None or solved[fit.spec.fold] is fit]
+
+
+class Averages:
+    """The readouts of a run, the seeds of each fold averaged.
+
+    Args:
+        task: What is predicted.
+        labels: Of all rows, ``[rows, targets]``.
+        fits: Every fit of the run.
+        own: Outputs of the backbone's own readout for the test rows of each fold.
+    """
+
+    def __init__(
+        self, task: Task, labels: np.ndarray, fits: Sequence[Fit], own: Mapping[int, np.ndarray]
+    ) -> None:
+        self._task, self._labels = task, labels
+        self._resampled: dict[tuple[str, int], np.ndarray] = {}
+        #: Part and readout -> the rows of each fold, and the mean outputs for them.
+        self._outputs: dict[tuple[str, str], dict[int, tuple[np.ndarray, np.ndarray]]] = {}
+        test_rows = {fit.spec.fold: fit.test_rows for fit in fits if len(fit.test_rows)}
+        self._num_folds = len(test_rows)
+        self._outputs["test", OWN] = {fold: (test_rows[fold], own[fold]) for fold in own}
+        for name in dict.fromkeys(fit.spec.name for fit in fits):
+            for part in ("test", "valid"):
+                found = outputs_by_fold(named(fits, name), part)
+                self._outputs[part, name] = {each.fold: (each.rows, each.mean) for each in found}
+
+    def scores(self, name: str, part: str = "test") -> dict[Key, float]:
+        """Return the score of each fold that has one, under its fold and 0 for the seed."""
+        found = {
+            (fold, 0): self._task.score(outputs, self._labels[rows])
+            for fold, (rows, outputs) in self._outputs.get((part, name), {}).items()
+        }
+        return {key: score for key, score in found.items() if score == score}
+
+    def difference(self, name: str, other: str) -> Difference | None:
+        """Return how much better one readout is than another on the test part.
+
+        Paired over folds where there are several, with the interval over all test rows beside it,
+        else over the test rows of the only one.
+        """
+        scores, others = self.scores(name), self.scores(other)
+        found = paired_difference(scores, others)
+        if found is None:
+            return None
+        folds = sorted(fold for fold, _ in scores.keys() & others.keys())
+        drawn = [
+            np.mean([self._drawn(each, fold) for fold in folds], axis=0) for each in (name, other)
+        ]  # each [draws]
+        interval = resampled_interval(*drawn)
+        count = sum(len(self._outputs["test", name][fold][0]) for fold in folds)
+        low, high = (None, None) if interval is None else interval
+        if found.count == 1:
+            return Difference(found.mean, low, high, count, "rows")
+        if low is None or high is None:
+            return found
+        return replace(found, rows={"low": low, "high": high, "count": count})
+
+    def _drawn(self, name: str, fold: int) -> np.ndarray:
+        """Return the scores of a readout on rows that are drawn again and again: ``[draws]``."""
+        if (name, fold) not in self._resampled:
+            own_rows, outputs = self._outputs["test", name][fold]
+            labels = self._labels[own_rows]
+            columns = labels.shape[1] * self._num_folds
+            most = min(_DRAWN_COLUMNS // columns, _DRAWN_ROWS // max(1, len(outputs)))
+            count = max(_FEWEST_DRAWS, min(_DRAWS, most))
+            drawn = resampled_rows(len(outputs), count, fold)  # [draws, rows]
+            scores = [self._task.score(outputs[rows], labels[rows]) for rows in drawn]
+            self._resampled[name, fold] = np.array(scores)
+        return self._resampled[name, fold]
+
+    def calibration(self, name: str, temperature: float) -> dict[str, Any] | None:
+        """Return how well the probabilities for all test rows are calibrated, before and after.
+
+        Before and after logits are divided by the temperature; None for a regression.
+        """
+        found = self._outputs.get(("test", name))
+        if self._task.kind == "regression" or not found:
+            return None
+        labels = np.concatenate([self._labels[rows] for rows, _ in found.values()])
+        logits = torch.from_numpy(np.concatenate([outputs for _, outputs in found.values()]))
+        before, after = (
+            calibration_error(self._task, self._task.probabilities(each).numpy(), labels)
+            for each in (logits.double(), logits.double() / temperature)
+        )
+        return {"temperature": temperature, "test": {"before": before, "after": after}}
+
+
+def temperature_of(
+    task: Task, fits: Sequence[Fit], labels: np.ndarray, weights_of: Callable[[Fit], str]
+) -> float:
+    """Return the temperature of a readout: fitted on the validation rows of all folds together.
+
+    What is calibrated is what predicts: the mean of the fits that share a backbone, by the hash of
+    its weights, fold by fold.
+    """
+    groups: dict[str, list[Fit]] = {}
+    for fit in fits:
+        groups.setdefault(weights_of(fit), []).append(fit)
+    found = [each for group in groups.values() for each in outputs_by_fold(group, "valid")]
+    if not found:
+        return 1.0
+    truth = np.concatenate([labels[each.rows] for each in found])
+    return fit_temperature(task, np.concatenate([each.mean for each in found]), truth)
+
+
+def named(fits: Sequence[Fit], name: str) -> list[Fit]:
+    """Return the fits of that name."""
+    return [fit for fit in fits if fit.spec.name == name]

@@ -1,0 +1,272 @@
+"""End-to-end training: a backbone and a head over its history, both from random weights.
+
+Beside it the same backbone, with the same initial weights, is trained with its own readout. The
+standardisation of the head stage has no place here: its statistics describe a network that stands
+still. Every row of the history is normalised by itself instead (see heads/standardize.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch_geometric.data import Batch
+
+from ..capture import CapturePlan, plan_capture
+from ..data import DataSpec
+from ..data.batching import probe_graphs
+from ..errors import ConfigError
+from ..heads.base import Readout
+from ..heads.registry import build_head, head_name
+from ..heads.standardize import EachLayerNorm
+from ..metrics import Key
+from ..models import ModelSpec
+from ..runs.fits import Fit, FitSpec, train_fit
+from ..runs.predictions import LabelRows
+from ..runs.run import HEAD_CONFIG_NAME, MODEL_NAME, Run
+from ..runs.saved_backbone import SavedBackbone, write_provenance
+from ..training.graph_batches import GraphBatches
+from ..training.loop import OnEpoch, Trainer
+from ..training.networks import BackboneNetwork, statistics_of
+from ..training.ranks import current_ranks
+from .averaging import named, outputs_by_fold
+from .backbones import BackboneStage, NetworkParts, untrained_model
+from .options import ExperimentOptions, HeadSpec, with_keywords
+from .pretraining import Pretraining, plan_pretraining
+from .results import OWN, scores_of
+from .stage import run_experiment
+from .unfreezing import BackboneOptions, check_gradients, layers_of_parameters
+
+
+@dataclass(frozen=True)
+class EndToEnd(BackboneStage):
+    """A backbone, a head, folds and seeds: everything an end-to-end training does."""
+
+    STAGE: ClassVar[str] = "end-to-end"
+
+    pretraining: Pretraining
+    capture: CapturePlan
+    #: Whether the backbone is trained with its own readout too.
+    baseline: bool
+    #: Whether every row of the history is brought to one scale before the head.
+    normalize: bool
+    #: The folds that are trained.
+    folds: tuple[int, ...]
+
+    @property
+    def named_as(self) -> tuple[ModelSpec, DataSpec]:
+        """The model and the data as the user names them."""
+        return self.pretraining.model_spec, self.pretraining.data_spec
+
+    def plan(self) -> dict[str, Any]:
+        """Return all that the result depends on, as plain values."""
+        return {
+            **self.pretraining.plan(),
+            "stage": self.STAGE,
+            "seeds": list(self.seeds),
+            "head": asdict(self.head),
+            "capture": self.capture.to_json(),
+            "backbone": asdict(self.options),
+            "baseline": self.baseline,
+            "normalize": self.normalize,
+            "folds": list(self.folds),
+            "calibrate": self.calibrate,
+        }
+
+    def fits(self) -> list[FitSpec]:
+        """Return every fit, a fold at a time."""
+        return [
+            FitSpec(
+                head=head,
+                options=self.head.options if stage else {},
+                training=self.pretraining.training,
+                fold=fold,
+                seed=seed,
+                standardize=False,
+                stage=stage,
+            )
+            for fold in self.folds
+            for head, stage in ((OWN, ""), (self.head.name, self.STAGE))
+            if stage or self.baseline
+            for seed in self.seeds
+        ]
+
+    def fit(
+        self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
+    ) -> Fit:
+        """Train the backbone with its own readout, or with the head."""
+        given, task = self.pretraining, self.task
+        model = untrained_model(given.model_spec, given.dataset, given.labels_width, seed=spec.seed)
+        if not spec.stage:
+            source = GraphBatches(given.dataset, task, device, current_ranks())
+            network = BackboneNetwork(model).to(device)
+            split = self.splits.folds[spec.fold]
+            trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
+            return train_fit(spec, trainer, folder / spec.folder, head=None, on_epoch=on_epoch)
+        layers = layers_of_parameters(model, self.capture, self._probe())
+        torch.manual_seed(spec.seed)
+        head = build_head(spec.head, self.capture.widths, task.out_dim, task.level, **spec.options)
+        norm = EachLayerNorm(self.capture.widths) if self.normalize else None
+        return self.fit_network(
+            spec,
+            NetworkParts(model, self.capture, layers, head, norm),
+            given.dataset,
+            folder,
+            device=device,
+            before=copy.deepcopy(model),
+            on_epoch=on_epoch,
+        )
+
+    def _probe(self) -> Batch:
+        return Batch.from_data_list(probe_graphs(self.pretraining.dataset))
+
+    def notes(self) -> list[str]:
+        """Return what the user should know: of the data, of the layers, what cannot be scored."""
+        about = (*self.pretraining.dataset.notes, *self.capture.notes)
+        return [*about, *super().notes()]
+
+    def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
+        """Return the test score of the backbone that was trained with its own readout."""
+        return scores_of(named(fits, OWN), "test", self.task.metric)
+
+    def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:
+        """Return what the backbones with their own readout say together, their seeds averaged."""
+        return {found.fold: found.mean for found in outputs_by_fold(named(fits, OWN))}
+
+    def label_rows(self) -> LabelRows:
+        """Return the label rows of the data."""
+        return self.pretraining.label_rows()
+
+    def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
+        """Return how to build the backbone of a fit again; its weights are in the run."""
+        assert fit.backbone is not None  # of a fit with a head
+        given, filled, seed = self.pretraining, dict[str, Any](), fit.spec.seed
+        sizes = (given.dataset, given.labels_width)
+        model = untrained_model(given.model_spec, *sizes, seed=seed, filled=filled)
+        weights = folder / fit.spec.folder / MODEL_NAME
+        saved = SavedBackbone(
+            file=folder / HEAD_CONFIG_NAME,
+            model=replace(
+                given.model_spec,
+                checkpoint=Path(MODEL_NAME),
+                out_dim=None if self.task.level == "link" else given.labels_width,
+                weights_sha256=fit.backbone["weights_sha256"],
+                filled=filled,
+            ),
+            data=DataSpec.of(given.dataset, given.data_spec.args),
+            capture=self.capture,
+            cache=folder,
+            in_run=True,
+            provenance=write_provenance(folder, model, weights, self.capture, given.dataset),
+        )
+        return saved.to_json()
+
+
+def plan_end_to_end(
+    model: str,
+    data: str,
+    head: HeadSpec,
+    options: ExperimentOptions,
+    *,
+    layers: str | Sequence[str] = "auto",
+    baseline: bool = True,
+    normalize: bool = True,
+    checkpoint_layers: bool = False,
+    amp: bool = False,
+    **pretraining: Any,
+) -> EndToEnd:
+    """Load the data, build the backbone, find its layers, and lay out what is to be trained.
+
+    Args:
+        model: A built-in name, ``file.py:Name`` or ``package.module:Name``.
+        data: A data specification, such as ``tu:PROTEINS``.
+        head: The readout over the history.
+        options: What all experiments share.
+        layers: ``auto``, or names, globs and indices of the layers that make up the history.
+        baseline: Train the backbone with its own readout too.
+        normalize: Normalise the activations of every node in every layer before the head.
+        checkpoint_layers: Save memory: compute the inside of layers again in the backward pass.
+        amp: Mixed precision (CUDA).
+        pretraining: Any other argument of
+            :func:`~histograph_post.experiments.pretraining.plan_pretraining`.
+    """
+    seeds = tuple(options.seeds or (0,))
+    given = plan_pretraining(model, data, options, own_readout=baseline, **pretraining)
+    probe = Batch.from_data_list(probe_graphs(given.dataset))
+    capture = plan_capture(given.model.eval(), probe, layers=layers)
+    counted = any(statistics_of(module) for module in given.model.modules())
+    task = given.task
+    build_head(head.name, capture.widths, task.out_dim, task.level, **head.options)  # refuses
+    backbone = BackboneOptions(
+        lr=given.training.lr,
+        bn="train" if counted else "frozen",
+        checkpoint_layers=checkpoint_layers,
+        autocast=amp,
+    )
+    reached = layers_of_parameters(given.model, capture, probe)
+    check_gradients(given.model, capture, probe, reached, backbone)
+    return EndToEnd(
+        splits=given.splits,
+        task=task,
+        seeds=seeds,
+        pretraining=given,
+        head=head,
+        capture=capture,
+        options=backbone,
+        baseline=baseline,
+        normalize=normalize,
+        folds=given.folds,
+        calibrate=options.calibrate,
+    )
+
+
+def pretrain(
+    model: str,
+    data: str,
+    out: str | Path,
+    *,
+    head: str | type[Readout] | None = None,
+    head_options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    options: ExperimentOptions | None = None,
+    **keywords: Any,
+) -> Run:
+    """Train a backbone from random weights: with its own readout, or end to end with a head.
+
+    Args:
+        model: A built-in name, ``file.py:Name`` or ``package.module:Name``.
+        data: A data specification, such as ``tu:PROTEINS``.
+        out: Folder to write, with a checkpoint per fold.
+        head: A readout over the history, such as ``histograph``, to train it with.
+        head_options: Options of that readout, such as ``dim`` and ``heads``.
+        seed: Seed of initial weights, batches and dropout; with a head, ``seeds`` can be several.
+        options: Split, metric, training and so on, which all experiments share.
+        keywords: Any of those by itself, such as ``split="kfold:10"``; any other argument of
+            :func:`~histograph_post.experiments.pretraining.plan_pretraining`, such as
+            ``model_args`` and ``only``; and with a head any of :func:`plan_end_to_end`.
+    """
+    options, planning = with_keywords(options, keywords)
+    options.refuse(
+        *("task", "warm_start", "memory_limit", *(() if head is not None else ("standardize",))),
+        reason="a backbone that is trained from random weights has no such choice",
+    )
+    if head is not None:
+        planning = {"normalize": options.standardize, **planning}
+        stage = plan_end_to_end(
+            model,
+            data,
+            HeadSpec(head_name(head), head_options or {}),
+            replace(options, seeds=options.seeds or (seed,)),
+            **planning,
+        )
+        return run_experiment(stage, out, chosen=stage.name, options=options)
+    if head_options:
+        raise ConfigError(f"head_options: found {dict(head_options)}, but no head")
+    options.refuse("seeds", reason="only a training with a head has several; give seed")
+    planned = plan_pretraining(model, data, replace(options, seeds=(seed,)), **planning)
+    return run_experiment(planned, out, chosen=OWN, options=options)
