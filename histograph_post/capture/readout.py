@@ -25,7 +25,7 @@ from functools import cached_property
 
 from ..errors import CaptureError
 from .layers import Layers, is_coarsening, is_pooling, made_by
-from .tail import Join, Joins, LinearMaps
+from .tail import Join, Joins, Steps
 from .trace import (
     DIVIDING,
     GATING,
@@ -73,8 +73,8 @@ class _Readout:
         self.layers = layers
         self.trace: Trace = layers.trace
         self.made = layers.made
-        self.maps = LinearMaps(layers)
-        self.joins = Joins(layers, self.maps)
+        self.steps = Steps(layers)
+        self.joins = Joins(layers, self.steps)
         self.gates = Gates(layers)
 
     def ends(self) -> list[BranchEnd]:
@@ -138,14 +138,16 @@ class _Readout:
     def _frontier(self, value: int) -> int:
         return sum(1 << layer.number for layer in self.layers.frontier(value))
 
-    def _describe(self, call: FunctionCall) -> str:
-        """Name a function call by the module it is in, if that is not the model itself."""
+    def _describe(self, call: FunctionCall | ModuleCall) -> str:
+        """Name a module, or a function by the module it is in, if that is not the model itself."""
+        if isinstance(call, ModuleCall):
+            return f"{call.label} ({type(call.module).__name__})"
         around = [module for module in self.trace.modules if module.contains(call.time)]
         if not around or around[-1].parent is None:
             # A pooling function starts by making the zeros it will add the nodes to.
             pools = call.name.startswith(("new_", "scatter", "index_add", "segment"))
             return "pooling over the nodes" if pools else f"{call.name}()"
-        return _describe_module(around[-1])
+        return self._describe(around[-1])
 
     # --- what is consumed
 
@@ -187,7 +189,7 @@ class _Readout:
                 continue
             if reduces(module.outputs) or is_coarsening(module.module):
                 for value in filter(self._is_activation, module.inputs):
-                    yield Consumed(value, module.start, _describe_module(module))
+                    yield Consumed(value, module.start, self._describe(module))
         for call in self.layers.steps:
             if any(module.contains(call.time) for module in self._pooling):
                 continue
@@ -240,28 +242,21 @@ class _Readout:
     def _graph_end(self, end: Consumed) -> BranchEnd:
         """Find the states behind what is pooled."""
         join = self.joins.for_readout(end.value)
-        extra = self.maps.first_extra(end.value)
+        extra = self.steps.first_extra(end.value)
         if extra is not None and (join is None or extra[1].time < join.call.time):
             return BranchEnd(self._graph_end(self._consumed(*extra)).states, end)
         if join is not None:
             return self._joined(join, end, aggregates=extra is not None)
-        if (step := self.maps.extra_step(end.value)) is not None:
-            value, call = step
-            if isinstance(call, ModuleCall):
-                state = Consumed(value, call.start, _describe_module(call))
-            else:
-                state = self._consumed(value, call)
-            return BranchEnd(self._graph_end(state).states, end)
         return self._one_branch(end)
 
     def _node_end(self, end: Consumed) -> BranchEnd:
         """Find the states behind an output per node: its own head is no part of the history."""
         join = self.joins.for_readout(end.value)
-        extra = self.maps.first_extra(end.value)
+        extra = self.steps.first_extra(end.value)
         if extra is not None and join is not None and extra[1].time < join.call.time:
             return BranchEnd(self._graph_end(self._consumed(*extra)).states, None)
         if join is not None:
-            extra = self.maps.first_extra(end.value, after=join.call.time)
+            extra = self.steps.first_map(end.value, after=join.call.time)
         consumed = end if extra is None else self._consumed(*extra)
         return self._one_branch(consumed) if join is None else self._joined(join, consumed)
 
@@ -284,7 +279,7 @@ class _Readout:
                 return BranchEnd(tuple(s for branch in branches for s in branch.states), end)
         return BranchEnd((end,), None)
 
-    def _consumed(self, value: int, call: FunctionCall) -> Consumed:
+    def _consumed(self, value: int, call: FunctionCall | ModuleCall) -> Consumed:
         return Consumed(value, call.time, self._describe(call))
 
     def _joined(self, join: Join, end: Consumed, aggregates: bool = False) -> BranchEnd:
@@ -299,10 +294,6 @@ class _Readout:
             return BranchEnd(tuple(found), end)
         parts = {*join.members, *(value for value in join.others if self.made[value])}
         return BranchEnd(tuple(found), end, tuple(sorted(parts)))
-
-
-def _describe_module(call: ModuleCall) -> str:
-    return f"{call.label} ({type(call.module).__name__})"
 
 
 # --- gates

@@ -1,4 +1,4 @@
-"""The tail of a branch: what lies between its last layer and the readout, joins and linear maps.
+"""The tail of a branch: joins and steps by weights between its last layer and the readout.
 
 A residual, a skip connection and what every layer before was given in the same way belong to the
 layers; all other joins are the readout's: jumping knowledge, and branches that meet. So it is with
@@ -7,7 +7,9 @@ maps by weights: feed-forward blocks that every layer has belong to the layers.
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -41,11 +43,11 @@ class Join:
 class Joins:
     """Finds the joins on the way from the last layers to a value."""
 
-    def __init__(self, layers: Layers, maps: LinearMaps) -> None:
+    def __init__(self, layers: Layers, own_steps: Steps) -> None:
         self.layers = layers
         self.trace = layers.trace
         self.made = layers.made
-        self.maps = maps
+        self.own_steps = own_steps
 
     def for_readout(self, end: int) -> Join | None:
         """Return where layers are joined for the readout on the way to ``end``, if they are."""
@@ -205,57 +207,79 @@ class Joins:
             return False  # one of the layers is taken out again
         if any(self.layers.width(end) < self.layers.width(output) for output in joined):
             return True
-        return any(call.time > join.time for call in self.maps.to(end))
+        return any(call.time > join.time for call in self.own_steps.maps(end))
 
 
-# --- linear maps
+# --- steps by weights
 
 
-class LinearMaps:
-    """Finds the maps by weights on the way from the last layers to a value."""
+class Steps:
+    """Finds what the last layers' rows go through on the way to a value, beside joins.
+
+    Maps by weights, norms with weights, and means over inner dimensions such as time. What an
+    earlier layer's rows go through as well, in the same order, belongs to the layers.
+    """
 
     def __init__(self, layers: Layers) -> None:
         self.layers = layers
         self.trace = layers.trace
 
-    def first_extra(self, end: int, after: int = 0) -> tuple[int, FunctionCall] | None:
-        """Return the first linear map that no layer before has a counterpart of, and its input.
-
-        Maps of the same shapes between earlier layers are counterparts: feed-forward blocks belong
-        to the layers. With ``after``, the first map after that time is meant.
-        """
-        maps = self.to(end)
-        if after:
-            maps = [call for call in maps if call.time > after]
-        else:
-            shapes = [self._weight_shape(call) for call in maps]
-            earlier = [
-                [self._weight_shape(call) for call in self.to(given)]
-                for given in self.layers.given_before(end)
-            ]
-            maps = maps[max((_same_start(shapes, other) for other in earlier), default=0) :]
-        for call in maps:
-            if (value := self._given(call, end)) is not None:
-                return value, call
-        return None
-
-    def extra_step(self, end: int) -> tuple[int, FunctionCall | ModuleCall] | None:
-        """Return the first norm or inner mean that no layer before has, and its input.
-
-        A norm that is given what the layer returned belongs to the layer, and so does any where
-        there is no layer before.
-        """
+    def first_extra(self, end: int) -> tuple[int, FunctionCall | ModuleCall] | None:
+        """Return the first step to ``end`` that no layer before has, and its input."""
         before = self.layers.given_before(end)
-        for calls in (self._norms, self._reductions) if before else ():
-            for call in calls(end)[max(len(calls(given)) for given in before) :]:
-                value = self._given(call, end)
-                if value is None:
-                    continue
-                if isinstance(call, FunctionCall) or self.layers.lines[value] != 1 << value:
-                    return value, call
+        extra: list[FunctionCall | ModuleCall] = []
+        for find in (self.maps, self._norms, self._inner_means):
+            calls = find(end)
+            kinds = [self._kind(call) for call in calls]
+            habits = [[self._kind(call) for call in find(given)] for given in before]
+            extra += calls[max((_same_start(kinds, habit) for habit in habits), default=0) :]
+        return self._first(extra, end)
+
+    def first_map(self, end: int, after: int) -> tuple[int, FunctionCall | ModuleCall] | None:
+        """Return the first map by weights after a time on the way to ``end``, and its input."""
+        return self._first([call for call in self.maps(end) if call.time > after], end)
+
+    def _first(
+        self, calls: Sequence[FunctionCall | ModuleCall], end: int
+    ) -> tuple[int, FunctionCall | ModuleCall] | None:
+        """Return the first call with node rows behind it, and the last of these."""
+        for call in sorted(calls, key=lambda call: call.time):
+            behind = [
+                value.index
+                for value in self.trace.values
+                if self.layers.is_full(value.index, end)
+                and any(self.trace.derives(given, value.index) for given in call.inputs)
+            ]
+            if behind:
+                return behind[-1], call
         return None
 
-    def _reductions(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
+    def maps(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
+        """Return the maps by weights from the last layers to ``end``, in their order."""
+        jumping = [call for call in self.trace.modules if isinstance(call.module, JumpingKnowledge)]
+        return [
+            call
+            for call in self.layers.steps
+            if self._has_weights(call)
+            and any(self.layers.made[value] == self.layers.made[end] for value in call.inputs)
+            and self.layers.leads_to(call, end)
+            and not any(module.contains(call.time) for module in jumping)
+        ]
+
+    def _norms(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
+        """Return the norms with weights; not one that is given what a layer returned: its own."""
+        return [
+            call
+            for call in self.trace.modules
+            if "norm" in type(call.module).__name__.lower()
+            and any(True for _ in call.module.parameters())
+            and not self.layers.inside(call.start)
+            and any(self.layers.made[value] == self.layers.made[end] for value in call.inputs)
+            and not any(self.layers.lines[value] == 1 << value for value in call.inputs)
+            and self.layers.leads_to(call, end)
+        ]
+
+    def _inner_means(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
         """Return the sums or means over the inner dimensions of node rows, such as time steps."""
         return [
             call
@@ -271,58 +295,22 @@ class LinearMaps:
             and self.layers.leads_to(call, end)
         ]
 
-    def _norms(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
-        """Return the norms with weights from the last layers to ``end``, in their order."""
-        return [
-            call
-            for call in self.trace.modules
-            if "norm" in type(call.module).__name__.lower()
-            and any(True for _ in call.module.parameters())
-            and not self.layers.inside(call.start)
-            and any(self.layers.made[value] == self.layers.made[end] for value in call.inputs)
-            and self.layers.leads_to(call, end)
-        ]
-
-    def _given(self, call: FunctionCall | ModuleCall, end: int) -> int | None:
-        """Return the last node rows of all layers of ``end`` that went into a call, if any."""
-        behind = [
-            value.index
-            for value in self.trace.values
-            if self.layers.is_full(value.index, end)
-            and any(self.trace.derives(given, value.index) for given in call.inputs)
-        ]
-        return behind[-1] if behind else None
-
-    def to(self, end: int) -> list[FunctionCall]:
-        """Return the linear maps with weights from the last layers to ``end``, in their order."""
-        jumping = [call for call in self.trace.modules if isinstance(call.module, JumpingKnowledge)]
-        return [
-            call
-            for call in self.layers.steps
-            if self._has_weights(call)
-            and any(self.layers.made[value] == self.layers.made[end] for value in call.inputs)
-            and self.layers.leads_to(call, end)
-            and not any(module.contains(call.time) for module in jumping)
-        ]
+    def _weights(self, call: FunctionCall | ModuleCall) -> list[tuple[int, ...]]:
+        """The shapes of the weights among the arguments."""
+        values = (self.trace.values[value] for value in call.inputs)
+        return [value.shape for value in values if value.sources == Source.WEIGHT]
 
     def _has_weights(self, call: FunctionCall) -> bool:
         """Whether a call multiplies by a matrix of weights: attention and recurrent cells too."""
-        weights = [
-            self.trace.values[value]
-            for value in call.inputs
-            if self.trace.values[value].sources == Source.WEIGHT
-        ]
-        matrices = any(len(weight.shape) > 1 for weight in weights)
+        weights = self._weights(call)
+        matrices = any(len(shape) > 1 for shape in weights)
         return bool(weights) and (call.name in LINEAR or (matrices and call.name not in JOINING))
 
-    def _weight_shape(self, call: FunctionCall) -> tuple[int, ...]:
-        values = (self.trace.values[value] for value in call.inputs)
-        return max(
-            (value.shape for value in values if value.sources == Source.WEIGHT), key=math.prod
-        )
+    def _kind(self, call: FunctionCall | ModuleCall) -> tuple[int, ...]:
+        """What tells a map from another: the shape of its weights; all norms are alike."""
+        return max(self._weights(call), key=math.prod, default=())
 
 
 def _same_start(first: Sequence[object], second: Sequence[object]) -> int:
     """Return how many entries two sequences have in common at their start."""
-    differ = (at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
-    return next(differ, min(len(first), len(second)))
+    return sum(itertools.takewhile(bool, map(operator.eq, first, second)))

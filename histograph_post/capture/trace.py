@@ -71,6 +71,11 @@ class ModuleCall:
     outputs: tuple[int, ...] = ()
 
     @property
+    def time(self) -> int:
+        """When it was called."""
+        return self.start
+
+    @property
     def label(self) -> str:
         """The module's name, with ``#2`` for its second call."""
         name = self.name or "model"
