@@ -225,11 +225,8 @@ def needed_parameters(
 ) -> set[str]:
     """Return the parameters and buffers on which the captured history of a batch depends.
 
-    Args:
-        model: In ``eval()``; its weights are the same afterwards.
-        batch: A few graphs.
-        plan: What is captured.
-        among: Only these are looked at; all by default.
+    The model is in ``eval()``, and its weights are the same afterwards. Only those ``among`` are
+    looked at; all by default.
     """
     tensors = {
         name: value

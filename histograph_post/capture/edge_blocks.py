@@ -20,7 +20,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import MessagePassing
 
 from .checks import TOLERANCE
-from .passes import eager_module, frozen
+from .passes import apart, eager_module, frozen
 from .points import CapturePlan
 from .recorder import Capture
 
@@ -54,12 +54,8 @@ def edges_at_once(
 ) -> int | None:
     """Return how many edges the layers are to take at a time; None for all of them.
 
-    Args:
-        model: Any model.
-        plan: What is captured of it.
-        batch: Graphs, or parts of them, on which it is tried out whether that is exact.
-        num_nodes: Of the largest graph.
-        num_edges: Of the graph that has most.
+    ``batch`` has graphs, or parts of them, on which it is tried out whether that is exact;
+    ``num_nodes`` and ``num_edges`` are those of the largest graphs.
     """
     if num_edges <= MOST_EDGES or not blocks_are_exact(model, plan, batch):
         return None
@@ -88,13 +84,7 @@ def blocks_are_exact(model: nn.Module, plan: CapturePlan, batch: Batch) -> bool:
             if at_once is None:
                 raise
             return False
-    return all(_alike(whole, parts) for whole, parts in zip(*histories, strict=True))
-
-
-def _alike(whole: Tensor, parts: Tensor) -> bool:
-    scale = float(whole.abs().max()) if whole.numel() else 0.0
-    apart = float((whole - parts).abs().max()) if whole.numel() else 0.0
-    return apart <= TOLERANCE * scale
+    return all(apart(whole, parts) <= TOLERANCE for whole, parts in zip(*histories, strict=True))
 
 
 def _propagate(
@@ -118,15 +108,13 @@ def _propagate(
         inside = ((target >= first) & (target < stop)).nonzero().view(-1)  # [edges of the range]
         taken = {name: value.index_select(0, inside) for name, value in of_edges.items()}
         part = whole(edge_index.index_select(1, inside), *args, **kwargs | taken)
-        if result is None and isinstance(part, Tensor):
-            result = torch.empty_like(part)
-        if result is None or part.shape != result.shape:
-            result = None
-            break
+        if not isinstance(part, Tensor) or (result is not None and part.shape != result.shape):
+            return whole(edge_index, *args, **kwargs)
+        result = torch.empty_like(part) if result is None else result
         last = part.size(layer.node_dim) if (first, stop) == bounds[-1] else stop
         rows = (layer.node_dim, first, last - first)
         result.narrow(*rows).copy_(part.narrow(*rows))  # [nodes of the range, ...]
-    return whole(edge_index, *args, **kwargs) if result is None else result
+    return result
 
 
 def _of_edges(

@@ -28,10 +28,8 @@ def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool =
     Layers are the outermost calls of PyG's ``MessagePassing``, and the innermost other modules
     that look rows of nodes up by the graphs' edges, or multiply them with an adjacency matrix.
 
-    Args:
-        trace: The probe pass.
-        named: The calls that are the layers, where the user says which.
-        steps: Take a layer that passes messages several times in one call apart.
+    ``named`` are the calls that are the layers, where the user says which; ``steps`` takes a layer
+    that passes messages several times in one call apart.
 
     Raises:
         CaptureError: if nothing looks like a layer, or no layer works on the nodes.

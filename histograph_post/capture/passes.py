@@ -106,7 +106,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 def eager_module(model: nn.Module) -> nn.Module:
-    """Return the model that Python runs line by line, so that hooks see every layer.
+    """Return the model that Python runs line by line, so that every layer is seen.
 
     Raises:
         CaptureError: if there is none, because the model was scripted or compiled in parts, or has
@@ -227,7 +227,8 @@ def repeat_note(device: torch.device) -> str | None:
     """Say how far passes on a device can be repeated; None where they give the same bits."""
     if is_repeatable(device):
         return None
-    found = "deterministic algorithms where PyTorch has them, else " if _asks(device) else ""
+    cuda = device.type == "cuda"
+    found = "deterministic algorithms where PyTorch has them, else " if cuda else ""
     return (
         f"computed on {device.type}: {found}sums in any order; compared up to rounding "
         f"({TOLERANCES[torch.float32]:.0e} of a layer's largest number in float32)"
@@ -237,7 +238,7 @@ def repeat_note(device: torch.device) -> str | None:
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
     """Let sums be taken in one order on CUDA, where PyTorch has an algorithm for that."""
-    if not _asks(device):
+    if device.type != "cuda":
         yield
         return
     os.environ.setdefault(*_CUBLAS)
@@ -256,10 +257,6 @@ def repeatable(device: torch.device) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         settings.fill_uninitialized_memory = before[2]
-
-
-def _asks(device: torch.device) -> bool:
-    return device.type == "cuda"
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:

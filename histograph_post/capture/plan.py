@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from torch import nn
 from torch_geometric.data import Batch, HeteroData
@@ -27,7 +26,6 @@ from .points import (
     CapturePoint,
     TimedPoint,
     anchor_value,
-    asks_for_steps,
     module_point,
     select_points,
     split_layers,
@@ -76,7 +74,7 @@ def plan_capture(
     call = CallForm(given_to(model, batch, no_pass), tuple(no_pass))
     parts = split_layers(layers)
     trace = probe(model, batch, no_pass)
-    automatic = _automatic(trace, steps=asks_for_steps(parts))
+    automatic = _automatic(trace, steps="steps" in parts)
     if parts in (["auto"], ["steps"]):
         if automatic.problem is not None:
             raise automatic.problem
@@ -174,14 +172,10 @@ def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint]
             points[taken.value] = anchor_value(
                 trace, taken.value, cut=taken.cut, name=name, consumer=taken.consumer
             )
-    ordered = [points[value] for value in sorted(points, key=partial(_when, trace, points))]
-    return _named(ordered), _notes(layers, states, pooled, consumed, consumers)
-
-
-def _when(trace: Trace, points: Mapping[int, TimedPoint], value: int) -> int:
-    """Return when a value was made; the data's own tensors come up when they are consumed."""
-    call = trace.producer.get(value)
-    return points[value].time if call is None else call.time
+    # By when they were made; the data's own tensors come up when they are consumed.
+    ordered = sorted(points.items(), key=lambda item: trace.producer.get(item[0], item[1]).time)
+    named = _named([point for _, point in ordered])
+    return named, _notes(layers, states, pooled, consumed, consumers)
 
 
 def _states(layers: Layers, ends: Sequence[BranchEnd]) -> list[Consumed]:

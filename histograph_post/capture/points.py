@@ -149,17 +149,16 @@ def module_point(
     consumer: str,
 ) -> TimedPoint:
     """Take a value where it goes into, or comes out of, a module."""
-    values, time = (call.inputs, call.start) if kind == "input" else (call.outputs, call.end)
     point = CapturePoint(
         name=name,
         kind=kind,
         module=call.name,
         call=call.number,
-        index=values.index(value),
+        index=call.tensors(kind).index(value),
         width=trace.values[value].width,
         consumer=consumer,
     )
-    return TimedPoint(time, point, value)
+    return TimedPoint(call.start if kind == "input" else call.end, point, value)
 
 
 def anchor_value(trace: Trace, value: int, *, cut: int, name: str, consumer: str) -> TimedPoint:
@@ -231,16 +230,11 @@ def split_layers(layers: str | Sequence[str | int]) -> list[str]:
     parts = [part.strip() for part in parts]
     if not parts or not all(parts):
         raise CaptureError(f"--layers {layers!r}: empty; expected names, globs or positions")
-    return parts
-
-
-def asks_for_steps(parts: Sequence[str]) -> bool:
-    """Whether layers that pass messages several times are to be taken apart."""
     if "steps" in parts and len(parts) > 1:
         raise CaptureError(
             f"--layers {','.join(parts)}: found steps beside others, expected steps alone"
         )
-    return "steps" in parts
+    return parts
 
 
 def select_points(
@@ -252,12 +246,8 @@ def select_points(
 ) -> list[TimedPoint]:
     """Return the points that are asked for, in execution order, each tensor once.
 
-    Args:
-        trace: The probe pass.
-        automatic: The automatic list, as far as it goes.
-        problem: Why it goes no further.
-        parts: What is asked for.
-        named_layers: Called where no layers were found, with the calls that are.
+    ``automatic`` is the automatic list as far as it goes, ``problem`` why it goes no further;
+    ``named_layers`` is called where no layers were found, with the calls that are.
     """
     by_position = [part for part in parts if _SLICE.fullmatch(part) or _POSITION.fullmatch(part)]
     if by_position and not automatic and problem is not None:
@@ -322,7 +312,7 @@ def _by_name(
             or _tensors(trace, call, kind, None)
         ]
     if not points:
-        values = [value for call in calls for value in _values(call, kind)]
+        values = [value for call in calls for value in call.tensors(kind)]
         shapes = ", ".join(str(list(trace.values[value].shape)) for value in values)
         raise CaptureError(
             f"--layers {part}: the {kind} of {calls[0].label!r} is {shapes or 'no tensor'}; "
@@ -359,15 +349,11 @@ def _as_consumed(
     return []
 
 
-def _values(call: ModuleCall, kind: str) -> tuple[int, ...]:
-    return call.inputs if kind == "input" else call.outputs
-
-
 def _tensors(
     trace: Trace, call: ModuleCall, kind: Literal["input", "output"], place: str | None
 ) -> list[TimedPoint]:
     """Return the point of the tensor at a place, or of the first with node rows, if any."""
-    values = _values(call, kind)
+    values = call.tensors(kind)
     if place is not None:
         rows = [value for value in values[int(place) :][:1] if trace.has_node_rows(value)]
     else:

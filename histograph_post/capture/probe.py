@@ -10,8 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -156,13 +155,15 @@ def _edges_like_nodes(batch: Batch) -> bool:
 
 
 def run_trace(model: nn.Module, batch: Batch) -> Trace:
-    """Run the model once, recording every call; hooks are removed whatever happens."""
+    """Run the model once, recording every call; nothing is left on it whatever happens."""
     recorder = _Recorder(model, batch)
     with ExitStack() as watched:
         for name, module in model.named_modules():
-            watched.enter_context(watch_calls(module, *recorder.hooks(name)))
+            watched.enter_context(watch_calls(module, *recorder.around(name)))
             if isinstance(module, MessagePassing):
-                watched.enter_context(watch_propagation(module, *recorder.hooks(name, "propagate")))
+                watched.enter_context(
+                    watch_propagation(module, *recorder.around(name, "propagate"))
+                )
         with _ScriptedOperators(), recorder:
             output = call_model(model, batch)
         outputs = tuple(recorder.value_of(tensor) for tensor in tensors_in(output))
@@ -190,8 +191,7 @@ class _ScriptedOperators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@dataclass
-class _Known:
+class _Known(NamedTuple):
     """A tensor that was seen; holding it keeps its id and its storage from being used again."""
 
     tensor: Tensor
@@ -258,7 +258,7 @@ class _Recorder(TorchFunctionMode):
             )
         return result
 
-    def hooks(self, name: str, method: str = "") -> tuple[Enter, Leave]:
+    def around(self, name: str, method: str = "") -> tuple[Enter, Leave]:
         """Return what records the calls of the module called ``name``, or of a method of it."""
         if method:
             name = f"{name}.{method}" if name else method

@@ -42,25 +42,20 @@ class Captured:
 class Capture:
     """Runs a model and returns its history beside its output.
 
-    The hooks are there while the object is used as a context manager, and gone afterwards; a
-    :meth:`run` outside of one brings its own. Tensors are copied where they are found, so later
-    in-place operations do not reach them; gradients flow through the copies.
-
-    Args:
-        model: the model the plan was made for.
-        plan: what to capture.
+    The model is watched while the object is used as a context manager; a :meth:`run` outside of one
+    brings its own. Tensors are copied where they are found, so later in-place operations do not
+    reach them; gradients flow through the copies.
     """
 
     def __init__(self, model: nn.Module, plan: CapturePlan) -> None:
         self.plan = plan
         self._model = eager_module(model)
-        self._watched = ExitStack()
-        self._in_use = False
+        self._watched: ExitStack | None = None  # while it is in use
+        self._running = False
         self._calls: Counter[str] = Counter()
         self._found: dict[int, Tensor] = {}
         self._copy_layer: CopyLayer = _clone
         self._num_nodes = 0
-        self._running = False
         self._watches = {
             position: _FunctionWatch(point, partial(self._store, position))
             for position, point in enumerate(plan.points)
@@ -76,25 +71,20 @@ class Capture:
                 )
 
     def __enter__(self) -> Capture:
-        if self._in_use:
+        if self._watched is not None:
             raise CaptureError("this capture is already in use")
-        self._in_use = True
-        positions: dict[str, list[int]] = {name: [] for name in self.plan.runs}
-        for position, point in enumerate(self.plan.points):
-            positions.setdefault(point.module, []).append(position)
-        try:
-            for name, at in positions.items():
-                module = self._model.get_submodule(name)
-                self._watched.enter_context(watch_calls(module, *self._hooks(name, at)))
-            if self._watches:
-                self._release_early()
-        except BaseException:
-            self._remove_hooks()
-            raise
+        wanted = {*self.plan.runs, *(point.module for point in self.plan.points)}
+        with ExitStack() as watched:
+            for name, module in self._model.named_modules():
+                if self._watches or name in wanted:
+                    watched.enter_context(watch_calls(module, *self._around(name)))
+            self._watched = watched.pop_all()
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self._remove_hooks()
+        if self._watched is not None:
+            self._watched.close()
+            self._watched = None
 
     def run(self, batch: Batch, copy_layer: CopyLayer | None = None) -> Captured:
         """Call the model on a batch; return the activation of each layer, and its output.
@@ -105,7 +95,7 @@ class Capture:
         Raises:
             CaptureError: if the forward pass is not the one the plan was made for.
         """
-        if not self._in_use:
+        if self._watched is None:
             with self:
                 return self.run(batch, copy_layer)
         self._calls.clear()
@@ -116,7 +106,12 @@ class Capture:
         try:
             # A shallow copy, because models that take the whole batch assign to its attributes.
             output = call_model(self._model, copy.copy(batch), self.plan.call)
-            history = [self._activation(position) for position in range(len(self.plan.points))]
+            for position, point in enumerate(self.plan.points):
+                if position not in self._found:
+                    raise CaptureError(
+                        f"layer {point.name!r}: {point.place} did not come up in this pass"
+                    )
+            history = [self._found[position] for position in range(len(self.plan.points))]
             self._check_runs()
         finally:
             self._running = False
@@ -134,13 +129,6 @@ class Capture:
                     "in the probe: which layers run depends on the graphs; name the ones that "
                     "always run with --layers"
                 )
-
-    def _activation(self, position: int) -> Tensor:
-        """Return one layer of the history as ``[num_nodes, width]``."""
-        if position not in self._found:
-            point = self.plan.points[position]
-            raise CaptureError(f"layer {point.name!r}: {point.place} did not come up in this pass")
-        return self._found[position]
 
     def _store(self, position: int, tensors: list[Tensor]) -> None:
         point = self.plan.points[position]
@@ -160,53 +148,32 @@ class Capture:
             rows = tensor.flatten(1)  # [num_nodes, width]
             self._found[position] = self._copy_layer(position, rows)
 
-    def _hooks(self, name: str, positions: list[int]) -> tuple[Enter, Leave]:
-        """Return the hooks for the module called ``name``, on which these points depend."""
-        of_kind: dict[str, list[tuple[int, int]]] = {"input": [], "output": [], "function": []}
-        for position in positions:
-            point = self.plan.points[position]
-            of_kind[point.kind].append((position, point.call))
+    def _around(self, name: str) -> tuple[Enter, Leave]:
+        """Return what is done before and after each call of the module called ``name``."""
+        points = [each for each in enumerate(self.plan.points) if each[1].module == name]
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if not self._running:  # a pass that is repeated for gradients, say
-                return
-            self._calls[name] += 1
-            for position, call in of_kind["input"]:
-                if call == self._calls[name]:
-                    self._store(position, tensors_in(args, kwargs))
-
-        def leave(module: nn.Module, output: Any) -> None:
-            if not self._running:
-                return
-            for position, call in of_kind["output"]:
-                if call == self._calls[name]:
-                    self._store(position, tensors_in(output))
-            for position, call in of_kind["function"]:
-                if call == self._calls[name]:
-                    self._watches[position].start()
-
-        return enter, leave
-
-    def _release_early(self) -> None:
-        """Let function watches that are done go when the next module starts.
-
-        While one is there, attention modules avoid their fused kernels, and round differently.
-        """
-
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            # While a function is watched, attention modules avoid their fused kernels, and round
+            # differently: those that are done are let go.
             for watch in self._watches.values():
                 if watch.done:
                     watch.stop()
+            if not self._running:  # a pass that is repeated for gradients, say
+                return
+            self._calls[name] += 1
+            for position, point in points:
+                if point.kind == "input" and point.call == self._calls[name]:
+                    self._store(position, tensors_in(args, kwargs))
 
         def leave(module: nn.Module, output: Any) -> None:
-            pass
+            for position, point in points if self._running else ():
+                if point.call == self._calls[name]:
+                    if point.kind == "output":
+                        self._store(position, tensors_in(output))
+                    elif point.kind == "function":
+                        self._watches[position].start()
 
-        for module in self._model.modules():
-            self._watched.enter_context(watch_calls(module, enter, leave))
-
-    def _remove_hooks(self) -> None:
-        self._watched.close()
-        self._in_use = False
+        return enter, leave
 
 
 class _FunctionWatch(TorchFunctionMode):

@@ -85,6 +85,10 @@ class ModuleCall:
         """Whether something that happened at ``time`` happened inside this call."""
         return self.start < time < self.end
 
+    def tensors(self, kind: str) -> tuple[int, ...]:
+        """The values in its arguments, or in its outputs."""
+        return self.inputs if kind == "input" else self.outputs
+
     def hides(self, value: int) -> bool:
         """Whether the value was made inside this call and not returned by it."""
         return self.first_value <= value < self.end_value and value not in self.outputs
