@@ -120,6 +120,8 @@ class Terminal:
         if self.json:
             return
         cells = [[printable(str(cell)) for cell in row] for row in rows]
+        filled = [at for at, name in enumerate(columns) if name or any(row[at] for row in cells)]
+        columns, *cells = [[row[at] for at in filled] for row in [columns, *cells]]
         room, height = self._out.width, 1
         if any(columns) and _least_width([columns, *cells]) > room:
             transposed = [list(column) for column in zip(columns, *cells, strict=True)]

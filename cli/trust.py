@@ -61,7 +61,10 @@ def trust(
         return
     if folder is None:
         known = all_trusted()
-        _show(terminal, f"Trusted ({trust_file()})", known)
+        if known:
+            _show(terminal, f"Trusted ({trust_file()})", known)
+        else:
+            terminal.info(f"You have not trusted any code yet ({trust_file()}).")
         terminal.result({"trusted": _plain(known)})
         return
     code = recorded_code(folder)

@@ -116,7 +116,9 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
         return Verdict("keep", OWN, text, **known)
     if to_own == "undecided":
         needs = _needs(own)
-        text = f"Undecided: {head} has {score}{over_own}{over_rival} {ending}; {_wanted(needs)}."
+        text = (
+            f"Undecided: {head} has {score}{over_own}{over_rival} {ending}; {_wanted(needs, own)}."
+        )
         return Verdict("undecided", head, text, **known, needs=needs)
     if to_rival == "worse" and not results["readouts"][rival].get("compared_only"):
         # It is better than the head, which is no worse than the checkpoint's own readout.
@@ -134,7 +136,7 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
         text = f"Undecided: {head} has {score}, and there is nothing to compare it with"
         return Verdict("undecided", head, f"{text}; `histograph compare` would decide it.")
     needs, text = _needs(other), f"Undecided between {head}, with {score}, and {simple}:"
-    text += f" {difference(other)} {ending}; {_wanted(needs)}."
+    text += f" {difference(other)} {ending}; {_wanted(needs, other)}."
     return Verdict("undecided", head, text, **known, needs=needs)
 
 
@@ -273,11 +275,15 @@ def _needs(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"count": ceil(wanted / 10**digits) * 10**digits, "over": found["over"]}
 
 
-def _wanted(needs: Mapping[str, Any] | None) -> str:
+def _wanted(needs: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> str:
     """Return what would decide it."""
     if needs is None:
         return "the difference is too small to be worth more test rows, take the simpler one"
-    unit = _UNITS[needs["over"]]
     if needs["count"] is None:
         return "more test rows, or --folds, would decide it"
-    return f"about {needs['count']:,} {unit} would decide it, if the difference stays"
+    wanted = f"about {needs['count']:,} {_UNITS[needs['over']]}"
+    if (
+        found is not None and needs["over"] == "folds"
+    ):  # more folds of the same rows would not: they need more rows
+        wanted = f"about {needs['count'] / found['count']:.2g} times the data"
+    return f"{wanted} would decide it, if the difference stays"

@@ -103,6 +103,7 @@ def test_folds_and_rows_have_to_agree() -> None:
     assert found.decision == "undecided"
     assert found.needs is not None
     assert found.needs["over"] == "folds"
+    assert "times the data would decide it" in found.text
 
 
 def test_a_rival_that_is_compared_only_is_not_to_be_used() -> None:
