@@ -35,11 +35,7 @@ class RowBlock:
     """Rows of the graphs ``graphs`` of a shard; every layer is put into its place once.
 
     Args:
-        layout: What a shard holds.
         graphs: Positions of the graphs in their shard.
-        num_nodes: Their nodes together.
-        graph_of_row: Names the graph of a row, for errors.
-        where: Names the shard, for errors.
         memory: Where the rows are; on the device where the model runs, too, if that is not the CPU.
     """
 
@@ -233,9 +229,6 @@ class ShardThread:
         """Hand over a block that is filled; its first opens a shard, its last closes it.
 
         Args:
-            writer: Of the shard.
-            block: Of rows.
-            outputs: Of the model, for the same graphs.
             check: Called before anything is written.
         """
         self._wait(self._most_blocks - 1)

@@ -43,12 +43,9 @@ def open_folder(
     What is there of another plan is replaced, if that is asked for, once the cache is complete.
 
     Args:
-        plan: What is to be written.
-        output: The folder.
         written: The small files of the cache, and their text.
         overwrite: Whether a cache that is there is replaced; one of this very plan that is not
             complete, or that several jobs write, is gone on with.
-        shared: Whether several jobs write it.
         on_note: Told of shards that have changed since they were written.
     """
     _refuse_foreign_names(output.folder)

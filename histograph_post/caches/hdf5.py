@@ -26,10 +26,6 @@ class CheckedFile:
     """The file of a shard that is being written, as the HDF5 library sees it: nothing ever fails.
 
     What does fail is kept for :meth:`check`, and nothing is written after it.
-
-    Args:
-        path: The file, which must not exist.
-        name: What it is called in errors.
     """
 
     def __init__(self, path: Path, name: Path) -> None:
@@ -140,12 +136,7 @@ def create_group(file: h5f.FileID, name: str) -> None:
 
 
 class RowWriter:
-    """A dataset that takes its rows in order, created with its place in the file.
-
-    Args:
-        file: The shard.
-        spec: What the dataset is called and holds.
-    """
+    """A dataset that takes its rows in order, created with its place in the file."""
 
     def __init__(self, file: h5f.FileID, spec: Dataset) -> None:
         self._spec = spec

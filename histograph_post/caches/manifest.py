@@ -54,12 +54,7 @@ def plan_hash(
     """Return the SHA-256 of all that determines the bytes of the shards.
 
     Args:
-        tool_version: Version of this package.
-        weights_sha256: Hash of the weights that ran.
-        model: Model specification and arguments.
-        data: Data specification, arguments and fingerprint.
         capture: The capture plan as JSON values.
-        layout: What every shard holds.
         shards: First and one-past-last graph of every shard.
         settings: Anything else that bytes depend on, such as the node budget of a batch.
     """
@@ -128,17 +123,11 @@ class Manifest:
         tool_version: Version of the package that wrote the cache.
         weights_sha256: Hash of the weights that ran; a head refuses any other backbone.
         checkpoint: File name of the checkpoint; None for a model that was handed over in memory.
-        model: Which model ran.
-        data: Which data it ran on.
         capture: The capture plan as JSON values.
-        layout: What every shard holds.
         plan_hash: Hash of all that determines the bytes of the shards (:func:`plan_hash`).
-        splits_sha256: Hash of ``splits.json``.
         own_metrics: The score of the model's own outputs as JSON values; None where it has none.
         no_metrics_because: Why there is no such score; None where there is one.
-        shards: Every shard, in order.
         provenance: The code that ran; None in a cache of version 1.0.
-        format_version: Version of the format, ``major.minor``.
     """
 
     tool_version: str

@@ -164,11 +164,8 @@ def plan_cache(
 
     Args:
         model: A trained model; it is put into ``eval()`` and onto the device.
-        dataset: The graphs to run it on.
         splits: Which rows train, validate and test; stored with the cache.
-        options: What a user can choose about a cache.
         model_spec: The model as the user named it; none for one that was handed over in memory.
-        data_args: The arguments the data were loaded with.
         missing: Weights that the checkpoint does not have; refused if the history needs them.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """

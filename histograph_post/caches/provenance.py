@@ -85,7 +85,6 @@ def check_provenance(
         recorded: What the cache or the run says of the code.
         folder: Where it says so, and where the canary is.
         model: The backbone as it was built now, with the recorded weights.
-        plan: What is captured of it.
 
     Raises:
         ModelError: with both hashes, and the first layer that differs.

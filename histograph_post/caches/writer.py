@@ -36,7 +36,6 @@ class ShardGraphs:
 
     Args:
         start: Position of the first graph in the data set.
-        ids: A name per graph.
         num_nodes: Nodes per graph, ``[num_graphs]``.
         labels: A row per graph, node or link; NaN is a missing label. ``[rows, num_targets]``.
         edge_index: ``[2, num_edges]`` per graph, nodes numbered from 0 in each; None to store none.

@@ -49,7 +49,6 @@ def row_batches(
         rows: Label rows to cover, each once.
         level: What a row is; a graph is its own row.
         label_ptr: First label row of each graph and the number of rows: ``[num_graphs + 1]``.
-        batch_size: Graphs per batch.
         seed: Of the shuffle; None keeps the graphs in order.
     """
     owner = np.searchsorted(label_ptr, rows, side="right") - 1  # graph of each row: [rows]
@@ -87,10 +86,6 @@ def budget_batches(num_nodes: Sequence[int] | np.ndarray, node_budget: int) -> I
     """Cut graphs into batches of neighbours with at most ``node_budget`` nodes together.
 
     A larger graph is a batch of its own, so with a budget of 1 every graph is.
-
-    Args:
-        num_nodes: Nodes of each graph: ``[num_graphs]``.
-        node_budget: Nodes of a batch at most.
     """
     first, nodes = 0, 0
     for graph, size in enumerate(num_nodes):
@@ -119,9 +114,6 @@ def make_batch(graphs: Sequence[Data]) -> Batch:
     It handles one graph after the other, which takes as long as running a small model on them.
     Where every graph is a plain ``Data`` of plain tensors on the CPU, one operation makes an
     attribute of the batch; all others are left to PyTorch Geometric.
-
-    Args:
-        graphs: At least one.
     """
     columns = _columns(graphs)
     if columns is None:
@@ -263,7 +255,6 @@ def probe_graphs(dataset: GraphDataset, *, whole: bool = True) -> list[Data]:
     """Return the graphs to try a model on, copied.
 
     Args:
-        dataset: The data.
         whole: Whether large graphs are to be as large as they are, and not a part of them.
     """
     graphs = [dataset.graphs[number] for number in probe_numbers(dataset)]
@@ -284,10 +275,6 @@ def surroundings(graph: Data, most: int) -> Data:
 
     Nodes come in by their distance, in whichever direction edges point; where edges lead no
     further, the first of the other nodes follow. They keep their order.
-
-    Args:
-        graph: Any graph with ``edge_index``.
-        most: Nodes of the part.
     """
     edges, size = graph.edge_index, int(graph.num_nodes)
     nodes = edges[0, :1] if edges.numel() else edges.new_zeros(1)  # [found so far]

@@ -205,7 +205,6 @@ class NonEdges:
     """The pairs of a graph's nodes that are not among some known ones.
 
     Args:
-        num_nodes: Nodes of the graph.
         known: Pairs to leave out, in any direction and number: ``[2, num_known]``.
     """
 
@@ -240,7 +239,6 @@ class LinkNegatives:
     A batch gets as many pairs as it has links, from the same graphs, by the seed of the epoch.
 
     Args:
-        task: What is predicted.
         targets: Of every label row, ``[rows]`` or ``[rows, targets]``.
         non_edges: The pairs of a graph that neither an edge joins nor a label names.
     """

@@ -207,12 +207,7 @@ UNREADABLE = "RDKit cannot read the SMILES"
 
 
 class SmilesRows:
-    """A column of SMILES, whose rows are read in any process.
-
-    Args:
-        smiles: The text of every row.
-        features: The name of the encoding.
-    """
+    """A column of SMILES, whose rows are read in any process."""
 
     def __init__(self, smiles: Sequence[str], features: str) -> None:
         self._smiles = smiles if isinstance(smiles, TextColumn) else TextColumn(smiles)

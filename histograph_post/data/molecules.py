@@ -265,11 +265,6 @@ def args_for_prediction(
 
     Its labels are those that the head predicts, if it has them all; any other column of numbers is
     none. The column of SMILES is called as it was in training, if there is one of that name.
-
-    Args:
-        path: The csv file.
-        trained: The arguments of the data that the head was trained on.
-        targets: What the head predicts.
     """
     table = read_table(path)
     known = all(name in table.header and table.numbers(name) is not None for name in targets)

@@ -52,12 +52,10 @@ def write_block(
     """Write the graphs of consecutive rows, refusing graphs that differ in form.
 
     Args:
-        path: The file.
         key: Hash of what decides the graphs.
         first_row: Row of the first of ``made``.
         made: A graph per row, or why it has none.
         notes: What was changed in the graphs, and in how many.
-        spec: The data, for messages.
     """
     graphs = {row: each for row, each in enumerate(made, first_row) if isinstance(each, Data)}
     skipped = [[row, each] for row, each in enumerate(made, first_row) if isinstance(each, str)]
@@ -223,10 +221,6 @@ class StreamedGraphs(Sequence[Data]):
     """Graphs in files of blocks; ``graphs[i]`` and ``graphs[a:b]`` make what is asked for.
 
     Graphs of different forms are refused.
-
-    Args:
-        paths: The files, in order.
-        spec: The data, for messages.
     """
 
     def __init__(self, paths: Sequence[Path], spec: str) -> None:

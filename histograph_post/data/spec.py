@@ -117,10 +117,6 @@ class DataSpec(Specification):
         Molecules are encoded as they were then. Of a table, the columns that the head predicts are
         the labels, if all of them are there, and no other column of numbers is.
 
-        Args:
-            trained_on: The data that the head was trained on.
-            targets: What it predicts.
-
         Raises:
             DataError: for molecules that are to be encoded in another way.
         """

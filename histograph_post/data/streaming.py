@@ -91,13 +91,7 @@ class RowSource(Protocol):
 
 
 def read_rows(source: RowSource, reading: Reading | None, *, spec: str) -> StreamedGraphs:
-    """Read all rows of a source into blocks, as far as they are not there yet.
-
-    Args:
-        source: The rows.
-        reading: Where blocks are kept and who reads them.
-        spec: The data, for messages.
-    """
+    """Read all rows of a source into blocks, as far as they are not there yet."""
     reading = reading or Reading()
     writing = _Writing(source, _folder(reading), spec)
     blocks = range(-(-len(source) // BLOCK_ROWS))
@@ -203,11 +197,8 @@ def stream_graphs(
     """Return the graphs on disk where there are many of a kind that can stay there, else a list.
 
     Args:
-        given: A data set, a list or an iterator.
-        spec: Its name, for messages.
         stream: Whether they stay on disk; None to decide it by their number.
         level: What carries labels; None if that is to be seen.
-        reading: Where they stay and who reads them.
     """
     if isinstance(given, StreamedGraphs):
         return given
@@ -259,12 +250,7 @@ def as_graph(row: Any) -> Any:
 
 
 class IndexedRows:
-    """A data set that can be indexed, whose rows are read in any process.
-
-    Args:
-        dataset: It.
-        spec: Its name, for messages and for the keys of blocks.
-    """
+    """A data set that can be indexed, whose rows are read in any process."""
 
     def __init__(self, dataset: Any, spec: str) -> None:
         self._dataset = dataset
