@@ -131,17 +131,21 @@ def _check_outputs(plan: CachePlan, outputs: Tensor | None, owners: Tensor, memb
 
 def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
     dataset = plan.dataset
-    graphs = dataset.graphs[start:stop]
     first_row, stop_row = dataset.label_ptr[[start, stop]]
+    edges: list[Tensor] = []
+    pairs: list[Tensor] | None = [] if dataset.level == "link" else None
+    for members in plan.batches(start, stop):  # of graphs that stay on disk, few at a time
+        for graph in dataset.graphs[members.start : members.stop]:
+            edges.append(graph.edge_index)
+            if pairs is not None:
+                pairs.append(graph.edge_label_index)
     return ShardGraphs(
         start=start,
         ids=dataset.ids[start:stop],
         num_nodes=dataset.num_nodes[start:stop],
         labels=plan.labels[first_row:stop_row],
-        edge_index=[graph.edge_index for graph in graphs],
-        edge_label_index=(
-            [graph.edge_label_index for graph in graphs] if dataset.level == "link" else None
-        ),
+        edge_index=edges,
+        edge_label_index=pairs,
     )
 
 

@@ -133,6 +133,8 @@ def find_shard(
     path = folder / shard_name(index)
     if not os.path.lexists(path):
         return None
+    if (folder / MANIFEST_NAME).exists():
+        return None  # another job has just completed the cache; its manifest has the records
     try:
         record = read_record(path)
         with open_regular(path) as file:

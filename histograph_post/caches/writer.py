@@ -116,7 +116,8 @@ class ShardWriter:
         self.index = index
         self._layout = layout
         self._plan_hash = plan_hash
-        self._graphs = graphs
+        # Of the graphs no more: tensors of each of them take many times the memory of the arrays.
+        self._start, self._ids = graphs.start, graphs.ids
         self._counts = graphs.counts(layout)
         self._arrays = graphs.arrays(layout, str(self._path))
         #: By the name of the dataset, in the order of the file.
@@ -129,7 +130,7 @@ class ShardWriter:
     @property
     def num_graphs(self) -> int:
         """Graphs of the shard."""
-        return len(self._graphs.ids)
+        return len(self._ids)
 
     def open(self) -> None:
         """Create the file, under the name of an unfinished one."""
@@ -164,7 +165,7 @@ class ShardWriter:
         first_row, stop_row = ptr[[graphs.start, graphs.stop]].tolist()
 
         def graph_of_row(row: int) -> str:
-            return self._graphs.ids[int(np.searchsorted(ptr, first_row + row, "right")) - 1]
+            return self._ids[int(np.searchsorted(ptr, first_row + row, "right")) - 1]
 
         return RowBlock(
             self._layout,
@@ -206,8 +207,9 @@ class ShardWriter:
             # Left behind by a killed process that had the same number as this one.
             partial.unlink(missing_ok=True)
             with closing(CheckedFile(partial, self._path)) as self._file:
-                start = self._graphs.start
-                file = create_file(self._file, self._plan_hash, self.index, start, self._counts)
+                file = create_file(
+                    self._file, self._plan_hash, self.index, self._start, self._counts
+                )
                 try:
                     self._create_datasets(file)
                     self._file.check()
@@ -242,7 +244,7 @@ class ShardWriter:
 
     def _entry(self, path: Path, extents: dict[str, tuple[Extent, ...]]) -> ShardInfo:
         """Return the manifest's entry for a file that is written, which is read to be hashed."""
-        counts, start = self._counts, self._graphs.start
+        counts, start = self._counts, self._start
         with open_regular(path) as file:
             num_bytes = os.fstat(file.fileno()).st_size
             info = ShardInfo(

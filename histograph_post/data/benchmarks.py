@@ -13,10 +13,9 @@ import io
 import os
 import pickle
 import re
-import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -287,7 +286,21 @@ def _process(
         trouble = f"{files[0].parent}: cannot be read as {raw.spec}"
         if check is not None:
             check(files)
-    with _partial_folder(folder) as partial:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(
+            prefix=f"{folder.name}.",
+            suffix=PARTIAL_SUFFIX,
+            dir=folder.parent,
+            ignore_cleanup_errors=True,  # it has another name by then
+        )
+    except OSError as error:
+        raise DataError(
+            f"{folder.parent}: cannot be written ({error.strerror}); "
+            "set XDG_CACHE_HOME to a folder that can"
+        ) from error
+    with temporary as name:
+        partial = Path(name)
         links = partial / raw.folder / "raw"
         links.mkdir(parents=True)
         for path in files:
@@ -300,24 +313,6 @@ def _process(
             partial.rename(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: cannot be written; set XDG_CACHE_HOME to a folder that can")
-
-
-@contextlib.contextmanager
-def _partial_folder(folder: Path) -> Iterator[Path]:
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = tempfile.mkdtemp(
-            prefix=f"{folder.name}.", suffix=PARTIAL_SUFFIX, dir=folder.parent
-        )
-    except OSError as error:
-        raise DataError(
-            f"{folder.parent}: cannot be written ({error.strerror}); "
-            "set XDG_CACHE_HOME to a folder that can"
-        ) from error
-    try:
-        yield Path(partial)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _quietly(build: Callable[[str], Any], folder: Path, trouble: str) -> Any:
