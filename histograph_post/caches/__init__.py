@@ -13,9 +13,8 @@ from ..utils import lazy_names
 
 if TYPE_CHECKING:
     from .manifest import Manifest
-    from .reader import Cache
+    from .reader import Cache, verify_cache
     from .shard import CachedBatch, CachedGraph
-    from .verify import verify_cache
 
 __all__ = ["Cache", "CachedBatch", "CachedGraph", "Manifest", "verify_cache"]
 
@@ -23,8 +22,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         ".manifest": ("Manifest",),
-        ".reader": ("Cache",),
+        ".reader": ("Cache", "verify_cache"),
         ".shard": ("CachedBatch", "CachedGraph"),
-        ".verify": ("verify_cache",),
     },
 )

@@ -1,9 +1,10 @@
-"""Reading a cache: zero-copy histories per graph, flat batches, labels, outputs and splits."""
+"""Reading a cache: zero-copy histories per graph, flat batches, labels, outputs; verifying it."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -16,11 +17,27 @@ from ..errors import CacheError, DataError
 from ..splits import Splits
 from ..utils.files import follows_links, read_limited
 from .layout import shard_name
-from .manifest import MOLECULES_NAME, SPLITS_LIMIT, Manifest, read_manifest, read_splits
-from .shard import TORCH_TYPES, CachedBatch, CachedGraph, History, Shard, as_tensor, read_graph
-
-#: Shards that are open at most; each holds a file descriptor.
-MAX_OPEN_SHARDS = 512
+from .manifest import (
+    CANARY_NAME,
+    MANIFEST_NAME,
+    MOLECULES_NAME,
+    SPLITS_LIMIT,
+    SPLITS_NAME,
+    Manifest,
+    read_manifest,
+    read_splits,
+)
+from .shard import (
+    TORCH_TYPES,
+    CachedBatch,
+    CachedGraph,
+    History,
+    Shard,
+    as_tensor,
+    most_open_shards,
+    read_graph,
+    verify_shard,
+)
 
 #: Activations in a piece of :meth:`Cache.pieces`, at most: one more, and torch wakes threads to
 #: copy them, which takes longer than the copying.
@@ -299,13 +316,73 @@ class Cache:
         return shard
 
 
-def most_open_shards() -> int:
-    """Return how many shards may be open: they leave half of the file descriptors to others."""
+# --- checking every byte, and listing what is wrong instead of stopping at it
+
+
+@dataclass(frozen=True)
+class VerifyRow:
+    """What came of checking one file; ``problem`` is None where nothing is wrong."""
+
+    file: str
+    checked: str
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What came of checking every file of a cache."""
+
+    path: Path
+    rows: tuple[VerifyRow, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, a line each."""
+        return tuple(row.problem for row in self.rows if row.problem is not None)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def verify_cache(
+    path: str | Path, progress: Callable[[int, int], None] | None = None
+) -> VerifyReport:
+    """Check every byte of a cache: checksums, offsets, node numbers, finite values, splits.
+
+    Damage is listed, not raised. ``progress`` is called with the bytes done and their total.
+    """
+    from .provenance import read_canary
+
+    folder = Path(path)
     try:
-        import resource
-    except ImportError:  # Windows
-        return MAX_OPEN_SHARDS
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return MAX_OPEN_SHARDS
-    return max(1, min(MAX_OPEN_SHARDS, limit // 2))
+        manifest = Cache.open(folder).manifest
+    except CacheError as error:
+        return VerifyReport(folder, (VerifyRow(MANIFEST_NAME, "contents", str(error)),))
+    rows = [
+        VerifyRow(MANIFEST_NAME, "checksum, contents", None),
+        VerifyRow(SPLITS_NAME, "checksum, contents", _problem(read_splits, folder, manifest)),
+    ]
+    recorded = manifest.provenance
+    if recorded is not None and recorded.canary_sha256 is not None:
+        problem = _problem(read_canary, folder, recorded.canary_sha256)
+        rows.append(VerifyRow(CANARY_NAME, "checksum, contents", problem))
+    total = sum(shard.num_bytes for shard in manifest.shards)
+    done = 0
+    for info in manifest.shards:
+        name = shard_name(info.index)
+        problem = _problem(verify_shard, folder / name, info, manifest.layout)
+        rows.append(VerifyRow(name, "checksum, offsets, node numbers, finite values", problem))
+        done += info.num_bytes
+        if progress is not None:
+            progress(done, total)
+    return VerifyReport(folder, tuple(rows))
+
+
+def _problem(check: Callable[..., object], *arguments: object) -> str | None:
+    try:
+        check(*arguments)
+    except CacheError as error:
+        return str(error)
+    return None

@@ -19,7 +19,16 @@ from torch import Tensor
 
 from ..errors import CacheError
 from ..utils.files import open_regular, sha256_prefix
-from .layout import Counts, Dataset, Extent, Layout, ShardInfo, expand
+from .layout import STORED_TYPES, Counts, Dataset, Extent, Layout, ShardInfo, expand
+
+#: Shards that are open at most; each holds a file descriptor.
+MAX_OPEN_SHARDS = 512
+
+#: Bits that are all set in a value that is not finite, by storage type.
+_EXPONENTS = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
+
+#: Values are scanned in blocks of about this many bytes.
+_BLOCK_BYTES = 16 * 2**20
 
 
 class CompressedRows:
@@ -113,6 +122,44 @@ class Shard:
         """
         if hasattr(self._map, "madvise"):  # not on every system
             self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def most_open_shards() -> int:
+    """Return how many shards may be open: they leave half of the file descriptors to others."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return MAX_OPEN_SHARDS
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return MAX_OPEN_SHARDS
+    return max(1, min(MAX_OPEN_SHARDS, limit // 2))
+
+
+def verify_shard(path: Path, info: ShardInfo, layout: Layout) -> None:
+    """Check every byte of a shard, and that all activations are finite."""
+    with open_regular(path) as file:
+        # One byte more than expected, so that a file that has grown does not pass.
+        found = sha256_prefix(file, info.num_bytes + 1)
+    if found != info.sha256:
+        raise CacheError(f"{path}: found checksum {found}, expected {info.sha256}")
+    shard = Shard.open(path, info, layout)
+    exponent = _EXPONENTS[layout.dtype]
+    bits = STORED_TYPES[layout.dtype].replace("f", "u")
+    step = max(1, _BLOCK_BYTES // layout.row_bytes)
+    for number, values in enumerate(shard.activations):
+        for start in range(0, info.num_nodes, step):
+            block = values[start : min(start + step, info.num_nodes)].view(bits)
+            wrong = (block & exponent) == exponent  # [rows, num_layers, dim] or [rows, dim]
+            if not wrong.any():
+                continue
+            row, layer = np.argwhere(wrong)[0, :2].tolist()
+            graph = int(np.searchsorted(shard.arrays["ptr"], start + row, side="right")) - 1
+            name = layout.layer_names[layer if layout.is_uniform else number]
+            raise CacheError(
+                f"{path}: graph {shard.ids[graph]!r}, layer {name!r}: "
+                "found a value that is not finite, expected finite activations"
+            )
 
 
 def _read_ids(arrays: dict[str, np.ndarray], where: str) -> list[str]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
-from histograph_post.caches import Cache, reader
+from histograph_post.caches import Cache
 from histograph_post.errors import CacheError, DataError, NotFoundError
 
 
@@ -216,7 +216,7 @@ def test_many_shards_do_not_exhaust_file_descriptors(example, tmp_path, monkeypa
         pytest.skip("needs /proc/self/fd")
     made = example([2] * 6)
     made.write(tmp_path, [(index, index + 1) for index in range(6)])
-    monkeypatch.setattr(reader, "MAX_OPEN_SHARDS", 2)
+    monkeypatch.setattr("histograph_post.caches.shard.MAX_OPEN_SHARDS", 2)
     cache = Cache.open(tmp_path)
     graphs = [cache[index] for index in range(6)]
     expected = [torch.stack(history, dim=1) for history in made.histories]
