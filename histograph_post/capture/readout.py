@@ -292,8 +292,7 @@ class _Readout:
             found += self._graph_end(Consumed(value, join.call.time, consumer)).states
         if aggregates or self.joins.aggregates(join.call, end.value):
             return BranchEnd(tuple(found), end)
-        parts = {*join.members, *(value for value in join.others if self.made[value])}
-        return BranchEnd(tuple(found), end, tuple(sorted(parts)))
+        return BranchEnd(tuple(found), end, (*join.members, *join.others))
 
 
 # --- gates

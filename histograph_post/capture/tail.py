@@ -170,7 +170,8 @@ class Joins:
 
     def is_habit(self, join: Join, end: int) -> bool:
         """Whether layers before were given what was joined in the same way."""
-        kind = next((kind for kind in (CONCATENATING, SUMMING) if join.call.name in kind), ())
+        kinds = (CONCATENATING, SUMMING, MULTIPLYING)
+        kind = next((kind for kind in kinds if join.call.name in kind), ())
         for given in self.layers.given_before(end, alike=False):
             makers = self.layers.frontier(given)
             for earlier in self._joins(given):
@@ -185,7 +186,7 @@ class Joins:
     ) -> bool:
         """Whether an earlier layer was given what was joined as far back, and in the same way."""
         before, now = self._gaps(earlier, given), self._gaps(join, end)
-        if join.call.name in SUMMING:
+        if join.call.name not in CONCATENATING:
             own = all(self._is_own(value, makers) for value in earlier.others)
             return before <= now and not own
         aggregates = self.aggregates(join.call, end)

@@ -29,6 +29,7 @@ from . import (  # noqa: F401 - each registers its models
     plain,
     published,
     pyg_models,
+    rarer,
     readouts,
     running,
     shapes,
