@@ -120,13 +120,13 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
     diverged = sum(bool(fit.get("diverged")) for fit in results["fits"])
     if diverged:
         terminal.note(
-            f"{plural(diverged, 'fit')} of {len(results['fits'])} diverged and counted with the "
-            "best epoch before that, or untrained: lower --lr"
+            f"{diverged} of {plural(len(results['fits']), 'fit')} diverged: what counts is the "
+            "best epoch before that, or the untrained head; lower --lr"
         )
     if results.get("left_out"):
         terminal.info(
-            f"The run predicts with {plural(results['members'], 'head')}; {results['left_out']} "
-            f"more of {results['head']} have other backbones, and count in the table only."
+            f"The run predicts with {plural(results['members'], 'head')} on one backbone; "
+            f"{results['left_out']} more, on other backbones, count in the table only."
         )
 
 

@@ -112,6 +112,11 @@ class Averages:
                 found = outputs_by_fold(named(fits, name), part)
                 self._outputs[part, name] = {each.fold: (each.rows, each.mean) for each in found}
 
+    @property
+    def labelled_rows(self) -> int:
+        """Rows that have a label, of whatever part: as many can be tested."""
+        return int((~np.isnan(self._labels)).any(axis=1).sum())
+
     def scores(self, name: str, part: str = "test") -> dict[Key, float]:
         """Return the score of each fold that has one, under its fold and 0 for the seed."""
         found = {

@@ -106,6 +106,7 @@ def results(
         "metric": metric,
         "higher_is_better": task.higher_is_better,
         "head": chosen,
+        "labelled_rows": averages.labelled_rows,
         "readouts": rows,
         "versus_baseline": rows[chosen]["versus_baseline"],
     }

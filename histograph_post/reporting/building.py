@@ -29,6 +29,7 @@ from .layer_analysis import (
     LayerProfile,
     Sample,
     TrainedHead,
+    cache_of,
     load_fit_head,
     owners_of,
     profile_layers,
@@ -37,11 +38,9 @@ from .layer_analysis import (
 )
 from .layer_charts import (
     evolution_figures,
-    group_weights,
+    layer_weights,
     smoothing_section,
     smoothness_figures,
-    weight_sets_figure,
-    weights_figure,
 )
 from .molecules import Molecule, find_molecules
 from .outcomes import (
@@ -229,9 +228,6 @@ def _check(run: Run, caches: list[Cache], weights: list[str]) -> None:
 
 # --- what the activations say: everything in a report that needs the cache
 
-#: Fits whose layer weights are looked at.
-_MAX_FITS = 12
-
 
 @dataclass
 class Evidence:
@@ -266,7 +262,7 @@ def gather_evidence(
         return found
     done = on_progress or (lambda step, steps: None)
     done(0, 4)
-    cache = _cache_of(caches, own.fold)
+    cache = cache_of(caches, own.fold)
     sample = sample_test_graphs(cache, own.rows)
     try:
         head = load_fit_head(run, fold, seed)
@@ -276,27 +272,19 @@ def gather_evidence(
     _add_profile(found, run, cache, sample, head)
     done(1, 4)
     if head is not None and sample.largest <= MAX_ATTENDED_NODES:
-        _add_weights(found, run, caches, outcomes, sample, head)
+        figures, notes = layer_weights(run, caches, outcomes, sample, head)
+        found.layer_figures = [*figures, *found.layer_figures]
+        found.notes += notes
     done(2, 4)
     _add_examples(found, run, cache, own, head)
-    if run.task.level == "graph":  # the molecules of the rows that were predicted worst
-        every = combined(outcomes)
-        worst = np.argsort(-np.nan_to_num(row_losses(every, run.task), nan=-1.0), kind="stable")
-        rows = every.rows[worst[:MAX_ROWS]]
-        graphs = owners_of(cache, rows).tolist()
-        known = find_molecules(cache, graphs)
-        pairs = zip(rows.tolist(), graphs, strict=True)
-        found.molecules = {row: known[graph] for row, graph in pairs if graph in known}
+    if run.task.level == "graph":
+        found.molecules = _listed_molecules(run, cache, outcomes)
     done(3, 4)
     depths = score_depths(run, caches)
     if depths is not None:
         found.layer_figures.append(depth_figure(run, depths))
     done(4, 4)
     return found
-
-
-def _cache_of(caches: Sequence[Cache], fold: int) -> Cache:
-    return caches[fold] if len(caches) > 1 else caches[0]
 
 
 def _add_profile(
@@ -329,58 +317,6 @@ def _add_profile(
         found.notes.append(f"Over-smoothing is not shown for the head: {because}.")
 
 
-def _add_weights(
-    found: Evidence,
-    run: Run,
-    caches: Sequence[Cache],
-    outcomes: Sequence[Outcome],
-    sample: Sample,
-    head: TrainedHead,
-) -> None:
-    """Add the layer weights over the test graphs of every fit."""
-    fits = [(outcome, seed) for outcome in outcomes for seed in outcome.seeds]
-    # The best one first, which is loaded already.
-    fits.sort(key=lambda fit: (fit[0].fold, fit[1]) != run.chosen)
-    if run.backbone.in_run:  # every fit has a backbone of its own
-        fits = fits[:1]
-    parts: list[tuple[np.ndarray, np.ndarray]] = []  # layer weights and labels of graphs
-    looked_at, fold = sample, run.chosen[0]
-    for outcome, seed in fits[:_MAX_FITS]:
-        cache, trained = _cache_of(caches, outcome.fold), head
-        if (outcome.fold, seed) != run.chosen:
-            try:
-                trained = load_fit_head(run, outcome.fold, seed)
-            except HistographError:  # a fit whose folder was cleared away
-                continue
-        if outcome.fold != fold:
-            looked_at, fold = sample_test_graphs(cache, outcome.rows), outcome.fold
-        attention = trained.attention(looked_at)
-        if attention is None:
-            return
-        labels = cache.labels()[cache.label_ptr[looked_at.graphs]]  # [graphs, targets]
-        parts.append((attention.layer_weights, labels))
-    own_fits = [fit for fit in run.results["fits"] if fit["head"] == run.head]
-    untrained = sum(fit["best_epoch"] < 0 for fit in own_fits)
-    total = sum(len(outcome.seeds) for outcome in outcomes)
-    if untrained:
-        found.notes.append(
-            f"In {untrained} of {plural(total, 'fit')} of {run.head}, the best epoch by validation "
-            "is before training: there, layer weights and attention are those it starts with."
-        )
-    if total > len(parts):
-        found.notes.append(f"Layer weights are those of {len(parts)} of {total} fits.")
-    weights, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
-    first = len(sample.layers) - weights.shape[2]
-    about = f"over the test graphs of {plural(len(parts), 'fit')}"
-    if not sample.is_whole:
-        about += f", at most {len(sample.graphs)} of each"
-    groups = group_weights(weights.mean(axis=1), labels, run.task)
-    figures = [weights_figure(groups, first, about=about)]
-    if weights.shape[1] > 1:
-        figures.append(weight_sets_figure(weights, first, about=about))
-    found.layer_figures = [*figures, *found.layer_figures]
-
-
 def _add_examples(
     found: Evidence, run: Run, cache: Cache, own: Outcome, head: TrainedHead | None
 ) -> None:
@@ -404,3 +340,14 @@ def _add_examples(
             f"{plural(missing, 'molecule')} drawn as graphs: RDKit is not installed (extra chem), "
             "or the SMILES has other atoms or bonds than the graph."
         )
+
+
+def _listed_molecules(run: Run, cache: Cache, outcomes: Sequence[Outcome]) -> dict[int, Molecule]:
+    """Return the molecules of the rows that were predicted worst, which the table lists."""
+    every = combined(outcomes)
+    worst = np.argsort(-np.nan_to_num(row_losses(every, run.task), nan=-1.0), kind="stable")
+    rows = every.rows[worst[:MAX_ROWS]]
+    graphs = owners_of(cache, rows).tolist()
+    known = find_molecules(cache, graphs)
+    pairs = zip(rows.tolist(), graphs, strict=True)
+    return {row: known[graph] for row, graph in pairs if graph in known}

@@ -21,7 +21,7 @@ from ..tasks import Task, has_labels
 from ..training.solving import solve_linear
 from ..utils.text import metric_name, number, plural
 from .figures import CHOSEN, DASHES, RIVAL, Chart, Figure
-from .layer_analysis import one_thread, owners_of
+from .layer_analysis import cache_of, one_thread, owners_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def score_depths(run: Run, caches: Sequence[Cache]) -> DepthScores | None:
     """Solve a linear map of the last 1, 2, ... layers on some folds; None where that is no use."""
     task = run.task
     folds = [
-        (fold, caches[number] if len(caches) > 1 else caches[0])
+        (fold, cache_of(caches, number))
         for number, fold in enumerate(run.splits.folds)
         if len(caches) in (1, len(run.splits.folds))
     ][:_MAX_FOLDS]
@@ -171,7 +171,7 @@ def depth_figure(run: Run, found: DepthScores) -> Figure:
         axes.legend(loc="best")
 
     what = "means of a graph's nodes" if run.task.level == "graph" else "activations of a node"
-    sampled = "" if found.is_whole else "; some rows of large parts, drawn at random"
+    sampled = "" if found.is_whole else "; large parts by a random sample of their rows"
     shown = ", ".join(
         f"{plural(depth, 'layer')} {number(value)}"
         for depth, value in zip(found.depths, found.test, strict=True)
@@ -179,9 +179,9 @@ def depth_figure(run: Run, found: DepthScores) -> Figure:
     return Figure(
         name="depth",
         title=f"{metric[0].upper()}{metric[1:]} against number of layers kept",
-        caption=f"A linear map of the {what} in the last 1, 2, ... layers, solved; "
-        f"{plural(found.num_folds, 'fold')}{sampled}. If the line is flat from 1 on, the last "
-        "layer holds all that such a map can use.",
+        caption=f"Fitted anew for each number of layers: a linear map of the {what} in the last 1, "
+        f"2, ... layers; {plural(found.num_folds, 'fold')}{sampled}. A flat line means that the "
+        "last layer alone holds all that such a map can use.",
         alternative=f"Test {metric} of a linear map of the last layers: {shown}.",
         picture=Chart(draw),
     )

@@ -71,6 +71,11 @@ def owners_of(cache: Cache, rows: np.ndarray) -> np.ndarray:
     return np.searchsorted(cache.label_ptr, rows, side="right") - 1
 
 
+def cache_of(caches: Sequence[Cache], fold: int) -> Cache:
+    """Return the cache that a fold was trained on: there is one, or one per fold."""
+    return caches[fold] if len(caches) > 1 else caches[0]
+
+
 def choose_graphs(
     sizes: np.ndarray, *, max_graphs: int = MAX_GRAPHS, max_nodes: int = MAX_NODES
 ) -> np.ndarray:

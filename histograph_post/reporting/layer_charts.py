@@ -7,10 +7,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..caches import Cache
+from ..errors import HistographError
+from ..runs.run import Run
 from ..tasks import Task
 from ..utils.text import MINUS, number, plural
 from .figures import CHOSEN, DASHES, MARKERS, MUTED, RIVAL, Chart, Figure, draw_cells, series_colour
-from .layer_analysis import LayerProfile, Quartiles, Smoothness
+from .layer_analysis import (
+    LayerProfile,
+    Quartiles,
+    Sample,
+    Smoothness,
+    TrainedHead,
+    cache_of,
+    load_fit_head,
+    sample_test_graphs,
+)
+from .outcomes import Outcome
 from .page import Section, Table
 
 if TYPE_CHECKING:
@@ -115,7 +128,7 @@ def weight_sets_figure(weights: np.ndarray, first: int, *, about: str) -> Figure
 def evolution_figures(profile: LayerProfile, *, about: str) -> list[Figure]:
     """Draw the distance of each layer to the last; nothing where no other is as wide."""
     skipped = sum(value is None for value in profile.distance)
-    note = f" {plural(skipped, 'layer')} of another width left out." if skipped else ""
+    note = f" Left out: {plural(skipped, 'layer')} of another width." if skipped else ""
     if len(profile.distance) - skipped < 2:
         return []
     return [
@@ -291,3 +304,67 @@ def group_weights(weights: np.ndarray, labels: np.ndarray, task: Task) -> dict[s
         groups = {f"class {value:g}": values == value for value in sorted(frequent)}
     found = {name: weights[members] for name, members in groups.items() if members.any()}
     return found or everything
+
+
+#: Fits whose layer weights are looked at.
+_MAX_FITS = 12
+
+
+def layer_weights(
+    run: Run,
+    caches: Sequence[Cache],
+    outcomes: Sequence[Outcome],
+    sample: Sample,
+    head: TrainedHead,
+) -> tuple[list[Figure], list[str]]:
+    """Draw the layer weights over the test graphs of every fit; return the figures, and notes.
+
+    Args:
+        run: The run.
+        caches: One, or one per fold.
+        outcomes: The test rows of every fold.
+        sample: Test graphs of the best fit.
+        head: Of the best fit.
+    """
+    fits = [(outcome, seed) for outcome in outcomes for seed in outcome.seeds]
+    # The best one first, which is loaded already.
+    fits.sort(key=lambda fit: (fit[0].fold, fit[1]) != run.chosen)
+    if run.backbone.in_run:  # every fit has a backbone of its own
+        fits = fits[:1]
+    parts: list[tuple[np.ndarray, np.ndarray]] = []  # layer weights and labels of graphs
+    looked_at, fold = sample, run.chosen[0]
+    for outcome, seed in fits[:_MAX_FITS]:
+        cache, trained = cache_of(caches, outcome.fold), head
+        if (outcome.fold, seed) != run.chosen:
+            try:
+                trained = load_fit_head(run, outcome.fold, seed)
+            except HistographError:  # a fit whose folder was cleared away
+                continue
+        if outcome.fold != fold:
+            looked_at, fold = sample_test_graphs(cache, outcome.rows), outcome.fold
+        attention = trained.attention(looked_at)
+        if attention is None:
+            return [], []
+        labels = cache.labels()[cache.label_ptr[looked_at.graphs]]  # [graphs, targets]
+        parts.append((attention.layer_weights, labels))
+    own_fits = [fit for fit in run.results["fits"] if fit["head"] == run.head]
+    untrained = sum(fit["best_epoch"] < 0 for fit in own_fits)
+    total = sum(len(outcome.seeds) for outcome in outcomes)
+    notes = []
+    if untrained:
+        notes.append(
+            f"In {untrained} of {plural(total, 'fit')} of {run.head}, validation was best before "
+            "the first epoch: their layer weights and attention are the initial ones."
+        )
+    if total > len(parts):
+        notes.append(f"Layer weights are shown for {len(parts)} of {total} fits.")
+    weights, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
+    first = len(sample.layers) - weights.shape[2]
+    about = f"over the test graphs of {plural(len(parts), 'fit')}"
+    if not sample.is_whole:
+        about += f", at most {len(sample.graphs)} of each"
+    groups = group_weights(weights.mean(axis=1), labels, run.task)
+    figures = [weights_figure(groups, first, about=about)]
+    if weights.shape[1] > 1:
+        figures.append(weight_sets_figure(weights, first, about=about))
+    return figures, notes

@@ -287,21 +287,23 @@ def rows_section(run: Run, molecules: Mapping[int, Molecule]) -> Section:
     shown = order[:MAX_ROWS]
     found = {int(at): molecules.get(int(outcome.rows[at])) for at in shown}
     has_smiles = any(found.values())
-    columns: list[str] = ["molecule" if has_smiles else task.level]
-    columns += [*(["SMILES"] if has_smiles else []), *_columns(task)]
-    columns += [] if outcome.spread is None else ["spread"]
     names = _names(outcome.ids, task)
-    rows = []
+    rows: list[dict[str, str]] = []  # column -> cell
     for at in shown.tolist():
         molecule = found[at]
-        name = names[at] if molecule is None else molecule.name or names[at]
-        smiles = [MISSING if molecule is None else molecule.smiles] if has_smiles else []
-        spread = [] if outcome.spread is None else [f"{outcome.spread[at]:.3f}"]
-        rows.append([name, *smiles, *_cells(outcome, task, at, float(losses[at])), *spread])
+        row = {"molecule" if has_smiles else task.level: names[at]}
+        if molecule is not None and molecule.name:
+            row["molecule"] = molecule.name
+        if has_smiles:
+            row["SMILES"] = MISSING if molecule is None else molecule.smiles
+        row |= _cells(outcome, task, at, float(losses[at]))
+        if outcome.spread is not None:
+            row["spread"] = f"{outcome.spread[at]:.3f}"
+        rows.append(row)
     kept = "" if len(shown) == len(order) else f"{len(shown):,} of {len(order):,} are listed; "
     table = Table(
-        columns,
-        rows,
+        list(rows[0]),
+        [list(row.values()) for row in rows],
         caption="Test rows, the worst predictions first; click a heading to sort. "
         + ("" if outcome.spread is None else "Spread: the standard deviation over seeds. ")
         + f"{kept}{PREDICTIONS_NAME} has all of them.",
@@ -316,31 +318,25 @@ def _names(ids: Sequence[str], task: Task) -> Sequence[str]:
     return [name.rpartition(":")[2] for name in ids] if len(graphs) == 1 else ids
 
 
-def _columns(task: Task) -> list[str]:
-    if task.kind == "binary":
-        return ["true", "predicted", f"p({task.classes[1]:g})", "log loss"]
-    if task.kind == "multiclass":
-        return ["true", "predicted", "p(predicted)", "p(true)", "log loss"]
-    if task.kind == "multilabel":
-        return ["labels", "right", "mean log loss"]
-    if task.num_targets > 1:
-        return ["mean absolute error"]
-    return ["true", "predicted", "error"]
-
-
-def _cells(outcome: Outcome, task: Task, at: int, loss: float) -> list[str]:
+def _cells(outcome: Outcome, task: Task, at: int, loss: float) -> dict[str, str]:
+    """Return what the table says of a row, by column."""
     labels, predicted = outcome.labels[at], outcome.predicted[at]
     if task.kind == "binary":
-        chosen = task.classes[int(predicted[-1] > 0.5)]
-        return [f"{labels[0]:g}", f"{chosen:g}", f"{predicted[-1]:.3f}", number(loss)]
+        likely = predicted[-1]
+        chosen = f"{task.classes[int(likely > 0.5)]:g}"
+        said = {"predicted": chosen, f"p({task.classes[1]:g})": f"{likely:.3f}"}
+        return {"true": f"{labels[0]:g}", **said, "log loss": number(loss)}
     if task.kind == "multiclass":
-        truth, chosen = int(np.searchsorted(task.classes, labels[0])), int(predicted.argmax())
-        shares = [f"{predicted[chosen]:.3f}", f"{predicted[truth]:.3f}"]
-        return [f"{labels[0]:g}", f"{task.classes[chosen]:g}", *shares, number(loss)]
+        truth, best = int(np.searchsorted(task.classes, labels[0])), int(predicted.argmax())
+        shares = {"p(predicted)": f"{predicted[best]:.3f}", "p(true)": f"{predicted[truth]:.3f}"}
+        said = {"true": f"{labels[0]:g}", "predicted": f"{task.classes[best]:g}"}
+        return {**said, **shares, "log loss": number(loss)}
     present = ~np.isnan(labels)
     if task.kind == "multilabel":
         right = int(((predicted > 0.5) == (labels == 1))[present].sum())
-        return [str(int(present.sum())), str(right), number(loss)]
+        counts = {"labels": str(int(present.sum())), "right": str(right)}
+        return {**counts, "mean log loss": number(loss)}
     if task.num_targets > 1:
-        return [number(loss)]
-    return [number(labels[0]), number(predicted[0]), number(predicted[0] - labels[0])]
+        return {"mean absolute error": number(loss)}
+    error = number(predicted[0] - labels[0])
+    return {"true": number(labels[0]), "predicted": number(predicted[0]), "error": error}

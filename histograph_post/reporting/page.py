@@ -118,7 +118,7 @@ class Page:
 
 
 #: How a verdict begins: what to do.
-_DECISION = re.compile(r"(Use \S+?|Keep your own readout|Undecided)(?=[ ,:])")
+_DECISION = re.compile(r"(Use \S+?|Keep your own readout|Keep the frozen head|Undecided)(?=[ ,:])")
 
 
 def _stressed(headline: str) -> str:

@@ -241,12 +241,7 @@ def confusion_counts(outcome: Outcome, task: Task) -> np.ndarray:
 
 
 def confusion_figure(outcome: Outcome, task: Task) -> Figure | None:
-    """Draw the confusion matrix; None where there are too many classes to read it.
-
-    Args:
-        outcome: Every test row once.
-        task: What is predicted.
-    """
+    """Draw the confusion matrix of every test row once; None for more classes than one can read."""
     counts = confusion_counts(outcome, task)
     if len(counts) > _MAX_CLASSES or not counts.any():
         return None
@@ -344,13 +339,7 @@ _MAX_POINTS = 2000
 
 
 def regression_figures(outcome: Outcome, target: int, name: str) -> list[Figure]:
-    """Draw predicted against true values of one target, and how the errors are distributed.
-
-    Args:
-        outcome: Every test row once.
-        target: Number of the target.
-        name: Its name.
-    """
+    """Draw predicted against true values of one target, every test row once, and the errors."""
     truth, outputs = labelled_rows(outcome, target)
     if not len(truth):
         return []

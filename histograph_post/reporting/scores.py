@@ -38,7 +38,7 @@ def headline(run: Run) -> str:
         (run.results.get("versus_default"), "with its defaults"),
     ):
         if versus is not None:
-            said.append(f"Against {versus['baseline']} {other}: {difference(versus)}.")
+            said.append(f"Difference to {versus['baseline']} {other}: {difference(versus)}.")
     return " ".join(said)
 
 
@@ -142,7 +142,8 @@ def _metrics_table(run: Run) -> Table | None:
     if not rows:
         return None
     columns = [run.head, *(metric_name(name) for name in run.task.metrics)]
-    return Table(columns, rows, caption=f"All metrics of {run.head}, over single fits.")
+    caption = f"All metrics of {run.head}: mean ± standard deviation over single fits."
+    return Table(columns, rows, caption=caption)
 
 
 # --- how the readouts rank, and how they learned
@@ -185,8 +186,8 @@ def ranking_figure(run: Run, ranked: Mapping[str, Summary]) -> Figure:
     return Figure(
         name="ranking",
         title=f"Test {metric} of every readout",
-        caption="Mean and standard deviation over folds and seeds; each faint dot is a fit. In "
-        "the order of the table.",
+        caption="Mean and standard deviation over folds and seeds; each faint dot is a fit. "
+        "Readouts are in the order of the table.",
         alternative=f"Readouts by test {metric}, in the order of validation: {shown}.",
         picture=Chart(draw, size=(4.2, max(1.7, 0.9 + 0.27 * len(ranked)))),
     )
@@ -213,13 +214,25 @@ def _curves(fits: Fits, key: str) -> list[np.ndarray]:
     ]
 
 
-def _draw_curves(axes: Axes, curves: Sequence[np.ndarray], style: Mapping[str, Any]) -> None:
+def _draw_curves(axes: Axes, curves: Mapping[str, Sequence[np.ndarray]]) -> None:
     """Draw each fit thinly, and their mean over the epochs that all of them reached."""
-    for curve in curves if len(curves) > 1 else []:
-        axes.plot(np.arange(1, len(curve) + 1), curve, color=style["color"], alpha=0.25, lw=0.7)
-    common = min(len(curve) for curve in curves)
-    mean = np.mean([curve[:common] for curve in curves], axis=0)
-    axes.plot(np.arange(1, common + 1), mean, marker="o" if common == 1 else None, **style)
+    for at, (name, fits) in enumerate(curves.items()):
+        colour = series_colour(at)
+        for fit in fits if len(fits) > 1 else []:
+            axes.plot(np.arange(1, len(fit) + 1), fit, color=colour, alpha=0.25, lw=0.7)
+        common = min(len(fit) for fit in fits)
+        mean = np.mean([fit[:common] for fit in fits], axis=0)  # [epochs]
+        marker = "o" if common == 1 else None
+        places = np.arange(1, common + 1)
+        axes.plot(places, mean, marker=marker, color=colour, linestyle=DASHES[at], label=name)
+    axes.set_xlabel("epoch")
+    axes.locator_params(axis="x", integer=True)
+
+
+def _ends(fits: Sequence[np.ndarray], word: str) -> str:
+    """Return where curves begin and end, their mean, such as ``0.5 to 0.8``."""
+    first, last = (number(np.mean([fit[at] for fit in fits])) for at in (0, -1))
+    return f"{first} {word} {last}"
 
 
 def _valid_figure(run: Run, fits: Mapping[str, Fits], ranked: Sequence[str]) -> Figure | None:
@@ -233,11 +246,7 @@ def _valid_figure(run: Run, fits: Mapping[str, Fits], ranked: Sequence[str]) -> 
         return None
 
     def draw(axes: Axes) -> None:
-        for at, (name, found) in enumerate(shown.items()):
-            style = {"color": series_colour(at), "linestyle": DASHES[at], "label": name}
-            _draw_curves(axes, found, style)
-        axes.set_xlabel("epoch")
-        axes.locator_params(axis="x", integer=True)
+        _draw_curves(axes, shown)
         axes.set_ylabel(f"validation {metric_name(metric)}")
         if len(shown) > _MAX_INSIDE:
             axes.figure.legend(loc="outside lower left", ncols=3)
@@ -245,9 +254,7 @@ def _valid_figure(run: Run, fits: Mapping[str, Fits], ranked: Sequence[str]) -> 
             axes.legend(loc="best")
 
     ends = "; ".join(
-        f"{name} begins at {number(np.mean([c[0] for c in found]))} and ends at "
-        f"{number(np.mean([c[-1] for c in found]))}"
-        for name, found in shown.items()
+        f"{name} begins at {_ends(found, 'and ends at')}" for name, found in shown.items()
     )
     left_out = len(curves) - len(shown)
     return Figure(
@@ -255,7 +262,7 @@ def _valid_figure(run: Run, fits: Mapping[str, Fits], ranked: Sequence[str]) -> 
         title=f"Validation {metric_name(metric)} while training",
         caption="Thin lines are single fits; the thick line is their mean, up to the epoch that "
         "all of them reached."
-        + (f" {left_out} more readouts are not drawn." if left_out else "")
+        + (f" Not drawn: {plural(left_out, 'more readout')}." if left_out else "")
         + (_SOLVED if _solved(run) & set(shown) else ""),
         alternative=f"Validation {metric_name(metric)} by epoch. {ends}.",
         picture=Chart(draw),
@@ -280,9 +287,7 @@ def _loss_figure(run: Run, fits: Fits) -> Figure | None:
         return None
 
     def draw(axes: Axes) -> None:
-        for at, (name, curves) in enumerate(drawn.items()):
-            style = {"color": series_colour(at), "linestyle": DASHES[at], "label": name}
-            _draw_curves(axes, curves, style)
+        _draw_curves(axes, drawn)
         best = [
             fit["best_epoch"]
             for fit in run.results["fits"]
@@ -290,15 +295,11 @@ def _loss_figure(run: Run, fits: Fits) -> Figure | None:
         ]
         for epoch in best:
             axes.axvline(epoch + 1, color=GRID, linewidth=1.0, zorder=0)
-        axes.set_xlabel("epoch")
-        axes.locator_params(axis="x", integer=True)
         axes.set_ylabel("loss")
         axes.legend(loc="best")
 
     ends = "; ".join(
-        f"{name} loss goes from {number(np.mean([c[0] for c in curves]))} to "
-        f"{number(np.mean([c[-1] for c in curves]))}"
-        for name, curves in drawn.items()
+        f"{name} loss goes from {_ends(curves, 'to')}" for name, curves in drawn.items()
     )
     return Figure(
         name="learning-loss",

@@ -139,6 +139,7 @@ class _Readouts:
     head: str
     readouts: Mapping[str, _Row]
     fits: tuple[_Fit, ...]
+    labelled_rows: Count = 0
     members: Count = 0
     left_out: Count = 0
     calibration: _Calibration | None = None

@@ -354,10 +354,6 @@ class Run:
 
         By default the best single one, by validation: one that can be looked into and trained
         further. The run predicts with the mean of all its members, see :meth:`load_ensemble`.
-
-        Args:
-            fold: Another fold of the same readout.
-            seed: Another seed.
         """
         own_fold, own_seed = self.chosen
         place = (own_fold if fold is None else fold, own_seed if seed is None else seed)

@@ -5,8 +5,11 @@ report, ``results.json`` and ``Run.verdict``. What counts is the head that the r
 its seeds averaged, against the checkpoint's own readout and against the best simple readout that
 was trained beside it (the best by validation). Something is decided where the 95 % interval of the
 paired difference on test rows lies on one side of zero: over folds where there are several, and
-then over test rows too, else over test rows. A head that was fine-tuned with its backbone has to be
-better by validation than the frozen head it started from, too: of equal ones that is the simpler.
+then over test rows too, else over test rows. Where it does not, the verdict says what would decide
+it, if these data can; if they cannot, the two are level and the simpler one is to be kept.
+
+A head that was fine-tuned with its backbone has to be better by validation than the frozen head it
+started from, too: of equal ones that is the simpler.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import ceil, floor, inf, log10
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from ..utils.text import difference, metric_name, number
+from ..utils.text import difference, metric_name, number, plural
 
 #: The checkpoint's own readout, in tables and results.
 OWN = "own readout"
@@ -25,14 +28,27 @@ OWN = "own readout"
 _FINETUNED = "-finetuned"
 
 #: Of a difference: what its 95 % interval is over.
-_UNITS = {"folds": "folds", "seeds": "seeds", "rows": "test rows"}
+_UNITS = {"folds": "fold", "seeds": "seed", "rows": "test row"}
 
 #: How many more rows an interval needs so that it leaves out zero four times in five, not every
 #: second time: ((1.96 + 0.84) / 1.96) squared.
 _POWER = 2.04
 
-#: A difference that takes so many times the rows is too small to wait for.
+#: A difference that takes so many times the rows is too small for an estimate of them.
 _TOO_MANY = 100
+
+#: Folds of a cross-validation at most: more share ever more training data.
+_MOST_FOLDS = 10
+_MORE_FOLDS = f"`--folds {_MOST_FOLDS}`"
+
+#: Student's 97.5 % quantile of so many folds, which few folds pay for.
+_STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+
+#: How many times the folds more seeds can stand for, where each fold has one.
+_SEEDS_STAND_FOR = 4
+
+#: Of a run of an earlier version: rows in all, in terms of those of its test part.
+_ROWS_PER_TEST_ROW = 10
 
 Decision = Literal["use", "keep", "undecided"]
 Outcome = Literal["better", "worse", "undecided"]
@@ -49,7 +65,8 @@ class Verdict:
         versus_own: The difference between the head and the checkpoint's own readout, if it has one.
         rival: The best simple readout beside the head, by validation; None if there is none.
         versus_rival: The difference between the head and that.
-        needs: What would decide it: about how many (``count``) of what (``over``).
+        needs: What would decide it: about how many (``count``) of what (``over``); None where
+            something is decided, or these data cannot decide it.
     """
 
     decision: Decision
@@ -87,7 +104,9 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
     counts, higher = reported(row), bool(results["higher_is_better"])
     metric, lower = metric_name(results["metric"]), "" if higher else "; lower is better"
     if row["test"] is None:
-        text = f"Undecided: no test part has a {metric}; a --split with a test part would decide it"
+        text = (
+            f"Undecided: no test part has a {metric}; a `--split` with a test part would decide it"
+        )
         return Verdict("undecided", head, f"{text}.")
     frozen = head.removesuffix(_FINETUNED)
     if frozen != head and frozen in results["readouts"] and _gains_nothing(results, head, frozen):
@@ -114,20 +133,23 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
         also = over_rival if to_own == "undecided" else ""
         text = f"Keep your own readout: {head} has {score}{over_own}{also} {ending}."
         return Verdict("keep", OWN, text, **known)
-    if to_own == "undecided":
-        needs = _needs(own)
-        text = (
-            f"Undecided: {head} has {score}{over_own}{over_rival} {ending}; {_wanted(needs, own)}."
-        )
-        return Verdict("undecided", head, text, **known, needs=needs)
-    if to_rival == "worse" and not results["readouts"][rival].get("compared_only"):
+    if own is not None and to_own == "undecided":
+        advice = _advice(own, results, row)
+        if advice.needs is None:
+            text = f"Keep your own readout: {head}, with {score}, is level with it,"
+            text += f" {difference(own)}{over_rival} {ending}; {advice.text}."
+            return Verdict("keep", OWN, text, **known)
+        text = f"Undecided: {head} has {score}{over_own}{over_rival} {ending}; {advice.text}."
+        return Verdict("undecided", head, text, **known, needs=advice.needs)
+    usable = rival is not None and not results["readouts"][rival].get("compared_only")
+    if to_rival == "worse" and usable:
         # It is better than the head, which is no worse than the checkpoint's own readout.
-        text = f"Use {rival} rather than {head}, which has {score}{over_own}{over_rival} {ending}."
-        return Verdict("use", str(rival), text, **known)
+        text = f"Use {rival} rather than {head}, which has {score}{over_own}{over_rival} {ending}"
+        return Verdict("use", str(rival), f"{text}{_by_name(results, rival)}.", **known)
     if to_own == "better" or to_rival == "better":
         if to_rival != "better" and other is not None:
             verb = "is better" if to_rival == "worse" else "may be as good"
-            over_rival = f"; {simple}, {verb}: {difference(other)} against it"
+            over_rival = f"; {simple}{',' * (',' in simple)} {verb}: {difference(other)} against it"
         elif own is None:
             over_rival = f",{over_rival.removeprefix(' and')}"
         text = f"Use {head}: {score}{over_own}{over_rival} {ending}."
@@ -135,9 +157,16 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
     if other is None:
         text = f"Undecided: {head} has {score}, and there is nothing to compare it with"
         return Verdict("undecided", head, f"{text}; `histograph compare` would decide it.")
-    needs, text = _needs(other), f"Undecided between {head}, with {score}, and {simple}:"
-    text += f" {difference(other)} {ending}; {_wanted(needs, other)}."
-    return Verdict("undecided", head, text, **known, needs=needs)
+    advice = _advice(other, results, row)
+    outcome = f"{difference(other)} {ending}; {advice.text}"
+    if advice.needs is not None:
+        text = f"Undecided between {head}, with {score}, and {simple}: {outcome}."
+        return Verdict("undecided", head, text, **known, needs=advice.needs)
+    if not usable or _is_simpler(row, results["readouts"][rival]):
+        text = f"Use {head}: with {score}, it is level with {simple}: {outcome}."
+        return Verdict("use", head, text, **known)
+    text = f"Use {rival}, which is simpler: {head}, with {score}, is level with it: {outcome}"
+    return Verdict("use", str(rival), f"{text}{_by_name(results, rival)}.", **known)
 
 
 # --- the table of readouts, in the terminal and in the report
@@ -205,14 +234,14 @@ def about_intervals(results: Mapping[str, Any]) -> str:
         return "without intervals"
     over = found[0].get("over", "folds")
     said = {
-        "rows": "95 % intervals are of a paired bootstrap of the test rows, which says nothing of "
-        "other splits",
+        "rows": "95 % intervals come from a paired bootstrap over the test rows, and say nothing "
+        "about other splits",
         "seeds": "95 % intervals are Student's, paired by seed",
-        "folds": "95 % intervals are Student's, paired by fold; folds share training data, so they "
-        "are somewhat too narrow",
+        "folds": "95 % intervals are Student's, paired by fold, and somewhat too narrow, since "
+        "folds share training data",
     }[over]
     if found[0].get("rows"):
-        said += "; a paired bootstrap of their test rows has to agree before anything is decided"
+        said += "; nothing is decided unless a paired bootstrap over their test rows agrees"
     return said
 
 
@@ -246,7 +275,7 @@ def interval_over(found: Mapping[str, Any]) -> str:
     unit = _UNITS.get(found.get("over", ""))
     if found["low"] is None or unit is None:
         return ""
-    return f"{found['count']:,} {unit}"
+    return plural(found["count"], unit)
 
 
 def _interval(found: Mapping[str, Any] | None) -> str:
@@ -257,33 +286,98 @@ def _interval(found: Mapping[str, Any] | None) -> str:
         return f"95 % interval over {over}"
     rows = found["rows"]
     beside = difference({"mean": found["mean"], **rows}).partition(" ")[2]
-    return f"95 % interval over {over}; over their {rows['count']:,} test rows {beside}"
+    return f"95 % interval over {over}; over their {plural(rows['count'], 'test row')} {beside}"
 
 
-def _needs(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return how many rows or folds would decide a difference that stays as it is."""
-    assert found is not None
-    mean, wanted = abs(found["mean"]), 0.0
-    for each in (found, found.get("rows") or found):
-        if each["low"] is None:
-            return {"count": None, "over": "rows"}
-        reach = (each["high"] - each["low"]) / 2  # half the interval, which shrinks with the root
-        if not mean or reach / mean > _TOO_MANY**0.5:
-            return None
-        wanted = max(wanted, found["count"] * _POWER * (reach / mean) ** 2, found["count"] + 1)
-    digits = max(0, floor(log10(wanted)) - 1)  # two digits are enough of an estimate
-    return {"count": ceil(wanted / 10**digits) * 10**digits, "over": found["over"]}
+def _is_simpler(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a readout is the simpler one of two: of simple ones, that of fewer parameters."""
+    if not row.get("simple"):
+        return False
+    return int(row["num_parameters"] or 0) < int(other["num_parameters"] or 0)
 
 
-def _wanted(needs: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> str:
-    """Return what would decide it."""
-    if needs is None:
-        return "the difference is too small to be worth more test rows, take the simpler one"
-    if needs["count"] is None:
-        return "more test rows, or --folds, would decide it"
-    wanted = f"about {needs['count']:,} {_UNITS[needs['over']]}"
-    if (
-        found is not None and needs["over"] == "folds"
-    ):  # more folds of the same rows would not: they need more rows
-        wanted = f"about {needs['count'] / found['count']:.2g} times the data"
-    return f"{wanted} would decide it, if the difference stays"
+def _by_name(results: Mapping[str, Any], readout: str | None) -> str:
+    """Return how to use a readout that the run does not predict with."""
+    return "" if readout == results["head"] else f"; `--head {readout}` predicts with it"
+
+
+# --- what a user can do about a difference that is not decided
+
+
+class _Advice(NamedTuple):
+    """What would decide a difference, and the end of the sentence; None where nothing will."""
+
+    needs: dict[str, Any] | None
+    text: str
+
+
+def _advice(
+    found: Mapping[str, Any], results: Mapping[str, Any], row: Mapping[str, Any]
+) -> _Advice:
+    """Return what would decide a difference: more test rows, folds or seeds, as far as there are.
+
+    Args:
+        found: The difference.
+        results: ``results.json``.
+        row: What it says of the head.
+    """
+    mean, over, count = found["mean"], found.get("over"), found["count"]
+    by_rows = found if over == "rows" else found.get("rows")
+    # Earlier versions had intervals over seeds, which say nothing about other rows.
+    if over == "seeds" or found["low"] is None or (by_rows and by_rows["low"] is None):
+        needs: dict[str, Any] = {"count": None, "over": "rows"}
+        return _Advice(needs, f"more test rows would decide it, such as {_MORE_FOLDS} has")
+    if by_rows is not None and (over == "rows" or by_rows["low"] <= 0 <= by_rows["high"]):
+        return _more_rows(mean, by_rows, results, tested_all=over == "folds")
+    wanted = _needed(mean, found)
+    reach = (found["high"] - found["low"]) / 2
+    of_most = reach * (_STUDENT[_MOST_FOLDS] / _STUDENT.get(count, 2.26))
+    of_most *= (count / _MOST_FOLDS) ** 0.5
+    if count < _MOST_FOLDS and of_most * _POWER**0.5 <= abs(mean):
+        needs = {"count": _MOST_FOLDS, "over": "folds"}
+        return _Advice(needs, f"{_MORE_FOLDS} would decide it, if the difference stays")
+    # A fold with a single seed is as uncertain as that seed; a solved readout has no seeds.
+    if row.get("averaged") is None and not row.get("simple") and wanted <= _SEEDS_STAND_FOR * count:
+        needs = {"count": 5, "over": "seeds"}
+        return _Advice(needs, "more seeds (`--seeds 0-4`) would steady each fold and may decide it")
+    # More folds of the same rows would not do it: the rows would have to be more.
+    times = wanted / count
+    data = f"about {times:.2g} times the data" if times <= _TOO_MANY else "far more data"
+    return _Advice(None, f"it takes {data} to tell them apart")
+
+
+def _more_rows(
+    mean: float, by_rows: Mapping[str, Any], results: Mapping[str, Any], *, tested_all: bool
+) -> _Advice:
+    """Return whether the data have enough rows to test, and how to test them."""
+    wanted, tested = _needed(mean, by_rows), by_rows["count"]
+    there = results.get("labelled_rows")
+    most = there or (tested if tested_all else _ROWS_PER_TEST_ROW * tested)
+    if wanted > _TOO_MANY * tested:
+        return _Advice(None, "no realistic number of test rows would tell them apart")
+    rounded = _two_digits(wanted)
+    if wanted > most:
+        beside = f", and the data have {most:,}" if tested_all or there else ""
+        return _Advice(None, f"it takes about {rounded:,} test rows to tell them apart{beside}")
+    every = f"all {there:,} rows" if there else "every row"
+    how = f"{_MORE_FOLDS} tests {every}"
+    if results.get("task", {}).get("level") == "link":
+        how = "give the test part a larger share"
+    return _Advice(
+        {"count": rounded, "over": "rows"},
+        f"about {rounded:,} test rows would decide it, if the difference stays: {how}",
+    )
+
+
+def _needed(mean: float, found: Mapping[str, Any]) -> float:
+    """Return how many rows, folds or seeds would decide a difference that stays as it is."""
+    reach = (found["high"] - found["low"]) / 2  # half the interval, which shrinks with the root
+    if not mean:
+        return inf
+    return float(max(found["count"] * _POWER * (reach / mean) ** 2, found["count"] + 1))
+
+
+def _two_digits(value: float) -> int:
+    """Return a number rounded up to two digits: enough of an estimate."""
+    step = int(10 ** max(0, floor(log10(value)) - 1))
+    return int(ceil(value / step) * step)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from histograph_post.data.batching import count_batches, make_batch, row_batches
+from histograph_post.data.batching import budget_batches, count_batches, make_batch, row_batches
 
 KINDS = (torch.float32, torch.float64, torch.int64, torch.bool)
 
@@ -185,3 +185,16 @@ def test_graph_rows_are_shuffled_by_the_seed_and_else_in_order() -> None:
     assert sorted(order(0)) == [1, 3, 7, 9]
     assert order(0) == order(0)
     assert len({tuple(order(seed)) for seed in range(20)}) > 1
+
+
+@pytest.mark.parametrize("budget", [1, 5, 100])
+def test_budget_batches_cover_all_graphs_in_order(budget: int) -> None:
+    sizes = [3, 1, 1, 9, 2, 2, 1]
+    batches = list(budget_batches(sizes, budget))
+    assert [graph for batch in batches for graph in batch] == list(range(7))
+    for batch, following in zip(batches, [*batches[1:], None], strict=True):
+        nodes = sum(sizes[graph] for graph in batch)
+        assert nodes <= budget or len(batch) == 1
+        if following is not None:  # no batch could have taken one more graph
+            assert nodes + sizes[following.start] > budget
+    assert list(budget_batches([], budget)) == []

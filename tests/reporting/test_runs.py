@@ -51,7 +51,7 @@ def test_per_fold_caches(binary_run: Path, tmp_path: Path) -> None:
     hg.train_head(tmp_path / "caches", tmp_path / "run", **options)
     written = hg.report(tmp_path / "run")
     assert "layer-weights" in written.figures
-    assert all("before training" in note for note in written.notes)  # nothing is missing
+    assert all("before the first epoch" in note for note in written.notes)  # nothing is missing
     assert "3 fits" in written.path.read_text()
 
 

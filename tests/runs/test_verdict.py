@@ -9,6 +9,7 @@ import pytest
 from histograph_post.runs.verdict import bold_row, ranked_names, verdict_of
 
 BETTER, WORSE, UNCLEAR = (0.01, 0.03), (-0.03, -0.01), (-0.01, 0.03)
+LEVEL = (-0.05, 0.0501)
 
 
 def versus(interval: tuple[float, float] | None, **more: Any) -> dict[str, Any] | None:
@@ -61,6 +62,9 @@ def results_with(
         (WORSE, BETTER, "keep", "own readout", "Keep your own readout: histograph has test"),
         (UNCLEAR, WORSE, "keep", "own readout", "against your own readout and \N{MINUS SIGN}0.02"),
         (UNCLEAR, BETTER, "undecided", "histograph", "Undecided: histograph has test accuracy"),
+        (LEVEL, None, "keep", "own readout", "Keep your own readout: histograph, with test"),
+        (LEVEL, BETTER, "keep", "own readout", "is level with it, +0.0000 [\N{MINUS SIGN}0.0500,"),
+        (None, LEVEL, "use", "mean", "Use mean, which is simpler: histograph, with test accuracy"),
         (None, BETTER, "use", "histograph", "Use histograph: test accuracy 0.8000, +0.0200 ["),
         (None, WORSE, "use", "mean", "Use mean rather than histograph"),
         (None, UNCLEAR, "undecided", "histograph", "Undecided between histograph, with"),
@@ -89,8 +93,33 @@ def test_what_would_decide_it_is_a_number_of_rows() -> None:
     found = verdict_of(results_with(UNCLEAR, None))
     assert found.needs == {"count": 2500, "over": "rows"}
     assert "about 2,500 test rows would decide it" in found.text
-    assert "take the simpler one" in verdict_of(results_with((-0.05, 0.0501), None)).text
+    assert found.text.endswith("`--folds 10` tests every row.")
+    assert "no realistic number of test rows" in verdict_of(results_with(LEVEL, None)).text
     assert verdict_of(results_with(BETTER, None)).needs is None
+
+
+def test_no_more_rows_are_asked_for_than_there_are() -> None:
+    enough = verdict_of(results_with(UNCLEAR, None) | {"labelled_rows": 3000})
+    assert enough.text.endswith("`--folds 10` tests all 3,000 rows.")
+    found = verdict_of(results_with(UNCLEAR, None) | {"labelled_rows": 2000})
+    assert (found.decision, found.readout, found.needs) == ("keep", "own readout", None)
+    assert found.text.endswith("about 2,500 test rows to tell them apart, and the data have 2,000.")
+
+
+def test_no_more_folds_are_asked_for_than_a_cross_validation_has() -> None:
+    rows = {"low": 0.001, "high": 0.04, "count": 900}
+    few = verdict_of(results_with((-0.003, 0.043), None, over="folds", count=5, rows=rows))
+    assert few.needs == {"count": 10, "over": "folds"}
+    assert "; `--folds 10` would decide it" in few.text
+    many = results_with((-0.005, 0.045), None, over="folds", count=10, rows=rows)
+    found = verdict_of(many)  # 32 folds would
+    assert found.decision == "keep"
+    assert "it takes about 3.2 times the data to tell them apart" in found.text
+    row = many["readouts"]["histograph"]
+    row |= row.pop("averaged")  # of a single seed
+    found = verdict_of(many)
+    assert found.needs == {"count": 5, "over": "seeds"}
+    assert "`--seeds 0-4`" in found.text
 
 
 def test_folds_and_rows_have_to_agree() -> None:
@@ -100,10 +129,15 @@ def test_folds_and_rows_have_to_agree() -> None:
     assert "over 10 folds; over their 900 test rows [+0.0010, +0.0400]" in verdict_of(agree).text
     differ = results_with(BETTER, None, **given, rows={"low": -0.001, "high": 0.04, "count": 900})
     found = verdict_of(differ)
-    assert found.decision == "undecided"
-    assert found.needs is not None
-    assert found.needs["over"] == "folds"
-    assert "times the data would decide it" in found.text
+    assert found.decision == "keep"  # all rows have been tested
+    assert "about 2,000 test rows to tell them apart, and the data have 900" in found.text
+
+
+def test_of_two_simple_readouts_the_smaller_is_used() -> None:
+    results = results_with(None, LEVEL)
+    results["readouts"]["histograph"] |= {"simple": True, "num_parameters": 1}
+    assert verdict_of(results).readout == "histograph"
+    assert "it is level with mean, the best simple readout: +0.0000" in verdict_of(results).text
 
 
 def test_a_rival_that_is_compared_only_is_not_to_be_used() -> None:
@@ -111,7 +145,7 @@ def test_a_rival_that_is_compared_only_is_not_to_be_used() -> None:
     results["readouts"]["mean"]["compared_only"] = True
     found = verdict_of(results)
     assert (found.decision, found.readout) == ("use", "histograph")
-    assert "mean (compared only), is better" in found.text
+    assert "mean (compared only) is better" in found.text
 
 
 @pytest.mark.parametrize(
