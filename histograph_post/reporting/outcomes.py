@@ -291,7 +291,7 @@ def rows_section(run: Run, molecules: Mapping[int, Molecule]) -> Section:
     rows: list[dict[str, str]] = []  # column -> cell
     for at in shown.tolist():
         molecule = found[at]
-        row = {"molecule" if has_smiles else task.level: names[at]}
+        row: dict[str, str] = {"molecule" if has_smiles else task.level: names[at]}
         if molecule is not None and molecule.name:
             row["molecule"] = molecule.name
         if has_smiles:
