@@ -106,6 +106,19 @@ class WorkerError(HistographError, RuntimeError):
     """A process that was to train a fit has ended without a result."""
 
 
+def message_of(error: BaseException) -> str:
+    """Return the message of what somebody's code raised; making it may fail as well."""
+    try:
+        return str(error)
+    except Exception as inner:
+        return f"(its message failed with {type(inner).__name__})"
+
+
+def one_line(error: BaseException) -> str:
+    """Return what somebody's code raised as ``Type: message`` in one line."""
+    return f"{type(error).__name__}: {' '.join(message_of(error).split())}"
+
+
 def raised_at(error: BaseException, file: str | None = None) -> str:
     """Return ``file.py:LINE`` of the user's own line that an error comes from, or of that file.
 

@@ -11,6 +11,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import degree
 
 from ..errors import DataError
+from ..utils.machine import machine_memory
 from .batching import SPARSE_LAYOUTS, sparse_names
 
 #: Numeric attributes a model may be called with, and what their rows stand for.
@@ -68,13 +70,21 @@ def prepare_graph(given: Data, where: str, notes: Counter[str]) -> Data:
         if plain is not None:
             graph[name] = plain
         elif name in (*_TENSORS, *_LABELS):
-            kind = value.layout if isinstance(value, Tensor) else type(value).__name__
+            kind = type(value).__name__
+            if isinstance(value, Tensor):
+                kind = "nested" if value.is_nested else str(value.layout)
             raise DataError(f"{where}: {name} is {kind}, expected a dense tensor of numbers")
         else:
             del graph[name]
             notes[f"attribute {name} ({type(value).__name__}) left out"] += 1
+    tensors = {name: value for name, value in graph.to_dict().items() if isinstance(value, Tensor)}
+    for name, value in tensors.items():
+        _check_memory(value.numel() * value.itemsize, f"{where}: {name} is {_kind(value)}")
+        if name in _LABELS and torch.isinf(value).any():
+            raise DataError(f"{where}: {name} is infinite, expected finite labels, NaN for none")
     _check_edges(graph, where)
     num_nodes = _num_nodes(graph, where, notes)
+    _check_memory(num_nodes * torch.int64.itemsize, f"{where}: found {num_nodes} nodes")
     _check_node_pairs(graph.edge_index, "edge_index", num_nodes, where)
     for _, prefix in sparse_names(graph.keys()).values():
         _check_node_pairs(graph[f"{prefix}_index"], prefix, num_nodes, where)
@@ -155,7 +165,8 @@ def _take_apart(graph: Data, where: str, notes: Counter[str]) -> None:
 def _plain(value: object, name: str) -> Tensor | bool | int | float | str | None:
     """Return a value that can be batched, saved and hashed; ``None`` for any other."""
     if isinstance(value, Tensor):
-        return value.detach().cpu() if value.layout == torch.strided else None
+        dense = value.layout == torch.strided and not value.is_nested
+        return value.detach().cpu() if dense else None
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value) if value.dtype.kind in "biuf" else None
     if name in _LABELS and isinstance(value, list | tuple):
@@ -166,6 +177,15 @@ def _plain(value: object, name: str) -> Tensor | bool | int | float | str | None
     numbers_only = name in (*_TENSORS, *_LABELS)
     wanted = (bool, int, float) if numbers_only else (bool, int, float, str)
     return value if isinstance(value, wanted) and name not in _TENSORS else None
+
+
+def _check_memory(num_bytes: int, claim: str) -> None:
+    """Refuse what no memory holds before it is touched: a small file can claim 2^40 rows."""
+    if num_bytes > _memory():
+        raise DataError(f"{claim}, expected no more than fits in {_memory()} bytes of memory")
+
+
+_memory = cache(machine_memory)
 
 
 def _check_edges(graph: Data, where: str) -> None:

@@ -12,7 +12,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -222,7 +222,7 @@ def _graphs(content: object, path: Path) -> list[Data]:
     if isinstance(content, Mapping) and _is_checkpoint(content):
         raise DataError(f"{path}: this looks like a checkpoint, give it with --checkpoint")
     if isinstance(content, tuple) and _is_collated(content):
-        return _separate(content)
+        return _separate(content, path)
     if isinstance(content, list | tuple) and content:
         return [_graph(item, position, path) for position, item in enumerate(content)]
     raise DataError(
@@ -263,17 +263,27 @@ def _is_collated(content: tuple[Any, ...]) -> bool:
     return isinstance(edges, Tensor) and edges.dim() == 1
 
 
-def _separate(content: tuple[Any, ...]) -> list[Data]:
+def _separate(content: tuple[Any, ...], path: Path) -> list[Data]:
     data, slices = content[:2]
     if isinstance(data, Mapping):
         data = Data.from_dict(dict(data))
     if slices is None:
         return [data]
     count = len(slices["edge_index"]) - 1
+    # Every graph has a node, and so a part of what is stored; slices can claim any number of them.
+    if count > min(path.stat().st_size, sum(map(_stored, data.to_dict().values()))):
+        raise DataError(f"{path}: found {count} slices, expected no more than there are nodes")
     return [
         separate(cls=Data, batch=data, idx=index, slice_dict=slices, decrement=False)
         for index in range(count)
     ]
+
+
+def _stored(value: object) -> int:
+    """Return how many bytes or members of a value are there; a tensor may repeat them."""
+    if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested:
+        return value.untyped_storage().nbytes()
+    return len(value) if isinstance(value, Sized) else 0
 
 
 def _describe(content: object) -> str:

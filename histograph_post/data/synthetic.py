@@ -28,6 +28,9 @@ from ..errors import DataError
 from .dataset import GraphDataset, from_graphs
 from .spec import LEVEL_ARGS, as_int, check_names, level_options
 
+#: Graphs at most: each is kept in memory.
+_MOST = 10**7
+
 _COLOURS = 4
 _FEATURE_NOISE = 0.3
 #: More of the first colour and less of the second, or the other way round.
@@ -42,10 +45,10 @@ def load_demo(name: str, args: Mapping[str, Any]) -> GraphDataset:
     check_names(args, ("seed", "num_graphs", *LEVEL_ARGS), spec=spec)
     seed = as_int(args, "seed", default=0, spec=spec)
     num_graphs = as_int(args, "num_graphs", default=600, spec=spec)
-    if name or seed is None or seed < 0 or num_graphs is None or num_graphs < 2:
+    if name or seed is None or seed < 0 or num_graphs is None or not 2 <= num_graphs <= _MOST:
         raise DataError(
             f"{spec} with seed={seed}, num_graphs={num_graphs}: "
-            "expected demo: with a seed from 0 and at least 2 graphs"
+            f"expected demo: with a seed from 0 and 2 to {_MOST} graphs"
         )
     random = np.random.default_rng(seed)
     labels = random.permutation(num_graphs) % 2

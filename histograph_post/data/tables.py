@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TextIO, overload
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from ..utils.text import first_line
 
 #: How the names of tables end that pyarrow reads.
 ARROW_FILES = (".parquet", ".arrow", ".feather")
+
+_LONGEST_LINE = 2**24
 
 
 class _Cells(Sequence[str]):
@@ -155,7 +157,7 @@ def _read_csv(path: Path) -> tuple[tuple[str, ...], tuple[TextColumn, ...]]:
     try:
         # utf-8-sig: spreadsheets put a byte order mark before the first column's name.
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
+            reader = csv.reader(_lines(file, path))
             header = tuple(cell.strip() for cell in next(reader, ()))
             columns = tuple(TextColumn() for _ in header)
             for row in reader:
@@ -169,6 +171,16 @@ def _read_csv(path: Path) -> tuple[tuple[str, ...], tuple[TextColumn, ...]]:
     except (csv.Error, gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable csv file ({error})") from None
     return header, columns
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """Yield the lines of a file; one without end, as a small archive can hold, is refused."""
+    while line := file.readline(_LONGEST_LINE):
+        if len(line) == _LONGEST_LINE and not line.endswith(("\r", "\n")):
+            raise DataError(
+                f"{path}: found a line of more than {_LONGEST_LINE} characters, expected a csv file"
+            )
+        yield line
 
 
 def _read_arrow(path: Path) -> tuple[tuple[str, ...], tuple[TextColumn, ...]]:

@@ -7,40 +7,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, HistographError, raised_at
+from ..errors import ConfigError, HistographError, one_line, raised_at
 from ..utils.decoding import require_sane
-from ..utils.machine import machine_memory
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from .base import Readout
     from .registry import HeadInfo
-
-#: A number from which on a head may be too large for the machine.
-LARGE = 4096
-
-
-def require_memory(name: str, options: Mapping[str, Any], build: Callable[[], nn.Module]) -> None:
-    """Refuse a head that could not be trained on this machine, without allocating it."""
-    if not any(isinstance(value, int) and value > LARGE for value in options.values()):
-        return
-    import torch
-
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in build().parameters())
-    needed, there = 16 * count, machine_memory()  # weights, gradients, and two moments of Adam
-    if needed > there:
-        raise ConfigError(
-            f"head {name!r}: found options that take {needed / 1e9:,.0f} GB to train, expected at "
-            f"most the {there / 1e9:,.0f} GB of this machine; a smaller dim"
-        )
-
 
 #: What an annotation says, the values that fit it, and how an error calls them.
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
@@ -111,9 +88,8 @@ def own_code(head: type[Readout] | Readout) -> Iterator[None]:
         where = raised_at(error, inspect.getsourcefile(readout))
         if not where:
             raise
-        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"head {readout.__name__!r} failed at {where}: {type(error).__name__}: {reason}"
+            f"head {readout.__name__!r} failed at {where}: {one_line(error)}"
         ) from error
 
 

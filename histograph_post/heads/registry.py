@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError
 from ..utils import LEVELS
+from ..utils.machine import require_memory
 from ..utils.specifications import imported_place
-from .option_checks import checked_options, own_code, require_memory
+from .option_checks import checked_options, own_code
 
 if TYPE_CHECKING:
     from torch import nn
@@ -328,7 +329,7 @@ def build_head(
     readout, options = info.load(), checked_options(info, options)
     build = partial(readout, in_dims, out_dim, level=level, **info.preset, **options)
     with own_code(readout):
-        require_memory(name, options, build)
+        require_memory(f"head {name!r}", options.values(), build, bytes_per_weight=16)
         return build()
 
 

@@ -18,7 +18,8 @@ from typing import Any, Final
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import HistographError, ModelError
+from ..errors import HistographError, ModelError, one_line
+from ..utils.machine import require_memory
 from ..utils.specifications import (
     PUBLIC_MODELS,
     home_of,
@@ -125,7 +126,11 @@ def _build_builtin(
     for name, other in (("in_dim", "the features of the nodes"), ("out_dim", "the labels")):
         if name not in settings:
             raise ModelError(f"{kind} needs {name}, which {other} do not show: give {name}=NUMBER")
-    model = GNN(GNNSettings.from_args(settings))
+    checked = GNNSettings.from_args(settings)
+    tables = (size if isinstance(size, list | tuple) else [size] for size in settings.values())
+    sizes = [checked.hidden * checked.num_layers, *(size for table in tables for size in table)]
+    require_memory(kind, sizes, lambda: GNN(checked), bytes_per_weight=4)
+    model = GNN(checked)
     columns = _num_columns(model.settings.in_dim)
     if in_dim is not None and columns != _num_columns(in_dim):
         raise ModelError(
@@ -206,9 +211,8 @@ def _call(target: Any, label: str, arguments: Mapping[str, Any]) -> nn.Module:
     except HistographError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())
         given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        raise ModelError(f"{label}({given}) failed: {type(error).__name__}: {reason}") from error
+        raise ModelError(f"{label}({given}) failed: {one_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{label} gave a {type(model).__name__}; expected an nn.Module")
     return model

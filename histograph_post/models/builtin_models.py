@@ -31,7 +31,7 @@ from torch_geometric.nn import (
 from torch_geometric.nn.resolver import activation_resolver
 
 from ..errors import ModelError
-from ..utils.decoding import parse_json
+from ..utils.decoding import parse_json, require_sane
 from ..utils.specifications import BUILT_IN_MODELS
 
 POOLS: Final = {"mean": global_mean_pool, "sum": global_add_pool, "max": global_max_pool}
@@ -123,6 +123,8 @@ class GNNSettings:
         for size in value if several else [value]:
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ModelError(f"{name}={value!r} is not a positive whole number")
+        if name == "num_layers":
+            require_sane(name, value)
 
     @classmethod
     def from_args(cls, args: Mapping[str, Any]) -> Self:

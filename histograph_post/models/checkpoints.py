@@ -93,8 +93,8 @@ def read_checkpoint(
     """Read a checkpoint onto the CPU: safetensors, ``torch.save`` of any age, or a plain pickle.
 
     A folder as HuggingFace writes it (``config.json`` and the weights, in one file or in several)
-    is read as one. Nothing in a file is executed, unless it is trusted and cannot be read
-    otherwise.
+    is read as one, and so is the index of several. Nothing in a file is executed, unless it is
+    trusted and cannot be read otherwise.
 
     Args:
         path: The file or the folder.
@@ -104,15 +104,16 @@ def read_checkpoint(
             default the weights as they were trained, where a file has them in a usual place.
     """
     path = Path(path)
-    if not path.is_dir():
+    is_index = path.name.endswith(INDEX_SUFFIX)
+    if not path.is_dir() and not is_index:
         return _read_file(path, path, trust=trust, state=state)
-    weights = weights_in(path)
+    weights = path if is_index else weights_in(path)
     if weights is None:
         raise CheckpointError(
             f"{path}: a folder without weights; expected a checkpoint file, or a folder with "
             "config.json and model.safetensors"
         )
-    config = path / "config.json"
+    config = weights.with_name("config.json")
     beside = read_json_file(config, error=CheckpointError) if config.is_file() else {}
     metadata = dict(_metadata(beside))
     if not weights.name.endswith(INDEX_SUFFIX):
@@ -123,14 +124,14 @@ def read_checkpoint(
     hashes: list[str] = []
     past: list[str] = []
     for name, expected in parts.items():
-        part = _read_file(path / name, path / name, trust=trust, state=None)
+        file = weights.with_name(name)
+        part = _read_file(file, file, trust=trust, state=None)
         prefix = "".join(part.stripped)
         found = {prefix + key: tensor for key, tensor in part.state_dict.items()}
         lacking = [key for key in expected if key not in found]
         if lacking:
             raise CheckpointError(
-                f"{path / name}: found no {printable(lacking[0])}, expected it as {weights.name} "
-                "says"
+                f"{file}: found no {printable(lacking[0])}, expected it as {weights.name} says"
             )
         tensors |= {key: found[key] for key in expected}
         hashes.append(part.sha256)

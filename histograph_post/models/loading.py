@@ -35,6 +35,8 @@ from .unpickling import printable
 
 #: Rows per kind of problem that get a nearest name and a line in the table.
 ROWS_SHOWN = 50
+#: How a proposal begins in the details of an error.
+PROPOSED = "A key map (--key-map FILE.toml)"
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class LoadReport:
         if self.proposal is not None:
             rules, without = self.proposal.key_map, self.proposal.without
             heading = f"that fits, but for {len(without)} missing" if without else "that fits"
-            below += ["", f"A key map (--key-map FILE.toml) {heading}:", str(rules)]
+            below += ["", f"{PROPOSED} {heading}:", str(rules)]
             if any(rule.transpose for rule in rules.rules):
                 below.append("(A square matrix fits transposed or not: check the model's score.)")
         return "\n".join([text_table(columns, shown), *below])

@@ -21,7 +21,7 @@ from torch_geometric.nn import GAE
 from torch_geometric.nn import Sequential as GraphSequential
 
 from ..data.batching import with_sparse
-from ..errors import HistographError, ModelError, raised_at
+from ..errors import HistographError, ModelError, one_line, raised_at
 from .spec import ALL_OF_IT, CallForm
 
 #: What people call the attributes of a batch in their ``forward`` signatures.
@@ -239,11 +239,10 @@ def _failed_call(model: nn.Module, error: Exception, values: list[Any], data: Ba
         value = data[name]
         if isinstance(value, Tensor) and any(value is other for other in values):
             given.append(f"{name} {list(value.shape)} {str(value.dtype).removeprefix('torch.')}")
-    reason = " ".join(str(error).split())
+    reason = one_line(error)
     where = raised_at(error)
     message = (
-        f"{type(unwrap(model)).__name__}.forward failed{f' at {where}' if where else ''}: "
-        f"{type(error).__name__}: {reason}"
+        f"{type(unwrap(model)).__name__}.forward failed{f' at {where}' if where else ''}: {reason}"
     )
     if given:
         message += f" (given {', '.join(given)})"

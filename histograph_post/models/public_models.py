@@ -22,6 +22,8 @@ from torch_geometric.data import Data
 from ..data import GraphDataset
 from ..data.batching import make_batch
 from ..errors import CheckpointError, DataError, ModelError
+from ..utils.decoding import MOST_LAYERS, require_number
+from ..utils.machine import require_memory
 from .builtin_models import POOLS
 from .checkpoints import Checkpoint
 from .model_call import call_model
@@ -134,14 +136,19 @@ def build_public(
     pooling = options.pop("graph_pooling", "mean")
     shape = {**vars(sizes), **options}
     num_tasks = shape.pop("num_tasks")
-    encoder: MoleculeGNN | OgbNodes
-    if family == "ogb":
-        conv, _, virtual = kind.partition("-")
-        ogb_conv = OgbGCN if conv == "gcn" else OgbGIN
-        encoder = OgbNodes(ogb_conv, virtual_node=bool(virtual), **shape)
-    else:
-        encoder = MoleculeGNN(_CONVS[name], **shape)
-    return encoder if num_tasks is None else MoleculePrediction(encoder, num_tasks, pooling)
+
+    def build() -> nn.Module:
+        encoder: MoleculeGNN | OgbNodes
+        if family == "ogb":
+            conv, _, virtual = kind.partition("-")
+            ogb_conv = OgbGCN if conv == "gcn" else OgbGIN
+            encoder = OgbNodes(ogb_conv, virtual_node=bool(virtual), **shape)
+        else:
+            encoder = MoleculeGNN(_CONVS[name], **shape)
+        return encoder if num_tasks is None else MoleculePrediction(encoder, num_tasks, pooling)
+
+    require_memory(name, [sizes.num_layer * sizes.emb_dim], build, bytes_per_weight=4)
+    return build()
 
 
 def _checked(name: str, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,6 +163,8 @@ def _checked(name: str, args: Mapping[str, Any]) -> dict[str, Any]:
             raise ModelError(f"{name}: {key}={value}, expected one of {expected}")
         if key in _NUMBERS and not (isinstance(value, _NUMBERS[key]) and value >= 0):
             raise ModelError(f"{name}: {key}={value}, expected a number of 0 or more")
+        if key == "num_layer":
+            require_number(f"{name}: {key}", value, low=0, high=MOST_LAYERS)
     return dict(args)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.spec import DataSpec
-from ..errors import ConfigError, NotFoundError
+from ..errors import CheckpointError, ConfigError, HistographError, NotFoundError
 from ..utils.specifications import PUBLIC_MODELS, Specification
 
 if TYPE_CHECKING:
@@ -114,13 +114,26 @@ class ModelSpec(Specification):
             allow_missing: Take a file that lacks some weights; the caller sees to it that they do
                 not matter.
         """
+        from .loading import PROPOSED
+
         self.to_follow()  # before a file is read
         checkpoint = checkpoint or self.read_checkpoint()
         weights, key_map, _ = self._weights(checkpoint)
         tensors = weights.state_dict if key_map is None else key_map.apply(weights.state_dict)
         filled: dict[str, Any] = {}
         model = self.build(state_dict=tensors, in_dim=in_dim, filled=filled)
-        report = self.fill(model, checkpoint=checkpoint, allow_missing=allow_missing)
+        try:
+            report = self.fill(model, checkpoint=checkpoint, allow_missing=allow_missing)
+        except CheckpointError as refused:
+            if self.out_dim != 1 or PROPOSED in refused.details:
+                raise
+            # Two classes may be one output or two: a key map is only found for the right one.
+            try:
+                return replace(self, out_dim=2).load_reported(
+                    checkpoint=checkpoint, in_dim=in_dim, allow_missing=allow_missing
+                )
+            except HistographError as wider:
+                raise (wider if PROPOSED in wider.details else refused) from None
         return LoadedModel(model.eval(), checkpoint, report, replace(self, filled=filled))
 
     def fill(

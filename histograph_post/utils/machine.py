@@ -13,7 +13,7 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
+    from torch import nn
 
 #: Nodes of a batch at most, unless told otherwise.
 NODE_BUDGET = 8192
@@ -30,6 +31,9 @@ NODE_BUDGET = 8192
 #: Options of glibc's ``mallopt``: how much may be free at the end of the heap, from which size on
 #: blocks are mapped, and how many at most.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+
+#: A size from which on a network may be too large for the machine.
+_LARGE = 4096
 
 #: The control groups this process is in, and where their files are (Linux).
 GROUPS = Path("/proc/self/cgroup")
@@ -69,6 +73,37 @@ def machine_memory(groups: Path = GROUPS, mounts: Path = MOUNTS) -> int:
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_limits(groups, mounts)])
+
+
+def require_memory(
+    what: str, sizes: Iterable[Any], build: Callable[[], nn.Module], *, bytes_per_weight: int
+) -> None:
+    """Refuse a network that this machine has no memory for, without allocating it.
+
+    Args:
+        what: Begins the message.
+        sizes: What was chosen; a network of small numbers is not looked at.
+        build: Makes the network.
+        bytes_per_weight: How much each of its weights takes: 16 with gradients and both moments
+            of Adam, 4 without.
+    """
+    if not any(isinstance(value, int) and value > _LARGE for value in sizes):
+        return
+    import torch
+
+    try:
+        with torch.device("meta"):
+            count: float = sum(parameter.numel() for parameter in build().parameters())
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        count = math.inf
+    needed, there = bytes_per_weight * count, machine_memory()
+    if needed > there:
+        raise ConfigError(
+            f"{what}: found sizes that take {needed / 1e9:,.0f} GB, expected at most the "
+            f"{there / 1e9:,.0f} GB of this machine"
+        )
 
 
 def _limits(groups: Path, mounts: Path) -> Iterator[int]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Final, Literal, Self
 
-from ..errors import DataError, HistographError, ModelError, NotFoundError
+from ..errors import DataError, HistographError, ModelError, NotFoundError, one_line
 from .trust import Sources, approved_sources, trusted_code
 
 #: The models of this package.
@@ -325,8 +325,7 @@ def _one_line_errors(place: str, kind: type[HistographError]) -> Iterator[None]:
     except HistographError:
         raise
     except (Exception, SystemExit) as error:
-        reason = " ".join(str(error).split())
-        raise kind(f"importing {place} failed: {type(error).__name__}: {reason}") from error
+        raise kind(f"importing {place} failed: {one_line(error)}") from error
 
 
 def _hide_siblings(folder: Path, known: set[str]) -> dict[str, ModuleType]:

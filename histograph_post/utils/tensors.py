@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .files import read_regular, write_bytes
+from .text import first_line
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
@@ -73,5 +74,4 @@ def load_state(path: Path) -> Any:
 
 
 def _damaged(path: Path, what: str, error: Exception) -> ConfigError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return ConfigError(f"{path}: found a damaged file ({reason}), expected {what}")
+    return ConfigError(f"{path}: found a damaged file ({first_line(error)}), expected {what}")

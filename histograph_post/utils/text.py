@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MissingExtraError
+from ..errors import MissingExtraError, message_of
 
 if TYPE_CHECKING:
     import pandas
@@ -30,7 +30,7 @@ _METRICS = {
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message; what it is called where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (message_of(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def listed(names: Iterable[str], shown: int = 4) -> str:

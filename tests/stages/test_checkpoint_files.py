@@ -157,6 +157,8 @@ def test_a_folder_of_huggingface(net: Callable[..., nn.Module], tmp_path: Path) 
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     cache("published")
     assert same(rebuilt(), weights)
+    cache("published/model.safetensors.index.json", out="index.cache")
+    assert same(rebuilt("index.cache"), weights)
     shown = histograph("inspect", "published", "--json")
     assert json.loads(shown.stdout)["beside"]["hidden"] == 6
     for file in files:
@@ -200,3 +202,29 @@ def test_inspect_shows_what_a_file_holds(net: Callable[..., nn.Module]) -> None:
         refused.stderr
     )
     assert histograph("inspect", "two.pt", "--state", "second").exit_code == 0
+
+
+def test_a_key_map_is_proposed_whatever_the_number_of_outputs(
+    net: Callable[..., nn.Module],
+) -> None:
+    """The labels of two classes ask for one output, the file has two and other names."""
+    model = net(out_dim=2)
+    renamed = {"encoder.convs": "gnn.layers", "norm": "bn", "head": "classifier"}
+    weights = {}
+    for name, value in model.state_dict().items():
+        old = next(old for old in renamed if name.startswith(old))
+        weights[renamed[old] + name.removeprefix(old)] = value
+    torch.save(weights, "renamed.pt")
+    words = ["--model", "net.py:Net", "--checkpoint", "renamed.pt", "--data", "demo:"]
+    refused = histograph("cache", *words, "-o", "a.cache")
+    assert refused.exit_code == 1
+    _, _, proposed = refused.stderr.partition("A key map (--key-map FILE.toml) that fits:\n")
+    Path("map.toml").write_text(proposed[: proposed.index("error: ")])
+    cache("renamed.pt", "--key-map", "map.toml")
+    assert same(rebuilt(), model.state_dict())
+    trained = histograph("train-head", "a.cache", "-o", "run", "--head", "probe", "--seeds", 0)
+    assert trained.exit_code == 0, trained.output
+    assert "--model net.py:Net --key-map map.toml" in trained.stdout.replace("\n", " ")
+    given = ["--data", "demo:", "--data-args", "num_graphs=6", "-o", "predictions.csv"]
+    done = histograph("predict", "run", "--model", "net.py:Net", *given)
+    assert done.exit_code == 0, done.output
