@@ -11,7 +11,7 @@ A killed job goes on where it stopped, and ends with the same bytes as one that 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -132,20 +132,19 @@ def _check_outputs(plan: CachePlan, outputs: Tensor | None, owners: Tensor, memb
 def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
     dataset = plan.dataset
     first_row, stop_row = dataset.label_ptr[[start, stop]]
-    edges: list[Tensor] = []
-    pairs: list[Tensor] | None = [] if dataset.level == "link" else None
-    for members in plan.batches(start, stop):  # of graphs that stay on disk, few at a time
-        for graph in dataset.graphs[members.start : members.stop]:
-            edges.append(graph.edge_index)
-            if pairs is not None:
-                pairs.append(graph.edge_label_index)
+
+    def pairs(name: str) -> Iterator[Tensor]:
+        for members in plan.batches(start, stop):  # of graphs that stay on disk, few at a time
+            for graph in dataset.graphs[members.start : members.stop]:
+                yield graph[name]
+
     return ShardGraphs(
         start=start,
         ids=dataset.ids[start:stop],
         num_nodes=dataset.num_nodes[start:stop],
         labels=plan.labels[first_row:stop_row],
-        edge_index=edges,
-        edge_label_index=pairs,
+        edge_index=pairs("edge_index"),
+        edge_label_index=pairs("edge_label_index") if dataset.level == "link" else (),
     )
 
 
@@ -168,15 +167,10 @@ def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> N
         shards=tuple(shards),
     )
     if plan.task is not None and plan.own.problem is None:
-        unscored = Cache(folder, manifest)
-        outputs = unscored.outputs()
+        outputs = Cache(folder, manifest).outputs()
         assert outputs is not None  # the plan scores only what is stored
         scores = own_scores(
-            plan.task,
-            outputs,
-            unscored.labels(),
-            plan.splits,
-            probabilities=plan.own.probabilities,
+            plan.task, outputs, plan.labels, plan.splits, probabilities=plan.own.probabilities
         )
         manifest = replace(manifest, own_metrics=scores, no_metrics_because=None)
     write_manifest(folder, manifest)

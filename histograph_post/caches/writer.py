@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from h5py import h5f
 from torch import Tensor
 
@@ -38,7 +37,7 @@ class ShardGraphs:
         start: Position of the first graph in the data set.
         num_nodes: Nodes per graph, ``[num_graphs]``.
         labels: A row per graph, node or link; NaN is a missing label. ``[rows, num_targets]``.
-        edge_index: ``[2, num_edges]`` per graph, nodes numbered from 0 in each; None to store none.
+        edge_index: ``[2, num_edges]`` per graph, nodes numbered from 0 in each; read once.
         edge_label_index: The same for the labelled pairs of a link task.
     """
 
@@ -46,19 +45,11 @@ class ShardGraphs:
     ids: Sequence[str]
     num_nodes: np.ndarray
     labels: np.ndarray
-    edge_index: Sequence[Tensor] | None = None
-    edge_label_index: Sequence[Tensor] | None = None
+    edge_index: Iterable[Tensor] = ()
+    edge_label_index: Iterable[Tensor] = ()
 
-    def counts(self, layout: Layout) -> Counts:
-        """Return how much a shard of these graphs holds."""
-        num_nodes = int(self.num_nodes.sum())
-        num_edges = _num_pairs(self.edge_index) if layout.has_edges else 0
-        rows = {"graph": len(self.ids), "node": num_nodes}
-        num_labels = rows.get(layout.level, _num_pairs(self.edge_label_index))
-        return Counts(len(self.ids), num_nodes, num_edges, num_labels)
-
-    def arrays(self, layout: Layout, where: str) -> dict[str, np.ndarray]:
-        """Return the values of every dataset but the outputs and the activations, checked."""
+    def arrays(self, layout: Layout, where: str) -> tuple[dict[str, np.ndarray], Counts]:
+        """Return the values of every dataset but outputs and activations, checked, and counts."""
         try:
             ids = [graph_id.encode() for graph_id in self.ids]
         except UnicodeEncodeError as error:
@@ -72,10 +63,21 @@ class ShardGraphs:
             "labels": np.ascontiguousarray(self.labels, "<f8"),
         }
         if layout.level == "link":
-            arrays["label_ptr"], arrays["edge_label_index"] = _pairs(self.edge_label_index or ())
+            arrays["label_ptr"], arrays["edge_label_index"] = _pairs(self.edge_label_index)
         if layout.has_edges:
-            arrays["edge_ptr"], arrays["edge_index"] = _pairs(self.edge_index or ())
-        counts = self.counts(layout)
+            arrays["edge_ptr"], arrays["edge_index"] = _pairs(self.edge_index)
+        num_nodes = int(self.num_nodes.sum())
+        rows = {"graph": len(self.ids), "node": num_nodes}
+        counts = Counts(
+            num_graphs=len(self.ids),
+            num_nodes=num_nodes,
+            num_edges=arrays["edge_index"].shape[1] if layout.has_edges else 0,
+            num_labels=(
+                arrays["edge_label_index"].shape[1]
+                if layout.level == "link"
+                else rows[layout.level]
+            ),
+        )
         for dataset in layout.descriptors(counts, len(arrays["ids"])):
             found = arrays.get(dataset.name)
             if found is not None and found.shape != dataset.shape:
@@ -84,21 +86,18 @@ class ShardGraphs:
                     f"expected {dataset.shape} for {len(self.ids)} graphs"
                 )
         check_contents(arrays, counts, self.start, where)
-        return arrays
-
-
-def _num_pairs(pairs: Sequence[Tensor] | None) -> int:
-    return sum(pair.shape[1] for pair in pairs or ())
+        return arrays, counts
 
 
 def _offsets(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype("<i8")
 
 
-def _pairs(pairs: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the offsets and the node pairs of all graphs, side by side."""
-    together = torch.cat([torch.empty(2, 0, dtype=torch.long), *pairs], dim=1)  # [2, num_pairs]
-    return _offsets([pair.shape[1] for pair in pairs]), together.numpy().astype("<i4")
+def _pairs(pairs: Iterable[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets and the node pairs of all graphs, side by side: ``[2, num_pairs]``."""
+    parts = [pair.numpy().astype("<i4") for pair in pairs]
+    sizes = [part.shape[1] for part in parts]
+    return _offsets(sizes), np.concatenate([np.empty((2, 0), "<i4"), *parts], axis=1)
 
 
 class ShardWriter:
@@ -116,10 +115,8 @@ class ShardWriter:
         self.index = index
         self._layout = layout
         self._plan_hash = plan_hash
-        # Of the graphs no more: tensors of each of them take many times the memory of the arrays.
         self._start, self._ids = graphs.start, graphs.ids
-        self._counts = graphs.counts(layout)
-        self._arrays = graphs.arrays(layout, str(self._path))
+        self._arrays, self._counts = graphs.arrays(layout, str(self._path))
         #: By the name of the dataset, in the order of the file.
         self._rows: dict[str, RowWriter] = {}
         self._next_graph = 0

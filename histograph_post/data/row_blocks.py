@@ -306,11 +306,11 @@ class StreamedGraphs(Sequence[Data]):
         return found
 
     def _block(self, number: int) -> _Mapped:
-        block = self._mapped.get(number)
-        if block is None:
-            block = _Mapped.open(self._paths[number])
-            while len(self._mapped) >= _MAPPED_BLOCKS:
-                self._mapped.popitem(last=False)
-            self._mapped[number] = block
-        self._mapped.move_to_end(number)
+        newest = next(reversed(self._mapped), None)
+        if newest == number - 1:
+            del self._mapped[newest]  # graphs are read in order: that one is done with
+        block = self._mapped.pop(number, None) or _Mapped.open(self._paths[number])
+        while len(self._mapped) >= _MAPPED_BLOCKS:
+            self._mapped.popitem(last=False)
+        self._mapped[number] = block
         return block

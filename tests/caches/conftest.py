@@ -74,7 +74,7 @@ class Example:
             num_nodes=self.num_nodes[start:stop],
             labels=np.concatenate(self.labels[start:stop]),
             edge_index=self.edge_index[start:stop],
-            edge_label_index=None if pairs is None else pairs[start:stop],
+            edge_label_index=() if pairs is None else pairs[start:stop],
         )
 
     def batch(self, start: int, stop: int) -> tuple[int, list[Tensor], Tensor | None]:
