@@ -229,7 +229,8 @@ class Steps:
         """Return the first step to ``end`` that no layer before has, and its input."""
         before = self.layers.given_before(end)
         extra: list[FunctionCall | ModuleCall] = []
-        for find in (self.maps, self._norms, self._inner_means):
+        # A single layer has its norms for itself.
+        for find in (self.maps, self._norms, self._inner_means) if before else (self.maps,):
             calls = find(end)
             kinds = [self._kind(call) for call in calls]
             habits = [[self._kind(call) for call in find(given)] for given in before]
@@ -288,11 +289,8 @@ class Steps:
             if call.name in REDUCING
             and any(self.layers.is_full(value, end) for value in call.inputs[:1])
             and len(self.trace.values[call.inputs[0]].shape) > 2
-            and any(
-                self.trace.has_node_rows(value)
-                and 1 < self.layers.width(value) < self.layers.width(call.inputs[0])
-                for value in call.outputs
-            )
+            and 1 < self.layers.width(end) < self.layers.width(call.inputs[0])
+            and any(map(self.trace.has_node_rows, call.outputs))
             and self.layers.leads_to(call, end)
         ]
 
