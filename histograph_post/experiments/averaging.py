@@ -91,9 +91,6 @@ class Averages:
     """The readouts of a run, the seeds of each fold averaged.
 
     Args:
-        task: What is predicted.
-        labels: Of all rows, ``[rows, targets]``.
-        fits: Every fit of the run.
         own: Outputs of the backbone's own readout for the test rows of each fold.
     """
 

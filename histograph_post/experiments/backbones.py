@@ -55,10 +55,8 @@ def untrained_model(
     """Build a model with initial weights of its own.
 
     Args:
-        spec: Names the model and its arguments.
         dataset: Says how many features, or categories of features, the nodes have.
         out_dim: Number of outputs that the labels ask for.
-        seed: Of the weights.
         filled: Receives the arguments that were filled in.
     """
     torch.manual_seed(seed)

@@ -77,7 +77,6 @@ def source_experiment(
     """Return the experiment of a run, on its caches and splits.
 
     Args:
-        run: A finished run on a cache, whose heads are to be trained further.
         options: How to train; the seeds are some of the run's, all by default.
         cache: Where the cache, or the folder of caches, is now, if it was moved.
     """

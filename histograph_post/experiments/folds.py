@@ -104,10 +104,7 @@ def make_folds(
     """Return the folds of an experiment, on one cache or one per fold, and their splits.
 
     Args:
-        caches: From :func:`open_caches`.
         split: Another split than the cache's own: a file, ``kfold:10``, ... (one cache only).
-        split_seed: Seed of a split that is made.
-        memory_limit: Bytes that training on a cache may take.
     """
     first = caches[0]
     if len(caches) > 1:
@@ -239,13 +236,7 @@ def save_fold(
     """Write all that is needed to use a trained backbone, whose weights are there, and its scores.
 
     Args:
-        folder: The fold's folder.
-        trained: The scores.
-        model: The model as the user names it.
-        data: The data as the user names them.
         splits: Of all folds.
-        log: What was measured after every epoch.
-        plan: Hash of all that the run depends on.
     """
     config = {
         "model": model.spec,

@@ -221,9 +221,6 @@ def plan_experiment(
     What does not fit is refused here, before anything is trained or written.
 
     Args:
-        cache: The cache.
-        heads: The readouts.
-        options: How to train.
         rivals: Whether some of the readouts may be rivals, which are compared only.
     """
     options = options or ExperimentOptions()

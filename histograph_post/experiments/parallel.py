@@ -73,9 +73,7 @@ class FitRunner:
     """Does the fits of a stage, in this process or several at once in others.
 
     Args:
-        stage: What is trained.
         planned: Fits that the result is made of, done or not; gives the threads of each.
-        options: Where to train, and how many at once or on which cluster.
         expected: Fits that will be asked for.
     """
 

@@ -56,12 +56,7 @@ def results(
     """Return ``results.json``: the same on every run with the same seeds on the same machine.
 
     Args:
-        task: What is predicted.
-        fits: Every fit of the run.
-        chosen: The name of the fits that the run is about.
         own: The test score of the backbone's own readout, for every fold and seed.
-        averages: Of the fits.
-        temperatures: Of each readout that is kept.
     """
     metric = task.metric
     several_seeds = len({fit.spec.seed for fit in fits}) > 1
@@ -213,13 +208,8 @@ def write_chosen_head(
     """Gather the members' weights at the top of the run, and say how to build and use them.
 
     Args:
-        folder: The run.
-        best: The fit that was chosen, one of the members.
         members: The fits whose mean the run predicts with.
-        task: What is predicted.
-        target_names: One name per column of the labels.
         backbone: What :class:`~histograph_post.runs.saved_backbone.SavedBackbone` reads.
-        temperature: What logits are divided by.
     """
     tensors: dict[str, Tensor] = {}
     for number, member in enumerate(members):

@@ -117,7 +117,6 @@ def default_space(head: str, training: TrainingOptions) -> dict[str, Range | Val
     """Return what is searched unless told otherwise.
 
     Args:
-        head: Name of the readout.
         training: What would be used without a search. Learning rate and weight decay are searched
             around it; no weight decay stays none.
     """

@@ -65,15 +65,7 @@ def solve_fit(
     """Solve a readout on one fold; an epoch is a strength of the penalty.
 
     Args:
-        spec: What is fitted.
-        head: The readout.
-        standardizer: What brings the layers to one scale before it.
         features: Gives what its classifier reads of every label row, ``[rows, width]``.
-        loaded: The cache.
-        split: Of the fold.
-        task: What is predicted.
-        folder: The run.
-        on_epoch: Told after every strength of the penalty.
     """
     started = time.perf_counter()
     source = FeatureRows(features(), loaded.labels, task.targets(loaded.labels))
@@ -166,10 +158,7 @@ def collect_features(
     """Return what a readout's classifier reads of each of these label rows.
 
     Args:
-        head: The readout, of level ``graph`` or ``node``.
-        source: Batches of the cache, on the readout's device.
         rows: Label rows that are of interest; the others are zero.
-        batch_size: Graphs at a time.
         allowed: Bytes that training may take; features that take more than their share of it are
             put into a temporary file.
 

@@ -318,9 +318,6 @@ class _WatchedJob(FitJob):
     """A fit of an experiment that is to be done.
 
     Args:
-        spec: What is fitted.
-        folder: The run.
-        watched: Told what becomes of it.
         locks: Where its lock is kept, if other processes may do the same fit.
     """
 

@@ -158,12 +158,7 @@ def run_trials(
     """Run trials until as many are over as asked for, earlier ones included; return them all.
 
     Args:
-        search: What is searched.
-        folder: The run.
         trials: In all.
-        options: Where to train and how many at once, and who is told of every epoch.
-        storage: URL of an optuna storage; a file in the folder by default.
-        on_trial: Told of every trial that is over, in order.
     """
     running = _SearchRun(search, folder, storage, trials, options.on_epoch, on_trial)
     per_trial = len(search.experiment.folds) * len(search.trial_seeds)

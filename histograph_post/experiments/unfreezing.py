@@ -70,10 +70,7 @@ class Unfreezing:
     """The trainable parameters of a backbone, epoch by epoch.
 
     Args:
-        model: The backbone; parameters that are not trained stop asking for gradients.
         layers: From :func:`layers_of_parameters`.
-        num_layers: Of the history.
-        options: What is asked for.
 
     Raises:
         ConfigError: where something is asked for that is not there or cannot be trained.
@@ -181,13 +178,7 @@ def _around(name: str) -> list[str]:
 
 
 def layers_of_parameters(model: nn.Module, plan: CapturePlan, batch: Batch) -> dict[str, int]:
-    """Return the first layer of the history that depends on each trainable parameter.
-
-    Args:
-        model: The backbone; it is the same afterwards.
-        plan: What is captured of it.
-        batch: A few graphs.
-    """
+    """Return the first layer of the history that depends on each trainable parameter."""
     with frozen(model), torch.inference_mode(False), torch.enable_grad(), _without_advice():
         history = Capture(model, plan).run(batch).history
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -227,11 +218,7 @@ def check_gradients(
     like any other, and would silently stay as it is.
 
     Args:
-        model: The backbone; it is the same afterwards.
-        plan: What is captured of it.
-        batch: A few graphs.
         layers: From :func:`layers_of_parameters`: what gradients do reach.
-        options: What is asked for.
     """
     rest = {
         name: parameter
