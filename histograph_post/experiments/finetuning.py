@@ -262,10 +262,6 @@ class Finetuning(BackboneStage):
         }
 
 
-#: What a run that is fine-tuned has decided already.
-_OF_THE_RUN = ("split", "split_seed", "task", "metric", "standardize", "warm_start")
-
-
 def plan_finetuning(
     source: str | Path | Run | Cache,
     options: ExperimentOptions,
@@ -304,7 +300,8 @@ def plan_finetuning(
         reason = f"the run {run.folder} brings its own"
         if head is not None and (head.options or head.name != run.head):
             raise ConfigError(f"head: found {head.name!r}, but {reason}, {run.head!r}")
-        options.refuse(*_OF_THE_RUN, reason=reason)
+        decided = ("split", "split_seed", "task", "metric", "standardize", "warm_start")
+        options.refuse(*decided, reason=reason)
         frozen = source_experiment(run, options, cache=cache)
         chosen = next(head for head in frozen.heads if head.name == run.saved_head.name)
     else:

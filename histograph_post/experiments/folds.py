@@ -153,9 +153,6 @@ def load_folds(
     ]
 
 
-_FOLD_PREFIX = "fold-"
-
-
 @dataclass(frozen=True)
 class TrainedFold:
     """How a backbone that was trained on one fold did."""
@@ -205,16 +202,12 @@ class FoldCheckpoint:
 
 def fold_name(fold: int) -> str:
     """Return the name of a fold's folder."""
-    return f"{_FOLD_PREFIX}{fold}"
+    return f"fold-{fold}"
 
 
 def fold_folders(folder: Path) -> list[Path]:
     """Return the folders of the folds that are there, finished or not, in order."""
-    numbers = [
-        path.name.removeprefix(_FOLD_PREFIX)
-        for path in folder.glob(f"{_FOLD_PREFIX}*")
-        if path.is_dir()
-    ]
+    numbers = [path.name.removeprefix("fold-") for path in folder.glob("fold-*") if path.is_dir()]
     return [folder / fold_name(n) for n in sorted(int(n) for n in numbers if n.isdecimal())]
 
 
@@ -279,7 +272,7 @@ def fold_checkpoints(
         model: Specification of the model; needed unless the recorded one is built in.
         data: The same of the data.
         model_args: Arguments of the model, beside those that are recorded.
-        data_args: Arguments of the data, likewise.
+        data_args: The same of the data.
         data_root: Where the data are, if not where they were.
         key_map: Renames weights.
         trust: Unpickle a checkpoint that can run code.
@@ -287,12 +280,9 @@ def fold_checkpoints(
     found = []
     for fold in recorded_folds(folder):
         models, source = fold.model.to_follow(model), fold.data.to_follow(data)
-        models = replace(
-            models, args={**models.args, **(model_args or {})}, key_map=key_map, trust=trust
-        )
-        source = replace(
-            source, args={**source.args, **(data_args or {})}, root=data_root or source.root
-        )
+        args = [{**models.args, **(model_args or {})}, {**source.args, **(data_args or {})}]
+        models = replace(models, args=args[0], key_map=key_map, trust=trust)
+        source = replace(source, args=args[1], root=data_root or source.root)
         found.append(replace(fold, model=models, data=source))
     return found
 
@@ -318,23 +308,13 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
     path = folder / CONFIG_NAME
     try:
         config = read_toml_file(path)
-        return FoldCheckpoint(
-            folder,
-            ModelSpec(
-                config["model"],
-                parse_args(config["model_args"]),
-                folder / config["checkpoint"],
-                recorded_in=str(path),
-            ),
-            DataSpec(
-                config["data"],
-                parse_args(config["data_args"]),
-                Path(config["data_root"]) if "data_root" in config else None,
-                recorded_in=str(path),
-            ),
-            str(folder / config["split"]),
-            load_fold(folder).head,
-        )
+        told: dict[str, Any] = {"recorded_in": str(path)}
+        weights = folder / config["checkpoint"]
+        model = ModelSpec(config["model"], parse_args(config["model_args"]), weights, **told)
+        root = Path(config["data_root"]) if "data_root" in config else None
+        data = DataSpec(config["data"], parse_args(config["data_args"]), root, **told)
+        split = str(folder / config["split"])
+        return FoldCheckpoint(folder, model, data, split, load_fold(folder).head)
     except KeyError as error:
         raise ConfigError(f"{path}: found no {error}, expected what training wrote") from None
     except TypeError as error:

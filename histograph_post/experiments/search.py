@@ -41,8 +41,6 @@ from .trials import Trial, TrialCallback, best_trial, import_optuna, run_trials
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-# --- what a search may choose: the options of a readout and of its training, and between what
-
 #: Options of training by name.
 TRAINING_NAMES = tuple(field.name for field in fields(TrainingOptions))
 
@@ -114,12 +112,7 @@ _HEAD_SPACE: Space = {
 
 
 def default_space(head: str, training: TrainingOptions) -> dict[str, Range | Values]:
-    """Return what is searched unless told otherwise.
-
-    Args:
-        training: What would be used without a search. Learning rate and weight decay are searched
-            around it; no weight decay stays none.
-    """
+    """Return what is searched unless told otherwise; no weight decay stays none."""
     options, decay = head_info(head).options(), training.weight_decay
     return {
         "lr": Range(training.lr / 10, training.lr * 10, log=True),
@@ -151,64 +144,54 @@ def read_space(path: Path, head: str) -> dict[str, Range | Values]:
 
 
 def _choice(table: Any) -> Range | Values:
-    number = (int, float)
-    kinds: dict[str, Any] = {"low": number, "high": number, "log": bool, "step": number}
-    names = set(table) if isinstance(table, dict) else set()
-    if names == {"values"} and isinstance(table["values"], list):
-        if all(isinstance(value, str | int | float) for value in table["values"]):
-            return Values(tuple(table["values"]))
-    elif (
-        {"low", "high"} <= names
-        and names <= set(kinds)
-        and all(isinstance(value, kinds[name]) for name, value in table.items())
+    kinds: dict[str, Any] = dict.fromkeys(("low", "high", "step"), int | float) | {"log": bool}
+    given = table if isinstance(table, dict) else {}
+    if given.keys() == {"values"} and isinstance(given["values"], list):
+        if all(isinstance(value, str | int | float) for value in given["values"]):
+            return Values(tuple(given["values"]))
+    elif {"low", "high"} <= given.keys() <= kinds.keys() and all(
+        isinstance(value, kinds[name]) for name, value in given.items()
     ):
-        return Range(**table)
+        return Range(**given)
     raise ConfigError(
         f"found {table!r}, expected values = [...], or numbers low and high, with log or step"
     )
 
 
 @dataclass(frozen=True)
-class Search:
-    """What is searched, and on what."""
+class Search(Experiment):
+    """An experiment whose last readout is tuned: between what is chosen for it, and how."""
 
-    #: With the seeds of the fits after the search; its last readout is the one that is tuned.
-    experiment: Experiment
-    space: Space
-    #: Of the fits of a trial.
-    trial_seeds: tuple[int, ...]
+    space: Space = field(kw_only=True)
+    #: Of the fits of a trial; the others are of the fits after the search.
+    trial_seeds: tuple[int, ...] = field(kw_only=True)
     #: Of the choices.
-    seed: int
+    search_seed: int = field(kw_only=True)
     #: Give up trials that are worse than the median of the others at the same epoch.
-    prune: bool
-
-    @property
-    def head(self) -> HeadSpec:
-        """The readout that is tuned, with the options that stay as they are."""
-        return self.experiment.heads[-1]
+    prune: bool = field(kw_only=True)
 
     def plan(self) -> dict[str, Any]:
         """Return all that the trials depend on, as plain values; not how many there are."""
         return {
             "stage": "tune",
-            "frozen": self.experiment.plan(),
+            "frozen": super().plan(),
             "space": {name: asdict(choice) for name, choice in self.space.items()},
             "trial_seeds": list(self.trial_seeds),
-            "search_seed": self.seed,
+            "search_seed": self.search_seed,
             "prune": self.prune,
         }
 
-    def chosen(self, values: Mapping[str, Any]) -> tuple[HeadSpec, TrainingOptions]:
+    def options_for(self, values: Mapping[str, Any]) -> tuple[HeadSpec, TrainingOptions]:
         """Return the readout and the training that a choice stands for."""
         training = {name: value for name, value in values.items() if name in TRAINING_NAMES}
         options = {name: value for name, value in values.items() if name not in training}
-        head = replace(self.head, options={**self.head.options, **options})
-        return head, replace(self.experiment.training_of(head.name), **training)
+        head = replace(self.heads[-1], options={**self.heads[-1].options, **options})
+        return head, replace(self.training_of(head.name), **training)
 
     def defaults(self) -> dict[str, Any]:
         """Return the defaults of the options that are searched, as far as they may be chosen."""
-        training = self.experiment.training_of(self.head.name)
-        known = head_info(self.head.name).options() | asdict(training)
+        head = self.heads[-1].name
+        known = head_info(head).options() | asdict(self.training_of(head))
         return {name: known[name] for name, choice in self.space.items() if known[name] in choice}
 
 
@@ -230,32 +213,29 @@ def plan_search(
     level = open_caches(cache)[0].manifest.layout.level
     experiment = plan_experiment(cache, with_baseline(head, level), options)
     fixed, solved = head.options, is_solved(head.name, level)
-    if solved:  # the strength of its penalty is no choice
-        num_layers = len(experiment.caches[0].widths)
-        every: dict[str, Range | Values] = {}
-        if "history_layers" in head_info(head.name).options() and num_layers > 1:
-            every = {"history_layers": Values(tuple(range(1, num_layers + 1)))}
-        known = tuple(every)
-        if not every:
+    every = default_space(head.name, experiment.training_of(head.name))
+    names = (*TRAINING_NAMES, *head_info(head.name).options())
+    if solved:  # the strength of its penalty is no choice, and what it reads may be one
+        depths = Values(tuple(range(1, len(experiment.caches[0].widths) + 1)))
+        every = {"history_layers": depths} if len(depths.values) > 1 else {}
+        every = {name: choice for name, choice in every.items() if name in names}
+        names = tuple(every)
+        if not names:
             raise ConfigError(
                 f"head {head.name!r}: found a readout that is solved, with nothing to search, "
                 "expected one that is trained with steps"
             )
-    else:
-        every = default_space(head.name, experiment.training_of(head.name))
-        known = (*TRAINING_NAMES, *head_info(head.name).options())
+    known = ", ".join(names)
     if space is None:
         space = {name: choice for name, choice in every.items() if name not in fixed}
     for name in space:
-        if name not in known:
+        if name not in names:
             reason = f" ({head.name!r} is solved)" if solved else ""
-            raise ConfigError(
-                f"search space: found {name!r}, expected one of {', '.join(known)}{reason}"
-            )
+            raise ConfigError(f"search space: found {name!r}, expected one of {known}{reason}")
         if name in fixed:
             raise ConfigError(f"{name}: found a value and a choice, expected one of them")
     if not space:
-        raise ConfigError(f"search space: found nothing, expected some of {', '.join(known)}")
+        raise ConfigError(f"search space: found nothing, expected some of {known}")
     if not trial_seeds:
         raise ConfigError("trial seeds: found none, expected at least one")
     for fold in experiment.folds:
@@ -263,34 +243,30 @@ def plan_search(
             raise ConfigError(
                 f"fold {fold.number}: found no validation part, expected one to choose options by"
             )
-    return Search(experiment, dict(space), tuple(trial_seeds), search_seed, prune)
+    return Search(
+        **vars(experiment),
+        space=dict(space),
+        trial_seeds=tuple(trial_seeds),
+        search_seed=search_seed,
+        prune=prune,
+    )
 
 
 #: What the tuned readout is called after its name.
 STAGE = "tuned"
 
-#: Trials by default.
-TRIALS = 30
-
-#: Seeds of the fits after the search, by default.
-SEEDS = (0, 1, 2, 3, 4)
-
-#: Options of a readout that `train-head` has flags for.
-_FLAGS = {"dim": "dim", "heads": "attention_heads"}
-
 
 @dataclass(frozen=True)
-class Tuned(Experiment):
-    """The readout as the best trial had it, beside the one with its defaults."""
+class Tuned(Search):
+    """A search that is over: the readout as the best trial had it, beside the default one."""
 
-    search: Search = field(kw_only=True)
     trials: Sequence[Trial] = field(kw_only=True)
     best: Trial = field(kw_only=True)
 
     @property
     def is_default(self) -> bool:
         """Whether the best options are the defaults, which need not be trained twice."""
-        defaults, best = self.search.defaults(), self.best.values
+        defaults, best = self.defaults(), self.best.values
         return all(name in defaults and defaults[name] == best[name] for name in best)
 
     @property
@@ -299,13 +275,9 @@ class Tuned(Experiment):
         name = self.heads[-1].name
         return name if self.is_default else f"{name}-{STAGE}"
 
-    def plan(self) -> dict[str, Any]:
-        """Return what the search depends on, as plain values: the rest follows from it."""
-        return self.search.plan()
-
     def fits(self) -> list[FitSpec]:
         """Return the fits of every readout, the tuned one last, a fold at a time."""
-        head, training = self.search.chosen(self.best.values)
+        head, training = self.options_for(self.best.values)
         found = []
         for fold in self.folds:
             for own in self.heads:
@@ -317,7 +289,7 @@ class Tuned(Experiment):
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Return the best options, and what they gained over the defaults on the test part."""
-        _, training = self.search.chosen(self.best.values)
+        _, training = self.options_for(self.best.values)
         return {
             "tuning": {
                 "trial": self.best.number,
@@ -331,12 +303,13 @@ class Tuned(Experiment):
 
 def _keep_best(tuned: Tuned, folder: Path) -> None:
     """Write the best options down; fits of other ones, from a search with fewer trials, go."""
-    head, training = tuned.search.chosen(tuned.best.values)
-    others = {name: value for name, value in head.options.items() if name not in _FLAGS}
+    head, training = tuned.options_for(tuned.best.values)
+    flags = {"dim": "dim", "heads": "attention_heads"}  # of `train-head`
+    others = {name: value for name, value in head.options.items() if name not in flags}
     text = tomli_w.dumps(
         {
             "head": head.name,
-            **{flag: head.options[name] for name, flag in _FLAGS.items() if name in head.options},
+            **{flag: head.options[name] for name, flag in flags.items() if name in head.options},
             "head_args": [f"{name}={value}" for name, value in others.items()],
             **asdict(training),
         }
@@ -353,7 +326,7 @@ def tune(
     cache: str | Path | Cache,
     out: str | Path,
     *,
-    trials: int = TRIALS,
+    trials: int = 30,
     head: str | type[Readout] = "histograph",
     head_options: Mapping[str, Any] | None = None,
     space: Space | str | Path | None = None,
@@ -398,14 +371,13 @@ def tune(
     search = plan_search(
         cache,
         HeadSpec(head, {**(head_options or {}), **others}),
-        replace(options, seeds=options.seeds or SEEDS),
+        replace(options, seeds=options.seeds or range(5)),
         space=read_space(Path(space), head) if isinstance(space, str | Path) else space,
         trial_seeds=trial_seeds,
         search_seed=search_seed,
         prune=prune,
     )
-    experiment = search.experiment
-    options.start(experiment)
+    options.start(search)
     with (
         open_run_folder(
             out, search.plan(), config=options.config, overwrite=options.overwrite
@@ -426,7 +398,6 @@ def tune(
         if best is None:
             reasons = "; ".join(dict.fromkeys(trial.reason for trial in found if trial.reason))
             raise ConfigError(f"{out}: found no trial with a score ({reasons}), expected one")
-        given = {field.name: getattr(experiment, field.name) for field in fields(Experiment)}
-        tuned = Tuned(**given, search=search, trials=found, best=best)
+        tuned = Tuned(**vars(search), trials=found, best=best)
         _keep_best(tuned, output.folder)
         return finish_experiment(tuned, output, chosen=tuned.chosen, options=options)

@@ -102,12 +102,12 @@ def _drop_torn_line(path: Path) -> None:
 def make_study(search: Search, storage: Any = None, name: str | None = None) -> optuna.Study:
     """Return the study of that name, a new one in memory without a storage."""
     optuna = import_optuna()
-    warmup = math.ceil(UNPRUNED_EPOCHS * search.experiment.training.epochs)
+    warmup = math.ceil(UNPRUNED_EPOCHS * search.training.epochs)
     median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_warmup_steps=warmup)
     return optuna.create_study(
         storage=storage,
         study_name=name,
-        direction="maximize" if search.experiment.task.higher_is_better else "minimize",
+        direction="maximize" if search.task.higher_is_better else "minimize",
         pruner=median if search.prune else optuna.pruners.NopPruner(),
         load_if_exists=True,
     )
@@ -134,7 +134,7 @@ def trials_over(study: optuna.Study) -> dict[int, Trial]:
 
 def best_trial(search: Search, trials: Sequence[Trial]) -> Trial | None:
     """Return the trial with the best score, the first of equals; None if none has one."""
-    sign = 1 if search.experiment.task.higher_is_better else -1
+    sign = 1 if search.task.higher_is_better else -1
     scored = [trial for trial in trials if trial.score is not None]
     return max(scored, key=lambda trial: sign * (trial.score or 0.0), default=None)
 
@@ -161,9 +161,9 @@ def run_trials(
         trials: In all.
     """
     running = _SearchRun(search, folder, storage, trials, options.on_epoch, on_trial)
-    per_trial = len(search.experiment.folds) * len(search.trial_seeds)
+    per_trial = len(search.folds) * len(search.trial_seeds)
     with FitRunner(
-        search.experiment,
+        search,
         planned=ROUND * per_trial,
         options=options,
         expected=running.num_left * per_trial,
@@ -228,7 +228,7 @@ class _SearchRun:
             earlier = finished(study)[: number - number % ROUND]
             study = make_study(search)
             study.add_trials(earlier)
-        seed = int(np.random.SeedSequence([search.seed, known]).generate_state(1)[0])
+        seed = int(np.random.SeedSequence([search.search_seed, known]).generate_state(1)[0])
         study.sampler = import_optuna().samplers.TPESampler(seed=seed)
         if known == 0:
             study.enqueue_trial(search.defaults(), skip_if_exists=True)
@@ -257,7 +257,7 @@ class _SearchRun:
 
     def _write_table(self) -> None:
         """Write the trials that are over as a table of comma-separated values."""
-        text, metric = io.StringIO(), self._search.experiment.task.metric
+        text, metric = io.StringIO(), self._search.task.metric
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["trial", "state", f"valid_{metric}", *self._search.space])
         for trial in self.over.values():
@@ -276,16 +276,16 @@ class _TrialRun:
         #: Whether the study knows what came out.
         self.told = False
         self._trial, self._watcher = trial, watcher
-        self._task = search.experiment.task
-        head, training = search.chosen(trial.params)
-        experiment = replace(
-            search.experiment, heads=(head,), training=training, lrs={}, seeds=search.trial_seeds
+        self._task = search.task
+        head, training = search.options_for(trial.params)
+        tried_alone = replace(
+            search, heads=(head,), training=training, lrs={}, seeds=search.trial_seeds
         )
         # Named by what is tried, too: a trial that was killed goes on with the fits it has.
         tried = json_sha256(dict(trial.params), "trial")
         self._folder = folder / TRIAL_FITS_NAME / f"{number}-{tried[:16]}"
         plan = json_sha256([search.plan(), tried], "trial")
-        specs = [replace(spec, plan=plan) for spec in experiment.fits()]
+        specs = [replace(spec, plan=plan) for spec in tried_alone.fits()]
         self.jobs = [_TrialJob(spec, self._folder, self) for spec in specs]
         self._scores: dict[_TrialJob, float] = {}
         self._given_up = False
