@@ -55,8 +55,6 @@ class EndToEnd(BackboneStage):
     baseline: bool
     #: Whether every row of the history is brought to one scale before the head.
     normalize: bool
-    #: The folds that are trained.
-    folds: tuple[int, ...]
 
     @property
     def named_as(self) -> tuple[ModelSpec, DataSpec]:
@@ -74,7 +72,7 @@ class EndToEnd(BackboneStage):
             "backbone": asdict(self.options),
             "baseline": self.baseline,
             "normalize": self.normalize,
-            "folds": list(self.folds),
+            "folds": list(self.pretraining.folds),
             "calibrate": self.calibrate,
         }
 
@@ -90,7 +88,7 @@ class EndToEnd(BackboneStage):
                 standardize=False,
                 stage=stage,
             )
-            for fold in self.folds
+            for fold in self.pretraining.folds
             for head, stage in ((OWN, ""), (self.head.name, self.STAGE))
             if stage or self.baseline
             for seed in self.seeds
@@ -220,7 +218,6 @@ def plan_end_to_end(
         options=backbone,
         baseline=baseline,
         normalize=normalize,
-        folds=given.folds,
         calibrate=options.calibrate,
     )
 
