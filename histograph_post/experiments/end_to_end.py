@@ -128,8 +128,8 @@ class EndToEnd(BackboneStage):
         about = (*self.pretraining.dataset.notes, *self.capture.notes)
         return [*about, *super().notes()]
 
-    def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
-        """Return the test score of the backbone that was trained with its own readout."""
+    def own_scores(self, fits: Sequence[Fit], labels: np.ndarray) -> dict[Key, float]:
+        """Return the test score of each backbone that was trained with its own readout."""
         return scores_of(named(fits, OWN), "test", self.task.metric)
 
     def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:

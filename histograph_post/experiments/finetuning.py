@@ -26,7 +26,6 @@ from ..data.batching import probe_graphs
 from ..errors import CacheError, ConfigError
 from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
-from ..metrics import Key
 from ..models import ModelSpec
 from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit
 from ..runs.predictions import LabelRows
@@ -206,10 +205,6 @@ class Finetuning(BackboneStage):
         else:
             with self.frozen.borrowing(spec, lent):
                 yield
-
-    def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
-        """Return the test score of the checkpoint's own readout, before training."""
-        return self.frozen.own_scores(fits)
 
     def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:
         """Return what the checkpoint's own readout says of the test rows of each fold."""

@@ -25,7 +25,6 @@ from ..heads.registry import (
     is_solved,
     refuse_rivals,
 )
-from ..metrics import Key
 from ..runs.fits import Fit, FitSpec
 from ..runs.predictions import LabelRows, row_names
 from ..runs.run import Run
@@ -145,16 +144,6 @@ class Experiment(ReadoutStage):
             yield
         finally:
             loaded.forget()
-
-    def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
-        """Return the test score of the checkpoint's own readout, for every fold and seed."""
-        found: dict[Key, float] = {}
-        for number, outputs in self.own_outputs(fits).items():
-            fold = self.folds[number]
-            score = self.task.score(outputs, fold.loaded.labels[fold.split.test])
-            if score == score:
-                found |= {(number, seed): score for seed in self.seeds}
-        return found
 
     def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:
         """Return what the checkpoint's own readout says of the test rows of each fold."""

@@ -145,9 +145,14 @@ class ReadoutStage(Stage):
     #: Whether probabilities are calibrated on the validation part.
     calibrate: bool = field(default=True, kw_only=True)
 
-    @abstractmethod
-    def own_scores(self, fits: Sequence[Fit]) -> dict[Key, float]:
+    def own_scores(self, fits: Sequence[Fit], labels: np.ndarray) -> dict[Key, float]:
         """Return the test score of the backbone's own readout, for every fold and seed."""
+        found: dict[Key, float] = {}
+        for fold, outputs in self.own_outputs(fits).items():
+            score = self.task.score(outputs, labels[self.splits.folds[fold].test])
+            if score == score:
+                found |= {(fold, seed): score for seed in self.seeds}
+        return found
 
     @abstractmethod
     def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:
@@ -194,9 +199,9 @@ class ReadoutStage(Stage):
         write_chosen_head(folder, best, members, task, targets, backbone, temperature)
         write_predictions(folder, fits, chosen, task, label_rows, temperature)
         added = self.finish(folder, fits, chosen)
-        own = self.weights_of(best)
+        own, own_scores = self.weights_of(best), self.own_scores(fits, label_rows.labels)
         return {
-            **results(task, fits, chosen, self.own_scores(fits), averages, temperatures),
+            **results(task, fits, chosen, own_scores, averages, temperatures),
             "members": len(members),
             "left_out": sum(self.weights_of(fit) != own for fit in named(fits, chosen)),
             "calibration": averages.calibration(chosen, temperature),
