@@ -252,7 +252,7 @@ def test_the_default_learning_rate_of_a_readout_is_searched_around(demo_cache: P
     search = plan_search(demo_cache, HeadSpec("mean"), hg.ExperimentOptions())
     assert search.defaults()["lr"] == 1e-2
     assert search.space["lr"] == default_space("mean", TrainingOptions(lr=1e-2))["lr"]
-    _, training = search.chosen({"lr": 0.5})
+    _, training = search.options_for({"lr": 0.5})
     assert training.lr == 0.5
 
 
