@@ -78,8 +78,9 @@ def demo_cache(make_demo_cache: Callable[..., Path]) -> Path:
 _STAND_IN = """#!/usr/bin/env bash
 words=$(mktemp "$STAND_INS/words.XXXXXX")
 printf '%s\\0' "${0##*/}" "$PWD" "$@" > "$words"
+mkfifo "$words.reply"  # of its own: one that the last reply has not left yet would end at once
 echo "$words" > "$STAND_INS/requests"
-read -r code < "$STAND_INS/replies"
+read -r code < "$words.reply"
 cat "$words.out"
 cat "$words.err" >&2
 exit "$code"
@@ -101,8 +102,7 @@ def bash(tmp_path: Path) -> Bash:
     for name in ("histograph", "python"):
         (stand_ins / name).write_text(_STAND_IN)
         (stand_ins / name).chmod(0o755)
-    for name in ("requests", "replies"):
-        os.mkfifo(stand_ins / name)
+    os.mkfifo(stand_ins / "requests")
 
     def run(
         *words: str | Path,
@@ -130,7 +130,7 @@ def bash(tmp_path: Path) -> Bash:
                 stderr=err,
             )
             while not (request := requests.readline().strip()).startswith("exit "):
-                _answer(Path(request), stand_ins / "replies", added or {})
+                _answer(Path(request), added or {})
             script.wait()
             out.seek(0)
             err.seek(0)
@@ -141,7 +141,7 @@ def bash(tmp_path: Path) -> Bash:
     return run
 
 
-def _answer(request: Path, replies: Path, added: Mapping[str, Sequence[str]]) -> None:
+def _answer(request: Path, added: Mapping[str, Sequence[str]]) -> None:
     """Do what a stand-in was asked for."""
     name, folder, *words = request.read_text().split("\0")[:-1]
     words += added.get(words[0], ())
@@ -149,7 +149,7 @@ def _answer(request: Path, replies: Path, added: Mapping[str, Sequence[str]]) ->
         code, out, err = {"histograph": _histograph, "python": _python}[name](words)
     request.with_name(f"{request.name}.out").write_text(out)
     request.with_name(f"{request.name}.err").write_text(err)
-    replies.write_text(f"{code}\n")
+    request.with_name(f"{request.name}.reply").write_text(f"{code}\n")
 
 
 def _histograph(words: list[str]) -> tuple[int, str, str]:
