@@ -39,14 +39,14 @@ class Graphs:
         """How many graphs there are, empty ones included."""
         return len(self.sizes)
 
-    @cached_property
-    def _divisors(self) -> dict[torch.dtype, Tensor]:
-        return {}
+    @property
+    def _none_empty(self) -> bool:
+        """Whether the host knows that every graph has nodes."""
+        return len(self.sizes) > 0 and bool(self.sizes.all())
 
     @cached_property
-    def divisor(self) -> Tensor:
-        """The counts, with 1 for an empty graph, which then averages to zero: ``[num_graphs]``."""
-        return self.counts.clamp(min=1)
+    def _converted(self) -> dict[torch.dtype, Tensor]:
+        return {}
 
     @cached_property
     def ptr(self) -> npt.NDArray[np.int64]:
@@ -109,11 +109,16 @@ class Graphs:
         """Average node rows ``[num_nodes, ...]`` inside each graph; zero for an empty graph."""
         return self.sum(rows) / self.divisor_as(rows.dtype).view(-1, *(1,) * (rows.dim() - 1))
 
+    def counts_as(self, dtype: torch.dtype) -> Tensor:
+        """Return the counts as numbers to multiply by, converted once: ``[num_graphs]``."""
+        if dtype not in self._converted:
+            self._converted[dtype] = self.counts.to(dtype)
+        return self._converted[dtype]
+
     def divisor_as(self, dtype: torch.dtype) -> Tensor:
-        """Return :attr:`divisor` as numbers to divide by, converted once: ``[num_graphs]``."""
-        if dtype not in self._divisors:
-            self._divisors[dtype] = self.divisor.to(dtype)
-        return self._divisors[dtype]
+        """Return the counts, with 1 for an empty graph, which then averages to zero."""
+        counts = self.counts_as(dtype)  # [num_graphs]
+        return counts if self._none_empty else counts.clamp(min=1)
 
     def spread(self, values: Tensor) -> Tensor:
         """Give every node the row of its graph: ``[num_graphs, ...]`` to ``[num_nodes, ...]``."""
@@ -128,7 +133,7 @@ class Graphs:
 
     def empty_to_zero(self, rows: Tensor) -> Tensor:
         """Return rows of graphs, ``[num_graphs, D]``, with zeros for those without nodes."""
-        if len(self.sizes) and self.sizes.all():
+        if self._none_empty:
             return rows
         return rows * (self.counts > 0).to(rows.dtype).unsqueeze(-1)
 
@@ -195,9 +200,10 @@ class Layout:
         """Lay rows ``[num_nodes, D]`` out as one ``[num_graphs, width, D]`` per bucket."""
         sizes = [len(bucket.sizes) * bucket.width for bucket in self.buckets]
         padded = rows.new_zeros(sum(sizes), rows.size(1)).index_copy(0, self.slots, rows)
+        parts = padded.split(sizes) if len(sizes) > 1 else [padded]  # [slots of a bucket, D] each
         return [
             part.view(len(bucket.sizes), bucket.width, -1)
-            for bucket, part in zip(self.buckets, padded.split(sizes), strict=True)
+            for bucket, part in zip(self.buckets, parts, strict=True)
         ]
 
     def unpad(self, parts: Sequence[Tensor]) -> Tensor:

@@ -252,7 +252,7 @@ class Trainer:
                     nn.utils.clip_grad_norm_(group["params"], self.options.clip)
             self.optimizer.step()
             count = len(targets) if len(step.rows) else 0  # none are those of another rank
-            total, seen = total + loss.detach() * count, seen + count
+            total, seen = torch.add(total, loss.detach(), alpha=count), seen + count
             del step, outputs, loss, whole  # the next batch can have their memory
         if self.ranks is not None:
             self.ranks.same_buffers(self.network)

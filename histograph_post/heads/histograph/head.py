@@ -184,8 +184,7 @@ class HistoGraphHead(LinearStarts):
         if self.node_attention is None or self.norm is not None:
             return graphs.mean(self.attend_nodes(nodes, graphs, reach))
         # The mean over nodes commutes with what follows: it is taken first.
-        attended = self.node_attention.pool(nodes, graphs, reach)  # [num_graphs, dim]
-        return attended + graphs.mean(nodes) if self.options.residual else attended
+        return self.node_attention.pool(nodes, graphs, reach, residual=self.options.residual)
 
     def attend_nodes(self, nodes: Tensor, graphs: Graphs, reach: Reach) -> Tensor:
         """Node attention with residual and LayerNorm, step 6: ``[num_nodes, dim]``."""
@@ -225,7 +224,7 @@ class HistoGraphHead(LinearStarts):
         kept = statistics[:, :, -sum(self.kept_dims) :]  # [num_graphs, 3, sum(kept_dims)]
         last = kept[:, 0, -self.kept_dims[-1] :]  # [num_graphs, D_last]
         if self.statistics is not None:
-            return [self.statistics(kept, graphs.counts)], last
+            return [self.statistics(kept, graphs.counts_as(kept.dtype))], last
         return [last if self.options.mix == "last" else kept[:, 0]], last
 
     def last_rows(self, layers: History, graphs: Graphs) -> Tensor:

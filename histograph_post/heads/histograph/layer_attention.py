@@ -2,14 +2,14 @@
 
 A new normalisation is one function and one entry in :data:`NORMALIZATIONS`.
 
-The projections are folded, which is exact algebra: with the embedding ``E, b`` of a layer, the
-encoding ``P_l`` of its position, and the maps ``Wq, Wk`` of queries and keys::
+The projections are folded, which is exact algebra. The embedding ``E, b`` of a layer and the
+encoding ``P_l`` of its position are one map ``M``, of its activations and of its one-hot number::
 
-    q    = (E x_last + b + P_last) Wq                                        the last layer asks
-    c_l  = mean over nodes of  q . (E x_l + b + P_l) Wk / sqrt(D)
-         = mean over nodes of  (E^T Wk^T q) . x_l / sqrt(D)  +  mean(q) . (b + P_l) Wk / sqrt(D)
-    H    = sum_l alpha_l (E x_l + b + P_l)
-         = E (sum_l alpha_l x_l)  +  sum_l alpha_l (b + P_l)
+    X~_l = E x_l + b + P_l = M [x_l ; e_l]          M = [E , b + P_1 , ... , b + P_L]
+    q    = X~_last Wq                                                        the last layer asks
+    c_l  = mean over nodes of  q . X~_l Wk / sqrt(D)
+         = mean over nodes of  (M^T Wk^T q) . [x_l ; e_l] / sqrt(D)
+    H    = sum_l alpha_l X~_l = M [sum_l alpha_l x_l ; alpha]
 
 No layer but the last is projected, so the cost is O(N L D) and nothing of the size of the history
 ``[N, L, D]`` is made. Layers of the same width share one embedding; each other width has its own.
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..history import History, last_layer
 from ..ragged import Graphs
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from .large_graphs import WholeGraph
 
 LAYER_ATTENTIONS = ("learned", "mean", "last", "random")
+
+#: A deviation of scores beside which 1 is lost in rounding, and whose square is far from infinite.
+HUGE_SCORE = 2.0**30
 
 
 def bounded_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
@@ -49,14 +53,15 @@ def bounded_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
     layers is its centre, one layer alone at distance < 1, one layer plus a first difference at
     < sqrt(3).
     """
-    deviation = scores - scores.mean(-1, keepdim=True)  # [..., L]
-    # Once more, because the rounding error of a large mean is no deviation.
-    deviation = deviation - deviation.mean(-1, keepdim=True)
-    # Measured in units of the largest entry, so that squares of huge scores do not overflow.
-    unit = deviation.detach().abs().amax(-1, keepdim=True).clamp(min=1.0)  # [..., 1]
-    deviation = deviation / unit
-    norm = (unit.reciprocal().square() + deviation.square().sum(-1, keepdim=True)).sqrt()
-    return 1.0 / scores.size(-1) + options.radius * deviation / norm
+    # LayerNorm is d / sqrt(eps + |d|^2 / L). It centres as well: the mean is taken off before, and
+    # without a gradient, because the rounding error of a large mean is no deviation.
+    num_layers = scores.size(-1)
+    deviation = scores - scores.detach().mean(-1, keepdim=True)  # [..., L]
+    # Squares of huge scores would overflow. They are scaled down, which leaves their direction.
+    unit = deviation.detach().abs().amax(-1, keepdim=True).clamp(min=HUGE_SCORE)  # [..., 1]
+    eps = 1 / num_layers / HUGE_SCORE**2
+    direction = functional.layer_norm(deviation / unit, (num_layers,), eps=eps)  # [..., L]
+    return 1 / num_layers + options.radius / math.sqrt(num_layers) * direction
 
 
 def signed_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
@@ -126,6 +131,8 @@ class LayerAttention(nn.Module):
         #: Index of the embedding of each layer.
         self.embedding_of = [widths.index(width) for width in self.in_dims]
         self.embeddings = nn.ModuleList(nn.Linear(width, self.dim) for width in widths)
+        #: Columns of :meth:`maps`: the channels of each embedding, then the layers.
+        self.columns = [*widths, len(self.in_dims)]
         encoding = sinusoidal_encoding(len(self.in_dims), self.dim)
         self.register_buffer("encoding", encoding, persistent=False)
         if options.layer_attention == "learned":
@@ -177,12 +184,8 @@ class LayerAttention(nn.Module):
         for layers, rows, embedding in self.blocks(history):
             part = of_nodes[..., layers] @ rows  # [num_nodes, heads, width]
             sums[embedding] = sums[embedding] + part if embedding in sums else part
-        # sum_l alpha_l (b + P_l), the same for all nodes of a graph
-        constants = torch.einsum("ghl,lhd->ghd", weights, self._split(self.offsets()))
-        nodes = graphs.spread(constants)  # [num_nodes, heads, dim / heads]
-        for embedding, combined in sums.items():
-            maps = self._split(self._map(embedding).t())  # [width, heads, dim / heads]
-            nodes = nodes + torch.einsum("nhw,whd->nhd", combined, maps)
+        combined = torch.cat([*sums.values(), of_nodes], dim=2)  # [num_nodes, heads, columns]
+        nodes = torch.einsum("hdc,nhc->nhd", self._by_head(self.maps()), combined)
         return nodes.flatten(1)
 
     def weights(self, history: History, graphs: Graphs, whole: WholeGraph | None = None) -> Tensor:
@@ -198,36 +201,30 @@ class LayerAttention(nn.Module):
             return weights
         if kind == "random":
             return self.normalize(self.random_scores.expand(graphs.num_graphs, -1, -1))
-        found = self.scores(history, graphs) if whole is None else self.scores_of(whole)
-        scores, mean_query = found
-        # What does not depend on a layer's activations: the query times b + P_l as a key.
-        keys = self._split(self.offsets() @ self.key)  # [L, heads, dim / heads]
-        fixed = torch.einsum("ghd,lhd->ghl", self._split(mean_query), keys)
-        return self.normalize((scores + fixed) / math.sqrt(self.dim // self.heads))
+        scores = self.scores(history, graphs) if whole is None else self.scores_of(whole)
+        return self.normalize(scores / math.sqrt(self.dim // self.heads))
 
     def normalize(self, scores: Tensor) -> Tensor:
         """Turn scores into layer weights, both ``[num_graphs, heads, L]``."""
         return NORMALIZATIONS[self.options.normalization](scores, self.options)
 
-    def scores(self, history: History, graphs: Graphs) -> tuple[Tensor, Tensor]:
-        """Return mean scores ``[num_graphs, heads, L]`` and queries ``[num_graphs, dim]``."""
+    def scores(self, history: History, graphs: Graphs) -> Tensor:
+        """Return the scores of layers, not scaled yet: ``[num_graphs, heads, L]``."""
         last = last_layer(history).to(self.encoding.dtype)  # [num_nodes, D_last]
         query = (self.last_embedding(last) + self.encoding[-1]) @ self.query  # [num_nodes, dim]
-        by_head = self._split(query)  # [num_nodes, heads, dim / heads]
-        filters = []  # E^T Wk^T q, one per embedding: [num_nodes, heads, width]
-        for embedding in range(len(self.embeddings)):
-            maps = self._split(self._map(embedding).t() @ self.key)  # [width, heads, dim / heads]
-            filters.append(torch.einsum("nhd,whd->nhw", by_head, maps))
+        keys = self._by_head(self.key.t() @ self.maps())  # [heads, dim / heads, columns]
+        by_head = query.unflatten(1, (self.heads, -1))  # [num_nodes, heads, dim / heads]
+        asked = torch.einsum("nhd,hdc->nhc", by_head, keys)  # M^T Wk^T q: [.., heads, columns]
+        *filters, fixed = asked.split(self.columns, dim=2)  # of activations, and of positions
         parts = []
         for _, rows, embedding in self.blocks(history):
-            products = rows @ filters[embedding].mT  # [num_nodes, layers of the block, heads]
-            parts.append(graphs.mean(products))  # [num_graphs, layers of the block, heads]
-        if len(parts) > 1:  # a block each: put them back into the order of the layers
-            parts = [parts[place] for place in np.argsort(self._order())]
-        scores = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # [num_graphs, L, heads]
-        return scores.mT, graphs.mean(query)
+            parts.append(filters[embedding] @ rows.mT)  # [num_nodes, heads, layers of the block]
+        products = parts[0]
+        if len(parts) > 1:  # a layer each: put them back into the order of the layers
+            products = torch.cat([parts[place] for place in np.argsort(self._order())], dim=2)
+        return graphs.mean(products + fixed)
 
-    def scores_of(self, whole: WholeGraph) -> tuple[Tensor, Tensor]:
+    def scores_of(self, whole: WholeGraph) -> Tensor:
         """Return what :meth:`scores` does for all nodes of a graph, from what is known of them.
 
         With ``q = x_last A + a``, the mean over nodes of ``q . (x_l B)`` is the sum over channels
@@ -237,14 +234,15 @@ class LayerAttention(nn.Module):
         embedding = self.last_embedding
         query = embedding.weight.t() @ self.query  # A: [D_last, dim]
         offset = (embedding.bias + self.encoding[-1]) @ self.query  # a: [dim]
-        scores = []
+        *keys, fixed = (self.key.t() @ self.maps()).split(self.columns, dim=1)  # [dim, ..] each
+        layers = []
         for layer, own in enumerate(self.embedding_of):
-            key = self._map(own).t() @ self.key  # B: [D_l, dim]
+            key = keys[own].t()  # B: [D_l, dim]
             products, mean = whole.products[layer].to(key), whole.means[layer].to(key)
-            channels = (query * (products @ key)).sum(0) + offset * (mean @ key)  # [dim]
-            scores.append(self._split(channels).sum(-1))  # [heads]
+            layers.append((query * (products @ key)).sum(0) + offset * (mean @ key))  # [dim]
         mean_query = whole.means[-1].to(query) @ query + offset  # [dim]
-        return torch.stack(scores, dim=-1).unsqueeze(0), mean_query.unsqueeze(0)
+        channels = torch.stack(layers, dim=1) + mean_query.unsqueeze(1) * fixed  # [dim, L]
+        return self._by_head(channels).sum(1).unsqueeze(0)
 
     def blocks(self, history: History) -> Iterator[LayerBlock]:
         """Yield all layers: at once if they need not be converted, else one after the other.
@@ -272,16 +270,18 @@ class LayerAttention(nn.Module):
             return biases[0] + self.encoding
         return torch.stack([biases[own] for own in self.embedding_of]) + self.encoding
 
+    def maps(self) -> Tensor:
+        """Return the embeddings and what a layer adds side by side, ``M``: ``[dim, columns]``."""
+        weights = [cast(nn.Linear, embedding).weight for embedding in self.embeddings]
+        return torch.cat([*weights, self.offsets().t()], dim=1)
+
     def _order(self) -> list[int]:
         """Return the layers width by width, in the order in which the widths first occur."""
         return sorted(range(len(self.in_dims)), key=self.embedding_of.__getitem__)
 
-    def _map(self, embedding: int) -> Tensor:
-        return cast(nn.Linear, self.embeddings[embedding]).weight  # [dim, width]
-
-    def _split(self, values: Tensor) -> Tensor:
-        """View the last ``dim`` channels as ``[..., heads, dim / heads]``."""
-        return values.unflatten(-1, (self.heads, self.dim // self.heads))
+    def _by_head(self, maps: Tensor) -> Tensor:
+        """View a map to ``dim`` channels, ``[dim, ...]``, as ``[heads, dim / heads, ...]``."""
+        return maps.unflatten(0, (self.heads, self.dim // self.heads))
 
     def extra_repr(self) -> str:
         """Describe the module in one line."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +122,8 @@ class WideDropout(nn.Dropout):
 
 def map_parts(linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
     """Apply a linear map to rows that come in parts, without joining them: ``[rows, out]``."""
+    if len(parts) == 1:
+        return cast(Tensor, linear(parts[0]))
     widths = [part.size(1) for part in parts]
     mapped: Tensor = linear.bias  # [out]
     for part, weight in zip(parts, linear.weight.split(widths, dim=1), strict=True):
@@ -160,7 +163,7 @@ class Mixing(nn.Module):
             if bool(self.steps < self.delay):
                 coefficient = coefficient.detach()
             self.steps += 1
-        return coefficient * readout + (1 - coefficient) * base
+        return torch.lerp(base, readout, coefficient)
 
     def extra_repr(self) -> str:
         """Describe the coefficient in one line."""

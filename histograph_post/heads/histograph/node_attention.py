@@ -108,13 +108,21 @@ class NodeAttention(nn.Module):
         attended: Tensor = self.out_projection(self.contexts(nodes, graphs, reach))
         return attended
 
-    def pool(self, nodes: Tensor, graphs: Graphs, reach: Reach = None) -> Tensor:
+    def pool(
+        self, nodes: Tensor, graphs: Graphs, reach: Reach = None, *, residual: bool = False
+    ) -> Tensor:
         """Return the mean of :meth:`forward` over each graph's nodes: ``[num_graphs, dim]``.
 
         The mean commutes with the output projection, which then runs per graph and not per node.
+
+        Args:
+            residual: Whether the mean of the nodes themselves is added.
         """
-        pooled: Tensor = self.out_projection(graphs.mean(self.contexts(nodes, graphs, reach)))
-        return graphs.empty_to_zero(pooled)  # an empty graph has no bias either
+        contexts = self.contexts(nodes, graphs, reach)  # [num_nodes, dim]
+        both = torch.cat([contexts, nodes], dim=1) if residual else contexts
+        means = graphs.mean(both).split(self.dim, dim=1)  # one or two [num_graphs, dim]
+        pooled: Tensor = graphs.empty_to_zero(self.out_projection(means[0]))  # nor has it a bias
+        return pooled + means[1] if residual else pooled
 
     def contexts(self, nodes: Tensor, graphs: Graphs, reach: Reach = None) -> Tensor:
         """Return what every node finds, before the output projection: ``[num_nodes, dim]``."""
@@ -155,7 +163,7 @@ class NodeAttention(nn.Module):
             return nodes
         contexts = []  # one [graphs, width, dim] per bucket
         for bucket, rows in zip(layout.buckets, layout.pad(projected), strict=True):
-            query, key, value = self._heads(rows).unbind(0)  # [graphs, heads, width, d]
+            query, key, value = self._heads(rows)  # [graphs, heads, width, d] each
             key, value = self._with_token(key), self._with_token(value)
             mask = self._key_mask(bucket, kept)  # [graphs, 1, 1, keys]
             context = self._attend(query, key, value, mask)  # [graphs, heads, width, d]
@@ -220,7 +228,7 @@ class NodeAttention(nn.Module):
             return nodes.new_zeros(0)
         parts = []  # one [graphs, width, 1] per bucket
         for bucket, rows in zip(layout.buckets, layout.pad(self.in_projection(nodes)), strict=True):
-            query, key, _ = self._heads(rows).unbind(0)  # [graphs, heads, width, d]
+            query, key, _ = self._heads(rows)  # [graphs, heads, width, d] each
             key, mask = self._with_token(key), self._key_mask(bucket, None)
             share = bucket.occupied().to(query.dtype) / bucket.sizes.unsqueeze(
                 -1
@@ -230,7 +238,7 @@ class NodeAttention(nn.Module):
             for queries, shares in zip(query.split(size, 2), share.split(size, 1), strict=True):
                 scores = queries @ key.mT / math.sqrt(query.size(-1))  # [graphs, heads, size, keys]
                 if mask is not None:
-                    scores = scores.masked_fill(~mask, -math.inf)
+                    scores = scores + mask
                 total = total + torch.einsum("gq,ghqk->gk", shares, scores.softmax(-1))
             parts.append((total / self.heads)[:, : bucket.width, None])
         return layout.unpad(parts).squeeze(-1)  # [num_nodes]
@@ -290,19 +298,29 @@ class NodeAttention(nn.Module):
         return kept | graphs.spread(graphs.sum(kept.long()) == 0)
 
     def _key_mask(self, bucket: Bucket, kept: Tensor | None) -> Tensor | None:
-        """Mark what may be attended to, ``[graphs, 1, 1, keys]``; None if that is everything."""
+        """Return what is added to scores, ``[graphs, 1, 1, keys]``; None if that is nothing.
+
+        Minus infinity where there is no node, or one that is not kept, and else 0.
+        """
         if kept is None and len(bucket.sizes) == 1:
             return None
-        mask = bucket.occupied()  # [graphs, width]
-        if kept is not None:
-            mask = bucket.pad(kept[bucket.nodes].unsqueeze(-1)).squeeze(-1)
+        dtype = self.in_projection.weight.dtype
+        nothing = torch.full(
+            (len(bucket.sizes) * bucket.width,), -math.inf, dtype=dtype, device=bucket.slots.device
+        )
+        if kept is None:
+            mask = nothing.index_fill_(0, bucket.slots, 0.0)
+        else:
+            mask = nothing.index_copy_(0, bucket.slots, kept[bucket.nodes].to(dtype).log())
+        mask = mask.view(len(bucket.sizes), bucket.width)
         if self.zero_token:
-            mask = functional.pad(mask, (0, 1), value=True)  # [graphs, width + 1]
+            mask = functional.pad(mask, (0, 1))  # [graphs, width + 1]
         return mask[:, None, None]
 
-    def _heads(self, rows: Tensor) -> Tensor:
-        """Split ``[graphs, width, 3 * dim]`` into ``[3, graphs, heads, width, d]``."""
-        return rows.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+    def _heads(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split ``[graphs, width, 3 * dim]`` into three ``[graphs, heads, width, d]``."""
+        query, key, value = rows.unflatten(-1, (3, self.heads, -1)).unbind(2)
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
     def _with_token(self, rows: Tensor) -> Tensor:
         """Append the zero token to keys or values ``[..., width, d]``, if there is one."""
@@ -321,7 +339,7 @@ class NodeAttention(nn.Module):
         slots = graphs.index * width + within  # [num_nodes]
         padded = projected.new_zeros(graphs.num_graphs * width, projected.size(1))
         padded = padded.index_copy(0, slots, projected).view(graphs.num_graphs, width, -1)
-        query, key, value = self._heads(padded).unbind(0)  # [num_graphs, heads, width, d]
+        query, key, value = self._heads(padded)  # [num_graphs, heads, width, d] each
         occupied = torch.arange(width, device=slots.device) < graphs.counts.unsqueeze(-1)
         if self.zero_token:
             key, value = self._with_token(key), self._with_token(value)
