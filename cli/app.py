@@ -7,6 +7,10 @@ Nothing here imports torch; each command imports the library when it runs.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import re
 import textwrap
 from enum import Enum
 from typing import Annotated, Any
@@ -62,6 +66,30 @@ register(app, trust.trust)
 register(app, inspect.recipes)
 register(app, bench.bench)
 register(app, demo.demo, runs_models=True)
+
+
+def run() -> None:
+    """Run the command that was typed, or complete it for the shell."""
+    if os.environ.get("_HISTOGRAPH_COMPLETE") == "complete_bash":
+        _complete_in_bash()
+    else:
+        app()
+
+
+def _complete_in_bash() -> None:
+    """Print what may be typed next; bash breaks words at colons, and ours have some (`tu:MUTAG`).
+
+    So the words are joined again, and only what is behind the last colon is printed, since bash
+    replaces no more than that.
+    """
+    words = os.environ["COMP_WORDS"].split("\n")[: int(os.environ["COMP_CWORD"]) + 1]
+    joined = re.sub(r"\n?:\n?", ":", "\n".join(words))
+    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = joined, str(joined.count("\n"))
+    before = joined.rpartition("\n")[2].rpartition(":")[0]
+    with contextlib.redirect_stdout(io.StringIO()) as offered, contextlib.suppress(SystemExit):
+        app()
+    for line in offered.getvalue().splitlines():
+        print(line.removeprefix(f"{before}:"))
 
 
 # --- the reference: made from the commands themselves, so the two cannot disagree

@@ -39,7 +39,11 @@ def pretrain(
     ] = [],  # noqa: B006
     head: Annotated[
         str | None,
-        typer.Option("--head", help="Train end to end with this readout: histograph, mean, ..."),
+        typer.Option(
+            "--head",
+            autocompletion=opt.complete_heads,
+            help="Train end to end with this readout: histograph, mean, ...",
+        ),
     ] = None,
     *,
     head_flags: HeadFlags,
@@ -265,7 +269,11 @@ def finetune(
     amp: opt.AmpOption = False,
     head: Annotated[
         str | None,
-        typer.Option("--head", help="Readout to train on a cache; histograph by default."),
+        typer.Option(
+            "--head",
+            autocompletion=opt.complete_heads,
+            help="Readout to train on a cache; histograph by default.",
+        ),
     ] = None,
     *,
     head_flags: HeadFlags,
@@ -284,6 +292,7 @@ def finetune(
         typer.Option(
             "--data",
             metavar="SPEC",
+            autocompletion=opt.complete_data,
             help="The cached data, if they come from your own code (file.py:function) or were "
             "moved.",
         ),

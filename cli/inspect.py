@@ -37,13 +37,19 @@ def inspect(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="SPEC", help="Show what would be captured from this model."
+            "--model",
+            metavar="SPEC",
+            autocompletion=opt.complete_models,
+            help="Show what would be captured from this model.",
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            "--data", metavar="SPEC", help="Data to run the model on, to find its layers."
+            "--data",
+            metavar="SPEC",
+            autocompletion=opt.complete_data,
+            help="Data to run the model on, to find its layers.",
         ),
     ] = None,
     model_args: opt.ModelArgsOption = [],  # noqa: B006  # typer copies it

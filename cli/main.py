@@ -99,6 +99,6 @@ def main() -> None:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         # Not that all parameters are used, after it was asked to look for others; nor who hung up.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from .app import app
+    from .app import run
 
-    app()
+    run()

@@ -28,7 +28,7 @@ METRICS = (
 _DATA = (
     *("tu:MUTAG", "tu:PROTEINS", "tu:NCI1", "tu:IMDB-BINARY", "planetoid:Cora"),
     *("planetoid:CiteSeer", "planetoid:PubMed", "actor:", "wiki:chameleon", "wiki:squirrel"),
-    *("ogbg:molhiv", "ogbg:molbbbp", "smiles:", "demo:"),
+    *("ogbg:molhiv", "ogbg:molbbbp", "moleculenet:BBBP", "moleculenet:ESOL", "smiles:", "demo:"),
 )
 
 
@@ -103,6 +103,7 @@ MovedModelOption = Annotated[
     typer.Option(
         "--model",
         metavar="SPEC",
+        autocompletion=complete_models,
         help="The backbone, if it is your own code: file.py:Name or package.module:Name. Code "
         "that is only recorded in a run is never executed.",
     ),

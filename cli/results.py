@@ -169,14 +169,10 @@ def show_folds(terminal: Terminal, results: Any) -> None:
         ]
         for fold in results["folds"]
     ]
-    summaries = [results[part] for part in parts]
-    rows.append(
-        [
-            "mean ± deviation",
-            "-",
-            *("-" if s is None else f"{s['mean']:.4f} ± {s['deviation']:.4f}" for s in summaries),
-        ]
-    )
+    if len(rows) > 1:
+        summaries = [results[part] for part in parts]
+        means = ("-" if s is None else f"{s['mean']:.4f} ± {s['deviation']:.4f}" for s in summaries)
+        rows.append(["mean ± deviation", "-", *means])
     terminal.table(
         f"{results['model']} on {results['data']}: {results['metric']}",
         ["", "best epoch", *parts],

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +78,32 @@ def test_values_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     (tmp_path / "tu" / "LOCAL" / "raw").mkdir(parents=True)
     monkeypatch.setenv("HISTOGRAPH_DATA_ROOT", str(tmp_path))
     assert options.complete_data("tu:L") == ["tu:LOCAL"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["cache", "--data", "tu", ":", "PRO"], ["PROTEINS"]),
+        (["cache", "--data", "planetoid", ":"], ["Cora", "CiteSeer", "PubMed"]),
+        (["inspect", "x.pt", "--model", "pretrain-gnns", ":", "g"], ["gcn", "gin", "gat"]),
+        (["finetune", "run", "--head", "jk-m"], ["jk-max"]),
+    ],
+)
+def test_bash_breaks_words_at_colons(typed: list[str], offered: list[str]) -> None:
+    words = ["histograph", *typed]
+    asked = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from histograph_cli.main import main; sys.argv = ['histograph']; main()",
+        ],
+        env={**os.environ, **asked, "_HISTOGRAPH_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.splitlines() == offered
 
 
 def printed(width: int, columns: list[str], rows: list[list[object]]) -> list[str]:
