@@ -244,7 +244,6 @@ def resampled_rows(num_rows: int, count: int, fold: int = 0) -> np.ndarray:
 
     Args:
         num_rows: Rows to draw from, and to draw.
-        count: Draws.
         fold: Folds draw by themselves.
     """
     random = np.random.default_rng(_BOOTSTRAP_SEED + fold)
@@ -260,7 +259,6 @@ def resampled_interval(
         scores: Of one readout on each of :func:`resampled_rows`, ``[draws]``, the mean over folds
             where there are several; NaN where a draw allows none.
         others: Of the other, on the same rows.
-        level: Of the interval.
     """
     differences = scores - others
     differences = differences[np.isfinite(differences)]

@@ -109,9 +109,6 @@ class Task:
 
         Args:
             outputs: ``[rows, out_dim]``.
-            targets: From :meth:`targets`.
-            class_weight: Of classes, ``[classes]``.
-            positive_weight: Of positive labels, ``[T]``.
             missing: How many of the targets are missing, where the host knows: targets on a device
                 have to be read back for that.
         """

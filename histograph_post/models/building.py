@@ -279,11 +279,6 @@ def _build_sized(
     The number of classes in the data says 1 for two classes; a checkpoint with two logits knows
     better. Which tensors a size decides shows when the model is built with two other values of it.
 
-    Args:
-        construct: Builds the model with some sizes.
-        guessed: The sizes as the data suggest them.
-        weights: What will be loaded.
-
     Returns:
         The model, and the sizes that it was built with.
     """

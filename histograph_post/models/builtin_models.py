@@ -71,9 +71,6 @@ class GNNSettings:
         kind: ``gcn``, ``gin``, ``gat``, ``sage`` or ``gps``.
         in_dim: the number of float node features, or the number of categories of each column of
             integer features, such as the nine atom features of OGB.
-        out_dim: the number of classes or targets.
-        hidden: the width of every layer.
-        num_layers: the number of message-passing layers.
         edge_dim: as ``in_dim``, for edge features (``gin``, ``gat``, ``gps``); None leaves them
             unread.
         heads: attention heads (``gat``, ``gps``).

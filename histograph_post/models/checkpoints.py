@@ -97,7 +97,6 @@ def read_checkpoint(
     trusted and cannot be read otherwise.
 
     Args:
-        path: The file or the folder.
         trust: Unpickle a file that can only be read by running it. That is remembered by the hash
             of the file: it is trusted from then on.
         state: Which state dict of the file, or what the names of its weights begin with; by

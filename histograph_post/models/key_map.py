@@ -153,7 +153,7 @@ OPTIONAL = ("num_batches_tracked", "_extra_state")
 #: PyG 2.0 replaced the weight of a convolution by a linear layer, whose weight is its transpose.
 _PYG_2 = ("weight", "lin.weight")
 #: Names of tensors less alike than this have nothing to do with each other.
-_ALIKE = 0.6
+ALIKE = 0.6
 #: What the same numbers in two names add to their likeness, and the same place in the model.
 _SAME_NUMBERS, _SAME_PLACE = 0.5, 0.2
 _MAX_PAIRS = 250_000
@@ -196,8 +196,6 @@ def propose_key_map(
     """Return the key map that makes a file fit; None if there is none to be seen.
 
     Args:
-        expected: The tensors of the model.
-        found: The tensors of the file.
         fits: Tries a key map: the names that the model would still lack, None if it does not fit.
     """
     wrong = {name: misfit(found[name], expected[name]) for name in found.keys() & expected.keys()}
@@ -273,8 +271,8 @@ def _leaves(old: _Layer, new: _Layer) -> dict[str, str] | None:
             continue
         same = [leaf] if leaf in waiting else []
         same += [_PYG_2[0]] if leaf == _PYG_2[1] and _PYG_2[0] in waiting else []
-        alike = sorted(waiting, key=lambda name: -_alike(name, leaf))
-        same += [name for name in alike if _alike(name, leaf) >= _ALIKE]
+        ranked = sorted(waiting, key=lambda name: -alike(name, leaf))
+        same += [name for name in ranked if alike(name, leaf) >= ALIKE]
         fits = (None, "its transpose")
         match = next((name for name in same if misfit(old.tensors[name], tensor) in fits), None)
         if match is None:
@@ -288,14 +286,15 @@ def _likeness(old: _Layer, new: _Layer) -> float:
     same = _numbers(old.name) == _numbers(new.name)
     near = 1 - abs(old.place - new.place)
     return (
-        _alike(_template(old.name), _template(new.name))
+        alike(_template(old.name), _template(new.name))
         + (_SAME_NUMBERS if same else 0.0)
         + _SAME_PLACE * near
     )
 
 
 @cache
-def _alike(one: str, other: str) -> float:
+def alike(one: str, other: str) -> float:
+    """Return how much two names have in common, from 0 to 1."""
     return SequenceMatcher(a=one, b=other, autojunk=False).ratio()
 
 

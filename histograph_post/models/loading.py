@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from typing import Literal
 
 import torch
@@ -21,10 +21,12 @@ from ..errors import CheckpointError
 from ..utils.text import listed, text_table
 from .checkpoints import Checkpoint
 from .key_map import (
+    ALIKE,
     OPTIONAL,
     KeyMap,
     Proposal,
     Shape,
+    alike,
     is_transpose,
     misfit,
     propose_key_map,
@@ -143,9 +145,6 @@ def load_into(
     ``model.`` of its own. Floating-point values take the precision of the model's parameters.
 
     Args:
-        model: Gets the weights.
-        checkpoint: Has them.
-        key_map: Renames them.
         allow_missing: Take a file that lacks some of the model's tensors, if it has nothing else
             and some fit. They become zero, so that a file always gives the same model, and are
             named in the report.
@@ -290,16 +289,16 @@ def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Loa
 
 # --- similar names
 
-#: Names less alike than this have nothing to do with each other.
-_ALIKE = 0.6
+#: Names of the other side whose shapes are looked at.
+_CLOSE = 20
 #: What an equal shape adds to the likeness of two names, and what a transposed one does.
 _SAME_SHAPE, _TRANSPOSED = 0.3, 0.2
 
 
 def _with_nearest_names(report: LoadReport) -> LoadReport:
     """Return the report with the most similar name of the other side beside each row shown."""
-    missing = [(row.name, row.in_model) for row in report.missing]
-    unexpected = [(row.name, row.in_file) for row in report.unexpected]
+    missing = {row.name: row.in_model for row in report.missing}
+    unexpected = {row.name: row.in_file for row in report.unexpected}
     return replace(
         report,
         missing=tuple(_with_nearest(report.missing, unexpected)),
@@ -307,23 +306,19 @@ def _with_nearest_names(report: LoadReport) -> LoadReport:
     )
 
 
-def _with_nearest(
-    rows: Sequence[KeyRow], others: Sequence[tuple[str, Shape | None]]
-) -> Iterator[KeyRow]:
+def _with_nearest(rows: Sequence[KeyRow], others: Mapping[str, Shape | None]) -> Iterator[KeyRow]:
     for row in rows[:ROWS_SHOWN]:
         shape = row.in_model if row.in_file is None else row.in_file
-        matcher = SequenceMatcher(b=row.name, autojunk=False)
-        likeness = _ALIKE
-        for name, other_shape in others:
-            bonus = _SAME_SHAPE if shape == other_shape else 0.0
-            bonus = _TRANSPOSED if is_transpose(shape, other_shape) else bonus
-            matcher.set_seq1(name)
-            # The quick ratios are upper bounds of the true one, which is slow.
-            if min(matcher.real_quick_ratio(), matcher.quick_ratio()) + bonus <= likeness:
-                continue
-            if matcher.ratio() + bonus > likeness:
-                likeness = matcher.ratio() + bonus
-                note = "its transpose" if is_transpose(shape, other_shape) else ""
-                row = replace(row, nearest=name, note=note)
+
+        def likeness(name: str, row: KeyRow = row, shape: Shape | None = shape) -> float:
+            bonus = _SAME_SHAPE if shape == others[name] else 0.0
+            bonus = _TRANSPOSED if is_transpose(shape, others[name]) else bonus
+            return alike(name, row.name) + bonus
+
+        close = get_close_matches(row.name, others, n=_CLOSE, cutoff=ALIKE - _SAME_SHAPE)
+        nearest = max(close, key=likeness, default="")
+        if nearest and likeness(nearest) > ALIKE:
+            note = "its transpose" if is_transpose(shape, others[nearest]) else ""
+            row = replace(row, nearest=nearest, note=note)
         yield row
     yield from rows[ROWS_SHOWN:]

@@ -105,11 +105,9 @@ def build_public(
     """Return the network of a public checkpoint with initial weights, as ``build_model`` does.
 
     Args:
-        name: One of those in ``recipes.py``.
         args: ``graph_pooling`` and ``drop_ratio``, for OGB's also ``residual`` and ``JK``; where
             there are no weights to read sizes from, ``num_layer`` and ``emb_dim``.
         state_dict: The weights to be loaded later, as :func:`adapted` names them.
-        in_dim: Node features of the data.
         out_dim: Outputs that the labels ask for, where there are no weights.
         filled: Sizes from when the model was built before; receives those of now.
     """
@@ -246,9 +244,14 @@ def adapted(name: str, checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, .
     weights = checkpoint.state_dict
     found = family_of(weights)
     undecided = (found, name) == ("pretrain-gnns:gcn", "pretrain-gnns:sage")
-    if found != name and not undecided:  # :func:`check_family` decides
+    if found != name and not undecided:  # :func:`check_public` decides
         raise _other_family(name, found, checkpoint.path)
-    prefixes = [key.removesuffix(first) for key in weights for first in _FIRST if _ends(key, first)]
+    prefixes = [
+        key.removesuffix(first)
+        for key in weights
+        for first in _FIRST
+        if f".{key}".endswith(f".{first}")
+    ]
     if len(prefixes) != 1:
         raise CheckpointError(
             f"{checkpoint.path}: found {len(prefixes)} tables of atoms, expected the weights of "
@@ -268,10 +271,6 @@ def adapted(name: str, checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, .
         key.removeprefix(outer).partition(".")[0] for key in weights if key not in taken
     )
     return replace(checkpoint, state_dict={**encoder, **readout}, stripped=()), tuple(parts)
-
-
-def _ends(key: str, first: str) -> bool:
-    return key == first or key.endswith(f".{first}")
 
 
 def _other_family(name: str, found: str | None, path: Path) -> CheckpointError:
@@ -304,13 +303,7 @@ _MOLECULES: Final = 64
 
 
 def check_public(spec: ModelSpec, model: nn.Module, dataset: GraphDataset) -> None:
-    """Refuse data of other features, and weights that by what they do are another network's.
-
-    Args:
-        spec: The public model as it was named.
-        model: The network with the weights in it.
-        dataset: The molecules.
-    """
+    """Refuse data of other features, and weights that by what they do are another network's."""
     name, args = spec.spec, spec.args
     _check_features(name, model, dataset)
     others: list[tuple[str, str, dict[str, Any]]] = []

@@ -159,12 +159,8 @@ class MoleculeGNN(nn.Module):
     """Atom embeddings, then convolutions with a batch norm each; no ReLU after the last.
 
     Args:
-        conv: The convolution.
         atoms: Rows of the two tables of atoms.
         bonds: Rows of the two tables of bonds.
-        num_layer: How many convolutions.
-        emb_dim: Their width.
-        drop_ratio: Of the dropout after each, while it is trained.
     """
 
     def __init__(
@@ -202,8 +198,6 @@ class FeatureEncoder(nn.Module):
     """Atoms or bonds as the sum of an embedding per feature.
 
     Args:
-        sizes: Categories of each feature.
-        width: Of the embeddings.
         tables: What they are called in saved files.
     """
 
@@ -271,15 +265,9 @@ class OgbNodes(nn.Module):
     """Atom embeddings, then convolutions with a batch norm each, with or without a virtual node.
 
     Args:
-        conv: The convolution.
         atoms: Categories of each feature of an atom.
         bonds: Categories of each feature of a bond.
-        num_layer: How many convolutions.
-        emb_dim: Their width.
-        virtual_node: Whether there is one.
-        residual: Whether each layer adds its input.
         JK: ``last``, or ``sum`` of all layers, which the pool then reads.
-        drop_ratio: Of the dropout after each layer, while it is trained.
     """
 
     def __init__(

@@ -96,7 +96,6 @@ def suited_data(model: str, data: DataSpec) -> DataSpec:
 
     Args:
         model: The specification of a model; of any other than a public one the data stay.
-        data: The data, as the user named them.
     """
     from ..data.spec import MOLECULE_SOURCES
 

@@ -69,7 +69,6 @@ class ModelSpec(Specification):
 
         Args:
             state_dict: The weights to be loaded later; sizes are taken from them.
-            in_dim: Node features of the data, for constructors that insist on them.
             filled: Receives the arguments that were filled in.
         """
         from .building import build_model
@@ -110,7 +109,6 @@ class ModelSpec(Specification):
 
         Args:
             checkpoint: The file of the weights, where it has been read before.
-            in_dim: Node features of the data, for constructors that insist on them.
             allow_missing: Take a file that lacks some weights; the caller sees to it that they do
                 not matter.
         """
@@ -216,8 +214,6 @@ def load_pretrained(
     """Read the checkpoint and the data, build the model, and load the weights strictly.
 
     Args:
-        model: The model and its checkpoint.
-        data: The data.
         dataset: The data of that specification, where it has been loaded before.
         allow_missing: See :meth:`ModelSpec.load`.
     """

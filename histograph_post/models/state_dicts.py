@@ -67,8 +67,6 @@ def choose_state_dict(content: object, path: Path, state: str | None = None) -> 
     """Return the state dict that is meant; refuse a file with none, or with no one.
 
     Args:
-        content: What the file holds.
-        path: The file, for messages.
         state: The place of the state dict, or what its names begin with; None for the usual one.
     """
     try:

@@ -221,7 +221,6 @@ class Storages:
     """The storages of one file.
 
     Args:
-        buffer: The bytes of the file.
         places: The storages of a zip archive; None where they follow the pickle.
     """
 

@@ -24,7 +24,6 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[
     So a small question never waits for torch.
 
     Args:
-        package: Its ``__name__``.
         modules: Module, relative to the package -> public names in it.
     """
     module_of = {name: module for module, names in modules.items() for name in names}

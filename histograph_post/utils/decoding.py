@@ -177,9 +177,7 @@ def decode(
 
     Args:
         cls: The dataclass; what its own ``__post_init__`` refuses is refused as well.
-        value: The parsed JSON.
         where: The file, which begins every message.
-        error: What is raised.
         defaults: Whether fields that have a default may be missing.
         unknown: Whether fields of this object, and of those inside it, may be unknown: they are
             ignored.
@@ -309,11 +307,6 @@ def require_number(
     """Refuse what is not a finite number in a range.
 
     Args:
-        name: Of the option.
-        value: What was given, of any type.
-        low: The smallest that is allowed.
-        high: The largest.
-        whole: Whether it must be a whole number.
         above: Whether ``low`` itself is too small.
     """
     types: tuple[type, ...] = (int,) if whole else (int, float)

@@ -166,12 +166,7 @@ def follows_links() -> bool:
 
 
 def read_regular(path: Path, limit: int | None = None) -> bytes:
-    """Return the bytes of a file of ours, or of what a link leads to; no pipe and no device.
-
-    Args:
-        path: A file, or a link to one.
-        limit: Bytes that such a file has at most.
-    """
+    """Return the bytes of a file of ours, or of what a link leads to; no pipe and no device."""
     try:
         return read_limited(path.resolve(), limit)
     except CacheError as error:
@@ -228,7 +223,6 @@ def sha256_prefixes(file: FileIO, sizes: Sequence[int]) -> list[str]:
     """Return the SHA-256 of each of these first bytes of an open file, which is read once.
 
     Args:
-        file: A file that is open for reading.
         sizes: How many bytes, in rising order.
     """
     digest = hashlib.sha256()

@@ -81,9 +81,7 @@ def require_memory(
     """Refuse a network that this machine has no memory for, without allocating it.
 
     Args:
-        what: Begins the message.
         sizes: What was chosen; a network of small numbers is not looked at.
-        build: Makes the network.
         bytes_per_weight: How much each of its weights takes: 16 with gradients and both moments
             of Adam, 4 without.
     """
@@ -143,8 +141,6 @@ class SharedTensor:
     however that process ends.
 
     Args:
-        shape: Of the tensor.
-        dtype: Of its values.
         file: The descriptor of the memory, to use what is there; new memory by default.
     """
 

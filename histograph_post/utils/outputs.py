@@ -56,7 +56,6 @@ class OutputLock:
     kept out.
 
     Args:
-        path: The output, a file or a folder.
         shared: Whether others that ask for it shared may have it, too.
         wait: Whether to wait for it; else whoever holds it is named.
     """
@@ -178,8 +177,6 @@ def output_file(
     A file and the options beside it always belong together, whenever the process is killed.
 
     Args:
-        path: The file.
-        overwrite: Whether it may be there.
         config: The options it comes from.
     """
     beside = path.with_name(f"{path.name}.config.toml")
@@ -220,7 +217,6 @@ class OutputFolder:
     """A folder that a command writes; a context manager.
 
     Args:
-        target: The folder.
         ours: Whether something of that name in such a folder is the command's own; other files
             outlive their folder's replacement.
         shared: Whether others may write their part of it at the same time.

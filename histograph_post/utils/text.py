@@ -132,7 +132,6 @@ def notebook_bar(what: str, *, watched: bool = False) -> Iterator[Update | None]
     """Yield what moves a bar in a notebook; None elsewhere, where nothing is printed unasked.
 
     Args:
-        what: Stands before the bar.
         watched: Somebody is told about the progress already: no bar.
     """
     if watched or "ipykernel" not in sys.modules:
@@ -150,12 +149,7 @@ def notebook_bar(what: str, *, watched: bool = False) -> Iterator[Update | None]
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> pandas.DataFrame:
-    """Return rows as a pandas frame (extra ``pandas``).
-
-    Args:
-        rows: One mapping per row.
-        index: The column that names the rows.
-    """
+    """Return rows as a pandas frame (extra ``pandas``)."""
     try:
         import pandas
     except ImportError:

@@ -77,7 +77,6 @@ class Sources(MetaPathFinder):
         """Read a file and the code that belongs to it; nothing runs.
 
         Args:
-            file: The file.
             by_name: Whether it is a module of a package, not a file by its path.
         """
         package = file.parent
@@ -343,13 +342,7 @@ def is_trusted_checkpoint(sha256: str) -> bool:
 
 
 def trusted_code(what: str, spec: str, args: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return how to name trusted code now, or None, and why if it was trusted before.
-
-    Args:
-        what: ``model``, ``data`` or ``head``.
-        spec: How a file names it.
-        args: What it would be called with.
-    """
+    """Return how to name trusted code now, or None, and why if it was trusted before."""
     for entry in all_trusted():
         if not entry.names(what, spec, args):
             continue
@@ -376,9 +369,7 @@ def code_to_trust(
     """Return what trusting a recorded specification would mean; nothing of it is imported.
 
     Args:
-        what: What is specified.
         spec: ``file.py:Name`` or ``package.module:Name``.
-        args: What it is called with.
         folders: Where relative names may start from.
     """
     place = _place(spec)
