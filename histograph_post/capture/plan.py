@@ -46,7 +46,7 @@ def plan_capture(
 
     Args:
         model: any module :func:`~histograph_post.models.call_model` can call. Its parameters,
-            buffers, hooks and modes are the same afterwards.
+            buffers, attributes and modes are the same afterwards.
         batch: a few graphs; more than one, if there are more.
         layers: ``auto``; ``steps``, to take layers that pass messages several times in one call
             apart; or what to take instead, as a list or separated by commas: positions in the

@@ -457,3 +457,191 @@ add(
     lambda: Polynormer(FEATURES, WIDTH, 3, local_layers=3),
     by_hand=polynormer,
 )
+
+
+# --- around the states
+
+
+@entry("a U of layers on the same nodes, concatenated across", BETWEEN)
+class Unpooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down = nn.ModuleList([GCNConv(FEATURES, WIDTH), GCNConv(WIDTH, WIDTH)])
+        self.bottom = GCNConv(WIDTH, WIDTH)
+        self.up = nn.ModuleList([GCNConv(2 * WIDTH, WIDTH), GCNConv(2 * WIDTH, WIDTH)])
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x, edge_index, batch):
+        skips = []
+        for conv in self.down:
+            x = conv(keep(x), edge_index).relu()
+            skips.append(x)
+        x = self.bottom(keep(x), edge_index).relu()
+        for conv in self.up:
+            x = conv(keep(torch.cat([x, skips.pop()], dim=1)), edge_index).relu()
+        return self.head(global_mean_pool(keep(x), batch))
+
+
+# The first pass only makes weights of edges: what its last layer returns is consumed by no layer
+# and no readout as a state.
+@entry(
+    "GSAT: a first pass that weighs the edges of the second", BETWEEN, readings=("both", "second")
+)
+class TwoPasses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([GCNConv(FEATURES, WIDTH), GCNConv(WIDTH, WIDTH)])
+        self.extract, self.head = mlp(2 * WIDTH, WIDTH, 1), nn.Linear(WIDTH, 2)
+
+    def forward(self, x, edge_index, batch):
+        keep(x)
+        h = keep(self.convs[0](x, edge_index).relu(), "both")
+        h = self.convs[1](h, edge_index).relu()
+        pairs = torch.cat([h[edge_index[0]], h[edge_index[1]]], dim=1)
+        weights = torch.sigmoid(self.extract(pairs)).view(-1)
+        h = keep(self.convs[0](x, edge_index, weights).relu())
+        h = keep(self.convs[1](h, edge_index, weights).relu())
+        return self.head(global_mean_pool(h, batch))
+
+
+@entry("the virtual node is read out beside the pool", READ)
+class VirtualRead(Stack):
+    def __init__(self):
+        super().__init__(2 * WIDTH)
+        self.virtual = nn.ModuleList(mlp(WIDTH, WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x, edge_index, batch):
+        h, virtual = self.embed(x), 0
+        for conv, update in zip(self.convs, self.virtual, strict=True):
+            virtual = virtual + update(global_mean_pool(h, batch))
+            h = conv(keep(h + virtual[batch]), edge_index).relu()
+        return self.head(torch.cat([global_mean_pool(keep(h), batch), virtual], dim=1))
+
+
+# Which atoms are carbon is known from the data: a weight per node, the pool's own.
+@entry("pools of two kinds of atoms", READ)
+class ByKind(Stack):
+    def __init__(self):
+        super().__init__(2 * WIDTH)
+
+    def forward(self, x, z, edge_index, batch):
+        h, heavy = self.states(x, edge_index), (z > 4).float()[:, None]
+        pools = global_add_pool(h * heavy, batch), global_add_pool(h * (1 - heavy), batch)
+        return self.head(torch.cat(pools, dim=1))
+
+
+@entry("dropout of whole nodes by a mask of ones", BETWEEN)
+class NodeDropout(Stack):
+    def forward(self, x, edge_index, batch):
+        x = keep(self.embed(x))
+        for conv in self.convs:
+            kept = F.dropout(torch.ones(len(x), 1), 0.2, training=self.training)
+            x = keep(conv(x, edge_index).relu() * kept)
+        return self.head(global_mean_pool(x, batch))
+
+
+# Each convolution consumes its part of the channels; as good is the whole of which they are parts.
+@entry("a convolution for each part of the channels", BETWEEN, readings=("parts", "whole"))
+class Grouped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, 1)
+        self.layers = nn.ModuleList(
+            nn.ModuleList(GCNConv(4, 4) for _ in range(2)) for _ in range(2)
+        )
+
+    def forward(self, x, edge_index, batch):
+        x = self.embed(x)
+        for convs in self.layers:
+            keep(x, "whole")
+            parts = [keep(part, "parts") for part in x.chunk(2, dim=1)]
+            parts = [conv(part, edge_index) for conv, part in zip(convs, parts, strict=True)]
+            x = torch.cat(parts, dim=1).relu()
+        return self.head(global_mean_pool(keep(x), batch))
+
+
+@entry("an encoder that returns all of its states", READ)
+class AllStates(Stack):
+    def forward(self, x, edge_index):
+        x, hidden = keep(self.embed(x)), []
+        for conv in self.convs:
+            x = keep(conv(x, edge_index).relu())
+            hidden.append(x)
+        return hidden
+
+
+@entry("an encoder that returns its states and a graph's embedding", READ)
+class StatesAndGraph(Stack):
+    def forward(self, x, edge_index, batch):
+        h = self.states(x, edge_index)
+        return h, global_mean_pool(h, batch)
+
+
+@entry("where the nodes will be: positions and what is decoded", READ)
+class Displacement(Stack):
+    def __init__(self):
+        super().__init__()
+        self.decoder = mlp(WIDTH, WIDTH, 3)
+
+    def forward(self, x, pos, edge_index):
+        return pos + self.decoder(self.states(x, edge_index))
+
+
+@entry("a gate between the last state and the first before the pool", READ)
+class HighwayReadout(Stack):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x, edge_index, batch):
+        first = self.embed(x)
+        h = self.states(x, edge_index)
+        gate = torch.sigmoid(self.gate(torch.cat([h, first], dim=1)))
+        return self.head(global_mean_pool(keep(gate * h + (1 - gate) * first), batch))
+
+
+@entry("norms before the layers, and a norm, a map and an activation at the end", READ)
+class PreNorm(Stack):
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(4))
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, edge_index, batch):
+        h = self.embed(x)
+        for norm, conv in zip(self.norms, self.convs, strict=False):
+            h = h + conv(keep(norm(h)), edge_index).relu()
+        h = keep(self.norms[3](h))
+        return self.head(global_mean_pool(keep(self.last(h).relu()), batch))
+
+
+@entry("maps of pairs of neighbours, pooled", READ)
+class PairMaps(Stack):
+    def __init__(self):
+        super().__init__()
+        self.pairs = mlp(2 * WIDTH, WIDTH, WIDTH)
+
+    def forward(self, x, edge_index, batch):
+        h = self.states(x, edge_index)
+        pairs = self.pairs(torch.cat([h[edge_index[0]], h[edge_index[1]]], dim=1))
+        return self.head(global_add_pool(pairs, batch[edge_index[0]]))
+
+
+@entry("bootstrap: an online encoder, a predictor, a target encoder", READ)
+class Bootstrap(nn.Module):
+    """Only the online branch has a predictor per node; both are read out, and compared."""
+
+    def __init__(self):
+        super().__init__()
+        self.online = nn.ModuleList([GCNConv(FEATURES, WIDTH), GCNConv(WIDTH, WIDTH)])
+        self.target = nn.ModuleList([GCNConv(FEATURES, WIDTH), GCNConv(WIDTH, WIDTH)])
+        self.predictor = mlp(WIDTH, WIDTH, WIDTH)
+
+    def forward(self, x, edge_index, batch):
+        keep(x)
+        a = keep(self.online[0](x, edge_index).relu())
+        a = keep(self.online[1](a, edge_index).relu())
+        predicted = keep(self.predictor(a))
+        b = keep(self.target[0](x, edge_index).relu())
+        b = keep(self.target[1](b, edge_index).relu())
+        return torch.stack([global_mean_pool(predicted, batch), global_mean_pool(b, batch)], dim=1)
