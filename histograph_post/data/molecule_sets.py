@@ -32,10 +32,14 @@ from ..splits.split import read_folder
 from ..utils.files import PARTIAL_SUFFIX, atomic_path
 from .benchmarks import user_cache
 from .dataset import GraphDataset, as_links
-from .molecule_features import MOLECULE_ENCODINGS, molecule_encoding
-from .molecules import attach_labels, encode, read_molecules, row_ids
+from .molecules import (
+    MOLECULE_ENCODINGS,
+    attach_labels,
+    encode,
+    read_molecules,
+)
 from .spec import LEVEL_ARGS, MOLECULE_SOURCES, as_choice, check_names, level_options
-from .tables import read_table
+from .tables import read_table, row_ids
 
 _FIRST_FILE = Path("raw", "edge.csv.gz")
 
@@ -105,7 +109,7 @@ def load_moleculenet(name: str, root: Path | None, args: Mapping[str, Any]) -> G
 
 def _encoded_again(smiles: list[str], features: str, spec: str) -> list[Data]:
     """Return the molecules in another encoding than OGB's, which is all that its files have."""
-    graphs, _, problems = encode(smiles, molecule_encoding(features))
+    graphs, _, problems = encode(smiles, features)
     if problems:
         row, problem = next(iter(problems.items()))
         raise DataError(f"{spec}: {smiles[row]}: {problem} ({len(problems)} of {len(smiles)} rows)")

@@ -1,26 +1,29 @@
-"""``smiles:file.csv``: the molecules of a table as graphs, with any of its columns as targets."""
+"""Molecules as graphs: ``smiles:file.csv``, with any of the table's columns as targets.
+
+Atoms and bonds become integers, as published checkpoints were trained on them. ``ogb``: 9 per atom,
+3 per bond, as ``ogb.utils.smiles2graph`` gives them. ``pretrain``: 2 and 2, as the pretrain-gnns
+family (Hu et al., "Strategies for Pre-training Graph Neural Networks") does. ``pyg``: 9 and 3 other
+ones, as ``torch_geometric.utils.from_smiles`` gives them. Each bond is two directed edges, one
+after the other, in RDKit's order of bonds; PyG sorts them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch_geometric.data import Data
+from torch_geometric.utils.smiles import e_map, x_map
 
-from ..errors import DataError
+from ..errors import DataError, MissingExtraError
+from ..utils.text import listed
 from .dataset import GraphDataset, SourceTable, as_links
-from .molecule_features import (
-    MOLECULE_ENCODINGS,
-    UNREADABLE,
-    MoleculeEncoding,
-    SmilesRows,
-    molecule_encoding,
-    molecule_graphs,
-)
 from .row_blocks import StreamedGraphs
 from .spec import (
     LEVEL_ARGS,
@@ -32,22 +35,19 @@ from .spec import (
     level_options,
 )
 from .streaming import read_rows
-from .tables import SelectedRows, Table, read_table
-
-#: Names of columns that number or name the rows, compared in lower case and without punctuation.
-_ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")
-
-#: Names of columns that hold what chemists call a molecule, compared in the same way.
-_NAME_COLUMNS = ("name", "compoundname", "compoundid", "moleculename", "drugname", "drug", "title")
-
-#: How many columns or names a message shows before it stops.
-_SHOWN = 5
+from .tables import (
+    SelectedRows,
+    Table,
+    TextColumn,
+    choose_targets,
+    find_smiles,
+    read_table,
+    row_ids,
+    row_names,
+)
 
 #: How many skipped rows are listed: all of them, unless the file is no table of molecules.
 _LISTED = 200
-
-#: A column of whole numbers that only ever grow counts the rows, unless there are this few.
-_MIN_COUNTED_ROWS = 10
 
 
 def load_smiles(
@@ -64,7 +64,7 @@ def load_smiles(
     spec = f"smiles:{path}"
     check_names(args, ("smiles", "targets", "mol_features", *STREAM_ARGS, *LEVEL_ARGS), spec=spec)
     table = read_table(path)
-    smiles_column = _smiles_column(table, args.get("smiles"))
+    smiles_column = find_smiles(table, args.get("smiles"))
     return read_molecules(
         table,
         args,
@@ -89,13 +89,12 @@ def read_molecules(
     features = as_choice(args, "mol_features", MOLECULE_ENCODINGS, default="ogb", spec=spec)
     labels, notes = choose_targets(table, smiles_column, targets)
     smiles = table.column(smiles_column)
-    encoding = molecule_encoding(features)
     graphs: Sequence[Data]
     if wanted["level"] != "link" and is_streamed(table.num_rows, args, spec=spec):
         graphs = kept = read_rows(SmilesRows(smiles, features), reading, spec=spec)
         rows, problems = kept.rows, kept.skipped
     else:
-        graphs, rows, problems = encode(smiles, encoding)
+        graphs, rows, problems = encode(smiles, features)
     notes += _skipped(problems, smiles)
     if not graphs:
         raise DataError(f"{spec}: found no molecule RDKit can read in column {smiles_column!r}")
@@ -110,7 +109,7 @@ def read_molecules(
         target_names=list(labels),
         rows=rows,
         smiles=SelectedRows(rows, smiles),
-        names=_called(table, rows),
+        names=row_names(table, rows),
         table=SourceTable(table.header, table.columns, problems),
         notes=notes,
     )
@@ -131,105 +130,12 @@ def attach_labels(graphs: Sequence[Data], labels: np.ndarray) -> None:
         graph.y = row.clone() if len(row) == 1 else row[None].clone()  # [1] or [1, num_targets]
 
 
-def choose_targets(
-    table: Table, smiles_column: str, wanted: str | Sequence[str] | None
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the target columns by name, and a note where they were guessed.
-
-    Without ``wanted`` it is the only column of numbers (other than a count of the rows), or all of
-    them when each is 0/1. Any other choice is the user's: descriptors often stand beside targets.
-    """
-    others = [name for name in table.header if name != smiles_column]
-    if wanted is not None:
-        return _wanted_targets(table, others, wanted), []
-    columns = {
-        name: numbers
-        for name in others
-        if (numbers := table.numbers(name)) is not None
-        and not np.isnan(numbers).all()
-        and not _counts_rows(name, numbers)
-    }
-    if not columns:
-        return {}, [f"{table.path.name}: no column of numbers, so no labels"]
-    all_binary = all(
-        np.isin(numbers[~np.isnan(numbers)], (0, 1)).all() for numbers in columns.values()
-    )
-    if len(columns) > 1 and not all_binary:
-        raise DataError(
-            f"{table.path}: found {len(columns)} columns that could be targets "
-            f"({_some(list(columns))}), expected a choice: targets=NAME,... (globs allowed, "
-            "targets= for none)",
-            details="columns of numbers:\n" + "\n".join(f"  {name}" for name in columns),
-        )
-    return columns, [f"targets: {_some(list(columns))} (guessed; targets=NAME,... to choose)"]
-
-
-def _wanted_targets(
-    table: Table, columns: Sequence[str], wanted: str | Sequence[str]
-) -> dict[str, np.ndarray]:
-    if isinstance(wanted, str):
-        # A column's own name may have a comma in it.
-        wanted = [wanted] if wanted in columns else wanted.split(",")
-    chosen: dict[str, np.ndarray] = {}
-    for pattern in filter(None, (str(name).strip() for name in wanted)):
-        named = pattern in columns
-        matching = [pattern] if named else [name for name in columns if fnmatchcase(name, pattern)]
-        found = {name: numbers for name in matching if (numbers := table.numbers(name)) is not None}
-        if not found:
-            problem = "has cells that are not numbers" if named else "matches no column of numbers"
-            raise DataError(
-                f"{table.path}: target {pattern!r} {problem}, expected some of {_some(columns)}",
-                details="columns:\n" + "\n".join(f"  {name}" for name in columns),
-            )
-        chosen |= found
-    return chosen
-
-
-def _counts_rows(name: str, numbers: np.ndarray) -> bool:
-    """Whether a column of numbers is an index of the rows, by its name or its values."""
-    ascending = bool((np.diff(numbers) > 0).all() and (numbers == np.round(numbers)).all())
-    return ascending and (_plain(name) in _ID_COLUMNS or len(numbers) >= _MIN_COUNTED_ROWS)
-
-
-def _smiles_column(table: Table, wanted: object) -> str:
-    if wanted is not None and str(wanted) in table.header:
-        return str(wanted)
-    sought = "smiles" if wanted is None else str(wanted)
-    matching = [name for name in table.header if name.lower() == sought.lower()]
-    if len(matching) != 1:
-        raise DataError(
-            f"{table.path}: found {len(matching) or 'no'} columns called {sought!r}, expected one "
-            f"of {_some(table.header)}: name it with smiles=COLUMN"
-        )
-    return matching[0]
-
-
-def row_ids(table: Table, rows: np.ndarray) -> Sequence[str]:
-    """Return the cells of a naming column where they are unique, else the row numbers."""
-    plain = {_plain(name): name for name in table.header}
-    for name in _ID_COLUMNS:
-        if name in plain:
-            ids = SelectedRows(rows, table.column(plain[name]))
-            if all(ids) and len(set(ids)) == len(ids):
-                return ids
-    return SelectedRows(rows)
-
-
-def _called(table: Table, rows: np.ndarray) -> Sequence[str] | None:
-    """Return the cells of the column of names, if the table has one."""
-    plain = {_plain(name): name for name in reversed(table.header)}
-    found = next((plain[name] for name in _NAME_COLUMNS if name in plain), None)
-    return None if found is None else SelectedRows(rows, table.column(found))
-
-
-def encode(
-    smiles: Sequence[str], encoding: MoleculeEncoding
-) -> tuple[list[Data], np.ndarray, dict[int, str]]:
+def encode(smiles: Sequence[str], features: str) -> tuple[list[Data], np.ndarray, dict[int, str]]:
     """Return a graph per readable molecule, the row of each, and why other rows have none."""
     graphs: list[Data] = []
     rows: list[int] = []
     problems: dict[int, str] = {}
-    for row, made in enumerate(molecule_graphs(smiles, encoding)):
+    for row, made in enumerate(molecule_graphs(smiles, features)):
         if isinstance(made, str):
             problems[row] = made
         else:
@@ -248,7 +154,7 @@ def _skipped(problems: Mapping[int, str], smiles: Sequence[str]) -> list[str]:
         else:
             unknown.append(f"{named} ({problem})")
     return [
-        f"{len(skipped)} of {len(smiles)} rows skipped, {reason}: {_some(skipped, _LISTED)} "
+        f"{len(skipped)} of {len(smiles)} rows skipped, {reason}: {listed(skipped, _LISTED)} "
         "(rows count from 0, below the header)"
         for skipped, reason in (
             (unreadable, "RDKit cannot read their SMILES"),
@@ -258,22 +164,6 @@ def _skipped(problems: Mapping[int, str], smiles: Sequence[str]) -> list[str]:
     ]
 
 
-def args_for_prediction(
-    path: Path, trained: Mapping[str, Any], targets: Sequence[str]
-) -> dict[str, Any]:
-    """Return the arguments with which a table is read to predict its rows.
-
-    Its labels are those that the head predicts, if it has them all; any other column of numbers is
-    none. The column of SMILES is called as it was in training, if there is one of that name.
-    """
-    table = read_table(path)
-    known = all(name in table.header and table.numbers(name) is not None for name in targets)
-    args: dict[str, Any] = {"targets": list(targets) if known else ""}
-    if trained.get("smiles") in table.header:
-        args["smiles"] = trained["smiles"]
-    return args
-
-
 def _names(value: Any) -> str | Sequence[str] | None:
     """Return column names as text: a column may be called 1, which arrives as a number."""
     if value is None or isinstance(value, str):
@@ -281,13 +171,225 @@ def _names(value: Any) -> str | Sequence[str] | None:
     return [str(name) for name in value] if isinstance(value, list | tuple) else str(value)
 
 
-def _plain(name: str) -> str:
-    return "".join(character for character in name.lower() if character.isalnum())
-
-
-def _some(items: Sequence[str], shown: int = _SHOWN) -> str:
-    return ", ".join(items[:shown]) + (", ..." if len(items) > shown else "")
-
-
 def _short(smiles: str) -> str:
     return f"{smiles[:40]}..." if len(smiles) > 43 else smiles or "(blank)"
+
+
+# --- encodings
+
+#: One atom or bond of RDKit (which has no types of its own) -> its integers.
+Encoder = Callable[[Any], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class MoleculeEncoding:
+    """How to turn a molecule into a graph; an atom or bond it does not know raises KeyError."""
+
+    name: str
+    num_atom_features: int
+    num_bond_features: int
+    encode_atom: Encoder
+    encode_bond: Encoder
+    #: Whether edges are sorted by their first and second atom.
+    sorts_edges: bool = False
+
+    def graph(self, molecule: Any) -> Data:
+        """Return the molecule as a graph of integer features."""
+        # By index, as GetAtoms() checks the size at every step; into flat lists, as a tuple kept
+        # per atom would set off the garbage collector again and again.
+        atoms: list[int] = []
+        for atom in map(molecule.GetAtomWithIdx, range(molecule.GetNumAtoms())):
+            atoms += self.encode_atom(atom)
+        ends: list[int] = []
+        bonds: list[int] = []
+        for bond in map(molecule.GetBondWithIdx, range(molecule.GetNumBonds())):
+            begin, end = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
+            ends += (begin, end, end, begin)
+            bonds += self.encode_bond(bond) * 2
+        edge_index = _matrix(ends, 2).t()  # [2, 2 * num_bonds]
+        edge_attr = _matrix(bonds, self.num_bond_features)  # [2 * num_bonds, ...]
+        if self.sorts_edges:
+            order = (edge_index[0] * molecule.GetNumAtoms() + edge_index[1]).argsort()
+            edge_index, edge_attr = edge_index[:, order], edge_attr[order]
+        return Data(
+            x=_matrix(atoms, self.num_atom_features),  # [num_atoms, num_atom_features]
+            edge_index=edge_index.contiguous(),
+            edge_attr=edge_attr,
+        )
+
+
+def import_rdkit() -> tuple[Any, Any]:
+    """Return RDKit's ``Chem`` and ``rdBase``; the error names the extra to install."""
+    try:
+        from rdkit import Chem, rdBase
+    except ImportError:
+        raise MissingExtraError("smiles: data", extra="chem") from None
+    return Chem, rdBase
+
+
+def _matrix(values: Sequence[int], width: int) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int64).reshape(-1, width))
+
+
+def _numbered(values: Sequence[Any]) -> dict[Any, int]:
+    return {value: number for number, value in enumerate(values)}
+
+
+def _ogb() -> MoleculeEncoding:
+    chem, _ = import_rdkit()
+    chiral, hybrid, kinds, stereo = (
+        chem.ChiralType,
+        chem.HybridizationType,
+        chem.BondType,
+        chem.BondStereo,
+    )
+    # Whatever a table lacks gets the number after its last, OGB's "misc".
+    element = _numbered(range(1, 119)).get
+    chirality = _numbered(
+        [
+            chiral.CHI_UNSPECIFIED,
+            chiral.CHI_TETRAHEDRAL_CW,
+            chiral.CHI_TETRAHEDRAL_CCW,
+            chiral.CHI_OTHER,
+        ]
+    ).get
+    charge = _numbered(range(-5, 6)).get
+    hybridization = _numbered([hybrid.SP, hybrid.SP2, hybrid.SP3, hybrid.SP3D, hybrid.SP3D2]).get
+    bond_type = _numbered([kinds.SINGLE, kinds.DOUBLE, kinds.TRIPLE, kinds.AROMATIC]).get
+    bond_stereo = _numbered(
+        [
+            stereo.STEREONONE,
+            stereo.STEREOZ,
+            stereo.STEREOE,
+            stereo.STEREOCIS,
+            stereo.STEREOTRANS,
+            stereo.STEREOANY,
+        ]
+    )
+
+    def encode_atom(atom: Any) -> tuple[int, ...]:
+        return (
+            element(atom.GetAtomicNum(), 118),
+            chirality(atom.GetChiralTag(), 4),
+            min(atom.GetTotalDegree(), 11),
+            charge(atom.GetFormalCharge(), 11),
+            min(atom.GetTotalNumHs(), 9),
+            min(atom.GetNumRadicalElectrons(), 5),
+            hybridization(atom.GetHybridization(), 5),
+            atom.GetIsAromatic(),
+            atom.IsInRing(),
+        )
+
+    def encode_bond(bond: Any) -> tuple[int, ...]:
+        return (
+            bond_type(bond.GetBondType(), 4),
+            bond_stereo[bond.GetStereo()],
+            bond.GetIsConjugated(),
+        )
+
+    return MoleculeEncoding("ogb", 9, 3, encode_atom, encode_bond)
+
+
+def _pretrain() -> MoleculeEncoding:
+    chem, _ = import_rdkit()
+    chiral, kinds, directions = chem.ChiralType, chem.BondType, chem.BondDir
+    element = _numbered(range(1, 119))
+    # The published tables have three rows: there is none for CHI_OTHER.
+    chirality = _numbered(
+        [chiral.CHI_UNSPECIFIED, chiral.CHI_TETRAHEDRAL_CW, chiral.CHI_TETRAHEDRAL_CCW]
+    )
+    bond_type = _numbered([kinds.SINGLE, kinds.DOUBLE, kinds.TRIPLE, kinds.AROMATIC])
+    direction = _numbered([directions.NONE, directions.ENDUPRIGHT, directions.ENDDOWNRIGHT])
+
+    def encode_atom(atom: Any) -> tuple[int, ...]:
+        return element[atom.GetAtomicNum()], chirality[atom.GetChiralTag()]
+
+    def encode_bond(bond: Any) -> tuple[int, ...]:
+        return bond_type[bond.GetBondType()], direction[bond.GetBondDir()]
+
+    return MoleculeEncoding("pretrain", 2, 2, encode_atom, encode_bond)
+
+
+def _pyg() -> MoleculeEncoding:
+    import_rdkit()
+    atoms = {name: _numbered(values) for name, values in x_map.items()}
+    bonds = {name: _numbered(values) for name, values in e_map.items()}
+
+    def encode_atom(atom: Any) -> tuple[int, ...]:
+        return (
+            atoms["atomic_num"][atom.GetAtomicNum()],
+            atoms["chirality"][str(atom.GetChiralTag())],
+            atoms["degree"][atom.GetTotalDegree()],
+            atoms["formal_charge"][atom.GetFormalCharge()],
+            atoms["num_hs"][atom.GetTotalNumHs()],
+            atoms["num_radical_electrons"][atom.GetNumRadicalElectrons()],
+            atoms["hybridization"][str(atom.GetHybridization())],
+            atom.GetIsAromatic(),
+            atom.IsInRing(),
+        )
+
+    def encode_bond(bond: Any) -> tuple[int, ...]:
+        return (
+            bonds["bond_type"][str(bond.GetBondType())],
+            bonds["stereo"][str(bond.GetStereo())],
+            bond.GetIsConjugated(),
+        )
+
+    return MoleculeEncoding("pyg", 9, 3, encode_atom, encode_bond, sorts_edges=True)
+
+
+#: Name -> encoding, built on first use: the tables need RDKit.
+MOLECULE_ENCODINGS: dict[str, Callable[[], MoleculeEncoding]] = {
+    "ogb": _ogb,
+    "pretrain": _pretrain,
+    "pyg": _pyg,
+}
+
+
+# --- rows of SMILES
+
+#: Why most rows that give no graph do not.
+UNREADABLE = "RDKit cannot read the SMILES"
+
+
+class SmilesRows:
+    """A column of SMILES, whose rows are read in any process."""
+
+    def __init__(self, smiles: Sequence[str], features: str) -> None:
+        self._smiles = smiles if isinstance(smiles, TextColumn) else TextColumn(smiles)
+        self._features = features
+
+    def __len__(self) -> int:
+        return len(self._smiles)
+
+    def key(self, start: int, stop: int) -> str:
+        """Return a hash of the text, the encoding, and the version of what reads them."""
+        _, rd_base = import_rdkit()
+        digest = hashlib.sha256(f"smiles {self._features} {rd_base.rdkitVersion}".encode())
+        self._smiles.update_digest(digest, start, stop)
+        return digest.hexdigest()
+
+    def graphs(self, start: int, stop: int, notes: Counter[str]) -> Iterator[Data | str]:
+        """Yield the graph of each row, or why it has none."""
+        yield from molecule_graphs(self._smiles[start:stop], self._features)
+
+    def release(self) -> None:
+        """Hold nothing that processes cannot share."""
+
+
+def molecule_graphs(smiles: Iterable[str], features: str) -> Iterator[Data | str]:
+    """Yield the graph of each molecule in one of the encodings, or why it has none."""
+    chem, rd_base = import_rdkit()
+    encoding = MOLECULE_ENCODINGS[features]()
+    with rd_base.BlockLogs():
+        for text in smiles:
+            molecule = chem.MolFromSmiles(text)
+            if molecule is None or not molecule.GetNumAtoms():
+                yield UNREADABLE if text else "no SMILES"
+                continue
+            try:
+                yield encoding.graph(molecule)
+            except KeyError as error:
+                value = error.args[0]
+                what = f"atomic number {value}" if type(value) is int else f"{value}"
+                yield f"no {encoding.name} feature for {what}"

@@ -130,7 +130,7 @@ class DataSpec(Specification):
                     "which the head was trained on"
                 )
         if self.spec.startswith("smiles:") and "targets" not in args:
-            from .molecules import args_for_prediction
+            from .tables import args_for_prediction
 
             path = _locate(self.spec.removeprefix("smiles:"), self.root)
             args = {**args_for_prediction(path, trained_on.args, targets), **args}

@@ -1,4 +1,4 @@
-"""Tables of molecules: csv, Parquet and Arrow files as a header and columns of text.
+"""Tables of molecules: csv, Parquet and Arrow files as columns of text, and what the columns are.
 
 A table may have millions of rows, and a Python string takes 50 bytes before its first character:
 so columns take little more memory than their text. Parquet and Arrow files, which are also what
@@ -12,15 +12,16 @@ import gzip
 import zlib
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TextIO, overload
 
 import numpy as np
 
 from ..errors import DataError, MissingExtraError, NotFoundError
-from ..utils.text import first_line
+from ..utils.text import first_line, listed
 
 #: How the names of tables end that pyarrow reads.
 ARROW_FILES = (".parquet", ".arrow", ".feather")
@@ -224,3 +225,127 @@ def _arrow_cell(value: Any) -> str:
     if value is None or value != value:
         return ""
     return str(int(value)) if isinstance(value, bool) else str(value).strip()
+
+
+# --- what the columns are
+
+#: Names of columns that number or name the rows, compared in lower case and without punctuation.
+_ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")
+
+#: Names of columns that hold what chemists call a molecule, compared in the same way.
+_NAME_COLUMNS = ("name", "compoundname", "compoundid", "moleculename", "drugname", "drug", "title")
+
+#: A column of whole numbers that only ever grow counts the rows, unless there are this few.
+_MIN_COUNTED_ROWS = 10
+
+
+def find_smiles(table: Table, wanted: object) -> str:
+    """Return the name of the column of SMILES."""
+    if wanted is not None and str(wanted) in table.header:
+        return str(wanted)
+    sought = "smiles" if wanted is None else str(wanted)
+    matching = [name for name in table.header if name.lower() == sought.lower()]
+    if len(matching) != 1:
+        raise DataError(
+            f"{table.path}: found {len(matching) or 'no'} columns called {sought!r}, expected one "
+            f"of {listed(table.header)}: name it with smiles=COLUMN"
+        )
+    return matching[0]
+
+
+def choose_targets(
+    table: Table, smiles_column: str, wanted: str | Sequence[str] | None
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the target columns by name, and a note where they were guessed.
+
+    Without ``wanted`` it is the only column of numbers (other than a count of the rows), or all of
+    them when each is 0/1. Any other choice is the user's: descriptors often stand beside targets.
+    """
+    others = [name for name in table.header if name != smiles_column]
+    if wanted is not None:
+        return _wanted_targets(table, others, wanted), []
+    columns = {
+        name: numbers
+        for name in others
+        if (numbers := table.numbers(name)) is not None
+        and not np.isnan(numbers).all()
+        and not _counts_rows(name, numbers)
+    }
+    if not columns:
+        return {}, [f"{table.path.name}: no column of numbers, so no labels"]
+    all_binary = all(
+        np.isin(numbers[~np.isnan(numbers)], (0, 1)).all() for numbers in columns.values()
+    )
+    if len(columns) > 1 and not all_binary:
+        raise DataError(
+            f"{table.path}: found {len(columns)} columns that could be targets "
+            f"({listed(list(columns))}), expected a choice: targets=NAME,... (globs allowed, "
+            "targets= for none)",
+            details="columns of numbers:\n" + "\n".join(f"  {name}" for name in columns),
+        )
+    return columns, [f"targets: {listed(list(columns))} (guessed; targets=NAME,... to choose)"]
+
+
+def _wanted_targets(
+    table: Table, columns: Sequence[str], wanted: str | Sequence[str]
+) -> dict[str, np.ndarray]:
+    if isinstance(wanted, str):
+        # A column's own name may have a comma in it.
+        wanted = [wanted] if wanted in columns else wanted.split(",")
+    chosen: dict[str, np.ndarray] = {}
+    for pattern in filter(None, (str(name).strip() for name in wanted)):
+        named = pattern in columns
+        matching = [pattern] if named else [name for name in columns if fnmatchcase(name, pattern)]
+        found = {name: numbers for name in matching if (numbers := table.numbers(name)) is not None}
+        if not found:
+            problem = "has cells that are not numbers" if named else "matches no column of numbers"
+            raise DataError(
+                f"{table.path}: target {pattern!r} {problem}, expected some of {listed(columns)}",
+                details="columns:\n" + "\n".join(f"  {name}" for name in columns),
+            )
+        chosen |= found
+    return chosen
+
+
+def _counts_rows(name: str, numbers: np.ndarray) -> bool:
+    """Whether a column of numbers is an index of the rows, by its name or its values."""
+    ascending = bool((np.diff(numbers) > 0).all() and (numbers == np.round(numbers)).all())
+    return ascending and (_plain(name) in _ID_COLUMNS or len(numbers) >= _MIN_COUNTED_ROWS)
+
+
+def row_ids(table: Table, rows: np.ndarray) -> Sequence[str]:
+    """Return the cells of a naming column where they are unique, else the row numbers."""
+    plain = {_plain(name): name for name in table.header}
+    for name in _ID_COLUMNS:
+        if name in plain:
+            ids = SelectedRows(rows, table.column(plain[name]))
+            if all(ids) and len(set(ids)) == len(ids):
+                return ids
+    return SelectedRows(rows)
+
+
+def row_names(table: Table, rows: np.ndarray) -> Sequence[str] | None:
+    """Return the cells of the column of names, if the table has one."""
+    plain = {_plain(name): name for name in reversed(table.header)}
+    found = next((plain[name] for name in _NAME_COLUMNS if name in plain), None)
+    return None if found is None else SelectedRows(rows, table.column(found))
+
+
+def args_for_prediction(
+    path: Path, trained: Mapping[str, Any], targets: Sequence[str]
+) -> dict[str, Any]:
+    """Return the arguments with which a table is read to predict its rows.
+
+    Its labels are those that the head predicts, if it has them all; any other column of numbers is
+    none. The column of SMILES is called as it was in training, if there is one of that name.
+    """
+    table = read_table(path)
+    known = all(name in table.header and table.numbers(name) is not None for name in targets)
+    args: dict[str, Any] = {"targets": list(targets) if known else ""}
+    if trained.get("smiles") in table.header:
+        args["smiles"] = trained["smiles"]
+    return args
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from ..caches import Cache, CachedGraph
-from ..data.molecule_features import import_rdkit
+from ..data.molecules import import_rdkit
 from ..errors import HistographError
 from .figures import INK, RIVAL, Chart, Format
 
