@@ -11,7 +11,7 @@ import torch
 from sklearn import metrics as sk
 
 from ..metrics import NUM_BINS, regression_scores, reliability
-from ..runs.predictions import calibration_error, confidences
+from ..runs.predictions import calibration_error, confidences, likeliest_classes
 from ..runs.run import Run
 from ..tasks import Task
 from ..utils.text import MINUS, metric_name, number, plural
@@ -234,10 +234,8 @@ _MAX_TARGETS = 40
 def confusion_counts(outcome: Outcome, task: Task) -> np.ndarray:
     """Count true (rows) by predicted (columns) classes: ``[classes, classes]``."""
     labels, outputs = labelled_rows(outcome)  # [rows] and [rows, outputs]
-    predicted = outputs[:, -1] > 0.5 if task.kind == "binary" else outputs.argmax(axis=1)
-    truth = np.searchsorted(task.classes, labels)
-    found = sk.confusion_matrix(truth, predicted.astype(int), labels=range(len(task.classes)))
-    return np.asarray(found)
+    predicted = likeliest_classes(task, outputs)
+    return np.asarray(sk.confusion_matrix(labels, predicted, labels=list(task.classes)))
 
 
 def confusion_figure(outcome: Outcome, task: Task) -> Figure | None:

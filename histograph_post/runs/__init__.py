@@ -2,5 +2,5 @@
 
 Read ``run.py`` first: what a run folder holds, and ``Run``, which reads it. ``saved_head.py`` and
 ``saved_backbone.py`` build again what was trained; ``predictor.py`` makes one module of it, which
-``predicting.py``, ``embedding.py`` and ``exporting.py`` use.
+``predicting.py`` (predict, embed) and ``exporting.py`` use.
 """

@@ -52,14 +52,19 @@ def prediction_columns(task: Task, target_names: Sequence[str]) -> list[str]:
 def prediction_cells(task: Task, outputs: np.ndarray) -> list[list[str]]:
     """Return a prediction per row: the class and its probabilities, or the values."""
     probabilities = task.probabilities(torch.from_numpy(outputs).double()).numpy()
-    numbers = number_cells(probabilities)
-    if task.kind == "multiclass":
-        chosen = probabilities.argmax(axis=1)
-    elif task.kind == "binary":
-        chosen = (probabilities[:, 0] > 0.5).astype(int)
-    else:
+    numbers, classes = number_cells(probabilities), likeliest_classes(task, probabilities)
+    if classes is None:
         return numbers
-    return [[f"{task.classes[c]:g}", *cells] for c, cells in zip(chosen, numbers, strict=True)]
+    return [[f"{value:g}", *cells] for value, cells in zip(classes, numbers, strict=True)]
+
+
+def likeliest_classes(task: Task, probabilities: np.ndarray) -> np.ndarray | None:
+    """Return the label value of the likeliest class, ``[rows]``; None unless there are classes."""
+    if task.kind == "multiclass":
+        return np.asarray(task.classes)[probabilities.argmax(axis=1)]
+    if task.kind == "binary":
+        return np.asarray(task.classes)[(probabilities[:, -1] > 0.5).astype(int)]
+    return None
 
 
 def spread_columns(task: Task, target_names: Sequence[str]) -> list[str]:
@@ -154,13 +159,7 @@ class Predictions:
     @cached_property
     def classes(self) -> np.ndarray | None:
         """The label value of the likeliest class, ``[rows]``; None unless there are classes."""
-        if self.task.kind == "multiclass":
-            chosen = self.probabilities.argmax(axis=1)
-        elif self.task.kind == "binary":
-            chosen = (self.probabilities[:, 0] > 0.5).astype(int)
-        else:
-            return None
-        return np.asarray(self.task.classes)[chosen]
+        return likeliest_classes(self.task, self.probabilities)
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in list(self.scores.items())[:1])
