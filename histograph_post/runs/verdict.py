@@ -212,12 +212,15 @@ def ranked_names(results: Mapping[str, Any]) -> list[str]:
 
 def bold_row(results: Mapping[str, Any]) -> tuple[str, str]:
     """Return the best readout, and a sentence that says how it was chosen."""
-    if verdict_of(results).decision == "keep":
+    verdict = verdict_of(results)
+    if verdict.decision == "keep":
         return OWN, "Bold: your own readout, which the verdict keeps."
     names = [name for name in ranked_names(results) if name != OWN]
     saved = [name for name in names if not results["readouts"][name].get("compared_only")]
     if validation_of(results["readouts"][saved[0]]) is None:
         return str(results["head"]), "Bold: the readout that the run predicts with."
+    if verdict.decision == "use" and verdict.readout != saved[0]:
+        return verdict.readout, "Bold: the readout that the verdict names."
     return saved[0], "Bold: the best by validation."
 
 

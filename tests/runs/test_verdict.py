@@ -187,12 +187,14 @@ def test_without_a_test_part_nothing_is_decided() -> None:
     assert "no test part" in found.text
 
 
-def test_the_bold_row_is_the_best_by_validation_unless_the_own_readout_is_kept() -> None:
+def test_the_bold_row_is_the_best_by_validation_unless_the_verdict_names_another() -> None:
     results = results_with(UNCLEAR, UNCLEAR)
     # Validation of the seeds averaged counts: 0.8 of mean, 0.7 of histograph.
     assert ranked_names(results) == ["own readout", "mean", "histograph"]
     assert bold_row(results) == ("mean", "Bold: the best by validation.")
     assert bold_row(results_with(WORSE, WORSE))[0] == "own readout"
+    named = bold_row(results_with(BETTER, BETTER))
+    assert named == ("histograph", "Bold: the readout that the verdict names.")
 
 
 def test_runs_of_earlier_versions_know_the_retrained_last_layer_alone() -> None:
