@@ -7,7 +7,6 @@ other sizes than the one it was traced with.
 from __future__ import annotations
 
 import io
-import json
 import logging
 import shutil
 import warnings
@@ -261,14 +260,6 @@ def describe(saved: SavedHead) -> dict[str, Any]:
         "target_names": list(saved.target_names),
         "backbone_weights_sha256": saved.backbone.model.weights_sha256,
     }
-
-
-def read_description(path: str | Path) -> dict[str, Any]:
-    """Return what a program that was exported says of itself."""
-    extra = {DESCRIPTION_NAME: ""}
-    load_program(str(path), extra_files=extra)
-    found: dict[str, Any] = json.loads(extra[DESCRIPTION_NAME])
-    return found
 
 
 def _refusal(saved: SavedHead, reason: str) -> str:

@@ -18,7 +18,6 @@ import histograph_post as hg
 from histograph_post.data import from_graphs
 from histograph_post.errors import ModelError, OutputExistsError
 from histograph_post.models import build_model
-from histograph_post.runs.exporting import read_description
 from histograph_post.training.options import TrainingOptions
 
 from ..helpers import demo_graphs, histograph
@@ -135,7 +134,9 @@ def test_other_readouts_say_what_they_take_and_keep_existing_files(
     with pytest.raises(OutputExistsError, match="--overwrite"):
         hg.export(run, tmp_path / "head.pt2")
     hg.export(run, tmp_path / "head.pt2", overwrite=True)
-    said = read_description(tmp_path / "head.pt2")
+    extra = {"histograph.json": ""}
+    torch.export.load(str(tmp_path / "head.pt2"), extra_files=extra)
+    said = json.loads(extra["histograph.json"])
     assert [layer["width"] for layer in said["inputs"]["history"]] == [8] * 4
     assert (said["head"], said["output"]) == ("set2set", "logits")
     stored = json.loads((run / "head.json").read_text())
