@@ -31,9 +31,10 @@ _READOUTS = {
 _OWN_CHECKPOINT = """\
 With a checkpoint of your own, look first, then take the same steps:
 
-  histograph inspect model.ckpt --model my_model.py:Net --data tu:MUTAG --data-root DIR
-  histograph cache --model my_model.py:Net --checkpoint model.ckpt --data tu:MUTAG \\
-      --data-root DIR -o mutag.cache
+  histograph inspect model.ckpt --model my_model.py:Net --data tu:MUTAG \\
+      --data-root DIR
+  histograph cache --model my_model.py:Net --checkpoint model.ckpt \\
+      --data tu:MUTAG --data-root DIR -o mutag.cache
   histograph train-head mutag.cache -o runs/mutag
 """
 
@@ -82,7 +83,7 @@ def demo(
     results = []
     with limited_threads(1):
         for number, step in enumerate(steps if has_report else steps[:-1], start=1):
-            terminal.info(f"\n{number}. {step.why}\n$ {step.command}")
+            terminal.info(f"\n{number}. {step.why}\n$ {step.command}", wrap=False)
             results.append(_type(terminal, step, overwrite=overwrite))
     _show(terminal, out)
     if not has_report:

@@ -74,10 +74,15 @@ class Terminal:
         stream: TextIO = self._out.file  # type: ignore[assignment]
         return stream
 
-    def info(self, text: str) -> None:
-        """Print a line that is not the result (stderr)."""
+    def info(self, text: str, *, wrap: bool = True) -> None:
+        """Print a line that is not the result (stderr).
+
+        Args:
+            text: The line.
+            wrap: Wrap it at words; a command stays one line, so that it can be copied.
+        """
         if not self.quiet:
-            self._err.print(printable(text), markup=False)
+            self._err.print(printable(text), markup=False, soft_wrap=None if wrap else True)
 
     def load_torch(self) -> None:
         """Load PyTorch, which takes seconds, under a spinner where somebody watches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -129,23 +130,26 @@ Update = Callable[[float, float], None]
 
 @contextmanager
 def notebook_bar(what: str, *, watched: bool = False) -> Iterator[Update | None]:
-    """Yield what moves a bar in a notebook; None elsewhere, where nothing is printed unasked.
+    """Yield what advances a bar in a notebook; None elsewhere, where nothing is printed unasked.
 
     Args:
-        watched: Somebody is told about the progress already: no bar.
+        watched: The caller follows the progress already: no bar.
     """
     if watched or "ipykernel" not in sys.modules:
         yield None
         return
-    from tqdm.auto import tqdm
-
-    with tqdm(desc=what, bar_format="{l_bar}{bar}| {elapsed} so far, {remaining} left") as bar:
+    # Not tqdm.auto, which warns where there are no widgets.
+    has_widgets = importlib.util.find_spec("ipywidgets") is not None
+    bars = importlib.import_module("tqdm.notebook" if has_widgets else "tqdm.std")
+    with bars.tqdm(desc=what, bar_format="{l_bar}{bar}| {elapsed} so far, {remaining} left") as bar:
 
         def update(done: float, total: float) -> None:
             bar.total, bar.n = total, done
             bar.refresh()
 
         yield update
+        if bar.total:  # readouts that are solved report no epochs
+            update(bar.total, bar.total)
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> pandas.DataFrame:
