@@ -197,13 +197,7 @@ def _made_of(trace: Trace, layers: Sequence[Layer]) -> list[int]:
     for layer in layers:
         for output in made_by(layer.call):
             own[output] = own.get(output, 0) | 1 << layer.number
-    made: list[int] = []
-    for value in trace.values:
-        bits = own.get(value.index, 0)
-        for parent in value.parents:
-            bits |= made[parent]
-        made.append(bits)
-    return made
+    return trace.inherited(own)
 
 
 def _embeds_nodes(trace: Trace, call: ModuleCall) -> bool:

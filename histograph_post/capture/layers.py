@@ -100,14 +100,8 @@ class Layers:
     @cached_property
     def lines(self) -> list[int]:
         """For every value the outputs of layers it was computed from with no layer between."""
-        ends = {value for layer in self.layers for value in made_by(layer.call)}
-        lines: list[int] = []
-        for value in self.trace.values:
-            bits = 0
-            for parent in value.parents:
-                bits |= lines[parent]
-            lines.append(1 << value.index if value.index in ends else bits)
-        return lines
+        ends = {value: 1 << value for layer in self.layers for value in made_by(layer.call)}
+        return self.trace.inherited(ends, afresh=True)
 
     def is_full(self, value: int, end: int) -> bool:
         """Whether the value has node rows, leads to ``end`` and is made of all its layers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -119,10 +119,17 @@ class Trace:
     @cached_property
     def ancestors(self) -> list[int]:
         """For each value the set of values it was computed from, itself included, as bits."""
+        return self.inherited({value.index: 1 << value.index for value in self.values})
+
+    def inherited(self, own: Mapping[int, int], *, afresh: bool = False) -> list[int]:
+        """Return for each value its own bits, and those of all it was computed from.
+
+        With ``afresh``, a value that has bits of its own has no others.
+        """
         sets: list[int] = []
         for value in self.values:
-            bits = 1 << value.index
-            for parent in value.parents:
+            bits = own.get(value.index, 0)
+            for parent in () if afresh and bits else value.parents:
                 bits |= sets[parent]
             sets.append(bits)
         return sets
