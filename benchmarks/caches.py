@@ -26,7 +26,7 @@ from .measuring import Ratio, cost, race, speedup
 from .workloads import Subject, Workloads
 
 GIN_CEILING, GCN_CEILING = 1.5, 1.2
-#: The command keeps memory that is freed; a plain program does not, unless it is told to.
+#: The command keeps memory that is freed; a plain program does not, unless it is set to.
 CACHE, FORWARD, KEPT = "cache", "forward passes", "forward passes, memory kept"
 
 

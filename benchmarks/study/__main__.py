@@ -1,8 +1,8 @@
 """Run a study of readouts, in pieces and in any order, and show what it came to.
 
 ``python -m histograph_benchmarks.study study.toml --data-root DATA -o OUT`` fits what is missing
-and writes ``OUT/results.csv``. What is done stays done, so a job that was killed is given again;
-``--take-over results.csv`` goes on from a table whose folder is gone.
+and writes ``OUT/results.csv``. What is done stays done, so a job that was killed is run again;
+``--take-over results.csv`` continues from a table whose folder is gone.
 ``--validation`` shows validation scores, to choose by; only ``--render`` reads test scores.
 """
 

@@ -5,7 +5,7 @@
                   a thread (blocks.py) writes meanwhile
     join_shards   when every shard is there, score the model's own outputs, write the manifest
 
-A killed job goes on where it stopped, and ends with the same bytes as one that was never killed.
+A killed job resumes where it stopped, and ends with the same bytes as one that was never killed.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def cache(
     Args:
         model: Any trained module; it is put into ``eval()`` and not changed otherwise.
         dataset: A :class:`~histograph_post.data.GraphDataset`, a PyG data set or a list of graphs.
-        out: Folder of the cache; a run that was killed goes on where it stopped.
+        out: Folder of the cache; a run that was killed resumes where it stopped.
         split: Splits, or a specification such as ``"kfold:10"`` or a file; default: as the data
             comes, else stratified.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.

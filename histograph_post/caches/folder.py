@@ -106,7 +106,7 @@ def _found(
 
 
 def refuse_other_code(plan: CachePlan, folder: Path) -> None:
-    """Refuse to go on with a cache whose shards were made by code that gives other activations."""
+    """Refuse to resume a cache whose shards were made by code that computes other activations."""
     path = folder / CANARY_NAME
     if not path.exists():
         return

@@ -120,13 +120,13 @@ def eager_module(model: nn.Module) -> nn.Module:
         if isinstance(module, torch.jit.ScriptModule):
             raise CaptureError(
                 f"{where} is a TorchScript {type(module).__name__}: its layers cannot be seen; "
-                "give the Python model it was made from"
+                "pass the Python model it was made from"
             )
         compiled = getattr(module, "_compiled_call_impl", None)
         if compiled is not None or "_orig_mod" in module._modules:
             raise CaptureError(
                 f"{where} is compiled: its layers cannot be seen; "
-                "give the model as it was before torch.compile"
+                "pass the model as it was before torch.compile"
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
@@ -224,7 +224,7 @@ def is_repeatable(device: torch.device) -> bool:
 
 
 def repeat_note(device: torch.device) -> str | None:
-    """Say how far passes on a device can be repeated; None where they give the same bits."""
+    """Say how closely passes on a device can be repeated; None where the bits are the same."""
     if is_repeatable(device):
         return None
     cuda = device.type == "cuda"

@@ -1,6 +1,6 @@
 """What a model's readout consumes: where every branch of its layers ends.
 
-From the output of its last layer a branch goes on through norms, activation functions, residuals
+From the output of its last layer a branch leads through norms, activation functions, residuals
 and feed-forward blocks. These belong to the layer, and what they give is its *state*. The state
 ends
 

@@ -146,7 +146,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return a batch on a device: made on the CPU, then moved as a whole.
 
     PyTorch Geometric makes what is new in a batch on the CPU, unless the graphs are on CUDA. Memory
-    is pinned for CUDA, which then copies while the host goes on; MPS has no double precision.
+    is pinned for CUDA, which then copies while the host continues; MPS has no double precision.
     """
     if device.type == "cpu":
         return batch

@@ -3,7 +3,7 @@
 A source of many rows (molecules as text, a PyG ``OnDiskDataset``, a data set of Hugging Face, any
 that can be indexed) is cut into blocks. Worker processes make the graphs of a block and write them
 to one file (``row_blocks.py``); from then on a graph is a slice of a file that is mapped. A block
-has a key, the hash of what it is made of: a command that was killed, or is given again, finds its
+has a key, the hash of what it is made of: a command that was killed, or is run again, finds its
 blocks, and jobs that share a folder (``--shard i/n``) share the work, since each begins at its own
 place and passes over what another has written. What an iterator yields is read in this process.
 

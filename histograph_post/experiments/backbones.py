@@ -267,7 +267,7 @@ class BackboneStage(ReadoutStage):
         before: nn.Module,
         on_epoch: OnEpoch | None = None,
     ) -> Fit:
-        """Train a backbone and its head on one fold, or go on with it.
+        """Train a backbone and its head on one fold, or resume that.
 
         ``before`` is the backbone before training, which this leaves alone: what changed in the
         one among the parts is counted.

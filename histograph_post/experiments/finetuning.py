@@ -1,7 +1,7 @@
 """Fine-tuning: train a cached backbone together with its head, through the captured activations.
 
-The source is a cache (the head starts fresh) or a run on one (every fold and seed goes on from its
-own trained head: another fold's has seen this one's test rows). Beside the tuned network the
+The source is a cache (the head starts fresh) or a run on one (every fold and seed continues its own
+trained head: another fold's has seen this one's test rows). Beside the tuned network the
 results show the checkpoint's own readout and the heads on the frozen backbone.
 """
 
@@ -115,7 +115,7 @@ class Finetuning(BackboneStage):
     #: The head stage on the same caches: its folds, and the frozen heads to compare with.
     frozen: Experiment
     backbones: CachedBackbones
-    #: The run whose heads go on learning; None for fresh ones.
+    #: The run whose heads are trained further; None for fresh ones.
     source: Run | None
     #: Layer of each parameter; the folds' backbones are alike.
     layers: Mapping[str, int]
@@ -160,7 +160,7 @@ class Finetuning(BackboneStage):
         ]
 
     def earlier_fits(self) -> list[Fit]:
-        """Return the frozen heads of the run this goes on from."""
+        """Return the frozen heads of the run this continues."""
         if self.source is None:
             return []
         return [load_fit(spec, self.source.folder / spec.folder) for spec in self.frozen.fits()]

@@ -302,7 +302,7 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
     if not is_finished(folder):
         raise ConfigError(
             f"{folder}: found no {RESULTS_NAME}, expected a finished fold; "
-            "give the command that trains it again"
+            "run the command that trains it again"
         )
     require_sealed(folder, read_json(folder, RESULTS_NAME))
     path = folder / CONFIG_NAME

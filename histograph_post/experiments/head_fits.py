@@ -124,7 +124,7 @@ def fit_head(
     device: torch.device,
     on_epoch: OnEpoch | None = None,
 ) -> Fit:
-    """Train one readout on one fold, or go on with it; or solve it, or fit a rival.
+    """Train one readout on one fold, or resume that; or solve it, or fit a rival.
 
     What is solved does not depend on the seed: it is taken over from another seed that has it.
     """

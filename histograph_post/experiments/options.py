@@ -154,7 +154,7 @@ class ExperimentOptions:
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[FitProgress], None] | None]:
-        """Yield what is told after every epoch: who asked for it, or a bar in a notebook."""
+        """Yield what to call after every epoch: the caller's function, or a bar in a notebook."""
         if self.on_epoch is not None or self.on_fit is not None:
             yield self.on_epoch
             return

@@ -6,7 +6,7 @@ bits of a sum depend, follows from the plan and the machine.
 
 On a cluster a fit is a task of Dask or Ray. It opens the cache by its path, does one fit and writes
 the fit's own folder; what came out is read from there. So all machines see the same files, at the
-same paths. A task whose machine is lost is given to another one, which goes on with what was saved.
+same paths. A task whose machine is lost is given to another one, which resumes from what was saved.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .stage import Stage
 
 #: Seconds until a process has loaded PyTorch and can train. Unless ``--jobs`` says otherwise, fits
-#: begin in this process and go on in others once that is known to save more time than it takes.
+#: begin in this process and continue in others once that is known to save more time than it takes.
 START_SECONDS = 6.0
 
 #: Seconds of training that say how long the rest will take.
@@ -134,7 +134,7 @@ class FitRunner:
             try:
                 self._run_here(job, self._clock)
             except StopTraining:
-                return list(jobs[done:])  # this one goes on with what is saved of it
+                return list(jobs[done:])  # this one resumes from what is saved of it
         return []
 
     def _run_here(self, job: FitJob, clock: _Clock | None = None) -> None:

@@ -225,7 +225,7 @@ class Pretraining(Stage):
 
 @torch.no_grad()
 def _undo_scale(model: GNN, scale: TargetScale) -> None:
-    """Let the last map of a built-in model give the units of the labels."""
+    """Scale the last linear map of a built-in model to the units of the labels."""
     if not scale.mean:
         return
     last = [module for module in model.classifier.modules() if isinstance(module, nn.Linear)][-1]

@@ -340,7 +340,7 @@ def tune(
 ) -> Run:
     """Search the options of a readout by validation; train the best beside the defaults.
 
-    A search that was killed goes on where it stopped; one that is over goes on if more trials are
+    A search that was killed resumes where it stopped; a finished one continues if more trials are
     asked for. The learning rate and the weight decay of ``training`` are what is searched around
     (a weight decay of 0 stays 0); everything else of it stays as it is.
 

@@ -73,7 +73,7 @@ class Stage(ABC):
     def fit(
         self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
-        """Do one fit, or go on with it; the folder is the run's."""
+        """Do one fit, or resume it; the folder is the run's."""
 
     def place(self, spec: FitSpec) -> Path:
         """Return the folder of a fit inside the run's."""
@@ -221,7 +221,7 @@ def _write_metrics(folder: Path, fits: Sequence[Fit]) -> None:
 def run_experiment(
     stage: Stage, out: str | Path, *, chosen: str | None, options: ExperimentOptions
 ) -> Run:
-    """Train every readout on every fold with every seed; go on with what a killed run left.
+    """Train every readout on every fold with every seed; resume what a killed run left.
 
     Args:
         stage: What there is to fit, planned.

@@ -3,7 +3,7 @@
 What to try next is up to optuna, which keeps the trials as well, in a file of the run or in a
 storage. Trials come in rounds, so that those of a round can run side by side: what is chosen, and
 what is given up early, depends on the trials of earlier rounds and on nothing else. A search that
-was killed goes on with the trials it was at, and chooses what it would have chosen.
+was killed resumes its unfinished trials, and chooses what it would have chosen.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class _TrialRun:
         tried_alone = replace(
             search, heads=(head,), training=training, lrs={}, seeds=search.trial_seeds
         )
-        # Named by what is tried, too: a trial that was killed goes on with the fits it has.
+        # Named by what is tried, too: a trial that was killed resumes with the fits it has.
         tried = json_sha256(dict(trial.params), "trial")
         self._folder = folder / TRIAL_FITS_NAME / f"{number}-{tried[:16]}"
         plan = json_sha256([search.plan(), tried], "trial")

@@ -60,7 +60,7 @@ def limited_threads(threads: int) -> Iterator[None]:
 
 
 class FitJob:
-    """A fit that is to be done, and who is told what becomes of it; the folder is the run's."""
+    """A fit to do, and what to call with its outcome; the folder is the run's."""
 
     def __init__(self, spec: FitSpec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
@@ -193,7 +193,7 @@ class Worker:
         fit = "" if self.job is None else f"{self.job.spec.label}: "
         return WorkerError(
             f"{fit}found that its process ended ({how}), expected a result; if memory ran out, "
-            "give the same command again with fewer --jobs"
+            "run the same command again with fewer --jobs"
         )
 
 

@@ -37,7 +37,7 @@ from .run import (
 #: Characters of a value that an error shows.
 _SHORT = 40
 
-#: Written after a run, or while a search goes on: no part of what it is made of.
+#: Written after a run, or during a search: no part of what it is made of.
 _NOT_LISTED = (SUMS_NAME, REPORT_NAME, STUDY_NAME, f"{STUDY_NAME}.lock")
 
 
@@ -59,7 +59,7 @@ def open_run_folder(
     overwrite: bool = False,
     shared: bool = False,
 ) -> Iterator[OutputFolder]:
-    """Make a folder ready for a run; go on with a run that has the same plan.
+    """Make a folder ready for a run; resume a run that has the same plan.
 
     Args:
         target: Where the run goes.
@@ -222,4 +222,4 @@ def require_sealed(folder: Path, stored: Mapping[str, Any]) -> None:
     try:
         check_seal(folder, stored)
     except BrokenFitError as error:
-        raise ConfigError(f"{error}; give the run's own command again to fit it anew") from None
+        raise ConfigError(f"{error}; run the run's own command again to fit it anew") from None

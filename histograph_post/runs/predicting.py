@@ -302,7 +302,7 @@ def _open(
 
     Args:
         reading: How many rows are read.
-        watched: What a bar in a notebook says, and who else is told of the nodes that are done.
+        watched: The label of a bar in a notebook, and a callback for the nodes that are done.
         loading: The other arguments of :func:`load`.
     """
     what, on_progress = watched

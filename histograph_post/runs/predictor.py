@@ -323,7 +323,7 @@ def at_level(dataset: GraphDataset, level: Level) -> GraphDataset:
 
 
 class KeptOutputs:
-    """The rows that are predicted so far, in a file, so that a killed prediction goes on.
+    """The rows that are predicted so far, in a file, so that a killed prediction can be resumed.
 
     The file has float64 rows in the order of the graphs, under the hash of what they are predicted
     with and of. It is no part of the output, and goes with the rows beside which it stands.

@@ -1,7 +1,7 @@
 """The run folder: what was asked for, what came out, and everything needed to use it.
 
 config.toml       the options, resolved; can be given as --config
-run.json          what the result depends on; a run goes on only if it is the same
+run.json          what the result depends on; a run resumes only if it is the same
 splits.json       which rows trained, validated and tested
 metrics.jsonl     a line per epoch of every fit
 results.json      scores per fit, means, deviations and paired differences
@@ -77,7 +77,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Read one of a run's JSON files."""
     path = folder / name
     if not os.path.lexists(path):
-        hint = "; give the same command again to finish it" if (folder / RUN_NAME).is_file() else ""
+        hint = "; run the same command again to finish it" if (folder / RUN_NAME).is_file() else ""
         raise ConfigError(f"{folder}: found no {name}, expected a finished run{hint}")
     value = read_json_file(path)
     if not isinstance(value, dict):

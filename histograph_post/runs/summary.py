@@ -1,4 +1,4 @@
-"""What a finished run is, as text, and the commands that give it again: without torch."""
+"""What a finished run is, as text, and the commands that reproduce it: without torch."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class LoadedCache:
         return copy.deepcopy(self._make("standardizer", rows, fit))
 
     def forget(self) -> None:
-        """Give the memory of the activations back, until they are asked for again."""
+        """Release the memory of the activations, until they are asked for again."""
         for name in _LARGE:
             self._made.pop(name, None)
 

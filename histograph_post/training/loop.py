@@ -148,7 +148,7 @@ class Trainer:
     # --- resuming --------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return all that :meth:`restore` needs to go on as if nothing had happened."""
+        """Return all that :meth:`restore` needs to continue as if nothing had happened."""
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -157,7 +157,7 @@ class Trainer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
+        """Continue from what :meth:`state` returned."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._plateau_factor = state["plateau_factor"]
@@ -345,7 +345,7 @@ SAVE_EVERY = 1.0
 
 
 def _go_on(trainer: Trainer, path: Path, plan: str) -> None:
-    """Go on from a saved state of the same plan; a damaged one is said, and left alone."""
+    """Resume from a saved state of the same plan; a damaged one is noted and ignored."""
     fresh = copy.deepcopy(trainer.state())
     try:
         found = load_state(path)
@@ -381,7 +381,7 @@ def train_resumably(
     ranks, writes = trainer.ranks, trainer.ranks is None or trainer.ranks.is_first
     if writes and path.exists():
         _go_on(trainer, path, plan)
-    if ranks is not None:  # all ranks go on from what the first has found
+    if ranks is not None:  # all ranks continue from what the first has found
         trainer.restore(ranks.state_of_first(trainer.state()))
     seconds: list[float] = []
     saved = time.perf_counter()

@@ -125,7 +125,7 @@ class Ranks:
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 raise WorkerError(
                     "found that another process of torchrun ended, expected its part of the "
-                    "gradients; if memory ran out, give the same command again with a smaller "
+                    "gradients; if memory ran out, run the same command again with a smaller "
                     "--batch-size"
                 ) from error
             raise

@@ -2,7 +2,7 @@
 
 Beside an output ``x`` stand, while it is written, ``x.writing``, the lock, which says who writes
 and dies with the process, and ``x.partial``, a folder that is to replace ``x``. Both are gone once
-the command is done; what a killed one leaves, the next one goes on with or removes.
+the command is done; what a killed one leaves, the next one resumes or removes.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class HistoGraphHead(LinearStarts):
         last: Tensor | None,
         apply: Callable[[nn.Linear, Sequence[Tensor]], Tensor] = map_parts,
     ) -> Tensor:
-        """Classify what was mixed, and let linear maps have their say, step 9: ``[rows, out_dim]``.
+        """Classify what was mixed, and add the linear maps, step 9: ``[rows, out_dim]``.
 
         The shortcut reads the (mean) ``last`` layer, ``[rows, D_last]``, the probe what is known
         without attention. ``apply`` applies a linear map to rows that come in parts.
