@@ -61,7 +61,7 @@ def run_suite(
         names: Of :data:`MEASUREMENTS`.
         sizes: How much is run.
         data_root: Real data; generated graphs without it.
-        on_start: Told the name of every measurement before it starts, and how many are done.
+        on_start: Called with the name of every measurement before it starts, and how many are done.
     """
     with tempfile.TemporaryDirectory(prefix="histograph-bench-") as folder:
         work = Workloads(Path(folder), sizes, data_root)

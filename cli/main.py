@@ -45,7 +45,7 @@ def handle_interrupts() -> None:
 
 
 def _end_as_told() -> None:
-    """Keep the exit code that was told: Python takes its handlers away before it has ended."""
+    """Keep the exit code that was announced: Python removes its handlers before it has ended."""
     for number in _NAMES if _told else ():
         signal.signal(number, signal.SIG_IGN)
 

@@ -62,7 +62,7 @@ class _TimesColumn(ProgressColumn):
 
 
 def _about(seconds: float) -> str:
-    """Return a time as short as it can be said: without the seconds from a minute on."""
+    """Return a time in short form: without the seconds from a minute on."""
     return duration(seconds).partition(" min")[0] + " min" if seconds >= 60 else f"{seconds:.0f} s"
 
 

@@ -107,7 +107,7 @@ class WorkerError(HistographError, RuntimeError):
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of what somebody's code raised; making it may fail as well."""
+    """Return the message of what a user's code raised; making it may fail as well."""
     try:
         return str(error)
     except Exception as inner:
@@ -115,7 +115,7 @@ def message_of(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return what somebody's code raised as ``Type: message`` in one line."""
+    """Return what a user's code raised as ``Type: message`` in one line."""
     return f"{type(error).__name__}: {' '.join(message_of(error).split())}"
 
 

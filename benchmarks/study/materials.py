@@ -41,7 +41,7 @@ class Materials:
     budget: Budget
     out: Path
     data_root: Path
-    #: Told what is being made.
+    #: Called with what is being made.
     say: Callable[[str], None] = print
     _loaded: tuple[str, hg.GraphDataset] | None = None
 

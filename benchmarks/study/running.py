@@ -32,7 +32,7 @@ class Runner:
     jobs: int = 1
     #: Readouts that are fitted again.
     redo: Collection[str] = ()
-    #: Told what is being done.
+    #: Called with what is being done.
     say: Callable[[str], None] = print
 
     def run(self, units: Sequence[Unit]) -> Path:

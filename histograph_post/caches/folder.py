@@ -46,7 +46,7 @@ def open_folder(
         written: The small files of the cache, and their text.
         overwrite: Whether a cache that is there is replaced; one of this very plan that is not
             complete, or that several jobs write, is gone on with.
-        on_note: Told of shards that have changed since they were written.
+        on_note: Called for shards that have changed since they were written.
     """
     _refuse_foreign_names(output.folder)
     again = overwrite and not shared and (output.folder / MANIFEST_NAME).exists()

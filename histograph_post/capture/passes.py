@@ -260,7 +260,7 @@ def repeatable(device: torch.device) -> Iterator[None]:
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
-    """Whether two passes gave the same; NaN equals NaN, since what is not finite is said later."""
+    """Whether two passes gave the same; NaN equals NaN, since such values are reported later."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     one, other = one.nan_to_num(), other.nan_to_num()

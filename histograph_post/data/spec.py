@@ -190,7 +190,7 @@ def load_data(
     raise DataError(f"{spec}: not a data specification, expected one of {FORMS}{_hint(spec)}")
 
 
-#: Kinds of data by the names that somebody may give them, and by ours.
+#: Kinds of data: the names that users may try, and ours.
 _MEANT = {
     **dict.fromkeys(("ogb", "ogbg-mol", "OGB"), "ogbg:"),
     **dict.fromkeys(("TU", "tudataset", "TUDataset"), "tu:"),
@@ -201,7 +201,7 @@ _MEANT = {
 
 
 def _hint(spec: str) -> str:
-    """Return what somebody who named a file may have meant."""
+    """Return what a user who named a file may have meant."""
     if spec.endswith((".ckpt", ".safetensors", ".tar")):
         return "; this looks like a checkpoint, give it with --checkpoint"
     if spec.endswith((".csv", ".csv.gz", ".parquet", ".arrow", ".feather")):

@@ -40,7 +40,7 @@ def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:
 
 @dataclass(frozen=True)
 class FitProgress:
-    """Where an experiment stands, told after every epoch."""
+    """Where an experiment stands after an epoch."""
 
     #: What is fitted.
     head: str
@@ -148,7 +148,7 @@ class ExperimentOptions:
                 raise ConfigError(f"{name}: found one, but {reason}")
 
     def note(self, text: str) -> None:
-        """Tell whoever listens."""
+        """Pass a note to the caller, if it asked for notes."""
         if self.on_note is not None:
             self.on_note(text)
 
@@ -162,7 +162,7 @@ class ExperimentOptions:
             yield None if update is None else lambda progress: update(progress.done, progress.total)
 
     def start(self, stage: Stage) -> None:
-        """Tell whoever listens that the work begins."""
+        """Tell the caller, if it asked, that the work begins."""
         if self.on_start is not None:
             self.on_start(stage.task.metric, stage.notes())
 

@@ -142,7 +142,7 @@ def best_trial(search: Search, trials: Sequence[Trial]) -> Trial | None:
 #: Trials of a round. The same for any number of jobs: what is chosen depends on it.
 ROUND = 4
 
-#: Told of a trial that is over, the best so far, the number over and the number in all.
+#: Called with a trial that is over, the best so far, the number over and the number in all.
 TrialCallback = Callable[[Trial, Trial | None, int, int], None]
 
 

@@ -268,7 +268,7 @@ def _cut_off(
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Keep reentrant checkpoints from warning of what is said here in other words."""
+    """Silence the warning of reentrant checkpoints, which is given here in other words."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
         yield

@@ -129,7 +129,7 @@ def train_fit(
         trainer: Made just as it was when the fit was begun.
         folder: Of the fit.
         head: See :func:`save_fit`, as for ``standardizer`` and ``save_backbone``.
-        on_epoch: Told after every epoch.
+        on_epoch: Called after every epoch.
     """
     folder.mkdir(parents=True, exist_ok=True)
     seconds = train_resumably(trainer, folder, plan=spec.plan, on_epoch=on_epoch)

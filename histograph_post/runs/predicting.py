@@ -274,7 +274,7 @@ class _Opened:
     dataset: GraphDataset
     #: What was taken over from the data that the run was trained on.
     notes: list[str]
-    #: Told of the nodes that are done and the nodes in all, if anybody listens.
+    #: Called with the nodes that are done and the nodes in all, if given.
     on_progress: OnProgress | None
     #: Writes the file, if one is asked for.
     write: Callable[[bytes | Iterable[bytes]], None] | None

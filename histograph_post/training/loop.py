@@ -27,7 +27,7 @@ from ..utils.tensors import load_state, save_state
 from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 from .ranks import Ranks
 
-#: Told after every epoch.
+#: Called after every epoch.
 OnEpoch = Callable[["Trainer"], None]
 
 #: Of the order of the batches of every run: what is compared then differs in nothing else.
@@ -374,7 +374,7 @@ def train_resumably(
         trainer: Made just as it was when the state was saved.
         folder: Where the state is kept; it exists.
         plan: Says of which run this is; the state of another one is left alone.
-        on_epoch: Told after every epoch.
+        on_epoch: Called after every epoch.
         save_every: Seconds between saved states.
     """
     path = folder / STATE_NAME

@@ -113,7 +113,7 @@ def solve_linear(
             by default. See :class:`~histograph_post.heads.standardize.Standardizer`.
         balance: Weigh classes (or positives) by how rare they are in the training part.
         scaled: Whether the features are at their scale already, and are taken as they are.
-        on_point: Told of every strength.
+        on_point: Called with every strength.
     """
     features, labelled = torch.as_tensor(features), _labelled(targets)
     train, valid = (

@@ -124,7 +124,7 @@ def duration(seconds: float) -> str:
 
 # --- in notebooks
 
-#: Told how much is done, and how much there is in all.
+#: Called with how much is done, and how much there is in all.
 Update = Callable[[float, float], None]
 
 

@@ -48,8 +48,8 @@ BUCKET_WEIGHTS = 1 << 19
 #: Graphs with more nodes than this have a bucket of their own.
 LARGE_GRAPH = 256
 
-#: The same on other devices, which are slower to be told than to compute: a million scores take
-#: about as long as the dozen kernels of another bucket. By arithmetic: no GPU has been timed.
+#: The same on other devices, where launching a kernel takes longer than computing: a million scores
+#: take about as long as the dozen kernels of another bucket. By arithmetic: no GPU has been timed.
 DEVICE_PADDING = 1 << 22
 DEVICE_WEIGHTS = 1 << 26
 DEVICE_LARGE_GRAPH = 2048
