@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -30,21 +30,10 @@ from .links import LinkOptions, split_links
 from .row_blocks import StreamedGraphs
 from .spec import Reading
 from .streaming import stream_graphs
-from .tables import SelectedRows, is_row_numbers
+from .tables import SelectedRows, Table, is_row_numbers
 
 #: The name of the target where links are predicted.
 LINK_TARGET = ("link",)
-
-
-@dataclass(frozen=True)
-class SourceTable:
-    """The table that graphs were read from, with the rows that gave none."""
-
-    header: tuple[str, ...]
-    #: The cells of each column, from the first row below the header.
-    columns: tuple[Sequence[str], ...]
-    #: Why a row gave no graph, by its number.
-    problems: Mapping[int, str]
 
 
 @dataclass(eq=False, repr=False)
@@ -72,8 +61,8 @@ class GraphDataset:
     smiles: Sequence[str] | None = None
     #: What the graphs are called where they come from; two may have one name.
     names: Sequence[str] | None = None
-    #: The csv file the graphs are from, which predictions go beside.
-    table: SourceTable | None = None
+    #: The csv file the graphs are from, which predictions go beside, with the rows that gave none.
+    table: Table | None = None
     #: What was skipped, added or converted, one line each, for the user.
     notes: list[str] = field(default_factory=list)
     _fingerprint: str | None = field(default=None, init=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch_geometric.utils.smiles import e_map, x_map
 
 from ..errors import DataError, MissingExtraError
 from ..utils.text import listed
-from .dataset import GraphDataset, SourceTable, as_links
+from .dataset import GraphDataset, as_links
 from .row_blocks import StreamedGraphs
 from .spec import (
     LEVEL_ARGS,
@@ -110,7 +110,7 @@ def read_molecules(
         rows=rows,
         smiles=SelectedRows(rows, smiles),
         names=row_names(table, rows),
-        table=SourceTable(table.header, table.columns, problems),
+        table=replace(table, problems=problems),
         notes=notes,
     )
     return as_links(dataset, wanted["links"]) if wanted["level"] == "link" else dataset

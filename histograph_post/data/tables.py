@@ -13,7 +13,7 @@ import zlib
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TextIO, overload
@@ -117,6 +117,8 @@ class Table:
     path: Path
     header: tuple[str, ...]
     columns: tuple[Sequence[str], ...]
+    #: Why a row gave no graph, by its number.
+    problems: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:

@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from ..data.dataset import SourceTable
+from ..data.tables import Table
 from ..metrics import expected_calibration_error
 from ..tasks import Task, has_labels
 from ..utils.text import data_frame
@@ -145,7 +145,7 @@ class Predictions:
     #: SMILES of each row's graph, of molecules.
     smiles: Sequence[str] | None = None
     #: The table that the graphs were read from, if every row of it was to give one.
-    table: SourceTable | None = None
+    table: Table | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -210,7 +210,7 @@ class Predictions:
                 known = ["" if value != value else f"{value:g}" for value in truth]
                 yield [name, *molecule, *predicted, *known]
 
-    def _table_rows(self, table: SourceTable) -> Iterator[list[str]]:
+    def _table_rows(self, table: Table) -> Iterator[list[str]]:
         names = list(self._some(np.arange(0))._added())
         status = _free("status", table.header)
         yield [*table.header, *(_free(name, table.header) for name in names), status]

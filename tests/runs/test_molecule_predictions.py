@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import histograph_post as hg
 from histograph_cli.app import app
-from histograph_post.data.dataset import SourceTable
+from histograph_post.data.tables import Table
 from histograph_post.errors import DataError
 from histograph_post.models import build_model
 from histograph_post.runs.predictions import Predictions
@@ -134,7 +134,7 @@ def test_the_columns_of_other_tasks(
         ids=["x"],
         rows=np.array([1]),
         outputs=np.array(outputs),
-        table=SourceTable(("smiles",), (("", "C"),), {0: "no SMILES"}),
+        table=Table(Path(), ("smiles",), (("", "C"),), {0: "no SMILES"}),
     )
     header, missing, row = csv.reader(io.StringIO(found.to_csv()))
     several = task.kind == "multilabel" or len(expected) == 2  # of values, a column each
@@ -160,7 +160,7 @@ def test_a_file_of_many_rows_is_written_part_by_part(monkeypatch: pytest.MonkeyP
         rows=rows,
         outputs=np.linspace(-2, 2, 5)[:, None],
         spread=np.linspace(0, 1, 5)[:, None],
-        table=SourceTable(("n",), ([str(row) for row in range(7)],), {2: "no SMILES"}),
+        table=Table(Path(), ("n",), ([str(row) for row in range(7)],), {2: "no SMILES"}),
     )
     expected = [found.to_csv(), replace(found, table=None).to_csv()]
     monkeypatch.setattr("histograph_post.runs.predictions._ROWS_AT_ONCE", 2)
