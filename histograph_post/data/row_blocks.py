@@ -26,6 +26,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..errors import DataError
+from ..utils.decoding import parse_json
 from ..utils.files import atomic_path
 
 #: Part of every key and fingerprint: blocks that another version wrote are read again.
@@ -127,7 +128,7 @@ def key_of(path: Path) -> str | None:
 
 
 def _about(file: Any) -> dict[str, Any]:
-    about: dict[str, Any] = json.loads(file.metadata()["about"])
+    about: dict[str, Any] = parse_json(file.metadata()["about"].encode(), "about")
     return about
 
 
