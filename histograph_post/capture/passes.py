@@ -175,16 +175,9 @@ def watch_calls(module: nn.Module, enter: Enter, leave: Leave) -> Iterator[None]
 @contextmanager
 def watch_propagation(module: MessagePassing, enter: Enter, leave: Leave) -> Iterator[None]:
     """Call ``enter`` and ``leave`` around each time a PyG layer passes messages."""
-
-    def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        enter(module, inputs, {})
-
-    def after(module: nn.Module, inputs: Any, output: Any) -> None:
-        leave(module, output)
-
     handles = [
-        module.register_propagate_forward_pre_hook(before),
-        module.register_propagate_forward_hook(after),
+        module.register_propagate_forward_pre_hook(lambda layer, given: enter(layer, given, {})),
+        module.register_propagate_forward_hook(lambda layer, given, output: leave(layer, output)),
     ]
     try:
         yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 from torch_geometric.data import Batch, HeteroData
@@ -90,11 +90,11 @@ def plan_capture(
 
 def _in_order(points: Sequence[TimedPoint]) -> tuple[CapturePoint, ...]:
     """Return the points with the last state last, where readouts look for it."""
-    ordered = [timed.point for timed in points]
-    states = [point for point in ordered if point.name.partition("~")[0] != POOLED]
+    ordered = list(points)
+    states = [timed for timed in ordered if not timed.pooled]
     if states:
         ordered.remove(states[-1])
-    return (*ordered, *states[-1:])
+    return tuple(timed.point for timed in (*ordered, *states[-1:]))
 
 
 # --- the automatic list
@@ -130,10 +130,8 @@ def _runs(layers: Layers) -> dict[str, int]:
         for name, module in model.module.named_modules()
         if isinstance(module, MessagePassing)
     }
-    for call in layers.trace.modules:
-        if call in layers.calls or call.name in runs:
-            runs[call.name] = runs.get(call.name, 0) + 1
-    return runs
+    ran = [call for call in layers.trace.modules if call in layers.calls or call.name in runs]
+    return runs | Counter(call.name for call in ran)
 
 
 def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint], list[str]]:
@@ -169,9 +167,10 @@ def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint]
     for taken in (*states, *pooled):
         if taken.value not in points:
             name = POOLED if taken in pooled else layers.names_of(taken.value)
-            points[taken.value] = anchor_value(
+            point = anchor_value(
                 trace, taken.value, cut=taken.cut, name=name, consumer=taken.consumer
             )
+            points[taken.value] = replace(point, pooled=taken in pooled)
     # By when they were made; the data's own tensors come up when they are consumed.
     ordered = sorted(points.items(), key=lambda item: trace.producer.get(item[0], item[1]).time)
     named = _named([point for _, point in ordered])

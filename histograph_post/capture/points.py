@@ -133,6 +133,7 @@ class TimedPoint:
     time: int
     point: CapturePoint
     value: int = -1  #: the value of the probe pass
+    pooled: bool = False  #: whether it is what the readout consumes, beside the last state
 
     def renamed(self, name: str) -> TimedPoint:
         """Return the same point under another name."""

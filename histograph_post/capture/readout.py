@@ -371,13 +371,10 @@ class Gates:
 
     def _is_gate(self, gate: int, *, beside: int) -> bool:
         """Whether a number per node weighs the nodes: a norm computes one of the states alone."""
-        if self.made[gate] == self.made[beside]:
-            return self._is_computed(gate, beside=beside)
-        # From the data alone, such as a mass or a size; or by layers of its own from the states.
-        return not self.made[gate] or self.trace.derives(gate, beside)
-
-    def _is_computed(self, gate: int, *, beside: int) -> bool:
-        """Whether weights or a squashing function went into the gate: a norm has neither."""
+        if self.made[gate] != self.made[beside]:
+            # From the data alone, such as a mass; or by layers of its own from the states.
+            return not self.made[gate] or self.trace.derives(gate, beside)
+        # Weights or a squashing function went into it: a norm has neither.
         return any(
             (call.name in GATING or call.name in LINEAR)
             and self.layers.leads_to(call, gate)

@@ -645,3 +645,15 @@ class Bootstrap(nn.Module):
         b = keep(self.target[0](x, edge_index).relu())
         b = keep(self.target[1](b, edge_index).relu())
         return torch.stack([global_mean_pool(predicted, batch), global_mean_pool(b, batch)], dim=1)
+
+
+@entry("a last layer that is called pooled", READ)
+class CalledPooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.pooled = GCNConv(FEATURES, WIDTH), GCNConv(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, x, edge_index, batch):
+        x = keep(self.first(keep(x), edge_index).relu())
+        return self.head(global_mean_pool(keep(self.pooled(x, edge_index).relu()), batch))
