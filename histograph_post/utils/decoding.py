@@ -255,7 +255,8 @@ def _decode_value(
         return value
     if kind in _PLAIN:
         types, expected = _PLAIN[kind]
-        if type(value) not in types:
+        too_long = kind is float and type(value) is int and not _is_finite(value)
+        if type(value) not in types or too_long:
             _refuse(found, value, expected + or_null)
         return kind(value)
     if origin is Annotated:
@@ -311,12 +312,17 @@ def require_number(
     """
     types: tuple[type, ...] = (int,) if whole else (int, float)
     right = isinstance(value, types) and not isinstance(value, bool)
-    if right and math.isfinite(value) and low <= value <= high and not (above and value == low):
+    if right and _is_finite(value) and low <= value <= high and not (above and value == low):
         return
     kind = "a whole number" if whole else "a finite number"
     start = f"above {low:g}" if above else f"from {low:g}"
     end = "" if high == math.inf else f" to {high:g}"
     raise ConfigError(f"{name}: found {value!r}, expected {kind} {start}{end}")
+
+
+def _is_finite(value: float) -> bool:
+    """Whether a float can hold a number, which may be whole and of any length."""
+    return abs(value) <= sys.float_info.max
 
 
 def require_sane(name: str, value: Any) -> None:

@@ -45,6 +45,7 @@ def refused(done: Result, code: int = 1) -> str:
         ("--weight-decay inf", 1, "expected a finite number"),
         ("--clip inf", 1, "expected a finite number"),
         ("--epochs 1" + "0" * 30, 1, "expected a whole number from 1 to"),
+        ("--epochs 1" + "0" * 400, 1, "expected a whole number from 1 to"),
         (f"--batch-size {HUGE}", 1, "expected a whole number from 1 to"),
         ("--seeds 0-1000000000", 2, "seeds"),
         (f"--seeds 0-{HUGE}", 2, "seeds"),
