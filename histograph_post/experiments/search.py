@@ -41,7 +41,6 @@ from .trials import Trial, TrialCallback, best_trial, import_optuna, run_trials
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-#: Options of training by name.
 TRAINING_NAMES = tuple(field.name for field in fields(TrainingOptions))
 
 
@@ -289,12 +288,11 @@ class Tuned(Search):
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
         """Return the best options, and what they gained over the defaults on the test part."""
-        _, training = self.options_for(self.best.values)
         return {
             "tuning": {
                 "trial": self.best.number,
                 "values": dict(self.best.values),
-                "training": asdict(training),
+                "training": asdict(self.options_for(self.best.values)[1]),
                 "trials": [asdict(trial) for trial in self.trials],
             },
             "versus_default": versus(fits, chosen, self.heads[-1].name, self.task.metric),
@@ -317,8 +315,7 @@ def _keep_best(tuned: Tuned, folder: Path) -> None:
     path = folder / BEST_NAME
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         (folder / RESULTS_NAME).unlink(missing_ok=True)
-        place = folder / FITS_NAME / f"{tuned.heads[-1].name}-{STAGE}"
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder / FITS_NAME / f"{tuned.heads[-1].name}-{STAGE}", ignore_errors=True)
     write_text(path, text)
 
 
