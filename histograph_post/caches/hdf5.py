@@ -9,14 +9,14 @@ reader maps the bytes that the manifest names instead (see
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from h5py import h5a, h5d, h5f, h5fd, h5g, h5p, h5s, h5t
 
-from .layout import ALIGNMENT, GZIP_LEVEL, Counts, Dataset, Extent, compress
+from .layout import ALIGNMENT, GZIP_LEVEL, Dataset, Extent, compress
 from .manifest import FORMAT_VERSION
 
 T = TypeVar("T")
@@ -96,10 +96,8 @@ class CheckedFile:
         return None
 
 
-def create_file(
-    checked: CheckedFile, plan_hash: str, index: int, start: int, counts: Counts
-) -> h5f.FileID:
-    """Create the file of a shard, without datasets yet."""
+def create_file(checked: CheckedFile, plan_hash: str, numbers: Mapping[str, int]) -> h5f.FileID:
+    """Create the file of a shard, without datasets yet; ``numbers`` become attributes of it."""
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)
     access = h5p.create(h5p.FILE_ACCESS)
@@ -108,14 +106,6 @@ def create_file(
     access.set_alignment(1, ALIGNMENT)
     access.set_fileobj_driver(h5fd.fileobj_driver, checked)
     file = h5f.create(b"shard", h5f.ACC_TRUNC, creation, access)  # the name is not used
-    numbers = {
-        "index": index,
-        "start": start,
-        "stop": start + counts.num_graphs,
-        "num_nodes": counts.num_nodes,
-        "num_edges": counts.num_edges,
-        "num_labels": counts.num_labels,
-    }
     for name, number in numbers.items():
         _write_attribute(file, name, np.array(number, "<i8"))
     _write_attribute(file, "format_version", np.array(FORMAT_VERSION.encode(), "S8"))

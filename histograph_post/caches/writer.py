@@ -115,8 +115,16 @@ class ShardWriter:
         self.index = index
         self._layout = layout
         self._plan_hash = plan_hash
-        self._start, self._ids = graphs.start, graphs.ids
+        self._ids = graphs.ids
         self._arrays, self._counts = graphs.arrays(layout, str(self._path))
+        self._numbers = {
+            "index": index,
+            "start": graphs.start,
+            "stop": graphs.start + len(graphs.ids),
+            "num_nodes": self._counts.num_nodes,
+            "num_edges": self._counts.num_edges,
+            "num_labels": self._counts.num_labels,
+        }
         #: By the name of the dataset, in the order of the file.
         self._rows: dict[str, RowWriter] = {}
         self._next_graph = 0
@@ -204,9 +212,7 @@ class ShardWriter:
             # Left behind by a killed process that had the same number as this one.
             partial.unlink(missing_ok=True)
             with closing(CheckedFile(partial, self._path)) as self._file:
-                file = create_file(
-                    self._file, self._plan_hash, self.index, self._start, self._counts
-                )
+                file = create_file(self._file, self._plan_hash, self._numbers)
                 try:
                     self._create_datasets(file)
                     self._file.check()
@@ -241,23 +247,13 @@ class ShardWriter:
 
     def _entry(self, path: Path, extents: dict[str, tuple[Extent, ...]]) -> ShardInfo:
         """Return the manifest's entry for a file that is written, which is read to be hashed."""
-        counts, start = self._counts, self._start
         with open_regular(path) as file:
-            num_bytes = os.fstat(file.fileno()).st_size
+            size = os.fstat(file.fileno()).st_size
             info = ShardInfo(
-                index=self.index,
-                start=start,
-                stop=start + counts.num_graphs,
-                num_nodes=counts.num_nodes,
-                num_edges=counts.num_edges,
-                num_labels=counts.num_labels,
-                num_bytes=num_bytes,
-                sha256="",
-                head_sha256="",
-                extents=extents,
+                **self._numbers, num_bytes=size, sha256="", head_sha256="", extents=extents
             )
             info.validate(self._layout, str(self._path))
-            head, whole = sha256_prefixes(file, (info.head_bytes(self._layout), num_bytes))
+            head, whole = sha256_prefixes(file, (info.head_bytes(self._layout), size))
         return replace(info, sha256=whole, head_sha256=head)
 
 

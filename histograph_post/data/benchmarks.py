@@ -108,7 +108,6 @@ def load_planetoid(name: str, root: Path | None, args: Mapping[str, Any]) -> Gra
         spec=f"planetoid:{title}",
         places=(f"{folder}/raw", f"planetoid/{folder}/raw", "raw"),
         required=required,
-        optional="",
         folder=folder,
     )
     transform = NormalizeFeatures() if normalize else None
@@ -132,8 +131,6 @@ def load_actor(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDa
         spec=spec,
         places=("raw", "Actor/raw", "actor/raw"),
         required=(*_GEOM_GCN_FILES, *_fold_files("film")),
-        optional="",
-        folder=".",
     )
     graphs = processed(raw, root, Actor)
     return from_graphs(graphs, spec=spec, **level_options(args, own="node", spec=spec))
@@ -151,7 +148,6 @@ def load_wiki(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
         spec=spec,
         places=(f"{folder}/raw", f"wikipedia/{folder}/raw", f"wiki/{folder}/raw", "raw"),
         required=(*_GEOM_GCN_FILES, *_fold_files(title)),
-        optional="",
         folder=folder,
     )
     graphs = processed(raw, root, lambda place: WikipediaNetwork(place, title))
@@ -205,10 +201,10 @@ class RawFiles:
     places: tuple[str, ...]
     #: Files that must be there.
     required: tuple[str, ...]
-    #: Pattern of further files that are used when they are there.
-    optional: str
     #: PyG's folder of the set, below the root it is given; holds ``raw`` and ``processed``.
-    folder: str
+    folder: str = "."
+    #: Pattern of further files that are used when they are there.
+    optional: str = ""
 
     def find(self, root: Path) -> Path:
         """Return the folder under ``root`` that holds all required files."""

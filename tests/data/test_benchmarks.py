@@ -121,7 +121,7 @@ def test_a_processed_file_that_would_run_code_is_refused(tmp_path, cache_folder)
 
 def test_a_process_that_finishes_second_uses_what_the_first_one_made(tmp_path, cache_folder):
     raw = write_tiny(tmp_path / "TINY" / "raw")
-    tiny = RawFiles("tu:TINY", ("TINY/raw",), ("TINY_A.txt",), "TINY_*.txt", "TINY")
+    tiny = RawFiles("tu:TINY", ("TINY/raw",), ("TINY_A.txt",), "TINY", "TINY_*.txt")
     folders = []
 
     def build(folder):
