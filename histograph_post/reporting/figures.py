@@ -163,7 +163,8 @@ class Figure:
         svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-", svg)
         for colour, variable in VARIABLES.items():
             svg = re.sub(colour, f"var({variable})", svg, flags=re.IGNORECASE)
-        svg = _as_style(svg)
+        # Variables mean nothing in attributes, only in styles.
+        svg = re.sub(r'\b(fill|stroke)="(var\([^)]*\))"', r'style="\1:\2"', svg)
         box = re.search(r'viewBox=["\']([^"\']*)["\']', svg)
         assert box is not None  # both libraries write one
         body = svg[svg.index(">") + 1 :]
@@ -179,11 +180,6 @@ class Figure:
         with atomic_path(path) as partial:
             partial.write_bytes(self.picture.render(form))
         return path
-
-
-def _as_style(svg: str) -> str:
-    """Move variables from attributes, where they mean nothing, into styles."""
-    return re.sub(r'\b(fill|stroke)="(var\([^)]*\))"', r'style="\1:\2"', svg)
 
 
 def require_matplotlib() -> Any:

@@ -77,7 +77,7 @@ def open_run_folder(
                 OutputLock(Path(f"{os.path.realpath(target)}.opening"), wait=True)
             )
         marked = _marker(output.folder)
-        if overwrite and marked and (marked != text or _is_finished(output.folder)):
+        if overwrite and marked and (marked != text or (output.folder / RESULTS_NAME).is_file()):
             marked = _marker(output.replace())
             if marked is not None and marked != text:
                 shutil.rmtree(output.folder)
@@ -121,10 +121,6 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _is_finished(folder: Path) -> bool:
-    return (folder / RESULTS_NAME).is_file()
 
 
 def _first_difference(found: Any, expected: Any, name: str = "") -> str:

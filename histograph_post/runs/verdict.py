@@ -273,18 +273,12 @@ def _outcome(found: Mapping[str, Any] | None, higher: bool) -> Outcome | None:
     return "worse" if all(high < 0 for _, high in bounds) else "undecided"
 
 
-def interval_over(found: Mapping[str, Any]) -> str:
-    """Return what the interval of a difference is over, such as ``300 test rows``."""
-    unit = _UNITS.get(found.get("over", ""))
-    if found["low"] is None or unit is None:
-        return ""
-    return plural(found["count"], unit)
-
-
 def _interval(found: Mapping[str, Any] | None) -> str:
-    over = "" if found is None else interval_over(found)
-    if found is None or not over:
+    """Return what the interval of a difference is over, such as ``300 test rows``."""
+    unit = None if found is None else _UNITS.get(found.get("over", ""))
+    if found is None or found["low"] is None or unit is None:
         return "without an interval"
+    over = plural(found["count"], unit)
     if not found.get("rows"):
         return f"95 % interval over {over}"
     rows = found["rows"]
