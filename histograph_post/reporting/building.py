@@ -185,7 +185,6 @@ def find_caches(run: Run, given: Path | None) -> tuple[list[Cache], str]:
     """Return the caches of a run, one or one per fold, or none and the reason.
 
     Args:
-        run: The run.
         given: Where they are now; a cache of other weights or other data is refused.
     """
     backbone = run.backbone

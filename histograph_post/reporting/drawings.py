@@ -151,7 +151,6 @@ def example_figures(
 
     Args:
         examples: What to draw.
-        cache: Holds the graphs.
         attention: Graph -> what each of its nodes receives, ``[num_nodes]``; empty if unknown.
         molecules: Graph -> its molecule, where it is one.
     """

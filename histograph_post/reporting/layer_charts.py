@@ -320,7 +320,6 @@ def layer_weights(
     """Draw the layer weights over the test graphs of every fit; return the figures, and notes.
 
     Args:
-        run: The run.
         caches: One, or one per fold.
         outcomes: The test rows of every fold.
         sample: Test graphs of the best fit.

@@ -42,7 +42,6 @@ def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Molecule]:
     A molecule counts only if it has the atoms and bonds of the cached graph.
 
     Args:
-        cache: Any cache.
         graphs: Numbers of graphs in the cache.
     """
     known = cache.molecules()

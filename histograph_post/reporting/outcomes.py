@@ -271,7 +271,6 @@ def rows_section(run: Run, molecules: Mapping[int, Molecule]) -> Section:
     """Return the test rows one by one as a table to sort, those predicted worst first.
 
     Args:
-        run: The run.
         molecules: Label row -> its molecule, where it is one.
     """
     section = Section("rows", "Every prediction")

@@ -125,9 +125,7 @@ def train_fit(
     """Train to the end, resuming what is in the folder; score every part and save the fit.
 
     Args:
-        spec: What is fitted.
         trainer: Made just as it was when the fit was begun.
-        folder: Of the fit.
         head: See :func:`save_fit`, as for ``standardizer`` and ``save_backbone``.
         on_epoch: Called after every epoch.
     """
@@ -149,7 +147,6 @@ class Trained:
     """What there is to save of a training that is over.
 
     Args:
-        task: What is predicted.
         split: Of the fold.
         labels: Of all rows, ``[rows, targets]``.
         scale: Of the targets.
@@ -194,9 +191,7 @@ def save_fit(
     """Score every part with what a training has come to, and save it as a fit that is done.
 
     Args:
-        spec: What is fitted.
         trained: What there is to save.
-        folder: Of the fit.
         seconds: Of an epoch.
         head: The part of the network that is the head; None for a model's own readout.
         standardizer: What brings the layers to one scale before the head.

@@ -154,7 +154,6 @@ def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> Non
     """List every file of a run, or an export, with its SHA-256.
 
     Args:
-        folder: The run.
         known: Those of files that are written afterwards.
     """
     found = {
@@ -189,7 +188,6 @@ def check_seal(folder: Path, stored: Mapping[str, Any], plan: str | None = None)
     """Refuse a fit whose files have changed, or that is of another run.
 
     Args:
-        folder: Of the fit.
         stored: What was written last of it, with its seal; of earlier versions without.
         plan: The run that it should be of; of whatever run by default.
 

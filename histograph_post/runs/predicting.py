@@ -68,7 +68,6 @@ def predict(
         model: See :func:`load`, as for ``head``, ``checkpoint``, ``key_map``, ``trust`` and
             ``device``.
         node_budget: A batch takes whole graphs up to this many nodes.
-        overwrite: Replace an existing file.
         config: The options this came from, saved beside the file.
         workers: Processes that read rows, where there are many; by default one per core.
         on_progress: Called with the nodes done and the nodes in all.

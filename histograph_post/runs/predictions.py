@@ -81,7 +81,6 @@ def member_spread(task: Task, outputs: np.ndarray) -> np.ndarray | None:
     probability of each target, or of each value. None of a single head.
 
     Args:
-        task: What is predicted.
         outputs: Of every head, ``[heads, rows, out_dim]``.
     """
     if len(outputs) < 2:

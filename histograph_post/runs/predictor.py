@@ -85,7 +85,6 @@ class Predictor(nn.Module):
 
     Args:
         backbone: The model whose activations the heads were trained on.
-        saved: The heads.
     """
 
     def __init__(self, backbone: nn.Module, saved: SavedHead) -> None:
@@ -329,7 +328,6 @@ class KeptOutputs:
     with and of. It is no part of the output, and goes with the rows beside which it stands.
 
     Args:
-        folder: Where the file is.
         about: All that decides the outputs.
         out_dim: Columns of the outputs.
         spread_dim: Columns of how much heads differ; 0 of a single head.

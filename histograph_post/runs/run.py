@@ -105,7 +105,6 @@ class Run:
     :attr:`saved_head`, :meth:`load_head` and :meth:`load_ensemble`.
 
     Args:
-        folder: The folder.
         readout: Another readout of the run than the one it predicts with, see :meth:`with_head`.
     """
 

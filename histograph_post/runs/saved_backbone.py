@@ -258,7 +258,6 @@ def write_provenance(
     """Write the canary of a backbone that a run has trained; return what is recorded of it.
 
     Args:
-        folder: The run.
         model: The backbone, which stays as it is.
         weights: The file of the weights it has now.
         plan: What is captured of it.

@@ -33,7 +33,6 @@ class HeadMember(nn.Module):
     """One trained head, from standardised activations to outputs in the units of the labels.
 
     Args:
-        head: The head.
         standardizer: What brings the layers to one scale before it.
         scale: Of the targets it learned.
     """
@@ -324,7 +323,6 @@ def stored_readout(run: Run, name: str, chosen: Mapping[str, Any]) -> dict[str, 
     of each fold. A run of an earlier version has no temperature for it.
 
     Args:
-        run: The run.
         name: One of :func:`kept_readouts`.
         chosen: ``head.json``.
     """
