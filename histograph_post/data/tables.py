@@ -131,12 +131,25 @@ class Table:
 
     def numbers(self, name: str) -> np.ndarray | None:
         """Return a column as float64, NaN where blank; None when a cell is not a finite number."""
+        values = self._floats(name)
+        return None if values is None or np.isinf(values).any() else values
+
+    def labels(self, name: str) -> np.ndarray | None:
+        """Return a column as :meth:`numbers` does; one with an infinite number is refused."""
+        values = self._floats(name)
+        for row in np.flatnonzero(np.isinf(values))[:1] if values is not None else ():
+            raise DataError(
+                f"{self.path}: column {name!r}: found {self.column(name)[row]!r} in row {row + 1}, "
+                "expected finite numbers, or nothing where there is none (others: targets=NAME)"
+            )
+        return values
+
+    def _floats(self, name: str) -> np.ndarray | None:
         cells = self.column(name)
         try:
-            values = np.fromiter((float(cell) if cell else np.nan for cell in cells), np.float64)
+            return np.fromiter((float(cell) if cell else np.nan for cell in cells), np.float64)
         except ValueError:
             return None
-        return None if np.isinf(values).any() else values
 
 
 def read_table(path: Path) -> Table:
@@ -269,7 +282,7 @@ def choose_targets(
     columns = {
         name: numbers
         for name in others
-        if (numbers := table.numbers(name)) is not None
+        if (numbers := table.labels(name)) is not None
         and not np.isnan(numbers).all()
         and not _counts_rows(name, numbers)
     }
@@ -298,7 +311,7 @@ def _wanted_targets(
     for pattern in filter(None, (str(name).strip() for name in wanted)):
         named = pattern in columns
         matching = [pattern] if named else [name for name in columns if fnmatchcase(name, pattern)]
-        found = {name: numbers for name in matching if (numbers := table.numbers(name)) is not None}
+        found = {name: numbers for name in matching if (numbers := table.labels(name)) is not None}
         if not found:
             problem = "has cells that are not numbers" if named else "matches no column of numbers"
             raise DataError(

@@ -174,6 +174,15 @@ def test_a_line_without_end_in_a_small_archive(place: Path) -> None:
     assert "found a line of more than 16777216 characters" in refused(cached("smiles:bomb.csv.gz"))
 
 
+@pytest.mark.parametrize("cell", ["inf", "-Infinity", "1e400"])
+def test_infinite_labels_in_a_table(cell: str, place: Path) -> None:
+    Path("some.csv").write_text(f"smiles,y,z\nC,1,0\nCC,{cell},1\nCCC,0,1\n")
+    said = f"column 'y': found '{cell}' in row 2, expected finite numbers"
+    assert said in refused(cached("smiles:some.csv"))
+    words = ["--model", "gin", "--data", "smiles:some.csv", "--data-args", "targets=y"]
+    assert said in refused(histograph("pretrain", *words, "-o", "out"))
+
+
 @pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested tensors")
 def test_checkpoints_with_odd_tensors_and_names(place: Path) -> None:
     weights = make_model().state_dict()
