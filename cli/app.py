@@ -12,7 +12,6 @@ import io
 import os
 import re
 import textwrap
-from enum import Enum
 from typing import Annotated, Any
 
 import typer
@@ -154,7 +153,7 @@ def _default(parameter: Any) -> str:
         return ""
     if default is True:
         return " On by default."
-    return f" Default: `{default.value if isinstance(default, Enum) else default}`."
+    return f" Default: `{default}`."
 
 
 def _escaped(text: str) -> str:

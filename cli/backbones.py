@@ -91,7 +91,7 @@ def pretrain(
     training: TrainingFlags,
     device: opt.DeviceOption = "auto",
     jobs: opt.JobsOption = None,
-    backend: opt.BackendOption = opt.Backend.LOKY,
+    backend: opt.BackendOption = "loky",
     scheduler: opt.SchedulerOption = None,
     fits: opt.FitsOption = None,
     overwrite: opt.OverwriteOption = False,
@@ -115,7 +115,7 @@ def pretrain(
         "training": training.options(lr),
         "device": device,
         "jobs": jobs,
-        "backend": backend.value,
+        "backend": backend,
         "scheduler": scheduler,
         "fits": parse_share("--fits", fits),
         "overwrite": overwrite,
@@ -264,7 +264,7 @@ def finetune(
             help="Running statistics of the batch norms that are trained: frozen keeps those of "
             "the checkpoint, train updates them.",
         ),
-    ] = opt.Statistics.FROZEN,
+    ] = "frozen",
     checkpoint_layers: opt.CheckpointLayersOption = False,
     amp: opt.AmpOption = False,
     head: Annotated[
@@ -314,7 +314,7 @@ def finetune(
             unfreeze=None if unfreeze is None else _names(unfreeze),
             unfreeze_last=unfreeze_last,
             unfreeze_every=unfreeze_every,
-            bn=bn.value,
+            bn=bn,
             checkpoint_layers=checkpoint_layers,
             amp=amp,
             options=experiment.options(

@@ -51,7 +51,7 @@ def cache(
     output_key: opt.OutputKeyOption = None,
     no_pass: opt.NoPassOption = [],  # noqa: B006
     dtype: Annotated[opt.Dtype, typer.Option(help="Precision of the stored activations.")] = (
-        opt.Dtype.FLOAT32
+        "float32"
     ),
     compress: Annotated[
         bool,
@@ -136,7 +136,7 @@ def cache(
             raise typer.BadParameter(f"--split: every fold of {place} brings its own")
     options = CacheOptions(
         layers=layers,
-        dtype=dtype.value,
+        dtype=dtype,
         node_budget=node_budget,
         shard_bytes=None if shard_mb is None else shard_mb * 2**20,
         compression="gzip" if compress else None,

@@ -14,9 +14,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -215,20 +214,20 @@ def _together(device: str) -> Iterator[None]:
 def _shorten_help(annotation: Any) -> None:
     """Show a letter for what an option takes, and nothing for a flag: the help text needs the room.
 
-    The choices of an enumeration are listed in the text.
+    Choices are listed in the text.
     """
     if get_origin(annotation) is not Annotated:
         return
     (kind, option), union = get_args(annotation), get_origin(get_args(annotation)[0])
-    if union is not None and union is not list:
+    if union not in (None, list, Literal):
         kind = next(each for each in get_args(kind) if each is not type(None))
     # In an annotation, typer holds the first name for a default.
     if "/--no-" in " ".join(map(str, (option.default, *(option.param_decls or ())))):
         option.rich_help_panel, option.show_default = _SWITCHES, False
     if option.metavar is not None:
         return
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        *others, last = (choice.value for choice in kind)
+    if get_origin(kind) is Literal:
+        *others, last = get_args(kind)
         option.metavar = "NAME"
         option.help = f"{option.help.removesuffix('.')}: {', '.join(others)} or {last}."
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +100,13 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
 def resolved_options(ctx: typer.Context) -> dict[str, Any]:
     """Return every option of this call as plain TOML values, ready to be given as --config."""
     return {
-        name: plain(value)
+        name: _plain(value)
         for name, value in ctx.params.items()
         if value is not None and name not in _NOT_SAVED
     }
 
 
-def plain(value: Any) -> Any:
-    """Return the value of an option as plain data."""
-    if isinstance(value, Enum):
-        return value.value
+def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value

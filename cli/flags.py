@@ -14,7 +14,6 @@ from histograph_post.utils.machine import NODE_BUDGET
 
 from . import options as opt
 from .command import OptionGroup
-from .configuration import plain
 
 if TYPE_CHECKING:
     from histograph_post import ExperimentOptions
@@ -39,7 +38,7 @@ class TrainingFlags(OptionGroup):
     ] = 1e-4
     schedule: Annotated[
         opt.Schedule, typer.Option("--schedule", help="How the learning rate decays.")
-    ] = opt.Schedule.COSINE
+    ] = "cosine"
     warmup: Annotated[
         float,
         typer.Option("--warmup", min=0, help="Raise the learning rate over the first X epochs."),
@@ -62,7 +61,7 @@ class TrainingFlags(OptionGroup):
 
     def options(self, lr: float | None) -> dict[str, Any]:
         """Return what the library takes; without a learning rate it chooses one for the data."""
-        given = {name: plain(value) for name, value in vars(self).items()}
+        given = dict(vars(self))
         return given if lr is None else {**given, "lr": lr}
 
 
@@ -98,7 +97,7 @@ class ExperimentFlags(OptionGroup):
 
     PANEL = opt.EXPERIMENT
 
-    task: opt.TaskOption = opt.TaskKind.AUTO
+    task: opt.TaskOption = "auto"
     metric: opt.MetricOption = None
     folds: opt.FoldsOption = None
     split: Annotated[
@@ -139,7 +138,7 @@ class ExperimentFlags(OptionGroup):
     ] = None
     device: opt.DeviceOption = "auto"
     jobs: opt.JobsOption = None
-    backend: opt.BackendOption = opt.Backend.LOKY
+    backend: opt.BackendOption = "loky"
     scheduler: opt.SchedulerOption = None
     overwrite: opt.OverwriteOption = False
 
@@ -154,7 +153,7 @@ class ExperimentFlags(OptionGroup):
         """Return what the library takes."""
         from histograph_post import ExperimentOptions
 
-        given = {name: plain(value) for name, value in vars(self).items()}
+        given = dict(vars(self))
         folds, split, earlier = (given.pop(name) for name in ("folds", "split", "splits"))
         given |= {
             "seeds": None if self.seeds is None else parse_seeds(self.seeds),

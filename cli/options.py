@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -202,38 +201,17 @@ NodeBudgetOption = Annotated[
 ]
 
 
-class Dtype(StrEnum):
-    """How activations are stored."""
+#: How activations are stored.
+Dtype = Literal["float32", "float16", "bfloat16"]
 
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
+#: How the learning rate decays.
+Schedule = Literal["cosine", "plateau", "none"]
 
+#: What happens to the running statistics of batch norms while a backbone is trained.
+Statistics = Literal["frozen", "train"]
 
-class Schedule(StrEnum):
-    """How the learning rate decays."""
-
-    COSINE = "cosine"
-    PLATEAU = "plateau"
-    NONE = "none"
-
-
-class Statistics(StrEnum):
-    """What happens to the running statistics of batch norms while a backbone is trained."""
-
-    FROZEN = "frozen"
-    TRAIN = "train"
-
-
-class TaskKind(StrEnum):
-    """What is predicted."""
-
-    AUTO = "auto"
-    BINARY = "binary"
-    MULTICLASS = "multiclass"
-    MULTILABEL = "multilabel"
-    REGRESSION = "regression"
-
+#: What is predicted.
+TaskKind = Literal["auto", "binary", "multiclass", "multilabel", "regression"]
 
 CacheArgument = Annotated[
     Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of per-fold caches.")
@@ -335,13 +313,8 @@ DeviceOption = Annotated[
 ]
 
 
-class Backend(StrEnum):
-    """Who does the fits."""
-
-    LOKY = "loky"
-    DASK = "dask"
-    RAY = "ray"
-
+#: Who does the fits.
+Backend = Literal["loky", "dask", "ray"]
 
 BackendOption = Annotated[
     Backend,

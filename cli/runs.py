@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -201,14 +200,6 @@ def export(
     )
 
 
-class FigureFormat(StrEnum):
-    """How figures are saved."""
-
-    PNG = "png"
-    SVG = "svg"
-    PDF = "pdf"
-
-
 def report(
     terminal: Terminal,
     run: Annotated[
@@ -227,8 +218,9 @@ def report(
         ),
     ] = None,
     form: Annotated[
-        FigureFormat, typer.Option("--format", help="Format of the figures in --figures.")
-    ] = FigureFormat.PNG,
+        Literal["png", "svg", "pdf"],
+        typer.Option("--format", help="Format of the figures in --figures."),
+    ] = "png",
     cache: Annotated[
         Path | None,
         typer.Option("--cache", metavar="CACHE", help="Where the run's cache is, if it was moved."),
@@ -250,13 +242,13 @@ def report(
             cache=cache,
             head=head,
             figures=figures,
-            form=form.value,
+            form=form,
             overwrite=overwrite,
             on_progress=update,
         )
     for note in written.notes:
         terminal.note(note)
-    saved = "" if figures is None else f", also saved in {figures} as {form.value}"
+    saved = "" if figures is None else f", also saved in {figures} as {form}"
     terminal.say(f"{written.path}: {plural(len(written.figures), 'figure')}{saved}")
     terminal.result(
         {
