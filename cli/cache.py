@@ -33,7 +33,7 @@ def cache(
             metavar="DIR",
             help="Output folder of pretrain or finetune, or one of its folds; replaces "
             "--checkpoint, --data and --model, but your own code has to be named again. "
-            "Several folds give one fold-K.cache each, in the folder CACHE.",
+            "Several folds are written as one fold-K.cache each, in the folder CACHE.",
             show_default=False,
         ),
     ] = None,

@@ -41,7 +41,7 @@ With a checkpoint of your own, look first, then take the same steps:
 
 @dataclass(frozen=True)
 class Step:
-    """A command of the demo, and why it is given."""
+    """A command of the demo, and what it is for."""
 
     why: str
     arguments: tuple[str, ...]
@@ -139,7 +139,7 @@ def demo_steps(out: Path, num_graphs: int | None = None) -> list[Step]:
 
 
 def _type(terminal: Terminal, step: Step, *, overwrite: bool) -> Any:
-    """Give a command as if it had been typed; return its JSON object if that was asked for."""
+    """Run a command as if it had been typed; return its JSON object if that was asked for."""
     from .app import app
 
     arguments = [*step.arguments, *(["--overwrite"] if overwrite else [])]

@@ -313,15 +313,16 @@ DeviceOption = Annotated[
 ]
 
 
-#: Who does the fits.
+#: Where fits run.
 Backend = Literal["loky", "dask", "ray"]
 
 BackendOption = Annotated[
     Backend,
     typer.Option(
         "--backend",
-        help="Who does the fits: processes of this machine, or a cluster whose machines see the "
-        "same files",
+        metavar="NAME",
+        help="Where fits run: loky, in processes of this machine; dask or ray, on a cluster whose "
+        "machines see the same files.",
     ),
 ]
 SchedulerOption = Annotated[

@@ -14,7 +14,7 @@ from histograph_post.models import build_model
 
 
 def histograph(*words: object) -> Result:
-    """Give a command as if it had been typed."""
+    """Run a command as if it had been typed."""
     return CliRunner().invoke(app, [str(word) for word in words])
 
 

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from .reader import Cache, verify_cache
     from .shard import CachedBatch, CachedGraph
 
+# Here, since runs know these names without numpy, which the manifest needs.
+MANIFEST_NAME = "manifest.json"
+#: One small graph and its activations (see :mod:`.provenance`), in a cache, a run and an export.
+CANARY_NAME = "canary.safetensors"
+
 __all__ = ["Cache", "CachedBatch", "CachedGraph", "Manifest", "verify_cache"]
 
 __getattr__ = lazy_names(

@@ -20,18 +20,16 @@ from ..splits import Splits
 from ..utils.decoding import Count, Form, Sha256, decode, json_sha256, parse_json
 from ..utils.files import read_limited, to_json
 from ..utils.text import plural
+from . import CANARY_NAME as CANARY_NAME
+from . import MANIFEST_NAME as MANIFEST_NAME
 from .layout import Layout, ShardInfo
 
 #: Another major version cannot be read; a newer minor one may carry fields to pass over.
 FORMAT_VERSION = "1.1"
 
-MANIFEST_NAME = "manifest.json"
 SPLITS_NAME = "splits.json"
 #: What the graphs are as molecules, if they are: a line per graph, SMILES, a tab and the name.
 MOLECULES_NAME = "molecules.smi"
-
-#: One small graph and its activations (see :mod:`.provenance`), in a cache, a run and an export.
-CANARY_NAME = "canary.safetensors"
 
 #: Tens of thousands of shards fit; a longer manifest is not one of ours.
 MANIFEST_LIMIT = 64 * 2**20

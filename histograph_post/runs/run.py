@@ -27,7 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..caches.manifest import CANARY_NAME, MANIFEST_NAME
+from ..caches import CANARY_NAME, MANIFEST_NAME
 from ..errors import ConfigError, HistographError, NotFoundError
 from ..utils.decoding import read_json_file, read_json_lines, read_toml_file
 from ..utils.files import read_regular, sha256_file

@@ -92,7 +92,7 @@ def test_unfinished_run_is_refused_in_one_line(folder: Path, tmp_path: Path) -> 
     done = histograph("inspect", tmp_path)
     assert done.exit_code == 1
     assert done.stderr.splitlines() == [
-        f"error: {tmp_path}: found no results.json, expected a finished run; give the same command "
+        f"error: {tmp_path}: found no results.json, expected a finished run; run the same command "
         "again to finish it"
     ]
 
