@@ -40,6 +40,27 @@ python -m histograph_benchmarks.study benchmarks/study/study.toml -o OUT --rende
 ```"""
 
 
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %")
+
+
+_DIFFERENCES = (
+    f"Mean paired differences of `{CHOSEN}` to each other readout, above zero where it is the "
+    f"better, with {_percent(LEVEL)} Student intervals. The folds of a cell are averaged "
+    "first. Cells of one data set resemble each other, so the interval over data sets, whose "
+    "cells are averaged first, is the careful one."
+)
+_SEEDS = (
+    "Mean score of single seeds, of their averaged predictions, and what averaging gains; "
+    "means over the cells of each kind. A solved readout has one seed."
+)
+_CELLS = (
+    "Test scores, seeds averaged, mean over folds; the best readout of a cell is bold. "
+    f"`{OWN}` is the readout that the checkpoint came with: it takes no part in ranks, for "
+    "most checkpoints have none."
+)
+
+
 def write_page(rows: Sequence[Row], path: Path, notes: Mapping[str, str]) -> None:
     """Write the page, and its picture beside it.
 
@@ -70,13 +91,13 @@ def page(rows: Sequence[Row], notes: Mapping[str, str], picture: str) -> str:
         ranks_table(cells),
         *([] if test is None else [_picture(test, cells, picture)]),
         f"## What `{CHOSEN}` gains",
-        _about_differences(),
+        _DIFFERENCES,
         *differences(cells),
         "## One seed, and seeds averaged",
-        _about_seeds(),
+        _SEEDS,
         _seeds_table(rows, "test"),
         "## Every cell",
-        _about_cells(),
+        _CELLS,
         *cells_tables(cells),
         f"## Where `{CHOSEN}` is not the best",
         _losses(cells, notes),
@@ -161,15 +182,6 @@ def _picture(test: RankTest, cells: Sequence[CellScores], picture: str) -> str:
     )
 
 
-def _about_differences() -> str:
-    return (
-        f"Mean paired differences of `{CHOSEN}` to each other readout, above zero where it is the "
-        f"better, with {_percent(LEVEL)} Student intervals. The folds of a cell are averaged "
-        "first. Cells of one data set resemble each other, so the interval over data sets, whose "
-        "cells are averaged first, is the careful one."
-    )
-
-
 def differences(cells: Sequence[CellScores]) -> list[str]:
     """Return a table of paired differences for classification and one for regression."""
     found = []
@@ -200,13 +212,6 @@ def _difference(each: Comparison, decimals: int) -> list[str]:
     ]
 
 
-def _about_seeds() -> str:
-    return (
-        "Mean score of single seeds, of their averaged predictions, and what averaging gains; "
-        "means over the cells of each kind. A solved readout has one seed."
-    )
-
-
 def _seeds_table(rows: Sequence[Row], part: Part) -> str:
     averaged = {cell.name: cell for cell in cell_scores(rows, part)}
     single = {cell.name: cell for cell in cell_scores(rows, part, averaged=False)}
@@ -235,14 +240,6 @@ def _seeds_table(rows: Sequence[Row], part: Part) -> str:
                 ]
             )
     return markdown(lines)
-
-
-def _about_cells() -> str:
-    return (
-        "Test scores, seeds averaged, mean over folds; the best readout of a cell is bold. "
-        f"`{OWN}` is the readout that the checkpoint came with: it takes no part in ranks, for "
-        "most checkpoints have none."
-    )
 
 
 def cells_tables(cells: Sequence[CellScores]) -> list[str]:
@@ -302,10 +299,6 @@ def _figure(value: float | None, *, bold: bool = False) -> str:
     if value is None:
         return MISSING
     return f"**{value:.4f}**" if bold else f"{value:.4f}"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}".replace("%", " %")
 
 
 def signed(value: float, decimals: int) -> str:
