@@ -14,10 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from typer.testing import CliRunner
 
 # The suite runs in a process per core, and starts more: threads on top would only be in the way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

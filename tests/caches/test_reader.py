@@ -53,7 +53,7 @@ def settings_of_a_cache(draw):
 
 
 @given(settings_of_a_cache())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_round_trip(example, options):
     shards = options.pop("shards")
     made = example(**options)
@@ -99,7 +99,7 @@ def test_round_trip(example, options):
 
 
 @given(settings_of_a_cache(), st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_gather_is_the_batch_that_pyg_makes(example, options, data):
     shards = options.pop("shards")
     made = example(**{**options, "has_edges": True})

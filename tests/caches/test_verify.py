@@ -147,7 +147,7 @@ def copy_of_one(caches, data):
 
 
 @given(st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_a_flipped_bit_is_found_or_means_nothing(caches, data):
     """In the manifest, the splits and the heads at once; in the activations by verifying."""
     with copy_of_one(caches, data) as (folder, made, manifest):
@@ -175,7 +175,7 @@ def test_a_flipped_bit_is_found_or_means_nothing(caches, data):
 
 
 @given(st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_signed_random_numbers_never_read_outside_of_the_file(caches, sign, data):
     """A stranger may sign any number: the reader refuses it, or stays within the file."""
     aligned = st.integers(0, 300).map(lambda number: 64 * number)
@@ -205,7 +205,7 @@ def test_signed_random_numbers_never_read_outside_of_the_file(caches, sign, data
 
 
 @given(st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_signed_random_bytes_are_refused_or_read(caches, sign, data):
     """A stranger may sign any bytes: nothing but a known error comes of it."""
     with copy_of_one(caches, data) as (folder, made, manifest):

@@ -67,7 +67,7 @@ def check_link_task(dataset: GraphDataset, given: list[Data]) -> None:
         assert graph.edge_index.t().tolist() == kept
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     num_nodes=st.integers(1, 12),
     pairs=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=30),

@@ -160,7 +160,7 @@ def compare(case: Case, toy: Any, oracle: Any, *, single: bool = False, toleranc
         assert_close(gradient, wanted[name], tolerance, name)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(case=cases((torch.float64, torch.float64, *HALVES)))
 def test_values_and_gradients_are_the_algorithms(
     toy: Any, literal_histograph: Any, case: Case
@@ -168,7 +168,7 @@ def test_values_and_gradients_are_the_algorithms(
     compare(case, toy, literal_histograph, tolerance=1e-8)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(case=cases((torch.float32, *HALVES), normalization="bounded"))
 def test_single_precision_is_close_whatever_is_stored(
     toy: Any, literal_histograph: Any, case: Case

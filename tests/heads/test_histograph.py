@@ -100,7 +100,7 @@ class TestAgainstThePaper:
         (gradient,) = torch.autograd.grad(head(history, toy.batch(SIZES)).square().sum(), history)
         torch.testing.assert_close(gradient, expected)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(data=st.data())
     def test_any_shape(self, toy: Any, literal_histograph: Any, data: st.DataObject) -> None:
         sizes = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=6))
@@ -375,7 +375,7 @@ class TestInputs:
         with pytest.raises(DataError, match=message):
             toy.head([6] * 3)(history, batch, num_graphs=None if batch is None else 2)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         magnitude=st.floats(-40, 11),
         fresh=st.booleans(),

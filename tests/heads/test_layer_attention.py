@@ -26,7 +26,7 @@ SCORES = arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), ele
 
 
 class TestNormalisations:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(values=SCORES)
     def test_bounded_weights_sum_to_one_inside_the_ball(self, values: np.ndarray) -> None:
         scores = torch.from_numpy(values).requires_grad_()
@@ -37,7 +37,7 @@ class TestNormalisations:
         assert scores.grad is not None
         assert scores.grad.isfinite().all()
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(values=SCORES)
     def test_signed_weights_are_finite_forward_and_backward(self, values: np.ndarray) -> None:
         scores = torch.from_numpy(values).requires_grad_()
@@ -66,7 +66,7 @@ class TestNormalisations:
             signed_weights(torch.tensor(scores), replace(OPTIONS, eps=0.1)), torch.tensor(expected)
         )
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(values=arrays(np.float64, st.integers(2, 8), elements=st.floats(-1, 1)))
     def test_every_filter_inside_the_ball_can_be_expressed(self, values: np.ndarray) -> None:
         weights = torch.from_numpy(values)

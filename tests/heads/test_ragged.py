@@ -30,7 +30,7 @@ def test_without_a_batch_vector_all_nodes_are_one_graph() -> None:
     assert Graphs.from_batch(None, 3, 2, torch.device("cpu")).sizes.tolist() == [3, 0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=20),
     padding_budget=st.integers(0, 2000),

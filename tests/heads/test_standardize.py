@@ -29,7 +29,7 @@ def test_statistics_are_those_of_numpy() -> None:
         np.testing.assert_allclose(scale, reference[:, layer].std(0), rtol=1e-5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cuts=st.lists(st.integers(0, 200), max_size=6))
 def test_any_partition_of_the_rows_gives_the_same(cuts: list[int]) -> None:
     rows = make_rows()

@@ -213,7 +213,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, derandomize=True)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=40), zipped=st.booleans())
 def test_any_instructions_end_in_weights_or_in_a_known_error(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], zipped: bool
@@ -231,7 +231,7 @@ def test_any_instructions_end_in_weights_or_in_a_known_error(
     assert "trap" not in set(sys.modules) - before
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -372,7 +372,7 @@ def test_checksums_of_zero_mean_that_there_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(position=st.integers(0, 10**6), value=st.integers(0, 255))
 def test_a_damaged_byte_never_ends_in_a_foreign_error(
     tmp_path_factory: pytest.TempPathFactory, zipped: bool, position: int, value: int

@@ -115,7 +115,7 @@ FILES = ("results.json", "run.json", "head.json", "splits.json", "config.toml", 
 
 @pytest.mark.parametrize("name", FILES)
 @given(st.data())
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_a_changed_file_gives_a_known_error_or_is_read(folder, name, data) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary) / "run"

@@ -121,7 +121,7 @@ def test_the_fold_is_named_and_folds_must_exist() -> None:
         make([0], unit="edge").validate()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_json_round_trip_is_exact_and_byte_stable(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
