@@ -187,12 +187,18 @@ class Joins:
         """Whether an earlier layer was given what was joined as far back, and in the same way."""
         before, now = self._gaps(earlier, given), self._gaps(join, end)
         if join.call.name not in CONCATENATING:
-            own = all(self._is_own(value, makers) for value in earlier.others)
-            return before <= now and not own
-        aggregates = self.aggregates(join.call, end)
-        if aggregates != self.aggregates(earlier.call, given):
-            return False
-        return before == now if aggregates else before <= now
+            inputs = [value for layer in makers for value in layer.candidates]
+            own = all(
+                self._is_own(value, makers)
+                # Of what no layer has made, only that is own which comes from the layer's input.
+                and (self.made[value] or any(self.trace.derives(value, each) for each in inputs))
+                for value in earlier.others
+            )
+            # A shift that comes from the data, as a graph's context, lies back ever further.
+            data = not any(self.made[value] for value in (*earlier.others, *join.others))
+            return (data or before <= now) and not own
+        alike = self.aggregates(join.call, end) == self.aggregates(earlier.call, given)
+        return alike and before <= now
 
     def _gaps(self, join: Join, end: int) -> set[int]:
         """Return how many layers the joined values lie back."""

@@ -59,6 +59,17 @@ class Film(Stack):
         return self.head(global_mean_pool(x, batch))
 
 
+@entry("FiLM and residuals", BETWEEN)
+class ResidualFilm(Film):
+    def forward(self, x, pos, edge_index, batch):
+        context = global_mean_pool(pos, batch)
+        x = keep(self.embed(x))
+        for conv, film in zip(self.convs, self.films, strict=True):
+            scale, shift = film(context)[batch].chunk(2, dim=-1)
+            x = keep(x + (scale * conv(x, edge_index) + shift).relu())
+        return self.head(global_mean_pool(x, batch))
+
+
 @entry("ReZero: a learned number before each layer is added", BETWEEN)
 class ReZero(Stack):
     def __init__(self):
