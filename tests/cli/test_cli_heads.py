@@ -198,7 +198,7 @@ def test_folders_of_caches_are_verified_and_others_named(demo_cache: Path, tmp_p
             assert f"{folder}: found {what}, expected a cache" in done.stderr
 
 
-def test_every_normalization_can_be_asked_for(demo_cache: Path, tmp_path: Path) -> None:
+def test_a_normalization_can_be_asked_for(demo_cache: Path, tmp_path: Path) -> None:
     given = ("--epochs", 1, "--dim", 8, "-q", "--head-args", "normalization=none")
     done = histograph("train-head", demo_cache, "-o", tmp_path / "run", *given)
     assert done.exit_code == 0, done.output

@@ -150,8 +150,9 @@ def test_outputs_and_gradients_are_the_same_on_both_paths(options: dict[str, Any
 
 
 def test_the_default_head_and_the_papers_form_take_the_fast_path() -> None:
-    assert by_kernels(make_head()) is not None
     assert by_kernels(make_head(**PAPER_FORM)) is not None
+    for name in NORMALIZATIONS:
+        assert by_kernels(make_head(normalization=name)) is not None
 
 
 def test_a_new_normalisation_is_the_same_on_both_paths(monkeypatch: pytest.MonkeyPatch) -> None:
