@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from ..errors import CaptureError
 from .layers import Layers, is_coarsening, is_pooling, made_by
@@ -317,9 +318,9 @@ class Gates:
         if not any(self._raised(value) is not None for value in given):
             while (value := self._raised(end)) is not None:
                 end = value
-        if any(self._gated(value) is not None for value in given):
+        if any(self._behind(value) is not None for value in given):
             return end, False  # gates between the layers belong to the layers
-        gated = self._gated(end)
+        gated = self._behind(end)
         if gated is None:
             return end, False
         self.scoring |= self.made[end] & ~self.made[gated]
@@ -351,6 +352,23 @@ class Gates:
             call = self.trace.producer.get(value)
         return value
 
+    def _behind(self, value: int) -> int | None:
+        """Return what is weighed, by one number per node or by several."""
+        for product in (value, self._unshaped(value)):
+            if self._width(product) != self._width(value):
+                continue  # a part was cut out
+            gated = self._gated(product)
+            if gated is None:
+                gated = self._outer(product)
+            if gated is not None:
+                return self._same_width(gated) if product != value else gated
+        return None
+
+    def _same_width(self, value: int) -> int:
+        """Return a value before its shape was changed, if it has all of it."""
+        state = self._unshaped(value)
+        return state if self._width(state) == self._width(value) else value
+
     def _gated(self, value: int) -> int | None:
         """Return ``x`` if the value is ``gate * x``, or ``x / gate``, with a gate of width 1."""
         call = self.trace.producer.get(value)
@@ -368,6 +386,43 @@ class Gates:
             ):
                 return gated
         return None
+
+    def _outer(self, product: int) -> int | None:
+        """Return ``x`` if the rows are outer products of ``x`` and several weights per node.
+
+        Such as of soft clusters, or of the heads of an attention.
+        """
+        call = self.trace.producer.get(product)
+        if (
+            call is None
+            or call.name not in MULTIPLYING | LINEAR
+            or len(call.inputs) != 2
+            or self.layers.inside(call.time)
+            or not all(self.layers.same_rows(each, product) for each in call.inputs)
+        ):
+            return None
+        for gate, gated in (call.inputs, call.inputs[::-1]):
+            if (
+                self._width(gated) > 1
+                and self._width(gate) * self._width(gated) == self._width(product)
+                and self._squashed(gate, beside=gated)
+                and not self._squashed(gated, beside=gate)
+                and self._is_gate(gate, beside=gated)
+            ):
+                return self._same_width(gated)
+        return None
+
+    def _width(self, value: int) -> int:
+        return prod(self.trace.values[value].shape[1:])
+
+    def _squashed(self, gate: int, *, beside: int) -> bool:
+        """Whether a softmax or sigmoid, maybe by hand, went into a value and not into another."""
+        return any(
+            call.name in SQUASHING | {"exp", "exp_"}
+            and self.layers.leads_to(call, gate)
+            and not self.layers.leads_to(call, beside)
+            for call in self.layers.steps
+        )
 
     def _is_gate(self, gate: int, *, beside: int) -> bool:
         """Whether a number per node weighs the nodes: a norm computes one of the states alone."""

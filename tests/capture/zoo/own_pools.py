@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import GCNConv, SAGEConv, global_add_pool, global_mean_pool
+from torch_geometric.utils import softmax
 
 from .branches import mlp
 from .graphs import FEATURES, WIDTH
@@ -50,6 +51,33 @@ def powers(self, x, z, batch):
     return global_mean_pool(x.clamp(min=1e-4) ** 3, batch) ** (1 / 3)
 
 
+def clusters(self, x, z, batch):
+    soft = self.assign(x).softmax(-1)  # [num_nodes, clusters]
+    return global_add_pool((soft.unsqueeze(-1) * x.unsqueeze(1)).flatten(1), batch)
+
+
+def heads(self, x, z, batch):
+    weighed = torch.einsum("nk,nd->nkd", softmax(self.assign(x), batch), x)
+    sums = x.new_zeros(int(batch.max()) + 1, 3, WIDTH).index_add(0, batch, weighed)
+    return sums.flatten(1)
+
+
+def mapped_clusters(self, x, z, batch):
+    soft, mapped = torch.sigmoid(self.assign(x)), keep(self.map(x))
+    return global_add_pool((mapped[:, :, None] * soft[:, None, :]).flatten(1), batch)
+
+
+def outer_by_bmm(self, x, z, batch):
+    soft = self.assign(x).softmax(-1)
+    return global_add_pool(torch.bmm(soft.unsqueeze(2), x.unsqueeze(1)).view(len(x), -1), batch)
+
+
+def split_heads(self, x, z, batch):
+    weight = softmax(self.assign(x), batch)  # [num_nodes, heads], each of its own channels
+    weighed = x.view(len(x), 2, WIDTH // 2) * weight.unsqueeze(-1)
+    return global_add_pool(weighed.reshape(len(x), WIDTH), batch)
+
+
 def own_norm(self, x, z, batch):
     return global_mean_pool(keep(self.norm(x)), batch)
 
@@ -60,6 +88,24 @@ add("pool: products of channels", POOLS, lambda: Pooled(products, WIDTH**2))
 add("pool: mean of powers", POOLS, lambda: Pooled(powers))
 add(
     "pool: exp and log", POOLS, lambda: Pooled(lambda s, x, z, b: global_add_pool(x.exp(), b).log())
+)
+for name, (readout, number, width) in {
+    "soft clusters": (clusters, 3, 3 * WIDTH),
+    "heads of attention by einsum": (heads, 3, 3 * WIDTH),
+    "soft clusters by bmm": (outer_by_bmm, 3, 3 * WIDTH),
+    "heads of parts of the channels": (split_heads, 2, WIDTH),
+}.items():
+    add(
+        f"pool: {name}",
+        POOLS,
+        lambda readout=readout, number=number, width=width: Pooled(
+            readout, width, assign=nn.Linear(WIDTH, number)
+        ),
+    )
+add(
+    "pool: soft clusters of mapped states",
+    POOLS,
+    lambda: Pooled(mapped_clusters, 3 * 5, assign=nn.Linear(WIDTH, 3), map=nn.Linear(WIDTH, 5)),
 )
 add("a norm for the readout alone", LACKING, lambda: Pooled(own_norm, norm=nn.BatchNorm1d(WIDTH)))
 
