@@ -127,14 +127,23 @@ def predict_command(run: Path, *, named: bool = True) -> str:
     backbone = opened.backbone
     made_in = None if backbone.provenance is None else backbone.provenance.folder
     flags: dict[str, Any] = _code({"model": backbone.model.spec}, named=named, made_in=made_in)
-    for info in registered_heads():  # those that this command line has named
-        if info.name == opened.stored_head["head"] and info.code is not None:
-            flags["head"] = info.code
+    flags["head"] = _own_head(opened)
     if named and not backbone.in_run:
         # Not --trust-checkpoint: what the user trusts is remembered, and a cache may come from
         # anybody.
         flags["key_map"] = backbone.option_path("key_map")
     return command("predict", run, **flags, data="SPEC") + " -o predictions.csv"
+
+
+def report_command(run: Path) -> str:
+    """Return how to report on a run that was made just now."""
+    return command("report", run, head=_own_head(Run.of(run)))
+
+
+def _own_head(run: Run) -> str | None:
+    """Return how this command line names the readout of a run, if that is code of the user's."""
+    own = {info.name: info.code for info in registered_heads()}
+    return own.get(run.stored_head["head"])
 
 
 def cache_command(

@@ -14,7 +14,7 @@ from histograph_post.utils.text import duration, score, setting
 
 from . import options as opt
 from .flags import ArrayFlags, ExperimentFlags, HeadFlags, TrainingFlags, parse_seeds
-from .guidance import command, predict_command
+from .guidance import predict_command, report_command
 from .progress import ExperimentWatch
 from .results import gain, show_results, show_run
 from .terminal import Terminal
@@ -108,7 +108,7 @@ def compare(
             options=experiment.options(terminal, watch, training.options(lr)),
         )
     found = show_run(terminal, run, watch, ranked=True)
-    terminal.result(found, next_command=command("report", out) if run.is_finished else None)
+    terminal.result(found, next_command=report_command(out) if run.is_finished else None)
 
 
 #: Trials in the table at the end.
@@ -162,10 +162,11 @@ def tune(
 ) -> None:
     """Search the options of a readout by validation, and compare the best with the defaults.
 
-    By default, the learning rate and weight decay (around --lr and
-    --weight-decay) and the options of the readout are searched; those in --head-args stay fixed.
-    Then the best options and the defaults are trained with every seed and scored on the test part,
-    which the search never sees. To extend a search, run the same command with more --trials.
+    By default, the learning rate and weight decay (around --lr and --weight-decay) and the usual
+    options of the readout (dim, heads, dropout and the like) are searched; --space names others,
+    and those in --head-args stay fixed. Then the best options and the defaults are trained with
+    every seed and scored on the test part, which the search never sees. To extend a search, run
+    the same command with more --trials.
     """
     from histograph_post.models import parse_args
 
@@ -193,7 +194,7 @@ def tune(
         terminal.info(
             "No trial had a better validation score than the defaults, so these are kept."
         )
-    terminal.result({"run": str(out), **run.results}, next_command=command("report", out))
+    terminal.result({"run": str(out), **run.results}, next_command=report_command(out))
 
 
 class _TrialLines:
@@ -234,7 +235,8 @@ def _show_trials(terminal: Terminal, results: Any) -> None:
     tuning = results["tuning"]
     names = list(tuning["values"])
     terminal.table(
-        f"The best of {len(tuning['trials'])} trials, by validation; trial 0 has the defaults",
+        f"The best of {len(tuning['trials'])} trials, by validation; trial 0 has the defaults "
+        "that may be chosen",
         ["trial", f"valid {results['metric']}", *names],
         [
             [

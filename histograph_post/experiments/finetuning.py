@@ -29,7 +29,7 @@ from ..heads.registry import build_head, head_name
 from ..models import ModelSpec
 from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit
 from ..runs.predictions import LabelRows
-from ..runs.run import MODEL_NAME, RUN_NAME, Run
+from ..runs.run import BEST_NAME, MODEL_NAME, RUN_NAME, Run
 from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..training.loop import OnEpoch
 from ..utils.files import sha256_file
@@ -62,6 +62,11 @@ def open_source(source: str | Path | Run | Cache) -> Run | None:
         raise ConfigError(
             f"{folder}: found a run that trained its backbone; cache that first: "
             f"histograph cache {folder} -o CACHES"
+        )
+    if "heads" not in run.plan:
+        raise ConfigError(
+            f"{folder}: found a run of tune, expected one of train-head; train its best options "
+            f"first: histograph train-head {run.backbone.cache} --config {folder / BEST_NAME}"
         )
     return run
 

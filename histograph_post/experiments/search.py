@@ -306,7 +306,7 @@ def _keep_best(tuned: Tuned, folder: Path) -> None:
     others = {name: value for name, value in head.options.items() if name not in flags}
     text = tomli_w.dumps(
         {
-            "head": head.name,
+            "head": head_info(head.name).code or head.name,
             **{flag: head.options[name] for name, flag in flags.items() if name in head.options},
             "head_args": [f"{name}={value}" for name, value in others.items()],
             **asdict(training),

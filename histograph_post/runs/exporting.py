@@ -151,8 +151,10 @@ def export(
         load(folder, model=model, in_dim=in_dim, device="cpu")  # refuses other weights
         output.finish()
     code = "..." if isinstance(model, nn.Module) else repr(named.spec)
-    argument = "" if named.is_built_in else f", model={code}"
-    return Exported(target, f"hg.load({str(target)!r}{argument})(batch)")
+    arguments = "" if named.is_built_in else f", model={code}"
+    if own := opened.saved_head.info.code:
+        arguments += f", head={own!r}"
+    return Exported(target, f"hg.load({str(target)!r}{arguments})(batch)")
 
 
 def _export_head(

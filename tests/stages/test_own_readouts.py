@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import Result
 from safetensors.torch import save_file
+from torch_geometric.data import Batch
 from typer.testing import CliRunner
 
 import histograph_post as hg
@@ -92,6 +93,24 @@ def test_report_leaves_out_what_needs_it_unless_it_is_named(work: Path, tmp_path
         written[name] = json.loads(done.stdout)
     assert any("--head my_head.py:MeanAndMax" in note for note in written["without"]["notes"])
     assert set(written["without"]["figures"]) < set(written["with"]["figures"])
+
+
+def test_what_tune_leaves_can_be_used(work: Path, tmp_path: Path) -> None:
+    tuned, runner = tmp_path / "tuned", ("--trials", 1, "--epochs", 1, "--seeds", 0)
+    done = histograph("tune", work / "demo.cache", "--head", HEAD, *runner, "-o", tuned)
+    assert f"next: histograph report {tuned} --head {HEAD}" in done.stdout
+    best = ("--config", tuned / "best.toml", "--seeds", 0, "-q")
+    histograph("train-head", work / "demo.cache", *best, "-o", tmp_path / "again")
+    refused = histograph("finetune", tuned, "--head", HEAD, "-o", tmp_path / "no", fails=True)
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert "found a run of tune, expected one of train-head" in refused.stderr
+
+
+def test_the_line_that_export_prints_names_it(work: Path, tmp_path: Path) -> None:
+    words = ("export", work / "run", "--whole", "--head", HEAD, "-o", tmp_path / "whole", "--json")
+    usage = json.loads(histograph(*words).stdout)["usage"]
+    batch = Batch.from_data_list(list(hg.load_data("demo:", args={"num_graphs": 3})))
+    assert eval(usage, {"hg": hg, "batch": batch}).shape[0] == 3
 
 
 def test_compare_tune_and_finetune_take_it(work: Path, tmp_path: Path) -> None:
