@@ -139,13 +139,20 @@ def find_shard(
         record = read_record(path)
         with open_regular(path) as file:
             found = sha256_prefix(file, os.fstat(file.fileno()).st_size)
+        if record.plan_hash != plan.hash:
+            raise CacheError(
+                f"{path}: found a shard of plan {record.plan_hash[:12]}, expected {plan.hash[:12]}"
+            )
+        if (record.shard.index, record.shard.start, record.shard.stop) != (
+            index,
+            *plan.shards[index],
+        ):
+            raise CacheError(f"{path}: found the record of another shard, expected its own")
+        record.shard.validate(plan.layout, str(path))
     except CacheError as error:
+        if (folder / MANIFEST_NAME).exists():  # another job has completed the cache meanwhile
+            return None
         raise OutputExistsError(f"{error}; choose another -o, or --overwrite") from None
-    if record.plan_hash != plan.hash:
-        raise OutputExistsError(
-            f"{path}: found a shard of plan {record.plan_hash[:12]}, expected {plan.hash[:12]}; "
-            "choose another -o, or --overwrite"
-        )
     if found == record.shard.sha256:
         return record.shard
     if on_note is not None:

@@ -77,10 +77,11 @@ def prepare_graph(given: Data, where: str, notes: Counter[str]) -> Data:
         else:
             del graph[name]
             notes[f"attribute {name} ({type(value).__name__}) left out"] += 1
-    tensors = {name: value for name, value in graph.to_dict().items() if isinstance(value, Tensor)}
-    for name, value in tensors.items():
-        _check_memory(value.numel() * value.itemsize, f"{where}: {name} is {_kind(value)}")
-        if name in _LABELS and torch.isinf(value).any():
+    for name, value in graph.to_dict().items():
+        if isinstance(value, Tensor):
+            _check_memory(value.numel() * value.itemsize, f"{where}: {name} is {_kind(value)}")
+        # As float64: not every type can be asked whether it is infinite.
+        if name in _LABELS and torch.as_tensor(value, dtype=torch.float64).isinf().any():
             raise DataError(f"{where}: {name} is infinite, expected finite labels, NaN for none")
     _check_edges(graph, where)
     num_nodes = _num_nodes(graph, where, notes)

@@ -187,9 +187,12 @@ def _read_labels(path: Path) -> np.ndarray:
             [float(cell) if cell.strip() else np.nan for cell in line.split(",")]
             for line in _read_lines(path)
         ]
-        return np.array(rows, dtype=np.float64)
+        labels = np.array(rows, dtype=np.float64)
     except ValueError as error:
         raise DataError(f"{path}: not a table of numbers ({error})") from None
+    if np.isinf(labels).any():
+        raise DataError(f"{path}: found an infinite label, expected finite ones, blank for none")
+    return labels
 
 
 def _read_lines(path: Path) -> list[str]:

@@ -104,7 +104,7 @@ def read_checkpoint(
     """
     path = Path(path)
     is_index = path.name.endswith(INDEX_SUFFIX)
-    if not path.is_dir() and not is_index:
+    if not path.is_dir() and not (is_index and path.is_file()):
         return _read_file(path, path, trust=trust, state=state)
     weights = path if is_index else weights_in(path)
     if weights is None:

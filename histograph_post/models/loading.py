@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from typing import Literal
 
 import torch
@@ -26,7 +26,6 @@ from .key_map import (
     KeyMap,
     Proposal,
     Shape,
-    alike,
     is_transpose,
     misfit,
     propose_key_map,
@@ -289,8 +288,6 @@ def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Loa
 
 # --- similar names
 
-#: Names of the other side whose shapes are looked at.
-_CLOSE = 20
 #: What an equal shape adds to the likeness of two names, and what a transposed one does.
 _SAME_SHAPE, _TRANSPOSED = 0.3, 0.2
 
@@ -310,15 +307,17 @@ def _with_nearest(rows: Sequence[KeyRow], others: Mapping[str, Shape | None]) ->
     for row in rows[:ROWS_SHOWN]:
         shape = row.in_model if row.in_file is None else row.in_file
 
-        def likeness(name: str, row: KeyRow = row, shape: Shape | None = shape) -> float:
-            bonus = _SAME_SHAPE if shape == others[name] else 0.0
-            bonus = _TRANSPOSED if is_transpose(shape, others[name]) else bonus
-            return alike(name, row.name) + bonus
-
-        close = get_close_matches(row.name, others, n=_CLOSE, cutoff=ALIKE - _SAME_SHAPE)
-        nearest = max(close, key=likeness, default="")
-        if nearest and likeness(nearest) > ALIKE:
-            note = "its transpose" if is_transpose(shape, others[nearest]) else ""
-            row = replace(row, nearest=nearest, note=note)
+        matcher = SequenceMatcher(b=row.name, autojunk=False)
+        likeness = ALIKE
+        for name, other in others.items():
+            transposed = is_transpose(shape, other)
+            bonus = _TRANSPOSED if transposed else _SAME_SHAPE if shape == other else 0.0
+            matcher.set_seq1(name)
+            # The quick ratios are upper bounds of the true one, which is slow.
+            if min(matcher.real_quick_ratio(), matcher.quick_ratio()) + bonus <= likeness:
+                continue
+            if matcher.ratio() + bonus > likeness:
+                likeness = matcher.ratio() + bonus
+                row = replace(row, nearest=name, note="its transpose" if transposed else "")
         yield row
     yield from rows[ROWS_SHOWN:]

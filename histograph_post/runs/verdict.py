@@ -111,12 +111,13 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
     frozen = head.removesuffix(_FINETUNED)
     if frozen != head and frozen in results["readouts"] and _gains_nothing(results, head, frozen):
         found = verdict_of(results, frozen)
-        if found.decision == "keep":
+        if found.readout != frozen:  # the own readout, or a simpler one that is better
             return found
         before, after = (results["readouts"][name] for name in (frozen, head))
         text = f"Keep the frozen head: {frozen} has a validation {metric} of {_mean(before)}, "
         text += f"{head} {_mean(after)} (test {_mean(before, 'test')} and {_mean(after, 'test')}"
-        return replace(found, decision="use", readout=frozen, text=f"{text}{lower}).", needs=None)
+        text += f"{lower}); the run it was fine-tuned from predicts with it."
+        return replace(found, decision="use", readout=frozen, text=text, needs=None)
     own, other = counts.get("versus_own"), counts.get("versus_rival")
     if other is None:
         other = counts.get("versus_baseline")
@@ -146,7 +147,7 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
         # It is better than the head, which is no worse than the checkpoint's own readout.
         text = f"Use {rival} rather than {head}, which has {score}{over_own}{over_rival} {ending}"
         return Verdict("use", str(rival), f"{text}{_by_name(results, rival)}.", **known)
-    if to_own == "better" or to_rival == "better":
+    if to_own == "better" or to_rival in ("better", "worse"):  # worse: than one compared only
         if to_rival != "better" and other is not None:
             verb = "is better" if to_rival == "worse" else "may be as good"
             over_rival = f"; {simple}{',' * (',' in simple)} {verb}: {difference(other)} against it"
@@ -295,7 +296,8 @@ def _is_simpler(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _by_name(results: Mapping[str, Any], readout: str | None) -> str:
     """Return how to use a readout that the run does not predict with."""
-    return "" if readout == results["head"] else f"; `--head {readout}` predicts with it"
+    tuned = str(results["head"]).endswith(_FINETUNED)  # keeps no head on the frozen backbone
+    return "" if tuned or readout == results["head"] else f"; `--head {readout}` predicts with it"
 
 
 # --- what a user can do about a difference that is not decided

@@ -194,7 +194,7 @@ class _RefusedError(Exception):
 
 
 def _refuse(found: str, value: Any, expected: str) -> NoReturn:
-    text = repr(value)
+    text = _shown(value)
     text = text if len(text) <= 60 else f"{text[:57]}..."
     raise _RefusedError(f"{found} {text}, expected {expected}")
 
@@ -317,7 +317,14 @@ def require_number(
     kind = "a whole number" if whole else "a finite number"
     start = f"above {low:g}" if above else f"from {low:g}"
     end = "" if high == math.inf else f" to {high:g}"
-    raise ConfigError(f"{name}: found {value!r}, expected {kind} {start}{end}")
+    raise ConfigError(f"{name}: found {_shown(value)}, expected {kind} {start}{end}")
+
+
+def _shown(value: Any) -> str:
+    """Return a value as a message shows it; Python writes no number of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 10_000:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)
 
 
 def _is_finite(value: float) -> bool:
@@ -331,4 +338,4 @@ def require_sane(name: str, value: Any) -> None:
         raise ConfigError(f"{name}: found {value!r}, expected a finite number")
     most = MOST_LAYERS if name.endswith("layers") else MOST
     if isinstance(value, int) and abs(value) > most:
-        raise ConfigError(f"{name}: found {value}, expected at most {most}")
+        raise ConfigError(f"{name}: found {_shown(value)}, expected at most {most}")

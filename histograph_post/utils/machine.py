@@ -92,8 +92,8 @@ def require_memory(
     try:
         with torch.device("meta"):
             count: float = sum(parameter.numel() for parameter in build().parameters())
-    except RuntimeError as error:
-        if "overflow" not in str(error):
+    except (RuntimeError, TypeError) as error:  # a TypeError for what 64 bits cannot hold
+        if "overflow" not in str(error).lower():
             raise
         count = math.inf
     needed, there = bytes_per_weight * count, machine_memory()

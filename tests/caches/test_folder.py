@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -105,12 +106,26 @@ def test_a_shard_of_another_plan_is_refused(interrupted: Path) -> None:
     assert contents(interrupted) == before
 
 
+def edited(name: str, change):
+    """Change one value of a shard's record."""
+
+    def damage(path: Path) -> None:
+        record = json.loads(path.read_text())
+        record["shard"][name] = change(record["shard"][name])
+        path.write_text(json.dumps(record))
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
         (RECORD, lambda path: path.unlink(), "found nothing, expected a regular file"),
         (RECORD, lambda path: path.write_text("{}"), "found no 'plan_hash'"),
         (RECORD, lambda path: path.write_text("{"), "found broken JSON"),
+        (RECORD, edited("start", lambda _: 10**6), "found the record of another shard"),
+        (RECORD, edited("num_nodes", lambda _: 10**15), ""),
+        (RECORD, edited("extents", lambda found: {**found, "labels": []}), ""),
         (SHARD, lambda path: path.symlink_to(path.rename(path.parents[1] / "x")), "symbolic link"),
         (SHARD, lambda path: (path.unlink(), path.symlink_to("/nowhere")), "symbolic link"),
     ],
@@ -120,7 +135,9 @@ def test_a_shard_that_nobody_vouches_for_is_refused(
 ) -> None:
     damage(interrupted / name)
     before = sorted(path.name for path in interrupted.iterdir())
-    with pytest.raises(OutputExistsError, match=rf"{name}: .*{message}.*choose another -o"):
+    with pytest.raises(
+        OutputExistsError, match=rf"{Path(name).stem}.*{message}.*choose another -o"
+    ):
         write_cache(plan, interrupted)
     assert sorted(path.name for path in interrupted.iterdir()) == before
     assert write_cache(plan, interrupted, overwrite=True) is not None

@@ -138,6 +138,10 @@ def infinite(graph: Data) -> None:
     graph.y = torch.tensor([float("inf")])
 
 
+def infinite_number(graph: Data) -> None:
+    graph.y = float("-inf")
+
+
 def nested(graph: Data) -> None:
     graph.x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 
@@ -149,6 +153,7 @@ def nested(graph: Data) -> None:
         (expanded, "x is float32 [1099511627776, 4], expected no more than fits in"),
         (many_nodes, "found 8589934592 nodes, expected no more than fits in"),
         (infinite, "y is infinite, expected finite labels"),
+        (infinite_number, "y is infinite, expected finite labels"),
         (nested, "x is nested, expected a dense tensor"),
     ],
 )

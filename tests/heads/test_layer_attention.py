@@ -26,6 +26,15 @@ SCORES = arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), ele
 
 
 class TestNormalisations:
+    @pytest.mark.parametrize("name", NORMALIZATIONS)
+    def test_a_head_in_half_precision_has_weights_too(self, name: str) -> None:
+        scores = torch.tensor([0.5, -1.0, 2.0])
+        options = HistoGraphConfig((4,) * 3, 1, normalization=name)
+        found = NORMALIZATIONS[name](scores.half(), options)
+        assert found.dtype == torch.float16
+        expected = NORMALIZATIONS[name](scores, options)
+        torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2)
+
     @settings(max_examples=100)
     @given(values=SCORES)
     def test_bounded_weights_sum_to_one_inside_the_ball(self, values: np.ndarray) -> None:

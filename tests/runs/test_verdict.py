@@ -177,6 +177,12 @@ def test_a_fine_tuned_head_has_to_be_better_by_validation_than_the_frozen_one(
     before["averaged"]["versus_own"] = versus(loss)
     if readout == "histograph":
         assert verdict_of(results).decision == "keep"
+    # Nor is one that a simpler readout is better than, which this run keeps no head of.
+    before["averaged"]["versus_own"] = versus(gain)
+    before["averaged"]["versus_rival"] = {**before["averaged"]["versus_rival"], **versus(loss)}
+    if readout == "histograph":
+        assert verdict_of(results).readout not in ("histograph", "histograph-finetuned")
+        assert "--head" not in verdict_of(results).text
 
 
 def test_without_a_test_part_nothing_is_decided() -> None:

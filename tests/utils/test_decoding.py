@@ -90,6 +90,7 @@ def test_every_field_becomes_its_type() -> None:
         ({"leaves": [{"color": "red", "area": -1}]}, "leaves[0]: found area = -1.0, expected more"),
         ({"best": {"color": "red", "area": "1"}}, "best: found area = '1', expected a number"),
         ({"best": {"color": "red", "area": 10**400}}, "0..., expected a number"),
+        ({"best": {"color": "red", "area": 16**5000}}, "a number of 20001 bits, expected a number"),
         ({"best": {**TREE["best"], "x": 1}}, "best: found the unknown field 'x', expected none"),
         ({"best": 3}, "found best = 3, expected an object"),
         ({"sizes": []}, "found sizes = [], expected an object"),

@@ -55,13 +55,14 @@ def bounded_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
     """
     # LayerNorm is d / sqrt(eps + |d|^2 / L). It centres as well: the mean is taken off before, and
     # without a gradient, because the rounding error of a large mean is no deviation.
-    num_layers = scores.size(-1)
+    num_layers, dtype = scores.size(-1), scores.dtype
+    scores = scores.to(torch.promote_types(dtype, torch.float32))  # half has no HUGE_SCORE
     deviation = scores - scores.detach().mean(-1, keepdim=True)  # [..., L]
     # Squares of huge scores would overflow. They are scaled down, which leaves their direction.
     unit = deviation.detach().abs().amax(-1, keepdim=True).clamp(min=HUGE_SCORE)  # [..., 1]
     eps = 1 / num_layers / HUGE_SCORE**2
     direction = functional.layer_norm(deviation / unit, (num_layers,), eps=eps)  # [..., L]
-    return 1 / num_layers + options.radius / math.sqrt(num_layers) * direction
+    return (1 / num_layers + options.radius / math.sqrt(num_layers) * direction).to(dtype)
 
 
 def signed_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
