@@ -135,9 +135,9 @@ def predict_command(run: Path, *, named: bool = True) -> str:
     return command("predict", run, **flags, data="SPEC") + " -o predictions.csv"
 
 
-def report_command(run: Path) -> str:
+def report_command(run: Run) -> str:
     """Return how to report on a run that was made just now."""
-    return command("report", run, head=_own_head(Run.of(run)))
+    return command("report", run.folder, head=_own_head(run))
 
 
 def _own_head(run: Run) -> str | None:

@@ -108,7 +108,7 @@ def compare(
             options=experiment.options(terminal, watch, training.options(lr)),
         )
     found = show_run(terminal, run, watch, ranked=True)
-    terminal.result(found, next_command=report_command(out) if run.is_finished else None)
+    terminal.result(found, next_command=report_command(run) if run.is_finished else None)
 
 
 #: Trials in the table at the end.
@@ -194,7 +194,7 @@ def tune(
         terminal.info(
             "No trial had a better validation score than the defaults, so these are kept."
         )
-    terminal.result({"run": str(out), **run.results}, next_command=report_command(out))
+    terminal.result({"run": str(out), **run.results}, next_command=report_command(run))
 
 
 class _TrialLines:
@@ -235,8 +235,8 @@ def _show_trials(terminal: Terminal, results: Any) -> None:
     tuning = results["tuning"]
     names = list(tuning["values"])
     terminal.table(
-        f"The best of {len(tuning['trials'])} trials, by validation; trial 0 has the defaults "
-        "that may be chosen",
+        f"The best of {len(tuning['trials'])} trials, by validation; trial 0 has the defaults, "
+        "where the space has them",
         ["trial", f"valid {results['metric']}", *names],
         [
             [
