@@ -90,7 +90,8 @@ def solve_fit(
         on_point=on_point,
     )
     trainer.scale = found.scale
-    trainer.progress = Progress(len(found.path), best_epoch=found.chosen, log=progress.log)
+    log = [{"epoch": epoch, **point.measured()} for epoch, point in enumerate(found.path)]
+    trainer.progress = Progress(len(log), best_epoch=found.chosen, log=log)
     with torch.no_grad():
         classifier.weight.copy_(found.weight)
         classifier.bias.copy_(found.bias)

@@ -23,7 +23,10 @@ MEMORY = 10
 
 
 def minimize(
-    evaluate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], start: Tensor, dtype: torch.dtype
+    evaluate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    start: Tensor,
+    dtype: torch.dtype,
+    tolerance: float | None = None,
 ) -> Tensor:
     """Return where the gradients of several functions are zero, by L-BFGS on all of them at once.
 
@@ -35,8 +38,9 @@ def minimize(
             ``[P]`` and gradients ``[P, d]``.
         start: ``[problems, d]``, where their curvature is about 1 in all directions.
         dtype: Precision of the values.
+        tolerance: Largest entry of the gradient at a solution; that of ``TOLERANCE`` by default.
     """
-    tolerance, rounding = TOLERANCE[dtype], torch.finfo(dtype).eps
+    tolerance, rounding = tolerance or TOLERANCE[dtype], torch.finfo(dtype).eps
     solved = start.clone()
     problems = torch.arange(len(start))
     point = start

@@ -36,6 +36,10 @@ PATIENCE = 3
 #: there is next to nothing fitted, validation goes up and down by chance.
 FITTED_SHARE = 0.9
 
+#: Largest entry of the gradient on the path, where solutions need only be told apart by their
+#: validation scores; the chosen one is then solved to the tolerance of :mod:`.minimizing`.
+PATH_TOLERANCE = 3e-4
+
 #: Training features of at most so many values are solved in double precision.
 DOUBLE_VALUES = 1 << 24
 
@@ -99,8 +103,8 @@ def solve_linear(
 
     It is solved for one strength of the penalty after the other, each from the solution before it,
     until neither score nor loss on validation has become better for ``PATIENCE`` of them.
-    The best score decides, among equals the lower loss. Without a validation part it is solved for
-    ``USUAL_STRENGTH`` alone.
+    The best score decides, among equals the lower loss, and that one is solved to convergence.
+    Without a validation part it is solved for ``USUAL_STRENGTH`` alone.
 
     Args:
         features: ``[rows, F]``, single precision.
@@ -135,27 +139,33 @@ def solve_linear(
     valid_rows = space.enter(_standardize_(valid_rows, standardizer))  # [valid, r]
     loss = LinearLoss.of(task, learned[train], **weights)
 
-    path: list[PathPoint] = []
-    solutions: list[tuple[Tensor, Tensor]] = []
-    state = loss.start(space.rows.size(1))
-    for strength in strengths if len(valid) else (USUAL_STRENGTH,):
-        state = _minimize(loss, space, strength, *state)
-        weight, bias = loss.complete(*state)  # [out_dim, r], [out_dim]
+    def measure(strength: float, weight: Tensor, bias: Tensor) -> PathPoint:
         train_loss = float(task.loss(_apply(space.rows, weight, bias), learned[train]))
-        point = PathPoint(strength, train_loss)
-        if len(valid):
-            outputs = _apply(valid_rows, weight, bias)  # [valid, out_dim]
-            scores = task.scores(scale.undo(outputs.numpy()), labels_of(task, targets[valid]))
-            valid_loss = float(task.loss(outputs, learned[valid]))
-            point = PathPoint(strength, train_loss, valid_loss, scores)
-        path.append(point)
+        if not len(valid):
+            return PathPoint(strength, train_loss)
+        outputs = _apply(valid_rows, weight, bias)  # [valid, out_dim]
+        scores = task.scores(scale.undo(outputs.numpy()), labels_of(task, targets[valid]))
+        valid_loss = float(task.loss(outputs, learned[valid]))
+        return PathPoint(strength, train_loss, valid_loss, scores)
+
+    path: list[PathPoint] = []
+    states = [loss.start(space.rows.size(1))]
+    for strength in strengths if len(valid) else (USUAL_STRENGTH,):
+        states.append(_minimize(loss, space, strength, *states[-1], tolerance=PATH_TOLERANCE))
+        path.append(measure(strength, *loss.complete(*states[-1])))
         if on_point is not None:
-            on_point(point)
-        solutions.append((weight, bias))
+            on_point(path[-1])
         chosen = _best(path, task)
         if _is_over(path, chosen):
             break
-    weight, bias = solutions[chosen]
+    converged: dict[int, tuple[Tensor, Tensor]] = {}
+    while chosen not in converged:  # another one may be the best once this one has converged
+        strength = path[chosen].strength
+        state = _minimize(loss, space, strength, *states[chosen + 1])
+        converged[chosen] = loss.complete(*state)
+        path[chosen] = measure(strength, *converged[chosen])
+        chosen = _best(path, task)
+    weight, bias = converged[chosen]  # [out_dim, r], [out_dim]
     # W (x - mean) / scale + b is a linear map of x as it is.
     weight = space.leave(weight) / standardizer.scale.double()  # [out_dim, F]
     bias = bias - weight @ standardizer.mean.double()  # [out_dim]
@@ -252,7 +262,12 @@ def _apply(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _minimize(
-    loss: LinearLoss, space: _Space, strength: float, weight: Tensor, bias: Tensor
+    loss: LinearLoss,
+    space: _Space,
+    strength: float,
+    weight: Tensor,
+    bias: Tensor,
+    tolerance: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return weights ``[K, r]`` and bias ``[K]`` with the least penalised loss.
 
@@ -266,6 +281,7 @@ def _minimize(
         strength: Of the penalty.
         weight: Where to start, ``[K, r]``.
         bias: Where to start, ``[K]``.
+        tolerance: As :func:`~histograph_post.training.minimizing.minimize` takes it.
     """
     if not len(bias):
         return weight, bias
@@ -290,7 +306,7 @@ def _minimize(
 
     scaled = (weight.to(dtype) @ factor).double()  # [K, r]
     start = torch.cat([scaled, bias.unsqueeze(1) * math.sqrt(curvature)], dim=1)  # [K, r + 1]
-    point = minimize(evaluate, start.view(loss.num_problems, -1), dtype)
+    point = minimize(evaluate, start.view(loss.num_problems, -1), dtype, tolerance)
     weight, bias = unpack(point)
     return weight.double(), bias
 
