@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from ..capture.passes import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..data.spec import Reading
 from ..data.streaming import remove_rows, rows_beside
-from ..errors import CacheError, CaptureError, ConfigError, OutputExistsError
+from ..errors import CaptureError, ConfigError, OutputExistsError
 from ..models import ModelSpec
 from ..models.checkpoints import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
@@ -101,9 +100,7 @@ def write_shards(
                 graphs_of_shard = range(members.start - start, members.stop - start)
                 block = writer.block(graphs_of_shard, thread.memory)
                 captured = recorder.run(batch, block.put)
-                outputs = plan.outputs(captured.output, batch)
-                check = partial(_check_outputs, plan, outputs, batch.batch, members)
-                thread.write(writer, block, outputs, check)
+                thread.write(writer, block, plan.outputs(captured.output, batch))
                 advance(int(batch.num_nodes))
     if weights_sha256(plan.model.state_dict()) != plan.weights_sha256:
         raise CaptureError(
@@ -115,18 +112,6 @@ def write_shards(
         info or thread.infos.get(index) or find_shard(plan, folder, index)
         for index, info in enumerate(found)
     ]
-
-
-def _check_outputs(plan: CachePlan, outputs: Tensor | None, owners: Tensor, members: range) -> None:
-    """Refuse outputs of the model's own that are not finite, naming the graph."""
-    if outputs is None or bool(torch.isfinite(outputs).all()):
-        return
-    row = int((~torch.isfinite(outputs)).any(dim=1).nonzero()[0])
-    graph = members[int(owners[row]) if plan.layout.output_level == "node" else row]
-    raise CacheError(
-        f"graph {plan.dataset.ids[graph]!r}: found an output of the model that is not finite, "
-        "expected numbers"
-    )
 
 
 def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:

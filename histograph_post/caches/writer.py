@@ -6,9 +6,11 @@ import os
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from h5py import h5f
 from torch import Tensor
 
@@ -167,31 +169,28 @@ class ShardWriter:
                 f"expected at most {self.num_graphs}, and at least one at a time"
             )
         ptr = self._arrays["ptr"]
-        first_row, stop_row = ptr[[graphs.start, graphs.stop]].tolist()
-
-        def graph_of_row(row: int) -> str:
-            return self._ids[int(np.searchsorted(ptr, first_row + row, "right")) - 1]
-
         return RowBlock(
             self._layout,
             graphs,
-            stop_row - first_row,
-            graph_of_row=graph_of_row,
+            int(ptr[graphs.stop] - ptr[graphs.start]),
+            graph_of_row=partial(self._graph_of_row, ptr, graphs),
             where=str(self._path),
             memory=memory,
         )
 
+    def _graph_of_row(self, ptr: np.ndarray, graphs: range, row: int) -> str:
+        """Return the id of the graph that row ``row`` of a block belongs to."""
+        return self._ids[int(np.searchsorted(ptr, ptr[graphs.start] + row, "right")) - 1]
+
     def write(self, block: RowBlock, outputs: Tensor | None = None) -> None:
-        """Write a block that is filled, the first that is not there yet, and its outputs."""
+        """Write the next block, which is filled, and the model's own outputs for its graphs."""
         self._expect(block.graphs.start, self._next_graph, "a block from graph")
-        expected = self._output_shape(block.graphs.start, block.graphs.stop)
-        found = None if outputs is None else tuple(outputs.shape)
-        self._expect(found, expected, "outputs of shape")
         names = [spec.name for spec in self._layout.activations(self._counts.num_nodes)]
-        for name, values in zip(names, block.arrays(), strict=True):
-            self._rows[name].write(values)
-        if outputs is not None:
-            self._rows["outputs"].write(outputs.detach().float().cpu().numpy())
+        rows = dict(zip(names, block.arrays(), strict=True))
+        if (values := self._checked_outputs(block.graphs, outputs)) is not None:
+            rows["outputs"] = values
+        for name, array in rows.items():
+            self._rows[name].write(array)
         self._file.check()
         self._next_graph = block.graphs.stop
 
@@ -199,13 +198,25 @@ class ShardWriter:
         if found != expected:
             raise CacheError(f"{self._path}: found {what} {found}, expected {expected}")
 
-    def _output_shape(self, start: int, stop: int) -> tuple[int, int] | None:
-        """Return the shape of the outputs of graphs ``start`` to ``stop``."""
-        if self._layout.output_width is None:
+    def _checked_outputs(self, graphs: range, outputs: Tensor | None) -> np.ndarray | None:
+        """Return the outputs for some graphs, ``[rows, output_width]``, as they are stored."""
+        width, level = self._layout.output_width, self._layout.output_level
+        names = {"node": "ptr", "link": "label_ptr"}
+        ptr = self._arrays[names[level]] if level in names else np.arange(self.num_graphs + 1)
+        expected = None if width is None else (int(ptr[graphs.stop] - ptr[graphs.start]), width)
+        found = None if outputs is None else tuple(outputs.shape)
+        self._expect(found, expected, "outputs of shape")
+        if outputs is None:
             return None
-        name = {"node": "ptr", "link": "label_ptr"}.get(self._layout.output_level or "")
-        rows = stop - start if name is None else int(np.diff(self._arrays[name][[start, stop]])[0])
-        return rows, self._layout.output_width
+        values = outputs.detach().cpu()  # [rows, output_width]
+        finite = torch.isfinite(values).all(dim=1)  # [rows]
+        if not finite.all():
+            graph = self._graph_of_row(ptr, graphs, int((~finite).nonzero()[0]))
+            raise CacheError(
+                f"graph {graph!r}: found an output of the model that is not finite, expected "
+                "numbers"
+            )
+        return values.float().numpy()
 
     def _writing(self) -> Generator[None]:
         with atomic_path(self._path) as partial:
