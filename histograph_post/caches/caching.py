@@ -1,9 +1,9 @@
-"""The cache stage: run a frozen model once and store what every layer passes on.
+"""The cache stage: run a frozen model once and store the activations of every layer.
 
     plan_cache    (planning.py) find the layers, check parity, lay out the shards
-    write_shards  run the model over the graphs of this job's shards (the rest are other jobs');
-                  a thread (blocks.py) writes meanwhile
-    join_shards   when every shard is there, score the model's own outputs, write the manifest
+    write_shards  run the model over the graphs of this job's shards, while a thread (blocks.py)
+                  writes
+    join_shards   once every shard is there, score the model's own outputs, write the manifest
 
 A killed job resumes where it stopped, and ends with the same bytes as one that was never killed.
 """
@@ -62,17 +62,17 @@ def write_shards(
     part: tuple[int, int] = (0, 1),
     on_progress: ProgressCallback | None = None,
 ) -> list[ShardInfo | None]:
-    """Write the shards of job ``i`` of ``n`` that are not there yet.
+    """Write the missing shards of job ``i`` of ``n``.
 
-    ``found`` has an entry per shard of the whole cache, None for those that are missing; so has
-    the result, None for those that other jobs have not written yet.
+    ``found`` has an entry per shard of the whole cache, None for those that are missing; so does
+    the result, where None is a shard that another job has not written yet.
     """
     number, count = part
     mine = [index for index in range(len(plan.shards)) if index % count == number]
     num_nodes = plan.dataset.num_nodes
     sizes = {index: int(num_nodes[slice(*plan.shards[index])].sum()) for index in mine}
     total = sum(sizes.values())
-    # What is there already counts as done before the clock starts.
+    # Shards that are there already count as done before the clock starts.
     done = sum(sizes[index] for index in mine if found[index] is not None)
     if on_progress is not None:
         on_progress(done, total)
@@ -90,9 +90,9 @@ def write_shards(
         plan.recording() as recorder,
     ):
         for index in mine:
-            start, stop = plan.shards[index]
             if found[index] is not None:
                 continue
+            start, stop = plan.shards[index]
             graphs = _shard_graphs(plan, start, stop)
             writer = ShardWriter(folder, index, plan.layout, plan.hash, graphs)
             for members in plan.batches(start, stop):
@@ -119,7 +119,7 @@ def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
     first_row, stop_row = dataset.label_ptr[[start, stop]]
 
     def pairs(name: str) -> Iterator[Tensor]:
-        for members in plan.batches(start, stop):  # of graphs that stay on disk, few at a time
+        for members in plan.batches(start, stop):  # few at a time: they may stay on disk
             for graph in dataset.graphs[members.start : members.stop]:
                 yield graph[name]
 
@@ -134,7 +134,7 @@ def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
 
 
 def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> None:
-    """Score the model's own outputs over all shards and write the manifest, which ends the work."""
+    """Score the model's own outputs over all shards, and complete the cache with its manifest."""
     named = plan.model_spec
     manifest = Manifest(
         tool_version=__version__,
@@ -162,9 +162,9 @@ def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> N
 
 
 def _recorded_provenance(plan: CachePlan, folder: Path) -> Provenance:
-    """Return what is recorded of the code, with the canary that is in the folder.
+    """Return what is recorded about the code, with the canary that is in the folder.
 
-    Another job may have written that, whose machine rounds differently.
+    Another job may have written it, on a machine that rounds differently.
     """
     provenance, _ = plan.provenance
     if provenance.canary_sha256 is None:
@@ -210,7 +210,7 @@ def write_cache(
         overwrite: Replace another cache in that folder, once this one is complete.
         config: The options this came from, saved beside the shards.
         on_progress: Called with the nodes done and the nodes of this job.
-        on_note: Called with what the user should know of what was there.
+        on_note: Called with what the user should know about the files that were there.
     """
     number, count = part
     if not 0 <= number < count:
@@ -242,14 +242,14 @@ def write_cache(
             if len(present) < len(shards):
                 return None
             output.alone()
-            if folder.is_dir():  # else another job was sooner, and it has replaced the old one
+            if folder.is_dir():  # else another job was first, and has replaced the old cache
                 join_shards(plan, folder, present)
         output.finish()
     return Cache.open(out)
 
 
 def _molecules(smiles: Sequence[str], names: Sequence[str] | None) -> str:
-    """Return molecules as a file of SMILES has them."""
+    """Return the text of ``molecules.smi``."""
     pairs = zip(smiles, names or [""] * len(smiles), strict=True)
     return "".join(f"{text.strip()}\t{' '.join(name.split())}\n" for text, name in pairs)
 

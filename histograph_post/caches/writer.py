@@ -33,7 +33,7 @@ from .shard import check_contents
 
 @dataclass(frozen=True)
 class ShardGraphs:
-    """The graphs of one shard, without what the model made of them.
+    """The graphs of one shard, without activations and outputs.
 
     Args:
         start: Position of the first graph in the data set.
@@ -103,7 +103,7 @@ def _pairs(pairs: Iterable[Tensor]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class ShardWriter:
-    """One shard being written: a complete file in the end, or none.
+    """One shard being written: in the end there is a complete file, or none.
 
     One thread fills a :meth:`block` after the other, in the order of the graphs; another calls
     :meth:`open`, :meth:`write` and :meth:`close`, or :meth:`discard`. Then :attr:`info` is the
@@ -140,28 +140,28 @@ class ShardWriter:
         return len(self._ids)
 
     def open(self) -> None:
-        """Create the file, under the name of an unfinished one."""
+        """Create the file under a temporary name."""
         next(self._steps)
 
     def close(self) -> None:
-        """Check and hash the file and move it to its name: it is complete then."""
+        """Check and hash the file, and move it to its final name."""
         next(self._steps, None)
 
     @property
     def info(self) -> ShardInfo:
-        """The manifest's entry for a shard that is closed."""
+        """The manifest's entry for the shard, once it is closed."""
         if self._info is None:
             raise CacheError(f"{self._path}: found an unfinished shard, expected a closed one")
         return self._info
 
     def discard(self) -> None:
-        """Remove what was written; a shard that is closed already stays."""
+        """Remove what was written, unless the shard is closed."""
         self._steps.close()
 
     def block(self, graphs: range, memory: BlockMemory) -> RowBlock:
-        """Return a block to put the layers of these graphs of the shard into.
+        """Return a block for the layers of these graphs of the shard.
 
-        Unlike the rest this may be done in another thread, and before the shard is open.
+        Unlike the rest, this may be called in another thread, and before the shard is open.
         """
         if not graphs.start < graphs.stop <= self.num_graphs:
             raise CacheError(
@@ -219,10 +219,8 @@ class ShardWriter:
         return values.float().numpy()
 
     def _writing(self) -> Generator[None]:
-        with atomic_path(self._path) as partial:
-            # Left behind by a killed process that had the same number as this one.
-            partial.unlink(missing_ok=True)
-            with closing(CheckedFile(partial, self._path)) as self._file:
+        with atomic_path(self._path) as unfinished:
+            with closing(CheckedFile(unfinished, self._path)) as self._file:
                 file = create_file(self._file, self._plan_hash, self._numbers)
                 try:
                     self._create_datasets(file)
@@ -239,8 +237,8 @@ class ShardWriter:
                         file.close()
                     finally:
                         self._file.check()
-            self._info = self._entry(partial, extents)
-            # Before the shard has its name: a shard that is there has its record beside it.
+            self._info = self._entry(unfinished, extents)
+            # Before the shard has its name, so that every shard has a record beside it.
             write_record(self._path, ShardRecord(self._plan_hash, self._info))
 
     def _create_datasets(self, file: h5f.FileID) -> None:
@@ -249,7 +247,7 @@ class ShardWriter:
             self._rows[dataset.name] = RowWriter(file, dataset)
             if dataset.name != "outputs":
                 self._rows[dataset.name].write(self._arrays[dataset.name])
-        # The activations come last in the file, so that all before them can be hashed in one go.
+        # The activations come last in the file, so that everything before them has one hash.
         if not layout.is_uniform:
             create_group(file, "activations")
         for dataset in layout.activations(counts.num_nodes):
@@ -257,7 +255,7 @@ class ShardWriter:
             self._rows[dataset.name] = kind(file, dataset)
 
     def _entry(self, path: Path, extents: dict[str, tuple[Extent, ...]]) -> ShardInfo:
-        """Return the manifest's entry for a file that is written, which is read to be hashed."""
+        """Return the manifest's entry for a finished file, which is read again for its hashes."""
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             info = ShardInfo(
@@ -268,19 +266,19 @@ class ShardWriter:
         return replace(info, sha256=whole, head_sha256=head)
 
 
-# --- what is known of shards until there is a manifest
+# --- the records of finished shards, until there is a manifest
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What stands beside a finished shard: its entry in the manifest, and whose manifest."""
+    """The file beside a finished shard: its entry in the manifest, and the plan it belongs to."""
 
     plan_hash: Sha256
     shard: ShardInfo
 
 
 def record_path(shard: Path) -> Path:
-    """Return where the record of a shard stands until the manifest has it."""
+    """Return the path of a shard's record."""
     return shard.with_suffix(".json")
 
 
@@ -297,19 +295,19 @@ def read_record(shard: Path) -> ShardRecord:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, which makes the cache complete and has the record of every shard."""
+    """Write the manifest, which completes the cache and replaces the records of its shards."""
     write_text(folder / MANIFEST_NAME, manifest.to_text())
     remove_records(folder)
 
 
 def remove_records(folder: Path) -> None:
-    """Remove what the manifest has, too."""
+    """Remove the records of all shards."""
     for path in folder.glob("shard-*.json"):
         path.unlink(missing_ok=True)
 
 
 def withdraw_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make a complete cache one that is not, and keep what the manifest knows of its shards."""
+    """Make a cache incomplete again: write the records of its shards, remove the manifest."""
     for shard in manifest.shards:
         write_record(folder / shard_name(shard.index), ShardRecord(manifest.plan_hash, shard))
     (folder / MANIFEST_NAME).unlink(missing_ok=True)
