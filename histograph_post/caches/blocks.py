@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -238,6 +238,13 @@ class ShardThread:
         while len(self._blocks) > most:
             self._blocks.popleft().result()
 
+    def _own_stream(self, filled: torch.cuda.Event | None) -> AbstractContextManager[object]:
+        """Return the context of the thread's own stream, which waits for a block to be filled."""
+        if self._stream is None or filled is None:
+            return nullcontext()
+        self._stream.wait_event(filled)
+        return torch.cuda.stream(self._stream)
+
     def _write(
         self,
         writer: ShardWriter,
@@ -248,9 +255,7 @@ class ShardThread:
         if self._stopped:
             return
         try:
-            with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-                if self._stream is not None:
-                    self._stream.wait_event(filled)
+            with self._own_stream(filled):
                 block.fetch()
                 if block.graphs.start == 0:
                     self._unfinished = writer

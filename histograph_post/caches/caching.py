@@ -68,14 +68,11 @@ def write_shards(
     the result, where None is a shard that another job has not written yet.
     """
     number, count = part
-    mine = [index for index in range(len(plan.shards)) if index % count == number]
+    mine = range(number, len(plan.shards), count)
     num_nodes = plan.dataset.num_nodes
     sizes = {index: int(num_nodes[slice(*plan.shards[index])].sum()) for index in mine}
     total = sum(sizes.values())
-    # Shards that are there already count as done before the clock starts.
-    done = sum(sizes[index] for index in mine if found[index] is not None)
-    if on_progress is not None:
-        on_progress(done, total)
+    done = 0
 
     def advance(nodes: int) -> None:
         nonlocal done
@@ -83,6 +80,8 @@ def write_shards(
         if on_progress is not None:
             on_progress(done, total)
 
+    # Shards that are there already count as done before the clock starts.
+    advance(sum(sizes[index] for index in mine if found[index] is not None))
     with (
         ShardThread(plan) as thread,
         torch.inference_mode(),
@@ -218,7 +217,9 @@ def write_cache(
     refuse_url(out)
     if os.path.islink(out):
         if not os.path.isdir(out):
-            raise OutputExistsError(f"{out}: found a link to no folder, expected a folder")
+            raise OutputExistsError(
+                f"{out}: found a link that leads to no folder, expected a folder"
+            )
         out = os.path.realpath(out)  # such as one to scratch
     written = {SPLITS_NAME: to_json(plan.splits.to_json())}
     if plan.dataset.smiles is not None:

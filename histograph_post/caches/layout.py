@@ -212,7 +212,7 @@ ALIGNMENT = 64
 #: The most that deflate can expand a byte into; more is a bomb.
 MAX_DEFLATE_RATIO = 1032
 
-#: Where a piece of a dataset lies in its file: (offset, bytes).
+#: A piece of a dataset in its file: (offset, bytes).
 Extent = tuple[int, int]
 
 

@@ -166,7 +166,7 @@ def plan_cache(
     Args:
         model: A trained model; it is put into ``eval()`` and onto the device.
         splits: Which rows train, validate and test; stored with the cache.
-        model_spec: The model as the user named it; none for one that was handed over in memory.
+        model_spec: The model as the user named it; None for one that was passed in memory.
         missing: Weights that the checkpoint does not have; refused if the history needs them.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
@@ -181,7 +181,7 @@ def plan_cache(
     at_once = edges_at_once(model, capture, batch, **sizes)
     if edges > MOST_EDGES:
         how = (
-            "run with all of them at once: with some at a time the layers give something else"
+            "run with all of them at once, since the layers give other results in blocks of edges"
             if at_once is None
             else f"run layer by layer, {at_once:,} edges at a time"
         )

@@ -125,7 +125,7 @@ def probe_model(
     notes = []
     if largest > LARGE_GRAPH:
         how = (
-            f"on the whole of it: on a part it fails ({refused})"
+            f"on the whole of it, since it fails on a part ({refused})"
             if refused
             else f"on {PROBE_NODES:,} of its nodes"
         )

@@ -222,7 +222,7 @@ def _sizes(target: Any, given: Given) -> dict[str, Any]:
     """Return the sizes that a constructor requires, under its names for them."""
     signature = _signature(target)
     in_dim = given.in_dim if isinstance(given.in_dim, int) else None
-    # Where the data does not tell, any number will do: the weights decide.
+    # Without labels any number will do: the weights have the right one.
     out_dim = 1 if given.out_dim is None and given.state_dict else given.out_dim
     sizes: dict[str, Any] = {}
     for name, parameter in signature.parameters.items() if signature else ():
@@ -291,7 +291,7 @@ def _build_sized(
         sized = construct(sizes)
     except ModelError:
         return model, dict(guessed)
-    better = len(_misfits(sized, weights)) < len(_misfits(model, weights))
+    better = _misfits(sized, weights) < _misfits(model, weights)
     return (sized, sizes) if better else (model, dict(guessed))
 
 
@@ -316,13 +316,12 @@ def _size(
     return int(value) if value >= 1 and value == int(value) else None
 
 
-def _misfits(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
-    shapes = _shapes(model)
-    return [
-        name
-        for name, shape in shapes.items()
-        if _shape_in(weights, name) not in (None, shape) and shape != ()
-    ]
+def _misfits(model: nn.Module, weights: Mapping[str, Tensor]) -> int:
+    """Return how many tensors of a model have another shape in the file."""
+    return sum(
+        _shape_in(weights, name) not in (None, shape) and shape != ()
+        for name, shape in _shapes(model).items()
+    )
 
 
 def _shapes(model: nn.Module) -> dict[str, _Shape]:

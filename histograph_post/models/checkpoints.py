@@ -130,7 +130,7 @@ def read_checkpoint(
         lacking = [key for key in expected if key not in found]
         if lacking:
             raise CheckpointError(
-                f"{file}: found no {printable(lacking[0])}, expected it as {weights.name} says"
+                f"{file}: found no {printable(lacking[0])}, expected it by {weights.name}"
             )
         tensors |= {key: found[key] for key in expected}
         hashes.append(part.sha256)
@@ -208,7 +208,7 @@ def _chosen(content: object, past: Sequence[str], path: Path, state: str | None)
     except CheckpointError as error:
         if not past or "holds no state dict" not in str(error):
             raise
-        refuse(path, f"it holds no weights but in objects of its own: {telling(past)}")
+        refuse(path, f"its weights are only inside objects of its own classes: {telling(past)}")
 
 
 def _open(path: Path) -> BufferedReader:

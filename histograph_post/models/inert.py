@@ -189,9 +189,9 @@ class InertReader:
 
     def _global(self, module: object, name: object) -> Global:
         if not isinstance(module, str) or not isinstance(name, str):
-            raise ValueError("a name that is no text")
+            raise ValueError("a name that is not text")
         if len(module) + len(name) > _MAX_NAME:
-            raise ValueError("a name without end")
+            raise ValueError("a name that is too long")
         module = _RENAMED.get(module, module)
         self.names[f"{module}.{name}"] = None
         return Global(f"{module}.{name}")
@@ -199,7 +199,7 @@ class InertReader:
     def _call(self, function: object, args: object) -> object:
         """Return a tensor or a container for a call that would build one, else a stand-in."""
         if not isinstance(args, tuple):
-            raise ValueError("arguments that are no tuple")
+            raise ValueError("arguments that are not a tuple")
         name = function.name if isinstance(function, Global) else "(computed)"
         rebuild = _REBUILD.get(name)
         if rebuild is not None:
@@ -215,7 +215,7 @@ class InertReader:
                 return self._storages.get(name, key, count, rest[0] if rest else None)
             case ("module", kind, *_):
                 return kind
-        raise ValueError("a reference to something that is no storage")
+        raise ValueError("a reference to something other than a storage")
 
     # --- rebuilding tensors and containers
 
@@ -314,7 +314,7 @@ def _to_mark(stack: list[Any]) -> list[Any]:
 
 def _set_items(target: object, pairs: list[Any]) -> None:
     if len(pairs) % 2 or not isinstance(target, dict | StandIn):
-        raise ValueError("entries of something that has none")
+        raise ValueError("entries of something that is not a mapping")
     entries = target.parts if isinstance(target, StandIn) else target
     for key, value in zip(pairs[::2], pairs[1::2], strict=True):
         # Hashing deeply nested tuples would crash the process; no state dict has such keys.
@@ -324,5 +324,5 @@ def _set_items(target: object, pairs: list[Any]) -> None:
 
 def _extend(target: object, values: list[Any]) -> None:
     if not isinstance(target, list | StandIn):
-        raise ValueError("members of something that has none")
+        raise ValueError("members of something that is not a list")
     (target.members if isinstance(target, StandIn) else target).extend(values)

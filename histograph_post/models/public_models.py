@@ -372,7 +372,7 @@ def _check_features(name: str, model: nn.Module, dataset: GraphDataset) -> None:
 
 def _feature_problem(features: Tensor | None, tables: Sequence[int]) -> str | None:
     if features is None:
-        return "of none at all"
+        return "missing"
     if features.is_floating_point() or features.dim() != 2 or features.shape[1] != len(tables):
         return f"{list(features.shape)} {str(features.dtype).removeprefix('torch.')}"
     if not len(features):

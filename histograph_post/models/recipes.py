@@ -103,6 +103,6 @@ def suited_data(model: str, data: DataSpec) -> DataSpec:
     if found != recipe.features:
         raise ConfigError(
             f"{data.spec}: found mol_features={found}, expected mol_features={recipe.features}, "
-            f"which {model} was trained on (it is chosen by itself)"
+            f"which {model} was trained on (it is chosen automatically)"
         )
     return replace(data, args={**data.args, "mol_features": recipe.features})

@@ -42,7 +42,7 @@ _Kind = Literal["zip", "torchscript", "legacy", "tar", "pickle"]
 
 
 def unpickle(file: BufferedReader, path: Path) -> object:
-    """Unpickle a file for real, which runs whatever code its author put there."""
+    """Unpickle a file with Python, which runs any code that its author put there."""
     kind = kind_of(file, path)
     file.seek(0)
     try:
@@ -305,8 +305,10 @@ def storage_dtype(name: str) -> torch.dtype | None:
 
 
 def _numbers(values: object) -> list[int]:
-    if not isinstance(values, list | tuple) or len(values) > _MAX_DIMENSIONS:
-        raise ValueError("a shape that is no list of numbers")
-    if any(not isinstance(value, int) or value < 0 for value in values):
-        raise ValueError("a shape that is no list of numbers")
+    if (
+        not isinstance(values, list | tuple)
+        or len(values) > _MAX_DIMENSIONS
+        or any(not isinstance(value, int) or value < 0 for value in values)
+    ):
+        raise ValueError("a shape that is not a list of numbers")
     return list(values)
