@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errors import CacheError
 from ..utils.files import open_regular, sha256_prefix
-from .layout import Counts, Dataset, Extent, Layout, ShardInfo, expand, shard_name
+from .layout import Dataset, Extent, Layout, ShardInfo, expand, shard_name
 from .manifest import CANARY_NAME, MANIFEST_NAME, SPLITS_NAME, read_manifest, read_splits
 
 #: Shards that are open at most; each holds a file descriptor.
@@ -111,7 +111,7 @@ class Shard:
                 activations.append(values)
             else:
                 arrays[dataset.name] = values
-        check_contents(arrays, info.counts, info.start, str(path))
+        check_contents(arrays, info.num_nodes, info.start, str(path))
         return cls(info, _read_ids(arrays, str(path)), arrays, tuple(activations), buffer)
 
     def release(self) -> None:
@@ -144,30 +144,20 @@ def _read_ids(arrays: dict[str, np.ndarray], where: str) -> list[str]:
 
 
 def check_contents(
-    arrays: Mapping[str, np.ndarray], counts: Counts, start: int, where: str
+    arrays: Mapping[str, np.ndarray], num_nodes: int, start: int, where: str
 ) -> None:
     """Refuse offsets and node numbers that point outside of a graph.
 
     ``start`` is the position of the shard's first graph in the data set.
     """
-    totals = {
-        "ptr": counts.num_nodes,
-        "id_ptr": len(arrays["ids"]),
-        "edge_ptr": counts.num_edges,
-        "label_ptr": counts.num_labels,
-    }
-    for name, total in totals.items():
-        if name in arrays:
-            _check_offsets(arrays[name], total, f"{where}: found {name}")
+    _check_offsets(arrays["ptr"], num_nodes, f"{where}: found ptr")
+    _check_offsets(arrays["id_ptr"], len(arrays["ids"]), f"{where}: found id_ptr")
+    sizes = np.diff(arrays["ptr"])  # [num_graphs]
     for name, offsets in (("edge_index", "edge_ptr"), ("edge_label_index", "label_ptr")):
         if name in arrays:
-            _check_pairs(
-                arrays[name],
-                np.diff(arrays[offsets]),
-                np.diff(arrays["ptr"]),
-                start,
-                f"{where}: found {name}",
-            )
+            pairs, ptr = arrays[name], arrays[offsets]  # [2, num_pairs], [num_graphs + 1]
+            _check_offsets(ptr, pairs.shape[1], f"{where}: found {offsets}")
+            _check_pairs(pairs, np.diff(ptr), sizes, start, f"{where}: found {name}")
 
 
 def _check_offsets(offsets: np.ndarray, total: int, found: str) -> None:

@@ -51,7 +51,7 @@ class ShardGraphs:
     edge_label_index: Iterable[Tensor] = ()
 
     def arrays(self, layout: Layout, where: str) -> tuple[dict[str, np.ndarray], Counts]:
-        """Return the values of every dataset but outputs and activations, checked, and counts."""
+        """Return every dataset but outputs and activations, checked, and their sizes."""
         try:
             ids = [graph_id.encode() for graph_id in self.ids]
         except UnicodeEncodeError as error:
@@ -64,22 +64,14 @@ class ShardGraphs:
             "ids": np.frombuffer(b"".join(ids), "|u1"),
             "labels": np.ascontiguousarray(self.labels, "<f8"),
         }
+        rows, num_edges = {"graph": len(ids), "node": int(arrays["ptr"][-1])}, 0
         if layout.level == "link":
             arrays["label_ptr"], arrays["edge_label_index"] = _pairs(self.edge_label_index)
+            rows["link"] = arrays["edge_label_index"].shape[1]
         if layout.has_edges:
             arrays["edge_ptr"], arrays["edge_index"] = _pairs(self.edge_index)
-        num_nodes = int(self.num_nodes.sum())
-        rows = {"graph": len(self.ids), "node": num_nodes}
-        counts = Counts(
-            num_graphs=len(self.ids),
-            num_nodes=num_nodes,
-            num_edges=arrays["edge_index"].shape[1] if layout.has_edges else 0,
-            num_labels=(
-                arrays["edge_label_index"].shape[1]
-                if layout.level == "link"
-                else rows[layout.level]
-            ),
-        )
+            num_edges = arrays["edge_index"].shape[1]
+        counts = Counts(len(ids), rows["node"], num_edges, num_labels=rows[layout.level])
         for dataset in layout.descriptors(counts, len(arrays["ids"])):
             found = arrays.get(dataset.name)
             if found is not None and found.shape != dataset.shape:
@@ -87,7 +79,7 @@ class ShardGraphs:
                     f"{where}: found {dataset.name} of shape {found.shape}, "
                     f"expected {dataset.shape} for {len(self.ids)} graphs"
                 )
-        check_contents(arrays, counts, self.start, where)
+        check_contents(arrays, counts.num_nodes, self.start, where)
         return arrays, counts
 
 

@@ -248,20 +248,23 @@ def adapted(name: str, checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, .
             f"{checkpoint.path}: found {len(prefixes)} tables of atoms, expected the weights of "
             f"one {name}: choose with --state NAME"
         )
-    (start,) = prefixes
-    outer = start[: start.rstrip(".").rfind(".") + 1]
-    inner = [key for key in weights if key.startswith(start) and _ENCODER.match(key, len(start))]
-    of_readout = [key for key in weights if key.startswith(outer + _READOUT)]
+    (prefix,) = prefixes
+    outer = prefix[: prefix.rstrip(".").rfind(".") + 1]  # "model.gnn." -> "model."
+    encoder = [
+        key for key in weights if key.startswith(prefix) and _ENCODER.match(key, len(prefix))
+    ]
+    readout = [key for key in weights if key.startswith(outer + _READOUT)]
     if name.startswith("molclr"):
-        of_readout = []
-    within = ("gnn_node." if name.startswith("ogb") else "gnn.") if of_readout else ""
-    encoder = {within + key.removeprefix(start): weights[key] for key in inner}
-    readout = {key.removeprefix(outer): weights[key] for key in of_readout}
-    taken = {*inner, *of_readout}
-    parts = dict.fromkeys(
-        key.removeprefix(outer).partition(".")[0] for key in weights if key not in taken
+        readout = []
+    within = ("gnn_node." if name.startswith("ogb") else "gnn.") if readout else ""
+    state_dict = {within + key.removeprefix(prefix): weights[key] for key in encoder}
+    state_dict |= {key.removeprefix(outer): weights[key] for key in readout}
+    left_out = dict.fromkeys(
+        key.removeprefix(outer).partition(".")[0]
+        for key in weights
+        if key not in {*encoder, *readout}
     )
-    return replace(checkpoint, state_dict={**encoder, **readout}, stripped=()), tuple(parts)
+    return replace(checkpoint, state_dict=state_dict, stripped=()), tuple(left_out)
 
 
 def _other_family(name: str, found: str | None, path: Path) -> CheckpointError:
