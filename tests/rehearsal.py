@@ -3,7 +3,8 @@
 Inside :func:`rehearse`, ``cuda`` (or ``mps``) is there. Its tensors hold real values, computed on
 the CPU, but behave as if they were far away: they are refused beside CPU tensors, have no
 ``.numpy()``, and scattered sums may be taken in another order every time, as atomics on CUDA do.
-``mps`` has no float64. What would cost time on a device is counted, by the
+``mps`` has no float64. A stream of CUDA is refused what another one has computed, unless it has
+waited for an event of that. What would cost time on a device is counted, by the
 line of this project that asked for it: kernels, reads for which the host waits, and copies from
 host memory, pinned or not.
 """
@@ -62,6 +63,38 @@ class Counts:
 
 class MixedDevices(RuntimeError):
     """Tensors of the host and of the device met in one operation."""
+
+
+class UnorderedStreams(RuntimeError):
+    """A stream reads what another one may not have computed yet."""
+
+
+class Stream:
+    """A stream of a CUDA device; it knows how far it has waited for others."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.done = 0
+        self.waited: dict[Stream, int] = {}
+
+    def record_event(self) -> tuple[Stream, int]:
+        return self, self.done
+
+    def wait_event(self, event: tuple[Stream, int]) -> None:
+        stream, done = event
+        self.waited[stream] = done
+
+
+#: The stream of a thread, where it is not the default one.
+_stream = threading.local()
+
+
+@contextmanager
+def _on_stream(stream: Stream) -> Iterator[None]:
+    _stream.current = stream
+    try:
+        yield
+    finally:
+        del _stream.current
 
 
 class DeviceTensor(Tensor):
@@ -149,9 +182,25 @@ class _Rehearsal:
         self.counts = Counts()
         self.generator = torch.Generator().manual_seed(0)
         self.pinned: dict[int, Any] = {}
+        self.default_stream = Stream()
+        #: The stream that wrote a storage last, and how much it had done then.
+        self.written: dict[int, tuple[Stream, int]] = {}
 
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do one operation of PyTorch's dispatcher."""
+        """Do one operation of PyTorch's dispatcher, in the order of the streams."""
+        read = _addresses((args, kwargs))
+        stream = self.stream()
+        for address in read:
+            writer, done = self.written.get(address, (stream, 0))
+            if writer is not stream and stream.waited.get(writer, 0) < done:
+                raise UnorderedStreams(f"{_asked_by()} reads what another stream may still write")
+        result = self._run(function, args, kwargs)
+        written = _addresses(args[:1]) if function._schema.is_mutable else _addresses(result) - read
+        stream.done += 1
+        self.written |= dict.fromkeys(written, (stream, stream.done))
+        return result
+
+    def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = function.overloadpacket.__name__
         if function._can_decompose() and name not in ("pin_memory", "is_pinned"):
             with _Mode():
@@ -188,6 +237,10 @@ class _Rehearsal:
             bare_args = self._in_any_order(name, bare_args)
         result = function(*bare_args, **bare_kwargs)
         return self._result(function, name, args, kwargs, result)
+
+    def stream(self) -> Stream:
+        """Return the stream that this thread computes on."""
+        return getattr(_stream, "current", self.default_stream)
 
     def _on_the_host(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("pin_memory"):
@@ -319,6 +372,12 @@ class _Rehearsal:
                 return DeviceTensor(each, self.home)
 
         return tree_map(wrap, values)
+
+
+def _addresses(values: Any) -> set[int]:
+    """Return where the dense tensors of the device among some values are."""
+    ours = [each.values for each in tree_flatten(values)[0] if isinstance(each, DeviceTensor)]
+    return {each.untyped_storage().data_ptr() for each in ours if each.layout == torch.strided}
 
 
 def _asked_by() -> str:
@@ -474,6 +533,9 @@ def rehearse(
         "torch.cuda.is_available": lambda: kind == "cuda",
         "torch.cuda.device_count": lambda: devices if kind == "cuda" else 0,
         "torch.cuda.current_device": lambda: 0,
+        "torch.cuda.Stream": Stream,
+        "torch.cuda.stream": _on_stream,
+        "torch.cuda.current_stream": lambda _=None: rehearsal.stream(),
         "torch.cuda.mem_get_info": lambda *_: (memory, memory),
         "torch.mps.recommended_max_memory": lambda: memory,
         "torch.mps.driver_allocated_memory": lambda: 0,

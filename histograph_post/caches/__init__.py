@@ -13,10 +13,10 @@ from ..utils import lazy_names
 
 if TYPE_CHECKING:
     from .manifest import Manifest
-    from .reader import Cache, verify_cache
-    from .shard import CachedBatch, CachedGraph
+    from .reader import Cache
+    from .shard import CachedBatch, CachedGraph, verify_cache
 
-# Here, since runs know these names without numpy, which the manifest needs.
+# Here, since runs need these names without numpy, which the manifest imports.
 MANIFEST_NAME = "manifest.json"
 #: One small graph and its activations (see :mod:`.provenance`), in a cache, a run and an export.
 CANARY_NAME = "canary.safetensors"
@@ -27,7 +27,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         ".manifest": ("Manifest",),
-        ".reader": ("Cache", "verify_cache"),
-        ".shard": ("CachedBatch", "CachedGraph"),
+        ".reader": ("Cache",),
+        ".shard": ("CachedBatch", "CachedGraph", "verify_cache"),
     },
 )

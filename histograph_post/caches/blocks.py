@@ -1,9 +1,8 @@
 """Blocks of activations on their way into a shard.
 
-While the model runs, each layer is checked and copied into its place in a :class:`RowBlock`; a
-:class:`ShardThread` writes full blocks to the datasets of the shard, from top to bottom, while the
-model computes the next. On a device the place of a layer is on the device, too: the thread fetches
-the whole block in one copy, and nobody else waits for it.
+While the model runs, each layer is checked and copied into its place in a :class:`RowBlock`. A
+:class:`ShardThread` writes full blocks to the shard, in order, while the model computes the next.
+On an accelerator a block is filled in device memory and leaves it in one copy.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
     from .writer import ShardWriter
 
 
-#: What to store activations as that the type of the layout loses.
+#: What to suggest where a storage type cannot hold the activations.
 _WIDER = {"float16": "bfloat16 or float32", "bfloat16": "float32", "float32": "a smaller scale"}
 
 
 class RowBlock:
-    """Rows of the graphs ``graphs`` of a shard; every layer is put into its place once.
+    """The activations of some graphs of a shard; every layer is put into its place once.
 
     Args:
         graphs: Positions of the graphs in their shard.
-        memory: Where the rows are; on the device where the model runs, too, if that is not the CPU.
+        graph_of_row: Returns the id of the graph that a row belongs to, for errors.
+        where: The file, for errors.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class RowBlock:
         self.graphs = graphs
         self.num_nodes = num_nodes
         self.memory, self.staging = memory.take()
-        #: Least and largest number of each layer that is staged, ``[2]``, and its type.
+        #: Minimum and maximum of each layer that is still to be checked, ``[2]``, and its type.
         self._extremes: dict[int, tuple[Tensor, torch.dtype]] = {}
         self._layout = layout
         self._graph_of_row = graph_of_row
@@ -62,7 +63,7 @@ class RowBlock:
         _, self.layers = self._views(self.memory if self.staging is None else self.staging)
 
     def _views(self, memory: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the datasets that lie in some memory, and each layer, ``[num_nodes, width]``."""
+        """Return views of memory: one per dataset, and one per layer, ``[num_nodes, width]``."""
         layout, num_nodes = self._layout, self.num_nodes
         values = memory[: num_nodes * sum(layout.widths)]
         if layout.is_uniform:
@@ -77,10 +78,10 @@ class RowBlock:
     def put(self, layer: int, values: Tensor) -> Tensor:
         """Check one layer, ``[num_nodes, width]``, and copy it; return it as it is stored.
 
-        The copy converts and interleaves. What is staged is checked once it is fetched.
+        The copy converts and interleaves. On a device, :meth:`fetch` checks all layers at once.
         """
         if self.num_nodes:
-            # NaN survives both.  [2]
+            # NaN propagates to both.  [2]
             self._extremes[layer] = torch.stack(torch.aminmax(values)), values.dtype
         if self.staging is None:
             self._check(values)
@@ -88,7 +89,7 @@ class RowBlock:
 
     @torch.inference_mode()
     def fetch(self) -> None:
-        """Bring a block that was staged on a device to the host, and check it."""
+        """Check a block that was filled on a device and copy it to the host; else do nothing."""
         if self.staging is None:
             return
         self._check(None)
@@ -96,7 +97,7 @@ class RowBlock:
         self.memory[:size].copy_(self.staging[:size])
 
     def _check(self, values: Tensor | None) -> None:
-        """Check the layers whose extremes are known; their values are staged, or given."""
+        """Check the layers that were put since the last check; None for those on the device."""
         if not self._extremes:
             return
         numbers = torch.stack([found for found, _ in self._extremes.values()]).tolist()  # [L, 2]
@@ -108,10 +109,10 @@ class RowBlock:
     def _check_range(
         self, layer: int, low: float, high: float, values: Tensor, dtype: torch.dtype
     ) -> None:
-        """Refuse activations that are not finite, or that the storage type would lose.
+        """Refuse activations that are not finite, or that overflow or underflow in storage.
 
-        Given are their extremes; which graph is to blame is only searched on failure. A layer is
-        lost when it is not all zero, yet below the smallest normal number of the type.
+        A layer underflows if it is not all zero, yet below the smallest normal number of the type.
+        The minimum and maximum decide; only on failure are the values searched for the graph.
         """
         name = self._layout.dtype
         limits = torch.finfo(TORCH_TYPES[name])
@@ -140,7 +141,7 @@ class RowBlock:
 
     def arrays(self) -> list[np.ndarray]:
         """Return the rows of every dataset of activations: one, or one per layer."""
-        # NumPy has no bfloat16: hand over its bits.
+        # NumPy has no bfloat16: return its bits.
         return [
             (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
             for rows in self._stored
@@ -150,7 +151,7 @@ class RowBlock:
 class BlockMemory:
     """Memory for blocks of up to ``num_nodes`` nodes, reused once they are written.
 
-    Allocating it anew every time costs more than the copying.
+    Allocating it for every block would cost more than the copies.
     """
 
     def __init__(self, layout: Layout, num_nodes: int, device: torch.device | None = None) -> None:
@@ -160,7 +161,7 @@ class BlockMemory:
         self._free: list[tuple[Tensor, Tensor | None]] = []
 
     def take(self) -> tuple[Tensor, Tensor | None]:
-        """Return memory that nobody uses, and as much on the device, if that is not the CPU."""
+        """Return unused memory of the host, pinned for CUDA, and as much of an accelerator."""
         if self._free:
             return self._free.pop()
         size, dtype, device = self._size, self._dtype, self._device
@@ -181,22 +182,27 @@ _MOST_BLOCKS = 2
 
 
 class ShardThread:
-    """Writes the blocks of one shard after the other; a context manager.
+    """Writes blocks to one shard after the other, in order; a context manager.
 
-    The shards and their blocks come in order. One shard at a time is unfinished, and none once the
-    context is left. After an error nothing more is written; a later call, or the end of the
-    context, raises it.
+    One shard at a time is unfinished, and none once the context is left. After an error nothing
+    more is written; the next call, or the end of the context, raises it.
+
+    On CUDA the thread has a stream of its own, which waits for the event that :meth:`write` records
+    after the kernels that fill a block. So the copy to pinned memory, and every other read, waits
+    for its own block and overlaps with the next batch. Each of them returns when it is done: no
+    memory is used again before, neither by :class:`BlockMemory` nor by the allocator, and no tensor
+    needs ``record_stream``. What the overlap gains has not been measured.
     """
 
-    #: The manifest's entry for every shard that is complete, by its number.
+    #: The manifest's entry for every complete shard, by index.
     infos: dict[int, ShardInfo]
 
     def __init__(self, plan: CachePlan) -> None:
         self.infos = {}
-        self._plan = plan
-        #: For blocks that are written.
+        self._device = plan.device
+        self._stream = torch.cuda.Stream(plan.device) if plan.device.type == "cuda" else None
         self.memory = BlockMemory(plan.layout, plan.batch_nodes, plan.device)
-        # All blocks that wait, which a kill costs, are less than a shard.
+        # All blocks that wait, which are lost in a kill, make up less than a shard.
         blocks_of_shard = plan.shard_bytes // (plan.batch_nodes * plan.layout.row_bytes)
         self._most_blocks = _MOST_BLOCKS if blocks_of_shard > _MOST_BLOCKS else 1
         self._pool = ThreadPoolExecutor(1)
@@ -205,7 +211,7 @@ class ShardThread:
         self._unfinished: ShardWriter | None = None
 
     def __enter__(self) -> Self:
-        # The thread is there before the first block: one that is interrupted as it starts is lost.
+        # Start the thread before the first block: one interrupted while starting is never joined.
         self._pool.submit(int).result()
         return self
 
@@ -215,46 +221,46 @@ class ShardThread:
                 self._wait(0)
         finally:
             self._stopped = True
-            self._pool.shutdown()  # after the block in hand, which must not be left half written
+            self._pool.shutdown()  # after the current block, which must not be left half written
             if self._unfinished is not None:
                 self._unfinished.discard()
 
-    def write(
-        self,
-        writer: ShardWriter,
-        block: RowBlock,
-        outputs: Tensor | None,
-        check: Callable[[], None],
-    ) -> None:
-        """Hand over a block that is filled; its first opens a shard, its last closes it.
-
-        Args:
-            check: Called before anything is written.
-        """
+    def write(self, writer: ShardWriter, block: RowBlock, outputs: Tensor | None) -> None:
+        """Queue a block that is filled; its first opens a shard, its last closes it."""
         self._wait(self._most_blocks - 1)
-        self._blocks.append(self._pool.submit(self._write, writer, block, outputs, check))
+        filled = None
+        if self._stream is not None:
+            filled = torch.cuda.current_stream(self._device).record_event()
+        self._blocks.append(self._pool.submit(self._write, writer, block, outputs, filled))
 
     def _wait(self, most: int) -> None:
-        """Wait until no more than ``most`` blocks are left; raise what went wrong with others."""
+        """Wait until at most ``most`` blocks are left; raise the error of any that failed."""
         while len(self._blocks) > most:
             self._blocks.popleft().result()
+
+    def _own_stream(self, filled: torch.cuda.Event | None) -> AbstractContextManager[object]:
+        """Return the context of the thread's own stream, which waits for a block to be filled."""
+        if self._stream is None or filled is None:
+            return nullcontext()
+        self._stream.wait_event(filled)
+        return torch.cuda.stream(self._stream)
 
     def _write(
         self,
         writer: ShardWriter,
         block: RowBlock,
         outputs: Tensor | None,
-        check: Callable[[], None],
+        filled: torch.cuda.Event | None,
     ) -> None:
         if self._stopped:
             return
         try:
-            check()
-            block.fetch()
-            if block.graphs.start == 0:
-                self._unfinished = writer
-                writer.open()
-            writer.write(block, outputs)
+            with self._own_stream(filled):
+                block.fetch()
+                if block.graphs.start == 0:
+                    self._unfinished = writer
+                    writer.open()
+                writer.write(block, outputs)
             self.memory.give_back(block)
             if block.graphs.stop == writer.num_graphs:
                 writer.close()

@@ -1,9 +1,9 @@
-"""The cache stage: run a frozen model once and store what every layer passes on.
+"""The cache stage: run a frozen model once and store the activations of every layer.
 
     plan_cache    (planning.py) find the layers, check parity, lay out the shards
-    write_shards  run the model over the graphs of this job's shards (the rest are other jobs');
-                  a thread (blocks.py) writes meanwhile
-    join_shards   when every shard is there, score the model's own outputs, write the manifest
+    write_shards  run the model over the graphs of this job's shards, while a thread (blocks.py)
+                  writes
+    join_shards   once every shard is there, score the model's own outputs, write the manifest
 
 A killed job resumes where it stopped, and ends with the same bytes as one that was never killed.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from ..capture.passes import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..data.spec import Reading
 from ..data.streaming import remove_rows, rows_beside
-from ..errors import CacheError, CaptureError, ConfigError, OutputExistsError
+from ..errors import CaptureError, ConfigError, OutputExistsError
 from ..models import ModelSpec
 from ..models.checkpoints import weights_sha256
 from ..splits import PARTS, Splits, resolve_splits
@@ -63,20 +62,17 @@ def write_shards(
     part: tuple[int, int] = (0, 1),
     on_progress: ProgressCallback | None = None,
 ) -> list[ShardInfo | None]:
-    """Write the shards of job ``i`` of ``n`` that are not there yet.
+    """Write the missing shards of job ``i`` of ``n``.
 
-    ``found`` has an entry per shard of the whole cache, None for those that are missing; so has
-    the result, None for those that other jobs have not written yet.
+    ``found`` has an entry per shard of the whole cache, None for those that are missing; so does
+    the result, where None is a shard that another job has not written yet.
     """
     number, count = part
-    mine = [index for index in range(len(plan.shards)) if index % count == number]
+    mine = range(number, len(plan.shards), count)
     num_nodes = plan.dataset.num_nodes
     sizes = {index: int(num_nodes[slice(*plan.shards[index])].sum()) for index in mine}
     total = sum(sizes.values())
-    # What is there already counts as done before the clock starts.
-    done = sum(sizes[index] for index in mine if found[index] is not None)
-    if on_progress is not None:
-        on_progress(done, total)
+    done = 0
 
     def advance(nodes: int) -> None:
         nonlocal done
@@ -84,6 +80,8 @@ def write_shards(
         if on_progress is not None:
             on_progress(done, total)
 
+    # Shards that are there already count as done before the clock starts.
+    advance(sum(sizes[index] for index in mine if found[index] is not None))
     with (
         ShardThread(plan) as thread,
         torch.inference_mode(),
@@ -91,9 +89,9 @@ def write_shards(
         plan.recording() as recorder,
     ):
         for index in mine:
-            start, stop = plan.shards[index]
             if found[index] is not None:
                 continue
+            start, stop = plan.shards[index]
             graphs = _shard_graphs(plan, start, stop)
             writer = ShardWriter(folder, index, plan.layout, plan.hash, graphs)
             for members in plan.batches(start, stop):
@@ -101,9 +99,7 @@ def write_shards(
                 graphs_of_shard = range(members.start - start, members.stop - start)
                 block = writer.block(graphs_of_shard, thread.memory)
                 captured = recorder.run(batch, block.put)
-                outputs = plan.outputs(captured.output, batch)
-                check = partial(_check_outputs, plan, outputs, batch.batch, members)
-                thread.write(writer, block, outputs, check)
+                thread.write(writer, block, plan.outputs(captured.output, batch))
                 advance(int(batch.num_nodes))
     if weights_sha256(plan.model.state_dict()) != plan.weights_sha256:
         raise CaptureError(
@@ -117,24 +113,12 @@ def write_shards(
     ]
 
 
-def _check_outputs(plan: CachePlan, outputs: Tensor | None, owners: Tensor, members: range) -> None:
-    """Refuse outputs of the model's own that are not finite, naming the graph."""
-    if outputs is None or bool(torch.isfinite(outputs).all()):
-        return
-    row = int((~torch.isfinite(outputs)).any(dim=1).nonzero()[0])
-    graph = members[int(owners[row]) if plan.layout.output_level == "node" else row]
-    raise CacheError(
-        f"graph {plan.dataset.ids[graph]!r}: found an output of the model that is not finite, "
-        "expected numbers"
-    )
-
-
 def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
     dataset = plan.dataset
     first_row, stop_row = dataset.label_ptr[[start, stop]]
 
     def pairs(name: str) -> Iterator[Tensor]:
-        for members in plan.batches(start, stop):  # of graphs that stay on disk, few at a time
+        for members in plan.batches(start, stop):  # few at a time: they may stay on disk
             for graph in dataset.graphs[members.start : members.stop]:
                 yield graph[name]
 
@@ -149,7 +133,7 @@ def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
 
 
 def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> None:
-    """Score the model's own outputs over all shards and write the manifest, which ends the work."""
+    """Score the model's own outputs over all shards, and complete the cache with its manifest."""
     named = plan.model_spec
     manifest = Manifest(
         tool_version=__version__,
@@ -177,9 +161,9 @@ def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> N
 
 
 def _recorded_provenance(plan: CachePlan, folder: Path) -> Provenance:
-    """Return what is recorded of the code, with the canary that is in the folder.
+    """Return what is recorded about the code, with the canary that is in the folder.
 
-    Another job may have written that, whose machine rounds differently.
+    Another job may have written it, on a machine that rounds differently.
     """
     provenance, _ = plan.provenance
     if provenance.canary_sha256 is None:
@@ -225,7 +209,7 @@ def write_cache(
         overwrite: Replace another cache in that folder, once this one is complete.
         config: The options this came from, saved beside the shards.
         on_progress: Called with the nodes done and the nodes of this job.
-        on_note: Called with what the user should know of what was there.
+        on_note: Called with what the user should know about the files that were there.
     """
     number, count = part
     if not 0 <= number < count:
@@ -233,7 +217,9 @@ def write_cache(
     refuse_url(out)
     if os.path.islink(out):
         if not os.path.isdir(out):
-            raise OutputExistsError(f"{out}: found a link to no folder, expected a folder")
+            raise OutputExistsError(
+                f"{out}: found a link that leads to no folder, expected a folder"
+            )
         out = os.path.realpath(out)  # such as one to scratch
     written = {SPLITS_NAME: to_json(plan.splits.to_json())}
     if plan.dataset.smiles is not None:
@@ -257,14 +243,14 @@ def write_cache(
             if len(present) < len(shards):
                 return None
             output.alone()
-            if folder.is_dir():  # else another job was sooner, and it has replaced the old one
+            if folder.is_dir():  # else another job was first, and has replaced the old cache
                 join_shards(plan, folder, present)
         output.finish()
     return Cache.open(out)
 
 
 def _molecules(smiles: Sequence[str], names: Sequence[str] | None) -> str:
-    """Return molecules as a file of SMILES has them."""
+    """Return the text of ``molecules.smi``."""
     pairs = zip(smiles, names or [""] * len(smiles), strict=True)
     return "".join(f"{text.strip()}\t{' '.join(name.split())}\n" for text, name in pairs)
 

@@ -1,4 +1,4 @@
-"""The folder of a cache: made ready for writing, completed, or refused because it is another's."""
+"""The output folder of a cache: whatever is in it already is completed, replaced or refused."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CONFIG_NAME = "config.toml"
 
 
 def is_of_a_cache(name: str) -> bool:
-    """Whether a cache writes something of that name into its folder."""
+    """Whether a cache writes a file of that name into its folder."""
     fixed = (MANIFEST_NAME, SPLITS_NAME, CONFIG_NAME, CANARY_NAME, MOLECULES_NAME)
-    # Earlier versions kept the hash of a shard in .sha256.
+    # Earlier versions wrote the hash of a shard to .sha256.
     return name in fixed or re.fullmatch(r"shard-\d{5,}\.(h5|json|sha256)", name) is not None
 
 
@@ -38,20 +38,21 @@ def open_folder(
     shared: bool,
     on_note: Callable[[str], None] | None = None,
 ) -> Cache | list[ShardInfo | None]:
-    """Make a folder ready for writing; return the cache if it is complete, else what is there.
+    """Prepare a folder for writing; return the cache if it is complete, else its finished shards.
 
-    What is there of another plan is replaced, if that is asked for, once the cache is complete.
+    A cache of another plan is replaced only if ``overwrite`` asks for it, and only once the new one
+    is complete.
 
     Args:
         written: The small files of the cache, and their text.
-        overwrite: Whether a cache that is there is replaced; one of this very plan that is not
-            complete, or that several jobs write, is gone on with.
-        on_note: Called for shards that have changed since they were written.
+        overwrite: Replace the cache in the folder. One of this very plan is continued instead, if
+            it is incomplete or written by several jobs.
+        on_note: Called with a line about each shard that has changed since it was written.
     """
     _refuse_foreign_names(output.folder)
-    again = overwrite and not shared and (output.folder / MANIFEST_NAME).exists()
+    start_over = overwrite and not shared and (output.folder / MANIFEST_NAME).exists()
     try:
-        found = None if again else _found(plan, output.folder, written, on_note)
+        found = None if start_over else _found(plan, output.folder, written, on_note)
     except OutputExistsError:
         if not overwrite:
             raise
@@ -83,7 +84,7 @@ def _found(
     written: Mapping[str, str],
     on_note: Callable[[str], None] | None,
 ) -> Cache | list[ShardInfo | None]:
-    """Return what is there of this very cache; what is there of another one is refused."""
+    """Return the cache, or its finished shards; refuse a folder that holds another cache."""
     if (folder / MANIFEST_NAME).exists():
         found = Cache.open(folder)
         if found.manifest.plan_hash != plan.hash or found.splits != plan.splits:
@@ -95,7 +96,7 @@ def _found(
         refuse_other_code(plan, folder)
         names = [shard_name(shard.index) for shard in found.manifest.shards]
         if all((folder / name).exists() for name in names):
-            remove_records(folder)  # of a job that was killed at its very end
+            remove_records(folder)  # left by a job that was killed at the very end
             return found
         withdraw_manifest(folder, found.manifest)  # no longer complete: fill the gaps
     refuse_other_code(plan, folder)
@@ -126,9 +127,9 @@ def refuse_other_code(plan: CachePlan, folder: Path) -> None:
 def find_shard(
     plan: CachePlan, folder: Path, index: int, on_note: Callable[[str], None] | None = None
 ) -> ShardInfo | None:
-    """Return a shard that is there already and as it was written; None to write it again.
+    """Return a finished shard; None if it is missing or has changed and must be written again.
 
-    A shard of another plan, or of which nothing is recorded, is refused.
+    A shard of another plan, or without a record, is refused.
     """
     path = folder / shard_name(index)
     if not os.path.lexists(path):
@@ -143,26 +144,23 @@ def find_shard(
             raise CacheError(
                 f"{path}: found a shard of plan {record.plan_hash[:12]}, expected {plan.hash[:12]}"
             )
-        if (record.shard.index, record.shard.start, record.shard.stop) != (
-            index,
-            *plan.shards[index],
-        ):
+        shard = record.shard
+        if (shard.index, shard.start, shard.stop) != (index, *plan.shards[index]):
             raise CacheError(f"{path}: found the record of another shard, expected its own")
-        record.shard.validate(plan.layout, str(path))
+        shard.validate(plan.layout, str(path))
     except CacheError as error:
         if (folder / MANIFEST_NAME).exists():  # another job has completed the cache meanwhile
             return None
         raise OutputExistsError(f"{error}; choose another -o, or --overwrite") from None
-    if found == record.shard.sha256:
-        return record.shard
+    if found == shard.sha256:
+        return shard
     if on_note is not None:
-        expected = record.shard.sha256[:12]
-        on_note(f"{path}: found SHA-256 {found[:12]}, expected {expected}; written again")
+        on_note(f"{path}: found SHA-256 {found[:12]}, expected {shard.sha256[:12]}; written again")
     return None
 
 
 def refuse_foreign_files(folder: Path, written: Mapping[str, str]) -> None:
-    """Refuse to replace files that, without a shard beside them, may be anybody's."""
+    """Refuse to replace files that, without a shard beside them, may not be a cache's."""
     for name, text in written.items():
         path = folder / name
         if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):

@@ -1,9 +1,9 @@
 """A shard as an HDF5 file, created so that its bytes depend on its contents only.
 
-The library does not survive a write that fails, as on a full disk: it writes through a
-:class:`CheckedFile`, which never tells it. Only writing uses it, for crafted files crash it. A
-reader maps the bytes that the manifest names instead (see
-:class:`~histograph_post.caches.layout.ShardInfo`), and so does whoever resumes.
+The HDF5 library does not survive a write that fails, as on a full disk, so it writes through a
+:class:`CheckedFile`, which hides errors from it. It is used for writing only, since crafted files
+crash it. Readers map the bytes that the manifest names instead (see
+:class:`~histograph_post.caches.layout.ShardInfo`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ T = TypeVar("T")
 class CheckedFile:
     """The file of a shard that is being written, as the HDF5 library sees it: nothing ever fails.
 
-    What does fail is kept for :meth:`check`, and nothing is written after it.
+    The first error is kept for :meth:`check`, and nothing is written after it.
     """
 
     def __init__(self, path: Path, name: Path) -> None:
         self._name = name
-        self._file = path.open("xb+", buffering=0)
+        self._file = path.open("wb+", buffering=0)
         self._place, self._size = 0, 0
         self._failed = False
         self._error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise what went wrong since the last check."""
+        """Raise the error that has occurred since the last check."""
         error, self._error = self._error, None
         if isinstance(error, OSError):
             error.filename = str(self._name)
@@ -44,7 +44,7 @@ class CheckedFile:
             raise error
 
     def close(self) -> None:
-        """Close the file; the library must have let go of it."""
+        """Close the file, after the library has closed it."""
         self._file.close()
 
     # --- what the library calls
@@ -66,7 +66,7 @@ class CheckedFile:
         return len(data)
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read back what was written; what is not there is zero."""
+        """Read back what was written; bytes that are missing are zero."""
         count = self._attempt(lambda: self._file.readinto(buffer)) or 0
         buffer[count:] = bytes(len(buffer) - count)
         self._place += len(buffer)
@@ -79,14 +79,14 @@ class CheckedFile:
         return size
 
     def flush(self) -> None:
-        """Do nothing: no write is held back."""
+        """Do nothing: writes are not buffered."""
 
     def _write_all(self, data: memoryview) -> None:
         while data:
             data = data[self._file.write(data) :]
 
     def _attempt(self, call: Callable[[], T]) -> T | None:
-        """Make a call unless one has failed before."""
+        """Call a function, unless one has failed before."""
         if not self._failed:
             try:
                 self._file.seek(self._place)
@@ -153,13 +153,13 @@ class RowWriter:
         self._done += len(block)
 
     def finish(self) -> tuple[Extent, ...]:
-        """Write what is still held back, and return where in the file the values are."""
+        """Write buffered rows, and return where in the file the values are."""
         size = self._spec.num_bytes
         return ((self._dataset.get_offset(), size),) if size else ()
 
 
 class CompressedWriter(RowWriter):
-    """Stores rows in compressed chunks; what does not fill a chunk yet is held back."""
+    """Stores rows in compressed chunks; rows that do not fill a chunk yet are buffered."""
 
     def __init__(self, file: h5f.FileID, spec: Dataset) -> None:
         super().__init__(file, spec)
@@ -172,7 +172,7 @@ class CompressedWriter(RowWriter):
         creation.set_deflate(GZIP_LEVEL)
 
     def write(self, block: np.ndarray) -> None:
-        """Take the next rows, and write the chunks that are full."""
+        """Buffer the next rows, and write the chunks that are full."""
         while len(block):
             taken = min(len(block), len(self._chunk) - self._filled)
             self._chunk[self._filled : self._filled + taken] = block[:taken]

@@ -2,8 +2,8 @@
 
 A :class:`Layout` has the names, shapes and types of the datasets of every shard; a
 :class:`ShardInfo` is the manifest's entry for one shard: its graphs, its hashes, and the bytes of
-each dataset. A chunk of compressed activations is stored as bytes of equal weight side by side
-(HDF5's shuffle filter), then deflated.
+each dataset. A chunk of compressed activations is shuffled (HDF5's filter: all first bytes of the
+values, then all second ones, ...) and then deflated.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..utils.decoding import Count, Form, Sha256, is_count
 #: How activations are stored. NumPy has no bfloat16, nor has HDF5: its bits are stored as uint16.
 STORED_TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 
-#: Bytes of activations that one gzip chunk holds (at least one row): small, since reading one
-#: graph in random order expands the whole chunk around it.
+#: Bytes of activations in one gzip chunk (at least one row): small, since reading one graph in
+#: random order expands the whole chunk around it.
 CHUNK_BYTES = 256 * 2**10
 
-#: On activations, level 4 takes half as long again and saves 2 %.
+#: On activations, level 4 takes 50 % longer and saves 2 %.
 GZIP_LEVEL = 1
 
 
@@ -56,7 +56,7 @@ class Dataset:
 
     @property
     def is_activations(self) -> bool:
-        """Whether this is what the model's layers gave, the only thing that may be compressed."""
+        """Whether these are activations, the only values that may be compressed."""
         return self.name.startswith("activations")
 
 
@@ -146,7 +146,7 @@ class Layout:
         )
 
     def descriptors(self, counts: Counts, id_bytes: int) -> tuple[Dataset, ...]:
-        """Return every other dataset of a shard, in the order in which they lie in the file."""
+        """Return every other dataset of a shard, in file order."""
         graphs = counts.num_graphs
         datasets = [
             Dataset("ptr", (graphs + 1,), "<i8"),
@@ -186,13 +186,13 @@ def compress(chunk: np.ndarray) -> bytes:
 
 
 def expand(stored: memoryview, shape: tuple[int, ...], dtype: str, where: str) -> np.ndarray:
-    """Return the chunk that :func:`compress` stored; never allocates more than it should be."""
+    """Return the chunk that :func:`compress` stored, without allocating more than its size."""
     itemsize = np.dtype(dtype).itemsize
     expected = int(np.prod(shape)) * itemsize
     inflater = zlib.decompressobj()
     try:
         data = inflater.decompress(stored, expected)
-        # All of the values may be out before the end of the stream has been read.
+        # All values may be there before the end of the stream has been read.
         rest = b"" if inflater.eof else inflater.decompress(inflater.unconsumed_tail, 1)
     except zlib.error as error:
         raise CacheError(f"{where}: found a damaged chunk ({error})") from None
@@ -212,7 +212,7 @@ ALIGNMENT = 64
 #: The most that deflate can expand a byte into; more is a bomb.
 MAX_DEFLATE_RATIO = 1032
 
-#: Where a piece of a dataset lies in its file: (offset, bytes).
+#: A piece of a dataset in its file: (offset, bytes).
 Extent = tuple[int, int]
 
 
@@ -223,7 +223,7 @@ def _are_extents(pieces: Any) -> bool:
     )
 
 
-#: The pieces of a dataset. There may be a million, so they are read in one go.
+#: The pieces of a dataset. There may be a million, so they are decoded all at once.
 Extents = Annotated[
     tuple[Extent, ...],
     Form("a list of [offset, bytes]", _are_extents, lambda pieces: tuple(map(tuple, pieces))),
@@ -239,9 +239,9 @@ def shard_name(index: int) -> str:
 class ShardInfo:
     """The manifest's entry for one shard: which graphs, how much, and where in the file.
 
-    ``extents`` names the bytes of every dataset: one piece where it is stored as it is, none where
-    it is empty, one piece per chunk where it is compressed. A reader needs nothing else to map the
-    values, so opening a cache never passes a foreign file to the HDF5 library.
+    ``extents`` are the bytes of every dataset: one piece if it is contiguous, none if it is empty,
+    one piece per chunk if it is compressed. A reader needs nothing else to map the values, so
+    opening a cache never passes a foreign file to the HDF5 library.
     """
 
     index: Count
@@ -252,7 +252,7 @@ class ShardInfo:
     num_labels: Count
     num_bytes: Count
     sha256: Sha256
-    #: Of everything before the activations, which a reader checks before it uses any of it.
+    #: Of everything before the activations; a reader checks it before it uses any of that.
     head_sha256: Sha256
     extents: Mapping[str, Extents]
 
@@ -273,7 +273,7 @@ class ShardInfo:
         return min(starts, default=self.num_bytes)
 
     def validate(self, layout: Layout, where: str) -> None:
-        """Refuse counts and places that contradict the layout or the size of the file."""
+        """Refuse counts and extents that contradict the layout or the size of the file."""
         where = f"{where}: shard {self.index}"
         rows = {"graph": self.stop - self.start, "node": self.num_nodes}
         if self.num_labels != rows.get(layout.level, self.num_labels):
@@ -287,7 +287,7 @@ class ShardInfo:
             raise CacheError(f"{where}: found {sorted(self.extents)}, expected {sorted(datasets)}")
         for name, dataset in datasets.items():
             self._validate_extents(dataset, layout, f"{where}, dataset {name!r}")
-        # Overlapping pieces would let a small file stand for any amount of data.
+        # With overlapping pieces, a small file could claim any amount of data.
         end = 0
         for offset, size in sorted(piece for pieces in self.extents.values() for piece in pieces):
             if offset < end:

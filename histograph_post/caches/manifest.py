@@ -1,15 +1,16 @@
-"""The manifest of a cache: what it binds together, how it is written, and opening a cache by it.
+"""The manifest, which makes a folder of shards a cache, and opening a cache by it.
 
 The format is specified in ``docs/cache-format.md``. Nothing in it depends on when, where or how
 fast a cache was made, so that the same command writes the same bytes. Manifest and splits are read
-without the activations and without torch; a cache may come from anybody, so everything is checked.
+without the activations and without torch. The files are not trusted: everything is checked.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,17 +25,17 @@ from . import CANARY_NAME as CANARY_NAME
 from . import MANIFEST_NAME as MANIFEST_NAME
 from .layout import Layout, ShardInfo
 
-#: Another major version cannot be read; a newer minor one may carry fields to pass over.
+#: Another major version cannot be read; a newer minor one may have fields that are ignored.
 FORMAT_VERSION = "1.1"
 
 SPLITS_NAME = "splits.json"
-#: What the graphs are as molecules, if they are: a line per graph, SMILES, a tab and the name.
+#: Of molecules only: a line per graph with its SMILES, a tab and its name.
 MOLECULES_NAME = "molecules.smi"
 
-#: Tens of thousands of shards fit; a longer manifest is not one of ours.
+#: Enough for tens of thousands of shards; a longer file is not a manifest.
 MANIFEST_LIMIT = 64 * 2**20
 
-#: Ten folds of ten million nodes fit.
+#: Enough for ten folds of ten million nodes.
 SPLITS_LIMIT = 2**30
 
 
@@ -49,12 +50,12 @@ def plan_hash(
     shards: Sequence[tuple[int, int]],
     settings: Mapping[str, Any],
 ) -> str:
-    """Return the SHA-256 of all that determines the bytes of the shards.
+    """Return the SHA-256 of everything that determines the bytes of the shards.
 
     Args:
         capture: The capture plan as JSON values.
         shards: First and one-past-last graph of every shard.
-        settings: Anything else that bytes depend on, such as the node budget of a batch.
+        settings: Anything else the bytes depend on, such as the node budget of a batch.
     """
     plan = {
         "format_version": FORMAT_VERSION,
@@ -92,15 +93,15 @@ class _DataEntry:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a cache, or a run, records of the code of its backbone."""
+    """What a cache, or a run, records about the code of its backbone."""
 
-    #: Absolute path -> hash of what each file defines of the model's classes, libraries aside.
+    #: Absolute path -> hash of the model's classes in that file; classes of libraries are left out.
     sources: Mapping[str, Sha256]
-    #: Of the libraries that ran it.
+    #: Versions of the libraries that ran it.
     versions: Mapping[str, str]
-    #: The folder that relative names on the command line start from.
+    #: The working directory, which relative names on the command line start from.
     folder: str
-    #: Of the file of the canary; None for a model that could not be tried on a small graph.
+    #: Hash of the canary's file; None for a model that does not run on a small graph.
     canary_sha256: Sha256 | None
 
     def to_json(self) -> dict[str, Any]:
@@ -108,26 +109,27 @@ class Provenance:
         return asdict(self)
 
 
-# The manifest takes these two as they are: from_json has made them of their entries before.
+# Manifest.from_json has built these two from their entries before the rest is decoded.
 _Model = Annotated[ModelSpec, Form("a model", lambda value: isinstance(value, ModelSpec))]
 _Data = Annotated[DataSpec, Form("data", lambda value: isinstance(value, DataSpec))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What makes a folder of shards a cache. It is written last.
+    """What makes a folder of shards a cache. It is written last, with its fields in this order.
 
     Args:
         tool_version: Version of the package that wrote the cache.
         weights_sha256: Hash of the weights that ran; a head refuses any other backbone.
-        checkpoint: File name of the checkpoint; None for a model that was handed over in memory.
+        checkpoint: File name of the checkpoint; None for a model that was passed in memory.
         capture: The capture plan as JSON values.
-        plan_hash: Hash of all that determines the bytes of the shards (:func:`plan_hash`).
+        plan_hash: Hash of everything that determines the bytes of the shards (:func:`plan_hash`).
         own_metrics: The score of the model's own outputs as JSON values; None where it has none.
         no_metrics_because: Why there is no such score; None where there is one.
         provenance: The code that ran; None in a cache of version 1.0.
     """
 
+    format_version: str = FORMAT_VERSION
     tool_version: str
     weights_sha256: Sha256
     checkpoint: str | None
@@ -139,13 +141,12 @@ class Manifest:
     splits_sha256: Sha256
     own_metrics: Mapping[str, Any] | None
     no_metrics_because: str | None
-    shards: tuple[ShardInfo, ...]
     provenance: Provenance | None = None
-    format_version: str = FORMAT_VERSION
+    shards: tuple[ShardInfo, ...]
 
     @property
     def num_labels(self) -> int:
-        """Rows of labels: graphs, nodes or links, whatever the splits count."""
+        """Label rows, which the splits count: graphs, nodes or links."""
         return sum(shard.num_labels for shard in self.shards)
 
     def validate(self, where: str) -> None:
@@ -175,29 +176,10 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as plain values, its own hash last."""
-        value = {
-            "format_version": self.format_version,
-            "tool_version": self.tool_version,
-            "weights_sha256": self.weights_sha256,
-            "checkpoint": self.checkpoint,
-            "model": {
-                "spec": self.model.spec,
-                "args": self.model.args,
-                "filled": self.model.filled,
-            },
-            "data": {
-                "spec": self.data.spec,
-                "args": self.data.args,
-                "fingerprint": self.data.fingerprint,
-                "num_graphs": self.data.num_graphs,
-                "num_nodes": self.data.num_nodes,
-            },
-            "capture": self.capture,
+        value = {field.name: getattr(self, field.name) for field in fields(self)} | {
+            "model": _entry(_ModelEntry, self.model),
+            "data": _entry(_DataEntry, self.data),
             "layout": asdict(self.layout),
-            "plan_hash": self.plan_hash,
-            "splits_sha256": self.splits_sha256,
-            "own_metrics": self.own_metrics,
-            "no_metrics_because": self.no_metrics_because,
             "provenance": None if self.provenance is None else self.provenance.to_json(),
             "shards": [asdict(shard) for shard in self.shards],
         }
@@ -205,8 +187,7 @@ class Manifest:
 
     def to_text(self) -> str:
         """Return the text of ``manifest.json``, after checking that it can be read back."""
-        value = self.to_json()
-        text = to_json(value)
+        text = to_json(self.to_json())
         Manifest.from_text(text.encode(), MANIFEST_NAME)
         return text
 
@@ -233,7 +214,7 @@ class Manifest:
                 "the file was changed"
             )
         if seal.format_version == "1.0":
-            contents = _as_of_now(contents)
+            contents = _upgraded(contents)
         specs: Any = {"model": (_ModelEntry, ModelSpec), "data": (_DataEntry, DataSpec)}
         for name, (entry, spec) in specs.items():
             if name in contents:
@@ -244,8 +225,13 @@ class Manifest:
         return manifest
 
 
-def _as_of_now(contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what version 1.0 wrote as version 1.1 does: with nothing known of the code."""
+def _entry(kind: type[_ModelEntry | _DataEntry], spec: ModelSpec | DataSpec) -> dict[str, Any]:
+    """Return what the manifest keeps of a specification."""
+    return {field.name: getattr(spec, field.name) for field in fields(kind)}
+
+
+def _upgraded(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest of version 1.0, which knew nothing about the code, as version 1.1."""
     model = contents.get("model")
     if isinstance(model, dict):
         model = {"filled": {}, **model}
@@ -254,7 +240,7 @@ def _as_of_now(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Seal:
-    """What is checked of a manifest before the rest of it is looked at."""
+    """The fields of a manifest that are checked before the rest."""
 
     format_version: str
     manifest_sha256: Sha256
@@ -273,9 +259,9 @@ def read_manifest(path: str | Path) -> tuple[Path, Manifest]:
     if not folder.is_dir():
         raise NotFoundError(f"{path}: found no folder, expected a cache")
     manifest = folder / MANIFEST_NAME
-    if not manifest.exists() and not manifest.is_symlink():
+    if not os.path.lexists(manifest):
         shards = len(list(folder.glob("shard-*.h5")))
-        if not is_begun(folder):
+        if not shards:
             raise CacheError(f"{path}: found {_describe(folder)}, expected a cache")
         raise CacheError(
             f"{path}: found {plural(shards, 'shard')} but no {MANIFEST_NAME}, expected a complete "
@@ -287,12 +273,11 @@ def read_manifest(path: str | Path) -> tuple[Path, Manifest]:
 
 def is_begun(folder: Path) -> bool:
     """Return whether a folder holds a cache, finished or not, damaged or not."""
-    manifest = folder / MANIFEST_NAME
-    return manifest.exists() or manifest.is_symlink() or any(folder.glob("shard-*.h5"))
+    return os.path.lexists(folder / MANIFEST_NAME) or any(folder.glob("shard-*.h5"))
 
 
 def _describe(folder: Path) -> str:
-    """Return what a folder without a manifest and shards is."""
+    """Describe a folder that has neither a manifest nor shards."""
     if (folder / "run.json").is_file():
         return "a run"
     if (folder / "head.json").is_file():
@@ -303,18 +288,23 @@ def _describe(folder: Path) -> str:
 
 
 def read_splits(folder: Path, manifest: Manifest) -> Splits:
-    """Read the splits of a cache, refusing any but the ones the manifest names."""
+    """Read the splits of a cache, refusing any but those that the manifest names."""
     path = folder / SPLITS_NAME
-    text = read_limited(path, SPLITS_LIMIT)
-    found = hashlib.sha256(text).hexdigest()
-    if found != manifest.splits_sha256:
-        raise CacheError(f"{path}: found checksum {found}, expected {manifest.splits_sha256}")
-    value = parse_json(text, str(path))
+    value = parse_json(read_hashed(path, SPLITS_LIMIT, manifest.splits_sha256), str(path))
     total = value.get("total") if isinstance(value, dict) else None
-    # Before anything is allocated by that number.
+    # Before anything of that size is allocated.
     if total != manifest.num_labels:
         raise CacheError(f"{path}: found splits of {total}, expected {manifest.num_labels} rows")
     try:
         return Splits.from_json(value, where=str(path))
     except SplitError as error:
         raise CacheError(str(error)) from None
+
+
+def read_hashed(path: Path, limit: int, sha256: str) -> bytes:
+    """Read a file of at most ``limit`` bytes, refusing any but the one with this hash."""
+    contents = read_limited(path, limit)
+    found = hashlib.sha256(contents).hexdigest()
+    if found != sha256:
+        raise CacheError(f"{path}: found checksum {found}, expected {sha256}")
+    return contents

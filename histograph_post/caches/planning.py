@@ -1,6 +1,7 @@
-"""What a cache will hold: what is captured of a model, and how the shards are laid out.
+"""What a cache will hold: which layers of a model are captured, and how shards are laid out.
 
-All that decides the bytes of a cache is in the plan and its hash. Nothing here writes a file.
+Everything that determines the bytes of a cache is in the plan and its hash. Nothing here writes a
+file.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from .provenance import take_provenance
 
 @dataclass(frozen=True)
 class CachePlan:
-    """All that decides the bytes of a cache, and the model and data that will fill it."""
+    """Everything that determines the bytes of a cache, and the model and data that will fill it."""
 
     model: nn.Module
     device: torch.device
     dataset: GraphDataset
     splits: Splits
-    #: Of the data set, NaN where one is missing: ``[rows, num_targets]``.
+    #: NaN where a label is missing: ``[rows, num_targets]``.
     labels: np.ndarray
-    #: What the labels ask for; None for unlabelled data.
+    #: Inferred from the labels; None for unlabelled data.
     task: Task | None
     capture: CapturePlan
     #: What each parameter of the model's ``forward`` receives.
@@ -58,7 +59,7 @@ class CachePlan:
     #: The model as the user named it, and the arguments of the data.
     model_spec: ModelSpec
     data_args: Mapping[str, Any]
-    #: Bytes of a shard's activations, about.
+    #: Approximate bytes of a shard's activations.
     shard_bytes: int
     #: First and one-past-last graph of every shard.
     shards: tuple[tuple[int, int], ...]
@@ -66,12 +67,12 @@ class CachePlan:
     own: OwnOutput
     #: Edges that a layer takes at a time; None for all of them.
     edges_at_once: int | None = None
-    #: What a user should know, of how a large graph is planned and run.
+    #: What a user should know about how a large graph is planned and run.
     notes: tuple[str, ...] = ()
 
     @contextmanager
     def recording(self) -> Iterator[Capture]:
-        """Record the model's history in the way that was planned."""
+        """Record the model's history as planned."""
         with (
             edges_in_blocks(self.model, self.edges_at_once),
             Capture(self.model, self.capture) as recorder,
@@ -125,7 +126,7 @@ class CachePlan:
 
     @cached_property
     def provenance(self) -> tuple[Provenance, bytes | None]:
-        """What is recorded of the model's code, and the contents of the canary's file."""
+        """What is recorded about the model's code, and the contents of the canary's file."""
         return take_provenance(self.model, self.capture, self.dataset)
 
     def batches(self, start: int, stop: int) -> Iterator[range]:
@@ -157,7 +158,7 @@ def plan_cache(
     missing: Collection[str] = (),
     device: str = "auto",
 ) -> CachePlan:
-    """Find out what would be captured and how it would be laid out; nothing is written.
+    """Determine what would be captured and how it would be laid out; nothing is written.
 
     Runs the model on a few graphs to find its layers, and refuses a model whose activations
     change when they are recorded, or when other graphs share the batch.
@@ -165,7 +166,7 @@ def plan_cache(
     Args:
         model: A trained model; it is put into ``eval()`` and onto the device.
         splits: Which rows train, validate and test; stored with the cache.
-        model_spec: The model as the user named it; none for one that was handed over in memory.
+        model_spec: The model as the user named it; None for one that was passed in memory.
         missing: Weights that the checkpoint does not have; refused if the history needs them.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
@@ -180,7 +181,7 @@ def plan_cache(
     at_once = edges_at_once(model, capture, batch, **sizes)
     if edges > MOST_EDGES:
         how = (
-            "run with all of them at once: with some at a time the layers give something else"
+            "run with all of them at once, since the layers give other results in blocks of edges"
             if at_once is None
             else f"run layer by layer, {at_once:,} edges at a time"
         )
@@ -222,11 +223,11 @@ def plan_cache(
 
 
 def _shard_bytes(options: CacheOptions, dataset: GraphDataset, layout: Layout) -> int:
-    """Return how large shards are: as asked for, else so that there are not too many."""
+    """Return the size of a shard: as the user asked, else so that there are not too many."""
     if options.shard_bytes is not None:
         return options.shard_bytes
     total = int(dataset.num_nodes.sum()) * layout.row_bytes
-    least = -(-total // (MOST_SHARDS - 1))  # the last shard may be any size
+    least = -(-total // (MOST_SHARDS - 1))  # the last shard may have any size
     return max(SHARD_BYTES, -(-least // 2**20) * 2**20)
 
 
@@ -247,7 +248,7 @@ def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list
 
 
 def estimate_seconds(plan: CachePlan) -> float:
-    """Time the model on one batch and scale up to all nodes: an estimate, not a promise."""
+    """Estimate the time of the model by one batch, scaled up to all nodes."""
     _, stop = plan.shards[0]
     graphs = next(plan.batches(0, stop))
     with torch.inference_mode(), plan.recording() as recorder:
@@ -261,7 +262,7 @@ def estimate_seconds(plan: CachePlan) -> float:
     return seconds * int(plan.dataset.num_nodes.sum()) / max(nodes, 1)
 
 
-# --- the tables that a user reads
+# --- what a user is shown
 
 
 @dataclass(frozen=True, repr=False)
@@ -272,7 +273,7 @@ class Inspection:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there is to know about the data and the layers."""
+        """Notes about the data and the layers."""
         return (*self.plan.dataset.notes, *self.plan.capture.notes, *self.plan.notes)
 
     @property
@@ -282,11 +283,11 @@ class Inspection:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Numbers per node of each layer."""
+        """Channels of each layer."""
         return self.plan.capture.widths
 
     def tables(self) -> list[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
-        """Return every table as its title, its columns and its rows."""
+        """Return the title, the columns and the rows of every table."""
         capture = self.plan.capture
         return [
             ("What forward receives", RECEIVED_COLUMNS, self.plan.received),
@@ -312,12 +313,12 @@ def inspect(
 ) -> Inspection:
     """Show what :func:`~histograph_post.cache` would capture of a model; nothing is written.
 
-    The model runs on a few graphs. One that a cache would refuse is refused here, too.
+    The model runs on a few graphs. A model that cannot be cached is refused here, too.
 
     Args:
         model: Any trained module; it is put into ``eval()`` and not changed otherwise.
         dataset: A :class:`~histograph_post.data.GraphDataset`, a PyG data set or a list of graphs.
-        missing: Weights that are not the model's own, because its checkpoint has none for them.
+        missing: Names of weights that the checkpoint does not have.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
         options: Fields of :class:`~histograph_post.caches.probing.CacheOptions`, such as
             ``layers`` and ``no_pass``.

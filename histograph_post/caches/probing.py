@@ -1,7 +1,7 @@
-"""What a few graphs tell of a model before it is cached, and what a user can choose about a cache.
+"""Trying out a model on a few graphs before it is cached, and the options of a cache.
 
-A model that draws random numbers, that capturing disturbs or that mixes the graphs of a batch is
-refused here.
+A model that draws random numbers, whose output changes when it is captured, or that mixes the
+graphs of a batch is refused here.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from ..tasks import Task
 from ..utils import Level
 from ..utils.machine import NODE_BUDGET
 
-#: Bytes of a shard's activations, if nobody asks for another size.
+#: Default bytes of a shard's activations.
 SHARD_BYTES = 64 * 2**20
 
-#: With more shards than can be open at a time, every random batch opens files anew.
+#: With more shards than can be open at a time, every random batch would open files again.
 MOST_SHARDS = 500
 
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """What a user can choose about a cache."""
+    """The options of a cache."""
 
     #: ``auto``, or names, globs and indices of layers.
     layers: str | Sequence[str] = "auto"
     dtype: str = "float32"
     #: A batch takes consecutive graphs while it stays within this many nodes.
     node_budget: int = NODE_BUDGET
-    #: A shard, the unit of resuming and of distribution, takes about this many bytes; None for
-    #: :data:`SHARD_BYTES`, or more where that would be more than :data:`MOST_SHARDS` shards.
+    #: Approximate bytes of a shard, the unit of resuming and of distribution; None for
+    #: :data:`SHARD_BYTES`, or more where that would make more than :data:`MOST_SHARDS` shards.
     shard_bytes: int | None = None
     compression: str | None = None
     #: Which of a model's several outputs is its prediction (a key or a position).
@@ -63,14 +63,14 @@ class CacheOptions:
         for name in ("node_budget", "shard_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name}: found {getattr(self, name)}, expected 1 or more")
+                raise ConfigError(f"{name}: found {value}, expected 1 or more")
 
 
 @dataclass(frozen=True)
 class OwnOutput:
-    """The prediction of the model itself."""
+    """The form of the model's own prediction."""
 
-    #: Columns of its prediction; None where it has no row per graph (or node).
+    #: Columns; None where it has no row per graph (or node).
     width: int | None = None
     #: Whether they are probabilities; logits otherwise.
     probabilities: bool = False
@@ -79,7 +79,7 @@ class OwnOutput:
 
 
 class ProbedModel(NamedTuple):
-    """What a few graphs, or parts of large ones, tell of a model."""
+    """What was found by running a model on a few graphs, or parts of large ones."""
 
     capture: CapturePlan
     parity: Parity
@@ -96,13 +96,14 @@ def probe_model(
     missing: Collection[str],
     device: torch.device,
 ) -> ProbedModel:
-    """Run a model on a few graphs; of a large one on a part, unless it does not run on that.
+    """Run a model on a few graphs; on a part of a large one, unless the model fails on it.
 
-    A probe keeps every tensor of its pass. What it finds, layers and their order, does not depend
-    on the size of the graph; a model with weights for each node only runs on the whole.
+    A probe keeps every tensor of its pass, so a large graph could exhaust the memory. What it
+    finds, layers and their order, does not depend on the size of the graph. A model with weights
+    for each node only runs on the whole graph.
     """
-    ids = [dataset.ids[number] for number in probe_numbers(dataset)]
-    largest, refused = max(int(dataset.num_nodes[n]) for n in probe_numbers(dataset)), ""
+    numbers = probe_numbers(dataset)
+    largest, refused = max(int(dataset.num_nodes[number]) for number in numbers), ""
     for whole in (False, True):
         probe = probe_graphs(dataset, whole=whole)
         batch = to_device(Batch.from_data_list(probe), device)
@@ -120,13 +121,13 @@ def probe_model(
             if whole or largest <= LARGE_GRAPH:
                 raise
             refused = str(error)
-    _check(parity, ids, options)
+    _check(parity, [dataset.ids[number] for number in numbers], options)
     notes = []
     if largest > LARGE_GRAPH:
         how = (
-            f"on the whole of it: on a part it fails ({refused})"
+            f"on the whole of it, since it fails on a part ({refused})"
             if refused
-            else (f"on {PROBE_NODES:,} of its nodes")
+            else f"on {PROBE_NODES:,} of its nodes"
         )
         notes.append(f"a graph of {largest:,} nodes: the model was tried out {how}")
     return ProbedModel(capture, parity, own, batch, notes)
@@ -138,8 +139,8 @@ def _refuse_chance(model: nn.Module, capture: CapturePlan, batch: Batch) -> None
     device = device_of(model)
     name = _differing_layer(model, capture, batch)
     if name is not None and not is_repeatable(device):
-        # Some models amplify the rounding of sums a thousandfold: a CPU tells that from chance.
-        with suppress(Exception):  # of whatever kind: code that is made for the device
+        # Some models amplify the rounding of sums a thousandfold; on a CPU the order is fixed.
+        with suppress(Exception):  # the user's code may fail in any way on another device
             name = _differing_layer(copy.deepcopy(model).cpu(), capture, batch.clone().cpu())
     if name is not None:
         raise CaptureError(
@@ -149,7 +150,7 @@ def _refuse_chance(model: nn.Module, capture: CapturePlan, batch: Batch) -> None
 
 
 def _differing_layer(model: nn.Module, capture: CapturePlan, batch: Batch) -> str | None:
-    """Return the first layer that is another one with other random numbers."""
+    """Return the first layer whose activations depend on the random seed."""
     device, histories = device_of(model), []
     seeded = [device] if device.type == "cuda" else []
     for seed in (0, 1):
@@ -161,7 +162,7 @@ def _differing_layer(model: nn.Module, capture: CapturePlan, batch: Batch) -> st
 
 
 def _check(parity: Parity, ids: Sequence[str], options: CacheOptions) -> None:
-    """Refuse a model that capturing disturbs, or whose activations depend on batch-mates."""
+    """Refuse a model that changes when captured, or whose activations depend on batch-mates."""
     worst = parity.worst
     if worst.max_rel != worst.max_rel:
         raise CacheError(
@@ -190,7 +191,7 @@ def _own_output(
     level: Level,
     options: CacheOptions,
 ) -> OwnOutput:
-    """Run the model on the probe batch and look at its prediction."""
+    """Run the model on the probe batch and describe its prediction."""
     if level == "link":
         return OwnOutput(problem="a link task has no output of the model's own")
     rows = int(batch.num_nodes) if level == "node" else int(batch.num_graphs)

@@ -1,11 +1,11 @@
-"""Where a history came from: the code that made it, and one graph to try that code on again.
+"""Where a history came from: the code that computed it, and one graph to run that code on again.
 
-A backbone is known by the hash of its weights, but the same weights in a file that was edited give
-other activations. So a cache keeps the hash of the model's classes and a *canary*: one small graph
-of the data and its activations. Whoever builds the backbone again runs the canary: activations that
-differ by more than rounding are refused. So are classes that differ while the activations do not,
-since other graphs may reach what was edited. Comments, docstrings and the rest of a file may
-change. What is recorded here is compared, never opened or run.
+The hash of its weights identifies a backbone, but the same weights give other activations once the
+model's code is edited. So a cache records a hash of the model's classes and a *canary*: one small
+graph of the data and its activations. When the backbone is built again, the canary is run again:
+activations that differ by more than rounding are refused. Edited classes are refused even if the
+activations agree, since other graphs may reach what was edited. Comments, docstrings and the rest
+of a file may change. What is recorded is only compared, never opened or run.
 """
 
 from __future__ import annotations
@@ -37,27 +37,26 @@ from ..data import GraphDataset
 from ..data.batching import make_batch, probe_graphs, surroundings, to_device
 from ..errors import CacheError, HistographError, ModelError
 from ..models.model_call import LABELS
-from ..utils.files import read_limited
-from .manifest import CANARY_NAME, Provenance
+from .manifest import CANARY_NAME, Provenance, read_hashed
 
-#: Bytes of a canary at most; a longer one is not ours.
+#: Bytes of a canary, at most; a longer file is not one.
 CANARY_LIMIT = 64 * 2**20
 
-#: Packages whose files are known by their version.
+#: Packages that are recorded by their version, not by their source.
 _LIBRARIES = ("torch", "torch_geometric", "histograph_post")
 
 #: A larger graph is cut down to the surroundings of one node.
 _CANARY_NODES = 256
 
-#: Besides what other machines and devices explain, a model may be off by ten times what single
-#: precision is off on the canary, but by no more than this.
+#: The most that a layer may differ (relative). It may differ by ten times the rounding error of
+#: single precision on the canary, or by what other machines and devices explain.
 _MOST = 5e-2
 
 
 def take_provenance(
     model: nn.Module, plan: CapturePlan, dataset: GraphDataset
 ) -> tuple[Provenance, bytes | None]:
-    """Return what is recorded of a model's code, and the contents of the canary's file."""
+    """Return what is recorded about a model's code, and the contents of the canary's file."""
     canary = Canary.take(model, plan, dataset)
     contents = None if canary is None else canary.to_bytes()
     if contents is not None and len(contents) > CANARY_LIMIT:
@@ -69,21 +68,16 @@ def take_provenance(
 def read_canary(folder: Path, sha256: str) -> Canary:
     """Read the canary of a cache or a run, refusing any but the one that is recorded."""
     path = folder / CANARY_NAME
-    contents = read_limited(path, CANARY_LIMIT)
-    found = hashlib.sha256(contents).hexdigest()
-    if found != sha256:
-        raise CacheError(f"{path}: found checksum {found}, expected {sha256}")
-    return Canary.from_bytes(contents, str(path))
+    return Canary.from_bytes(read_hashed(path, CANARY_LIMIT, sha256), str(path))
 
 
 def check_provenance(
     recorded: Provenance, folder: Path, model: nn.Module, plan: CapturePlan
 ) -> None:
-    """Refuse a model whose code is another one, or gives other activations, than recorded.
+    """Refuse a model whose code, or whose activations on the canary, differ from what is recorded.
 
     Args:
-        recorded: What the cache or the run says of the code.
-        folder: Where it says so, and where the canary is.
+        folder: The cache or the run, where the canary is.
         model: The backbone as it was built now, with the recorded weights.
 
     Raises:
@@ -97,8 +91,7 @@ def check_provenance(
         return
     canary = read_canary(folder, recorded.canary_sha256)
     try:
-        differing = list(canary.differences(model, plan))
-        described = "" if not differing else _described(differing, len(plan.points))
+        described = _described(list(canary.differences(model, plan)), len(plan.points))
     except HistographError as error:
         described = f"on its canary graph: {error}"
     if described:
@@ -114,6 +107,8 @@ def check_provenance(
 
 
 def _described(differing: Sequence[tuple[str, float]], total: int) -> str:
+    if not differing:
+        return ""
     name, difference = differing[0]
     return (
         f"layer {name!r} differs by {difference:.1e} (relative), the first of {len(differing)} "
@@ -126,7 +121,7 @@ def _described(differing: Sequence[tuple[str, float]], total: int) -> str:
 
 @dataclass(frozen=True)
 class Canary:
-    """One graph, the activations of each layer on it, and how far off rounding may take them."""
+    """One graph, the activations of each layer on it, and how far rounding may take them off."""
 
     graph: Data
     history: list[Tensor]
@@ -134,7 +129,7 @@ class Canary:
 
     @classmethod
     def take(cls, model: nn.Module, plan: CapturePlan, dataset: GraphDataset) -> Canary | None:
-        """Run the model on a small graph of the data; None if it cannot be run on one."""
+        """Run the model on a small graph of the data; None if it does not run on one."""
         for graph in _small_graphs(dataset):
             try:
                 history = _run(model, plan, graph)
@@ -144,7 +139,7 @@ class Canary:
         return None
 
     def differences(self, model: nn.Module, plan: CapturePlan) -> Iterator[tuple[str, float]]:
-        """Yield the layers whose activations are other ones by now, and by how much."""
+        """Yield the layers whose activations differ now, and by how much."""
         if len(self.history) != len(plan.points):
             raise CacheError(
                 f"canary: found {len(self.history)} layers, expected {len(plan.points)}"
@@ -166,7 +161,7 @@ class Canary:
             else:
                 values[name] = value
         tensors |= {f"layer.{at}": layer.contiguous() for at, layer in enumerate(self.history)}
-        # A capture point may name an attribute by its position, so the order is kept.
+        # A capture point may refer to an attribute by its position, so the order is kept.
         names = list(self.graph.to_dict())
         about = {"names": names, "values": values, "tolerances": self.tolerances}
         return safetensors.torch.save(tensors, {"canary": json.dumps(about)})
@@ -188,7 +183,7 @@ class Canary:
 
 
 def _small_graphs(dataset: GraphDataset) -> Iterator[Data]:
-    """Yield a small graph without labels and texts, and the same with all it has."""
+    """Yield a small graph without labels and strings, then the same graph with everything."""
     graphs = sorted(probe_graphs(dataset, whole=False), key=lambda graph: int(graph.num_nodes))
     fitting = (graph for graph in graphs if graph.num_nodes > 1 and graph.num_edges)
     graph = next(fitting, graphs[-1])
@@ -199,7 +194,7 @@ def _small_graphs(dataset: GraphDataset) -> Iterator[Data]:
 
 
 def _inputs_only(graph: Data) -> Data:
-    """Return the tensors of a graph that a model may be given, labels and masks aside."""
+    """Return a graph with its tensors only, and without labels and masks."""
     bare = copy.copy(graph)
     for name, value in graph.to_dict().items():
         is_label = name in LABELS or "label" in name or name.endswith("_mask")
@@ -211,7 +206,7 @@ def _inputs_only(graph: Data) -> Data:
 def _run(
     model: nn.Module, plan: CapturePlan, graph: Data, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    """Return what the model makes of one graph: ``[num_nodes, D_l]`` per layer."""
+    """Return the activations of one graph: ``[num_nodes, D_l]`` per layer."""
     device = device_of(model)
     batch = to_device(make_batch([graph.clone()]), device)
     if dtype is not None:
@@ -228,11 +223,11 @@ def _run(
 def _tolerances(
     model: nn.Module, plan: CapturePlan, graph: Data, history: Sequence[Tensor]
 ) -> list[float]:
-    """Return how far off each layer may be: rounding, which some models amplify."""
+    """Return how much each layer may differ: by rounding, which some models amplify."""
     try:
         exact = _run(copy.deepcopy(model).cpu().double(), plan, graph, torch.float64)
         rounding = [_difference(*pair) for pair in zip(history, exact, strict=True)]
-    except Exception:  # of whatever kind: code that insists on a precision
+    except Exception:  # the user's code may fail in any way in another precision
         rounding = [0.0] * len(history)
     least = [TOLERANCES.get(layer.dtype, 1e-4) for layer in history]
     return [
@@ -242,7 +237,7 @@ def _tolerances(
 
 
 def _difference(before: Tensor, now: Tensor) -> float:
-    """Return the largest difference, relative to the largest number; infinite of other shapes."""
+    """Return the largest difference, relative to the largest value; infinite if shapes differ."""
     return apart(before, now) if before.shape == now.shape else float("inf")
 
 
@@ -250,7 +245,7 @@ def _difference(before: Tensor, now: Tensor) -> float:
 
 
 def _sources(model: nn.Module) -> dict[str, str]:
-    """Return for each file a hash of the model's classes in it, comments and docstrings aside."""
+    """Return a hash of the model's classes in each file, without comments and docstrings."""
     parts: dict[Path, set[str]] = {}
     for kind in {kind for module in model.modules() for kind in type(module).__mro__}:
         if kind is object or kind.__module__.partition(".")[0] in _LIBRARIES:
@@ -258,7 +253,7 @@ def _sources(model: nn.Module) -> dict[str, str]:
         try:
             path = Path(inspect.getsourcefile(kind) or "")
             tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-        except (OSError, TypeError, SyntaxError):  # typed in, or made by a function
+        except (OSError, TypeError, SyntaxError):  # defined interactively, or by a function
             continue
         if path.is_file():
             for node in ast.walk(tree):
@@ -272,9 +267,9 @@ def _sources(model: nn.Module) -> dict[str, str]:
 
 
 def _changed(recorded: Mapping[str, str], model: nn.Module) -> str:
-    """Say which file has other classes, with both hashes; a file may be at another place."""
+    """Describe the first file whose classes differ, with both hashes; files may have moved."""
     found = _sources(model)
-    # What earlier versions recorded is the hash of the whole file.
+    # Earlier versions recorded the hash of the whole file.
     whole = {hashlib.sha256(Path(path).read_bytes()).hexdigest(): path for path in found}
     known = {sha256: found[whole[sha256]] for sha256 in recorded.values() if sha256 in whole}
     lost = [
@@ -285,7 +280,7 @@ def _changed(recorded: Mapping[str, str], model: nn.Module) -> str:
         for path, sha256 in found.items()
         if sha256 not in {*recorded.values(), *known.values()}
     ]
-    if not lost:  # a class that came on top is for the canary to judge
+    if not lost:  # for an additional class, the canary decides
         return ""
     expected = f"{recorded[lost[0]][:12]} ({lost[0]})"
     shown = f"{new[0]}: found source {found[new[0]][:12]}" if new else "found no source file"

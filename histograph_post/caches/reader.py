@@ -1,10 +1,9 @@
-"""Reading a cache: zero-copy histories per graph, flat batches, labels, outputs; verifying it."""
+"""Reading a cache: zero-copy histories per graph, flat batches, labels, outputs."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -17,16 +16,7 @@ from ..errors import CacheError, DataError
 from ..splits import Splits
 from ..utils.files import follows_links, read_limited
 from .layout import shard_name
-from .manifest import (
-    CANARY_NAME,
-    MANIFEST_NAME,
-    MOLECULES_NAME,
-    SPLITS_LIMIT,
-    SPLITS_NAME,
-    Manifest,
-    read_manifest,
-    read_splits,
-)
+from .manifest import MOLECULES_NAME, SPLITS_LIMIT, Manifest, read_manifest, read_splits
 from .shard import (
     TORCH_TYPES,
     CachedBatch,
@@ -36,21 +26,20 @@ from .shard import (
     as_tensor,
     most_open_shards,
     read_graph,
-    verify_shard,
 )
 
-#: Activations in a piece of :meth:`Cache.pieces`, at most: one more, and torch wakes threads to
-#: copy them, which takes longer than the copying.
+#: Activations in a piece of :meth:`Cache.pieces`, at most: with one more, torch starts threads to
+#: copy them, which takes longer than the copy.
 PIECE_VALUES = (1 << 15) - 1
 
-#: Pieces after which their pages are handed back: a page that is touched maps others around it.
+#: Pieces after which their pages are released: a page that is touched maps others around it.
 MAPPED_PIECES = 8
 
 
 class Span(NamedTuple):
-    """Graphs of a batch that are neighbours in a shard, and are read in one go.
+    """Graphs of a batch that are neighbours in a shard, and are read together.
 
-    They are graphs ``start`` to ``stop`` of the shard, and rows ``first_row`` to ``stop_row``.
+    They are graphs ``start`` to ``stop`` of the shard, in rows ``first_row`` to ``stop_row``.
     """
 
     shard: int
@@ -63,7 +52,7 @@ class Span(NamedTuple):
 
 
 class Cache:
-    """An opened cache. Shards are mapped when first used, in each process for itself.
+    """An opened cache. Each process maps a shard when it first uses it.
 
     ``len(cache)`` is the number of graphs and ``cache[i]`` one of them. A cache can be pickled and
     forked, so it works in the workers of a ``DataLoader``.
@@ -90,7 +79,7 @@ class Cache:
             f"layers={layout.num_layers}, dtype={layout.dtype})"
         )
 
-    # Maps belong to a process; the one that unpickles makes its own.
+    # Maps belong to a process; one that unpickles a cache makes its own.
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "manifest": self.manifest}
 
@@ -150,7 +139,7 @@ class Cache:
 
     @cached_property
     def splits(self) -> Splits:
-        """Which rows train, validate and test, as they were when the cache was made."""
+        """The splits that the cache was made with."""
         return read_splits(self.path, self.manifest)
 
     def ids(self) -> list[str]:
@@ -158,9 +147,9 @@ class Cache:
         return [graph_id for shard in self._all_shards() for graph_id in shard.ids]
 
     def molecules(self) -> list[tuple[str, str]] | None:
-        """Return the SMILES and the name of each graph; None of others, and of older caches.
+        """Return the SMILES and the name of each graph; None if they are not stored.
 
-        Nothing in the cache depends on them: they are for drawings, and for splits by scaffold.
+        Nothing in the cache depends on them: they are for drawings, and for scaffold splits.
         """
         path = self.path / MOLECULES_NAME
         if (path.is_symlink() and not follows_links()) or not path.is_file():
@@ -181,18 +170,18 @@ class Cache:
         return np.concatenate([shard.arrays["outputs"] for shard in self._all_shards()])
 
     def label_pairs(self) -> Tensor:
-        """Return the labelled node pairs, nodes numbered through the cache: ``[2, rows]``."""
+        """Return the labelled node pairs, numbered over the whole cache: ``[2, rows]``."""
         pairs = [shard.arrays["edge_label_index"] for shard in self._all_shards()]
         shift = np.repeat(self.node_ptr[:-1], np.diff(self.label_ptr))  # [rows]
         return torch.from_numpy(np.concatenate(pairs, axis=1) + shift)
 
     def edge_index(self) -> Tensor:
-        """Return the edges of all graphs, nodes numbered through the cache: ``[2, num_edges]``."""
+        """Return the edges of all graphs, numbered over the whole cache: ``[2, num_edges]``."""
         graphs = np.arange(self.num_graphs)
         return self._gather_edges(self._spans(graphs), self.node_ptr)
 
     def release(self) -> None:
-        """Hand the mapped pages back to the system; views of them are read from the file again."""
+        """Return the mapped pages to the system; they are read from the file again when needed."""
         for shard in self._open_shards.values():
             shard.release()
 
@@ -205,9 +194,9 @@ class Cache:
         return read_graph(self._shard(number), place, self.manifest.layout)
 
     def gather(self, indices: Sequence[int] | np.ndarray, *, edges: bool = False) -> CachedBatch:
-        """Return a copy of several graphs as one flat batch, in the order asked for.
+        """Return a copy of several graphs as one flat batch, in the given order.
 
-        With ``edges``, ``edge_index`` is there too, its nodes numbered through the batch.
+        With ``edges``, the batch has an ``edge_index``, its nodes numbered over the batch.
         """
         graphs, ptr = self._checked(indices)
         spans = self._spans(graphs)
@@ -216,11 +205,11 @@ class Cache:
         return CachedBatch(history, torch.from_numpy(ptr), edge_index)
 
     def pieces(self, indices: Sequence[int] | np.ndarray) -> Iterator[tuple[slice, list[Tensor]]]:
-        """Yield the stored rows of several graphs, a small piece at a time, in order of the file.
+        """Yield the stored rows of several graphs, a small piece at a time, in file order.
 
-        With every piece, one tensor or one per layer, comes its place in the batch that
-        :meth:`gather` returns. It is a view of the file, to be used before the next one is asked
-        for: every now and then the pages go back to the system, as in :meth:`release`.
+        A piece, one tensor or one per layer, comes with its place in the batch that :meth:`gather`
+        returns. It is a view of the file, to be used before the next piece: pages are released now
+        and then, as in :meth:`release`.
         """
         graphs, ptr = self._checked(indices)
         step = max(1, PIECE_VALUES // max(1, sum(self.widths)))
@@ -239,7 +228,7 @@ class Cache:
         self.release()
 
     def _checked(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return graphs that are there, ``[batch]``, and where each begins, ``[batch + 1]``."""
+        """Return valid graph numbers, ``[batch]``, and their first rows, ``[batch + 1]``."""
         found = np.asarray(indices).reshape(-1)
         if len(found) and found.dtype.kind not in "iu":
             raise DataError(
@@ -252,7 +241,7 @@ class Cache:
         return graphs, np.concatenate([[0], np.cumsum(self.num_nodes[graphs])])
 
     def _spans(self, graphs: np.ndarray) -> list[Span]:
-        """Return the spans of a batch in its order; sorted, they are in the order of the files."""
+        """Return the spans of a batch in its order; sorted, they are in file order."""
         shards = self._shard_of_graph[graphs]  # [batch]
         breaks = np.flatnonzero((np.diff(graphs) != 1) | (np.diff(shards) != 0)) + 1
         positions = np.concatenate([[0], breaks])[: len(graphs)]  # [spans]
@@ -276,7 +265,7 @@ class Cache:
         all_open = len(self.manifest.shards) <= most_open_shards()
         # By place in the batch; the first is empty, for a batch without graphs.
         pieces = {-1: [np.empty(d.shape, d.dtype) for d in layout.activations(0)]}
-        # In the order of the files: the disk likes it, and a compressed chunk is expanded once.
+        # In file order: disks are faster that way, and a compressed chunk is expanded once.
         for span in sorted(spans):
             # Views of the files, unless they are compressed; a view keeps its file open.
             sources = self._shard(span.shard).activations
@@ -308,81 +297,9 @@ class Cache:
         if shard is None:
             info = self.manifest.shards[number]
             shard = Shard.open(self.path / shard_name(number), info, self.manifest.layout)
-            # A view that is still in use keeps its map, whatever is closed here.
+            # A view that is still in use keeps its map, even if its shard is dropped here.
             while len(self._open_shards) >= most_open_shards():
                 self._open_shards.popitem(last=False)
             self._open_shards[number] = shard
         self._open_shards.move_to_end(number)
         return shard
-
-
-# --- checking every byte, and listing what is wrong instead of stopping at it
-
-
-@dataclass(frozen=True)
-class VerifyRow:
-    """What came of checking one file; ``problem`` is None where nothing is wrong."""
-
-    file: str
-    checked: str
-    problem: str | None
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """What came of checking every file of a cache."""
-
-    path: Path
-    rows: tuple[VerifyRow, ...]
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What is wrong, a line each."""
-        return tuple(row.problem for row in self.rows if row.problem is not None)
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
-
-
-def verify_cache(
-    path: str | Path, progress: Callable[[int, int], None] | None = None
-) -> VerifyReport:
-    """Check every byte of a cache: checksums, offsets, node numbers, finite values, splits.
-
-    Damage is listed, not raised. ``progress`` is called with the bytes done and their total.
-    """
-    from .provenance import read_canary
-
-    folder = Path(path)
-    try:
-        manifest = Cache.open(folder).manifest
-    except CacheError as error:
-        return VerifyReport(folder, (VerifyRow(MANIFEST_NAME, "contents", str(error)),))
-    rows = [
-        VerifyRow(MANIFEST_NAME, "checksum, contents", None),
-        VerifyRow(SPLITS_NAME, "checksum, contents", _problem(read_splits, folder, manifest)),
-    ]
-    recorded = manifest.provenance
-    if recorded is not None and recorded.canary_sha256 is not None:
-        problem = _problem(read_canary, folder, recorded.canary_sha256)
-        rows.append(VerifyRow(CANARY_NAME, "checksum, contents", problem))
-    total = sum(shard.num_bytes for shard in manifest.shards)
-    done = 0
-    for info in manifest.shards:
-        name = shard_name(info.index)
-        problem = _problem(verify_shard, folder / name, info, manifest.layout)
-        rows.append(VerifyRow(name, "checksum, offsets, node numbers, finite values", problem))
-        done += info.num_bytes
-        if progress is not None:
-            progress(done, total)
-    return VerifyReport(folder, tuple(rows))
-
-
-def _problem(check: Callable[..., object], *arguments: object) -> str | None:
-    try:
-        check(*arguments)
-    except CacheError as error:
-        return str(error)
-    return None

@@ -1,13 +1,14 @@
-"""One shard opened for reading: its bytes are mapped into memory, checked, and not copied.
+"""One shard opened for reading: its bytes are mapped into memory and checked, not copied.
 
-A :class:`Shard` is what the file holds; a :class:`CachedGraph` is what a cache returns of it.
+A :class:`Shard` is the file; a :class:`CachedGraph` is one graph of it, as a cache returns it.
+:func:`verify_cache` checks every byte of a cache, and lists problems instead of stopping at one.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +20,11 @@ from torch import Tensor
 
 from ..errors import CacheError
 from ..utils.files import open_regular, sha256_prefix
-from .layout import STORED_TYPES, Counts, Dataset, Extent, Layout, ShardInfo, expand
+from .layout import Dataset, Extent, Layout, ShardInfo, expand, shard_name
+from .manifest import CANARY_NAME, MANIFEST_NAME, SPLITS_NAME, read_manifest, read_splits
 
 #: Shards that are open at most; each holds a file descriptor.
 MAX_OPEN_SHARDS = 512
-
-#: Bits that are all set in a value that is not finite, by storage type.
-_EXPONENTS = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
 
 #: Values are scanned in blocks of about this many bytes.
 _BLOCK_BYTES = 16 * 2**20
@@ -70,14 +69,14 @@ class CompressedRows:
 class Shard:
     """The values of one shard. Arrays are views of the mapped file.
 
-    The map is private and copy-on-write: writing into a view changes this process's memory, never
-    the file.
+    The map is copy-on-write: writing into a view changes the memory of this process, never the
+    file.
     """
 
     info: ShardInfo
     ids: list[str]
     arrays: dict[str, np.ndarray]
-    #: Of each dataset of activations, views or copies of its rows.
+    #: One per dataset of activations; slices are views of the file, or copies if compressed.
     activations: tuple[np.ndarray | CompressedRows, ...]
     _map: mmap.mmap
 
@@ -112,20 +111,20 @@ class Shard:
                 activations.append(values)
             else:
                 arrays[dataset.name] = values
-        check_contents(arrays, info.counts, info.start, str(path))
+        check_contents(arrays, info.num_nodes, info.start, str(path))
         return cls(info, _read_ids(arrays, str(path)), arrays, tuple(activations), buffer)
 
     def release(self) -> None:
-        """Hand the pages of the map back to the system; they are read from the file when needed.
+        """Return the mapped pages to the system; they are read from the file again when needed.
 
-        What a view's owner has written into it is undone.
+        Anything written into a view is lost.
         """
         if hasattr(self._map, "madvise"):  # not on every system
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
 def most_open_shards() -> int:
-    """Return how many shards may be open: they leave half of the file descriptors to others."""
+    """Return how many shards may be open: at most half of the file descriptors are used."""
     try:
         import resource
     except ImportError:  # Windows
@@ -134,32 +133,6 @@ def most_open_shards() -> int:
     if limit == resource.RLIM_INFINITY:
         return MAX_OPEN_SHARDS
     return max(1, min(MAX_OPEN_SHARDS, limit // 2))
-
-
-def verify_shard(path: Path, info: ShardInfo, layout: Layout) -> None:
-    """Check every byte of a shard, and that all activations are finite."""
-    with open_regular(path) as file:
-        # One byte more than expected, so that a file that has grown does not pass.
-        found = sha256_prefix(file, info.num_bytes + 1)
-    if found != info.sha256:
-        raise CacheError(f"{path}: found checksum {found}, expected {info.sha256}")
-    shard = Shard.open(path, info, layout)
-    exponent = _EXPONENTS[layout.dtype]
-    bits = STORED_TYPES[layout.dtype].replace("f", "u")
-    step = max(1, _BLOCK_BYTES // layout.row_bytes)
-    for number, values in enumerate(shard.activations):
-        for start in range(0, info.num_nodes, step):
-            block = values[start : min(start + step, info.num_nodes)].view(bits)
-            wrong = (block & exponent) == exponent  # [rows, num_layers, dim] or [rows, dim]
-            if not wrong.any():
-                continue
-            row, layer = np.argwhere(wrong)[0, :2].tolist()
-            graph = int(np.searchsorted(shard.arrays["ptr"], start + row, side="right")) - 1
-            name = layout.layer_names[layer if layout.is_uniform else number]
-            raise CacheError(
-                f"{path}: graph {shard.ids[graph]!r}, layer {name!r}: "
-                "found a value that is not finite, expected finite activations"
-            )
 
 
 def _read_ids(arrays: dict[str, np.ndarray], where: str) -> list[str]:
@@ -171,34 +144,24 @@ def _read_ids(arrays: dict[str, np.ndarray], where: str) -> list[str]:
 
 
 def check_contents(
-    arrays: Mapping[str, np.ndarray], counts: Counts, start: int, where: str
+    arrays: Mapping[str, np.ndarray], num_nodes: int, start: int, where: str
 ) -> None:
     """Refuse offsets and node numbers that point outside of a graph.
 
     ``start`` is the position of the shard's first graph in the data set.
     """
-    totals = {
-        "ptr": counts.num_nodes,
-        "id_ptr": len(arrays["ids"]),
-        "edge_ptr": counts.num_edges,
-        "label_ptr": counts.num_labels,
-    }
-    for name, total in totals.items():
-        if name in arrays:
-            _check_offsets(arrays[name], total, f"{where}: found {name}")
+    _check_offsets(arrays["ptr"], num_nodes, f"{where}: found ptr")
+    _check_offsets(arrays["id_ptr"], len(arrays["ids"]), f"{where}: found id_ptr")
+    sizes = np.diff(arrays["ptr"])  # [num_graphs]
     for name, offsets in (("edge_index", "edge_ptr"), ("edge_label_index", "label_ptr")):
         if name in arrays:
-            _check_pairs(
-                arrays[name],
-                np.diff(arrays[offsets]),
-                np.diff(arrays["ptr"]),
-                start,
-                f"{where}: found {name}",
-            )
+            pairs, ptr = arrays[name], arrays[offsets]  # [2, num_pairs], [num_graphs + 1]
+            _check_offsets(ptr, pairs.shape[1], f"{where}: found {offsets}")
+            _check_pairs(pairs, np.diff(ptr), sizes, start, f"{where}: found {name}")
 
 
 def _check_offsets(offsets: np.ndarray, total: int, found: str) -> None:
-    """Refuse offsets that do not rise from 0 to the number of what they count."""
+    """Refuse offsets that do not rise from 0 to the total."""
     if offsets[0] != 0 or offsets[-1] != total or (offsets[1:] < offsets[:-1]).any():
         raise CacheError(
             f"{found} from {offsets[0]} to {offsets[-1]}, expected it to rise from 0 to {total}"
@@ -220,7 +183,7 @@ def _check_pairs(
         )
 
 
-#: The tensor type of activations, by the layout's.
+#: The torch type of activations, by the name in the layout.
 TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 #: A history: ``[num_nodes, num_layers, dim]``, or ``[num_nodes, D_l]`` each where widths differ.
@@ -231,7 +194,7 @@ History = Tensor | list[Tensor]
 class CachedGraph:
     """One graph of a cache; ``history``, ``labels`` and ``outputs`` are views of the file.
 
-    The history of a compressed cache is a copy, which has been expanded.
+    The history of a compressed cache is a copy.
     """
 
     id: str
@@ -282,3 +245,99 @@ def as_tensor(values: np.ndarray, layout: Layout) -> Tensor:
     """Return the same memory as a tensor."""
     tensor = torch.from_numpy(values)
     return tensor.view(torch.bfloat16) if layout.dtype == "bfloat16" else tensor
+
+
+# --- checking every byte, and listing problems instead of stopping at one
+
+
+@dataclass(frozen=True)
+class VerifyRow:
+    """The outcome of checking one file; ``problem`` is None where nothing is wrong."""
+
+    file: str
+    checked: str
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The outcome of checking every file of a cache."""
+
+    path: Path
+    rows: tuple[VerifyRow, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, a line each."""
+        return tuple(row.problem for row in self.rows if row.problem is not None)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def verify_cache(
+    path: str | Path, progress: Callable[[int, int], None] | None = None
+) -> VerifyReport:
+    """Check every byte of a cache: checksums, offsets, node numbers, finite values, splits.
+
+    Damage is listed, not raised. ``progress`` is called with the bytes done and their total.
+    """
+    from .provenance import read_canary
+
+    folder = Path(path)
+    try:
+        _, manifest = read_manifest(folder)
+    except CacheError as error:
+        return VerifyReport(folder, (VerifyRow(MANIFEST_NAME, "contents", str(error)),))
+    rows = [
+        VerifyRow(MANIFEST_NAME, "checksum, contents", None),
+        VerifyRow(SPLITS_NAME, "checksum, contents", _problem(read_splits, folder, manifest)),
+    ]
+    recorded = manifest.provenance
+    if recorded is not None and recorded.canary_sha256 is not None:
+        problem = _problem(read_canary, folder, recorded.canary_sha256)
+        rows.append(VerifyRow(CANARY_NAME, "checksum, contents", problem))
+    total = sum(shard.num_bytes for shard in manifest.shards)
+    done = 0
+    for info in manifest.shards:
+        name = shard_name(info.index)
+        problem = _problem(_verify_shard, folder / name, info, manifest.layout)
+        rows.append(VerifyRow(name, "checksum, offsets, node numbers, finite values", problem))
+        done += info.num_bytes
+        if progress is not None:
+            progress(done, total)
+    return VerifyReport(folder, tuple(rows))
+
+
+def _problem(check: Callable[..., object], *arguments: object) -> str | None:
+    try:
+        check(*arguments)
+    except CacheError as error:
+        return str(error)
+    return None
+
+
+def _verify_shard(path: Path, info: ShardInfo, layout: Layout) -> None:
+    """Check every byte of a shard, and that all activations are finite."""
+    with open_regular(path) as file:
+        # One byte more than expected, so that a file that has grown does not pass.
+        found = sha256_prefix(file, info.num_bytes + 1)
+    if found != info.sha256:
+        raise CacheError(f"{path}: found checksum {found}, expected {info.sha256}")
+    shard = Shard.open(path, info, layout)
+    step = max(1, _BLOCK_BYTES // layout.row_bytes)
+    for number, values in enumerate(shard.activations):
+        for start in range(0, info.num_nodes, step):
+            block = as_tensor(values[start : min(start + step, info.num_nodes)], layout)
+            finite = torch.isfinite(block)  # [rows, num_layers, dim] or [rows, dim]
+            if finite.all():
+                continue
+            row, layer = (~finite).nonzero()[0, :2].tolist()
+            graph = int(np.searchsorted(shard.arrays["ptr"], start + row, side="right")) - 1
+            name = layout.layer_names[layer if layout.is_uniform else number]
+            raise CacheError(
+                f"{path}: graph {shard.ids[graph]!r}, layer {name!r}: "
+                "found a value that is not finite, expected finite activations"
+            )

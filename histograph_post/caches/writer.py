@@ -6,9 +6,11 @@ import os
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from h5py import h5f
 from torch import Tensor
 
@@ -31,7 +33,7 @@ from .shard import check_contents
 
 @dataclass(frozen=True)
 class ShardGraphs:
-    """The graphs of one shard, without what the model made of them.
+    """The graphs of one shard, without activations and outputs.
 
     Args:
         start: Position of the first graph in the data set.
@@ -49,7 +51,7 @@ class ShardGraphs:
     edge_label_index: Iterable[Tensor] = ()
 
     def arrays(self, layout: Layout, where: str) -> tuple[dict[str, np.ndarray], Counts]:
-        """Return the values of every dataset but outputs and activations, checked, and counts."""
+        """Return every dataset but outputs and activations, checked, and their sizes."""
         try:
             ids = [graph_id.encode() for graph_id in self.ids]
         except UnicodeEncodeError as error:
@@ -62,22 +64,14 @@ class ShardGraphs:
             "ids": np.frombuffer(b"".join(ids), "|u1"),
             "labels": np.ascontiguousarray(self.labels, "<f8"),
         }
+        rows, num_edges = {"graph": len(ids), "node": int(arrays["ptr"][-1])}, 0
         if layout.level == "link":
             arrays["label_ptr"], arrays["edge_label_index"] = _pairs(self.edge_label_index)
+            rows["link"] = arrays["edge_label_index"].shape[1]
         if layout.has_edges:
             arrays["edge_ptr"], arrays["edge_index"] = _pairs(self.edge_index)
-        num_nodes = int(self.num_nodes.sum())
-        rows = {"graph": len(self.ids), "node": num_nodes}
-        counts = Counts(
-            num_graphs=len(self.ids),
-            num_nodes=num_nodes,
-            num_edges=arrays["edge_index"].shape[1] if layout.has_edges else 0,
-            num_labels=(
-                arrays["edge_label_index"].shape[1]
-                if layout.level == "link"
-                else rows[layout.level]
-            ),
-        )
+            num_edges = arrays["edge_index"].shape[1]
+        counts = Counts(len(ids), rows["node"], num_edges, num_labels=rows[layout.level])
         for dataset in layout.descriptors(counts, len(arrays["ids"])):
             found = arrays.get(dataset.name)
             if found is not None and found.shape != dataset.shape:
@@ -85,7 +79,7 @@ class ShardGraphs:
                     f"{where}: found {dataset.name} of shape {found.shape}, "
                     f"expected {dataset.shape} for {len(self.ids)} graphs"
                 )
-        check_contents(arrays, counts, self.start, where)
+        check_contents(arrays, counts.num_nodes, self.start, where)
         return arrays, counts
 
 
@@ -101,7 +95,7 @@ def _pairs(pairs: Iterable[Tensor]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class ShardWriter:
-    """One shard being written: a complete file in the end, or none.
+    """One shard being written: in the end there is a complete file, or none.
 
     One thread fills a :meth:`block` after the other, in the order of the graphs; another calls
     :meth:`open`, :meth:`write` and :meth:`close`, or :meth:`discard`. Then :attr:`info` is the
@@ -138,28 +132,28 @@ class ShardWriter:
         return len(self._ids)
 
     def open(self) -> None:
-        """Create the file, under the name of an unfinished one."""
+        """Create the file under a temporary name."""
         next(self._steps)
 
     def close(self) -> None:
-        """Check and hash the file and move it to its name: it is complete then."""
+        """Check and hash the file, and move it to its final name."""
         next(self._steps, None)
 
     @property
     def info(self) -> ShardInfo:
-        """The manifest's entry for a shard that is closed."""
+        """The manifest's entry for the shard, once it is closed."""
         if self._info is None:
             raise CacheError(f"{self._path}: found an unfinished shard, expected a closed one")
         return self._info
 
     def discard(self) -> None:
-        """Remove what was written; a shard that is closed already stays."""
+        """Remove what was written, unless the shard is closed."""
         self._steps.close()
 
     def block(self, graphs: range, memory: BlockMemory) -> RowBlock:
-        """Return a block to put the layers of these graphs of the shard into.
+        """Return a block for the layers of these graphs of the shard.
 
-        Unlike the rest this may be done in another thread, and before the shard is open.
+        Unlike the rest, this may be called in another thread, and before the shard is open.
         """
         if not graphs.start < graphs.stop <= self.num_graphs:
             raise CacheError(
@@ -167,31 +161,28 @@ class ShardWriter:
                 f"expected at most {self.num_graphs}, and at least one at a time"
             )
         ptr = self._arrays["ptr"]
-        first_row, stop_row = ptr[[graphs.start, graphs.stop]].tolist()
-
-        def graph_of_row(row: int) -> str:
-            return self._ids[int(np.searchsorted(ptr, first_row + row, "right")) - 1]
-
         return RowBlock(
             self._layout,
             graphs,
-            stop_row - first_row,
-            graph_of_row=graph_of_row,
+            int(ptr[graphs.stop] - ptr[graphs.start]),
+            graph_of_row=partial(self._graph_of_row, ptr, graphs),
             where=str(self._path),
             memory=memory,
         )
 
+    def _graph_of_row(self, ptr: np.ndarray, graphs: range, row: int) -> str:
+        """Return the id of the graph that row ``row`` of a block belongs to."""
+        return self._ids[int(np.searchsorted(ptr, ptr[graphs.start] + row, "right")) - 1]
+
     def write(self, block: RowBlock, outputs: Tensor | None = None) -> None:
-        """Write a block that is filled, the first that is not there yet, and its outputs."""
+        """Write the next block, which is filled, and the model's own outputs for its graphs."""
         self._expect(block.graphs.start, self._next_graph, "a block from graph")
-        expected = self._output_shape(block.graphs.start, block.graphs.stop)
-        found = None if outputs is None else tuple(outputs.shape)
-        self._expect(found, expected, "outputs of shape")
         names = [spec.name for spec in self._layout.activations(self._counts.num_nodes)]
-        for name, values in zip(names, block.arrays(), strict=True):
-            self._rows[name].write(values)
-        if outputs is not None:
-            self._rows["outputs"].write(outputs.detach().float().cpu().numpy())
+        rows = dict(zip(names, block.arrays(), strict=True))
+        if (values := self._checked_outputs(block.graphs, outputs)) is not None:
+            rows["outputs"] = values
+        for name, array in rows.items():
+            self._rows[name].write(array)
         self._file.check()
         self._next_graph = block.graphs.stop
 
@@ -199,19 +190,29 @@ class ShardWriter:
         if found != expected:
             raise CacheError(f"{self._path}: found {what} {found}, expected {expected}")
 
-    def _output_shape(self, start: int, stop: int) -> tuple[int, int] | None:
-        """Return the shape of the outputs of graphs ``start`` to ``stop``."""
-        if self._layout.output_width is None:
+    def _checked_outputs(self, graphs: range, outputs: Tensor | None) -> np.ndarray | None:
+        """Return the outputs for some graphs, ``[rows, output_width]``, as they are stored."""
+        width, level = self._layout.output_width, self._layout.output_level
+        names = {"node": "ptr", "link": "label_ptr"}
+        ptr = self._arrays[names[level]] if level in names else np.arange(self.num_graphs + 1)
+        expected = None if width is None else (int(ptr[graphs.stop] - ptr[graphs.start]), width)
+        found = None if outputs is None else tuple(outputs.shape)
+        self._expect(found, expected, "outputs of shape")
+        if outputs is None:
             return None
-        name = {"node": "ptr", "link": "label_ptr"}.get(self._layout.output_level or "")
-        rows = stop - start if name is None else int(np.diff(self._arrays[name][[start, stop]])[0])
-        return rows, self._layout.output_width
+        values = outputs.detach().cpu()  # [rows, output_width]
+        finite = torch.isfinite(values).all(dim=1)  # [rows]
+        if not finite.all():
+            graph = self._graph_of_row(ptr, graphs, int((~finite).nonzero()[0]))
+            raise CacheError(
+                f"graph {graph!r}: found an output of the model that is not finite, expected "
+                "numbers"
+            )
+        return values.float().numpy()
 
     def _writing(self) -> Generator[None]:
-        with atomic_path(self._path) as partial:
-            # Left behind by a killed process that had the same number as this one.
-            partial.unlink(missing_ok=True)
-            with closing(CheckedFile(partial, self._path)) as self._file:
+        with atomic_path(self._path) as unfinished:
+            with closing(CheckedFile(unfinished, self._path)) as self._file:
                 file = create_file(self._file, self._plan_hash, self._numbers)
                 try:
                     self._create_datasets(file)
@@ -228,8 +229,8 @@ class ShardWriter:
                         file.close()
                     finally:
                         self._file.check()
-            self._info = self._entry(partial, extents)
-            # Before the shard has its name: a shard that is there has its record beside it.
+            self._info = self._entry(unfinished, extents)
+            # Before the shard has its name, so that every shard has a record beside it.
             write_record(self._path, ShardRecord(self._plan_hash, self._info))
 
     def _create_datasets(self, file: h5f.FileID) -> None:
@@ -238,7 +239,7 @@ class ShardWriter:
             self._rows[dataset.name] = RowWriter(file, dataset)
             if dataset.name != "outputs":
                 self._rows[dataset.name].write(self._arrays[dataset.name])
-        # The activations come last in the file, so that all before them can be hashed in one go.
+        # The activations come last in the file, so that everything before them has one hash.
         if not layout.is_uniform:
             create_group(file, "activations")
         for dataset in layout.activations(counts.num_nodes):
@@ -246,7 +247,7 @@ class ShardWriter:
             self._rows[dataset.name] = kind(file, dataset)
 
     def _entry(self, path: Path, extents: dict[str, tuple[Extent, ...]]) -> ShardInfo:
-        """Return the manifest's entry for a file that is written, which is read to be hashed."""
+        """Return the manifest's entry for a finished file, which is read again for its hashes."""
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             info = ShardInfo(
@@ -257,19 +258,19 @@ class ShardWriter:
         return replace(info, sha256=whole, head_sha256=head)
 
 
-# --- what is known of shards until there is a manifest
+# --- the records of finished shards, until there is a manifest
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What stands beside a finished shard: its entry in the manifest, and whose manifest."""
+    """The file beside a finished shard: its entry in the manifest, and the plan it belongs to."""
 
     plan_hash: Sha256
     shard: ShardInfo
 
 
 def record_path(shard: Path) -> Path:
-    """Return where the record of a shard stands until the manifest has it."""
+    """Return the path of a shard's record."""
     return shard.with_suffix(".json")
 
 
@@ -286,19 +287,19 @@ def read_record(shard: Path) -> ShardRecord:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, which makes the cache complete and has the record of every shard."""
+    """Write the manifest, which completes the cache and replaces the records of its shards."""
     write_text(folder / MANIFEST_NAME, manifest.to_text())
     remove_records(folder)
 
 
 def remove_records(folder: Path) -> None:
-    """Remove what the manifest has, too."""
+    """Remove the records of all shards."""
     for path in folder.glob("shard-*.json"):
         path.unlink(missing_ok=True)
 
 
 def withdraw_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make a complete cache one that is not, and keep what the manifest knows of its shards."""
+    """Make a cache incomplete again: write the records of its shards, remove the manifest."""
     for shard in manifest.shards:
         write_record(folder / shard_name(shard.index), ShardRecord(manifest.plan_hash, shard))
     (folder / MANIFEST_NAME).unlink(missing_ok=True)

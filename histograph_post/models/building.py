@@ -12,6 +12,7 @@ import copy
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ BUILT_IN: Final = CHOICES["kind"]
 #: What the names of public checkpoints begin with.
 _FAMILIES: Final = frozenset(name.partition(":")[0] for name in PUBLIC_MODELS)
 
-#: What people call the number of input features and of outputs in their constructors.
+#: Usual names of the number of input features and of outputs in constructors.
 INPUT_NAMES: Final = frozenset(
     {
         *("c_in", "feat_dim", "in_channels", "in_dim", "in_feats", "in_features", "in_size"),
@@ -65,10 +66,10 @@ def build_model(
 
     Args:
         spec: a built-in name, ``file.py:Name`` or ``package.module:Name``.
-        args: arguments of the constructor; they win over everything found elsewhere.
-        state_dict: the weights to be loaded later; sizes that they show win over those of the data.
+        args: arguments of the constructor; they take precedence over everything else.
+        state_dict: the weights to be loaded later; their sizes take precedence over the data's.
         in_dim: the number of node features of the data (or, for a built-in model, the number of
-            categories of each column), used where the constructor insists on it.
+            categories of each column), for a required argument of the constructor.
         out_dim: the number of classes or targets of the data, used in the same way.
         filled: arguments that were filled in when the model was built before, used in the same way
             and first; those that are filled in now are added.
@@ -77,13 +78,13 @@ def build_model(
         ModelError: if there is no such model, or it cannot be built from these arguments.
         NotFoundError: if the file does not exist.
     """
-    given = (args, state_dict, in_dim, out_dim, {} if filled is None else filled)
+    given = Given(args, state_dict or {}, in_dim, out_dim, {} if filled is None else filled)
     if spec in BUILT_IN:
-        return _build_builtin(spec, *given)
+        return _build_builtin(spec, given)
     if spec in PUBLIC_MODELS:
         from .public_models import build_public
 
-        return build_public(spec, *given)
+        return build_public(spec, given)
     place, colon, name = spec.rpartition(":")
     if not colon and spec.endswith(".py"):
         place, name = spec, ""
@@ -100,29 +101,39 @@ def build_model(
         target = _find(module, name, place)
         _check_target(target, module, spec)
         # Built while the folder of the file is importable: constructors import things, too.
-        return _construct(target, spec, *given)
+        return _construct(target, spec, given)
 
 
-def _build_builtin(
-    kind: str,
-    args: Mapping[str, Any],
-    state_dict: Mapping[str, Tensor] | None,
-    in_dim: int | Sequence[int] | None,
-    out_dim: int | None,
-    filled: dict[str, Any],
-) -> GNN:
-    found = {} if state_dict is None else settings_of(state_dict)
-    if state_dict and not found and not args:
+@dataclass(frozen=True)
+class Given:
+    """What a model is built from, besides its name (see :func:`build_model`)."""
+
+    args: Mapping[str, Any]
+    #: Empty where there are no weights.
+    state_dict: Mapping[str, Tensor]
+    in_dim: int | Sequence[int] | None
+    out_dim: int | None
+    filled: dict[str, Any]
+
+    @property
+    def num_columns(self) -> int | None:
+        """Columns of the node features; None where they are not known."""
+        return None if self.in_dim is None else _num_columns(self.in_dim)
+
+
+def _build_builtin(kind: str, given: Given) -> GNN:
+    args, found = given.args, settings_of(given.state_dict)
+    if given.state_dict and not found and not args:
         raise ModelError(
             f"the checkpoint was not made by the built-in {kind} (its first weight is "
-            f"{next(iter(state_dict))!r}); name the model it belongs to: --model file.py:Name"
+            f"{next(iter(given.state_dict))!r}); name the model it belongs to: --model file.py:Name"
         )
     if found.get("kind", kind) != kind:
         raise ModelError(f"the checkpoint holds a built-in {found['kind']}, not a {kind}")
-    data = {"in_dim": in_dim, "out_dim": out_dim, **filled}
+    data = {"in_dim": given.in_dim, "out_dim": given.out_dim, **given.filled}
     known = {name: value for name, value in data.items() if value is not None}
     settings = {**known, **found, **args, "kind": kind}
-    filled |= {name: value for name, value in known.items() if name not in {*found, *args}}
+    given.filled.update({name: known[name] for name in known if name not in {*found, *args}})
     for name, other in (("in_dim", "the features of the nodes"), ("out_dim", "the labels")):
         if name not in settings:
             raise ModelError(f"{kind} needs {name}, which {other} do not show: give {name}=NUMBER")
@@ -132,9 +143,9 @@ def _build_builtin(
     require_memory(kind, sizes, lambda: GNN(checked), bytes_per_weight=4)
     model = GNN(checked)
     columns = _num_columns(model.settings.in_dim)
-    if in_dim is not None and columns != _num_columns(in_dim):
+    if given.num_columns not in (None, columns):
         raise ModelError(
-            f"this {kind} reads {columns} node features, the data has {_num_columns(in_dim)}"
+            f"this {kind} reads {columns} node features, the data has {given.num_columns}"
         )
     return model
 
@@ -144,7 +155,7 @@ def _num_columns(in_dim: int | Sequence[int]) -> int:
 
 
 def _find(module: ModuleType, name: str, place: str) -> Any:
-    """Return what is called ``name`` in a user's module."""
+    """Return the object called ``name`` in a user's module."""
     target = getattr(module, name, None) if name else None
     if target is not None:
         return target
@@ -161,7 +172,7 @@ def _find(module: ModuleType, name: str, place: str) -> Any:
 
 
 def _check_target(target: Any, module: ModuleType, label: str) -> None:
-    """Refuse, before it is called, what neither is an ``nn.Module`` nor comes from this place."""
+    """Refuse to call what is neither an ``nn.Module`` nor defined in the user's module."""
     if isinstance(target, nn.Module):
         return
     called = without_partial(target)
@@ -177,30 +188,19 @@ def _check_target(target: Any, module: ModuleType, label: str) -> None:
         )
 
 
-def _construct(
-    target: Any,
-    label: str,
-    args: Mapping[str, Any],
-    state_dict: Mapping[str, Tensor] | None,
-    in_dim: int | Sequence[int] | None,
-    out_dim: int | None,
-    filled: dict[str, Any],
-) -> nn.Module:
-    """Call a class or factory; a module is taken as it is."""
+def _construct(target: Any, label: str, given: Given) -> nn.Module:
+    """Call a class or factory; a module is copied."""
+    args = given.args
     if isinstance(target, nn.Module):
         if args:
             raise ModelError(f"{label} is a module already and takes no arguments: {list(args)}")
-        return copy.deepcopy(target)  # others get it as well, with weights of their own
-    if out_dim is None and state_dict:
-        out_dim = 1  # where the data ask for none, the weights say how many there are
-    columns = in_dim if isinstance(in_dim, int) else None
-    sizes = _sizes(target, args, columns, out_dim, filled)
+        return copy.deepcopy(target)
 
-    def construct(given: Mapping[str, Any]) -> nn.Module:
-        return _call(target, label, {**args, **given})
+    def construct(sizes: Mapping[str, Any]) -> nn.Module:
+        return _call(target, label, {**args, **sizes})
 
-    model, sizes = _build_sized(construct, sizes, state_dict or {})
-    filled |= sizes
+    model, sizes = _build_sized(construct, _sizes(target, given), given.state_dict)
+    given.filled.update(sizes)
     return model
 
 
@@ -218,24 +218,21 @@ def _call(target: Any, label: str, arguments: Mapping[str, Any]) -> nn.Module:
     return model
 
 
-def _sizes(
-    target: Any,
-    args: Mapping[str, Any],
-    in_dim: int | None,
-    out_dim: int | None,
-    filled: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the sizes that a constructor insists on, under its names for them."""
+def _sizes(target: Any, given: Given) -> dict[str, Any]:
+    """Return the sizes that a constructor requires, under its names for them."""
     signature = _signature(target)
+    in_dim = given.in_dim if isinstance(given.in_dim, int) else None
+    # Without labels any number will do: the weights have the right one.
+    out_dim = 1 if given.out_dim is None and given.state_dict else given.out_dim
     sizes: dict[str, Any] = {}
     for name, parameter in signature.parameters.items() if signature else ():
-        if name in args or parameter.default is not parameter.empty:
+        if name in given.args or parameter.default is not parameter.empty:
             continue
         for names, size in ((INPUT_NAMES, in_dim), (OUTPUT_NAMES, out_dim)):
             if name in names and size is not None:
                 sizes[name] = size
-        if name in filled:
-            sizes[name] = filled[name]
+        if name in given.filled:
+            sizes[name] = given.filled[name]
     return sizes
 
 
@@ -247,7 +244,7 @@ def _signature(target: Any) -> inspect.Signature | None:
 
 
 def _check_arguments(target: Any, label: str, arguments: Mapping[str, Any]) -> None:
-    """Hold arguments against the signature before anything is called."""
+    """Check arguments against the signature before anything is called."""
     signature = _signature(target)
     if signature is None:
         return
@@ -262,9 +259,9 @@ def _check_arguments(target: Any, label: str, arguments: Mapping[str, Any]) -> N
         raise ModelError(f"{label}{shown} {error}; give arguments as name=value") from error
 
 
-# --- sizes that a constructor insists on, read from the weights that will be loaded
+# --- sizes that a constructor requires, read from the weights that will be loaded
 
-#: Two values that no constructor treats in a way of its own, as one does 1 and 2.
+#: Two values that no constructor treats specially, as some do 1 and 2.
 _LOW, _HIGH = 5, 7
 
 _Shape = tuple[int, ...]
@@ -274,10 +271,10 @@ _Construct = Callable[[Mapping[str, Any]], nn.Module]
 def _build_sized(
     construct: _Construct, guessed: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Build a model with the sizes that its weights have; with the guessed ones if they fit.
+    """Build a model with the guessed sizes, or with those of its weights if the guess does not fit.
 
-    The number of classes in the data says 1 for two classes; a checkpoint with two logits knows
-    better. Which tensors a size decides shows when the model is built with two other values of it.
+    For two classes the guess is one output, but a checkpoint may have two logits. To find out which
+    tensors a size determines, the model is built with two other values of it.
 
     Returns:
         The model, and the sizes that it was built with.
@@ -294,14 +291,14 @@ def _build_sized(
         sized = construct(sizes)
     except ModelError:
         return model, dict(guessed)
-    better = len(_misfits(sized, weights)) < len(_misfits(model, weights))
+    better = _misfits(sized, weights) < _misfits(model, weights)
     return (sized, sizes) if better else (model, dict(guessed))
 
 
 def _size(
     construct: _Construct, sizes: Mapping[str, Any], name: str, weights: Mapping[str, Tensor]
 ) -> int | None:
-    """Return the one value of a size that all tensors agree on; None if there is none."""
+    """Return the value of a size that all tensors agree on; None if there is none."""
     try:
         low, high = (_shapes(construct({**sizes, name: value})) for value in (_LOW, _HIGH))
     except ModelError:
@@ -319,13 +316,12 @@ def _size(
     return int(value) if value >= 1 and value == int(value) else None
 
 
-def _misfits(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
-    shapes = _shapes(model)
-    return [
-        name
-        for name, shape in shapes.items()
-        if _shape_in(weights, name) not in (None, shape) and shape != ()
-    ]
+def _misfits(model: nn.Module, weights: Mapping[str, Tensor]) -> int:
+    """Return how many tensors of a model have another shape in the file."""
+    return sum(
+        _shape_in(weights, name) not in (None, shape) and shape != ()
+        for name, shape in _shapes(model).items()
+    )
 
 
 def _shapes(model: nn.Module) -> dict[str, _Shape]:
@@ -337,7 +333,7 @@ def _shapes(model: nn.Module) -> dict[str, _Shape]:
 
 
 def _shape_in(weights: Mapping[str, Tensor], name: str) -> _Shape | None:
-    """Return the shape of a tensor in a file, where it may stand behind a prefix."""
+    """Return the shape of a tensor in a file, where its name may have a prefix."""
     if name in weights:
         return tuple(weights[name].shape)
     behind = {tuple(value.shape) for key, value in weights.items() if key.endswith(f".{name}")}

@@ -3,8 +3,8 @@
     features -> embedding -> num_layers x (convolution, norm, activation, dropout, residual)
              -> pool over the nodes of each graph -> classifier
 
-A checkpoint of a built-in model describes itself: its state dict carries the settings it was built
-with beside the weights, because a pool or a residual connection leaves no trace in the weights.
+A checkpoint of a built-in model describes itself: its state dict has the settings beside the
+weights, because a pool or a residual connection leaves no trace in the weights.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
 #: Kinds whose convolution can read edge features.
 EDGE_KINDS: Final = ("gin", "gat", "gps")
 
-#: A weight that only the convolution of this kind has. GAT has those of GCN too, so it goes first.
+#: A weight that identifies the convolution. GAT has that of GCN too, so it goes first.
 KIND_WEIGHTS: Final = {
     "gat": "att_src",
     "gps": "attn.in_proj_weight",
@@ -59,7 +59,7 @@ KIND_WEIGHTS: Final = {
     "gcn": "lin.weight",
 }
 
-#: Where the settings stand in a state dict: torch's own key for what is no parameter or buffer.
+#: The key of the settings in a state dict: torch's own for what is not a parameter or buffer.
 SETTINGS_KEY: Final = "_extra_state"
 
 
@@ -71,15 +71,14 @@ class GNNSettings:
         kind: ``gcn``, ``gin``, ``gat``, ``sage`` or ``gps``.
         in_dim: the number of float node features, or the number of categories of each column of
             integer features, such as the nine atom features of OGB.
-        edge_dim: as ``in_dim``, for edge features (``gin``, ``gat``, ``gps``); None leaves them
-            unread.
+        edge_dim: as ``in_dim``, for edge features (``gin``, ``gat``, ``gps``); None ignores them.
         heads: attention heads (``gat``, ``gps``).
         norm: ``none``, ``batch``, ``layer`` (each node) or ``graph`` (each graph).
         activation: ``relu``, ``leaky_relu``, ``elu``, ``gelu``, ``silu`` or ``tanh``.
         dropout: probability, after the embedding and after every layer.
         residual: ``add`` adds the input of a layer to its output; ``scaled`` divides the output by
             the square root of the depth first, so that activations and gradients do not grow with
-            it; ``none`` does neither (a ``gps`` layer keeps the residuals inside it).
+            it; ``none`` does neither (a ``gps`` layer always has residuals inside).
         pool: ``mean``, ``sum`` or ``max`` over each graph; ``none`` predicts for every node.
         classifier: ``linear``, or ``mlp`` with one hidden layer.
     """
@@ -125,7 +124,7 @@ class GNNSettings:
 
     @classmethod
     def from_args(cls, args: Mapping[str, Any]) -> Self:
-        """Build settings from model arguments, in which None, True and False are choices, too."""
+        """Build settings from model arguments, in which some choices may be None, True or False."""
         spelled = dict(args)
         for name in ("norm", "pool", "residual"):
             if name in args and (args[name] is None or args[name] is False):
@@ -148,11 +147,11 @@ class GNNSettings:
 
 
 def settings_of(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the settings that a state dict of a built-in model shows; empty for any other.
+    """Return the settings of a built-in model from its state dict; empty for any other.
 
-    Sizes are read off the weights: a file cannot ask for more memory than it takes itself. The rest
+    Sizes are taken from the weights: a file cannot ask for more memory than it has bytes. The rest
     (activation, dropout, residual, pool, and the heads of ``gps``) leaves no trace there; it is
-    taken from the settings the state dict carries, where it does.
+    taken from the settings in the state dict, if there are any.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
     visible = _settings_of_shapes(shapes)
@@ -223,7 +222,7 @@ class FeatureEmbedding(nn.Module):
     """Map node or edge features to the hidden width.
 
     Float features go through a linear map, each column of integer features through an embedding of
-    its own; the embeddings are summed. ``setting`` is what errors call ``in_dim``.
+    its own; the embeddings are summed. ``setting`` is the name of ``in_dim`` in errors.
     """
 
     def __init__(self, in_dim: int | Sequence[int], out_dim: int, *, setting: str) -> None:
@@ -310,7 +309,7 @@ class GNN(nn.Module):
     def _edge_arguments(
         self, edge_attr: Tensor | None, edge_weight: Tensor | None
     ) -> dict[str, Tensor | None]:
-        """Return what the convolutions of this kind take besides nodes and edges."""
+        """Return the arguments of the convolutions besides nodes and edges."""
         if self.settings.kind == "gcn":
             return {"edge_weight": edge_weight}  # [num_edges]
         if self.settings.edge_dim is None:
@@ -322,11 +321,11 @@ class GNN(nn.Module):
         return {"edge_attr": self.edge_embedding(edge_attr)}  # [num_edges, hidden]
 
     def get_extra_state(self) -> Tensor:
-        """Return the settings, for the state dict to carry."""
+        """Return the settings for the state dict."""
         return self.settings.to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Ignore settings that come with weights: this module is built already."""
+        """Ignore the settings of loaded weights: this module is built already."""
 
 
 def _settings_are_optional(

@@ -1,8 +1,8 @@
 """Checkpoint files: read safely, whatever format they are in.
 
-The bytes decide what a file is; ``inert.py`` reads those of torch without running anything that is
-in them, ``state_dicts.py`` finds the weights in what they hold. The weights of a network have one
-hash, their identity.
+The format is recognised by content. ``inert.py`` reads the files of torch without running anything
+in them, ``state_dicts.py`` finds the weights among their contents. The weights of a network are
+identified by one hash.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ Plain = bool | int | float | str
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The weights of one file, with what was done to get at them."""
+    """The weights of one file, and how they were found."""
 
     path: Path
     #: Names without the wrapper prefixes in ``stripped``.
     state_dict: dict[str, Tensor]
-    #: Of the file's bytes; of several files, of their hashes.
+    #: Of the file's bytes; for several files, of their hashes.
     sha256: str
     #: Where in the file the state dict was: ``bare``, or its keys joined by dots.
     found_at: str
@@ -66,12 +66,12 @@ class Checkpoint:
     metadata: dict[str, Plain] = field(default_factory=dict)
     #: The other state dicts of the file, as ``--state`` takes them, and their number of tensors.
     others: dict[str, int] = field(default_factory=dict)
-    #: Classes and functions that the file asks for; they were read past, not looked up.
+    #: Classes and functions that the file names; they were skipped, not looked up.
     past: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of how the file was read."""
+        """What a user should know about how the file was read."""
         notes = []
         if self.others:
             several = ", ".join(f"{name} ({count} tensors)" for name, count in self.others.items())
@@ -93,14 +93,14 @@ def read_checkpoint(
     """Read a checkpoint onto the CPU: safetensors, ``torch.save`` of any age, or a plain pickle.
 
     A folder as HuggingFace writes it (``config.json`` and the weights, in one file or in several)
-    is read as one, and so is the index of several. Nothing in a file is executed, unless it is
-    trusted and cannot be read otherwise.
+    is one checkpoint, and so is the index of several files. Nothing in a file is executed, unless
+    it is trusted and cannot be read otherwise.
 
     Args:
-        trust: Unpickle a file that can only be read by running it. That is remembered by the hash
-            of the file: it is trusted from then on.
-        state: Which state dict of the file, or what the names of its weights begin with; by
-            default the weights as they were trained, where a file has them in a usual place.
+        trust: Unpickle a file that can only be read by running it. The hash of the file is
+            remembered: it is trusted from then on.
+        state: Which state dict of the file, or the prefix of its weights; by default the weights
+            as they were trained, if they are in one of the usual places.
     """
     path = Path(path)
     is_index = path.name.endswith(INDEX_SUFFIX)
@@ -130,7 +130,7 @@ def read_checkpoint(
         lacking = [key for key in expected if key not in found]
         if lacking:
             raise CheckpointError(
-                f"{file}: found no {printable(lacking[0])}, expected it as {weights.name} says"
+                f"{file}: found no {printable(lacking[0])}, expected it by {weights.name}"
             )
         tensors |= {key: found[key] for key in expected}
         hashes.append(part.sha256)
@@ -143,7 +143,7 @@ def read_checkpoint(
 def _read_file(file: Path, path: Path, *, trust: bool, state: str | None) -> Checkpoint:
     """Read one file; ``path`` is what the user named."""
     with _open(file) as opened:
-        # The hash and the weights come from the same open file: a training job may be replacing it.
+        # Hash and weights come from the same open file: a training job may be replacing it.
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
         if _is_safetensors(opened):
             tensors, beside = _read_safetensors(opened, file)
@@ -157,7 +157,7 @@ def _read_file(file: Path, path: Path, *, trust: bool, state: str | None) -> Che
                 raise
             content, past = unpickle(opened, file), ()
             if trust:
-                with suppress(OSError):  # a home that cannot be written to: asked again
+                with suppress(OSError):  # the home folder is read-only: ask again next time
                     remember_trust([Trusted("checkpoint", sha256, str(file.resolve()))])
             chosen = choose_state_dict(content, file, state)
     metadata = dict(_metadata(content))
@@ -167,11 +167,11 @@ def _read_file(file: Path, path: Path, *, trust: bool, state: str | None) -> Che
 def _load_pickled(file: BufferedReader, path: Path) -> tuple[object, tuple[str, ...]]:
     """Return the content of a file, with its tensors on the CPU; nothing in it is executed.
 
-    Also the names of the classes and functions that were read past, for which stand-ins stand.
-    ``path`` is for messages only.
+    Also returns the names of the classes and functions that were replaced by stand-ins. ``path`` is
+    for messages only.
 
     Raises:
-        UnsafeCheckpointError: for a program, and for a file that asks for what can do harm.
+        UnsafeCheckpointError: for a program, and for a file that names what can do harm.
     """
     kind = kind_of(file, path)
     if kind == "torchscript":
@@ -183,7 +183,7 @@ def _load_pickled(file: BufferedReader, path: Path) -> tuple[object, tuple[str, 
     if kind == "tar":
         refuse(path, "torch's tar format of 2016 cannot be read safely")
     try:
-        # Reading through a map never allocates more than the file holds, whatever it claims.
+        # Reading through a map never allocates more than the size of the file, whatever it claims.
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             if kind == "zip":
                 pickled, places = zip_places(file, mapped)
@@ -193,7 +193,7 @@ def _load_pickled(file: BufferedReader, path: Path) -> tuple[object, tuple[str, 
                 reader = InertReader(mapped)
                 value = reader.read_legacy(mapped) if kind == "legacy" else reader.read(mapped)
     except Exception as error:
-        # A damaged pickle can make the reader fail in any way at all.
+        # A damaged pickle can make the reader fail in any way.
         raise damaged(path, error) from error
     foreign = tuple(map(printable, reader.foreign_names()))
     if any(map(HARMFUL.match, foreign)):
@@ -202,13 +202,13 @@ def _load_pickled(file: BufferedReader, path: Path) -> tuple[object, tuple[str, 
 
 
 def _chosen(content: object, past: Sequence[str], path: Path, state: str | None) -> StateDict:
-    """Return the weights of a file that was read past its classes, if there are any."""
+    """Return the weights of a file whose classes were skipped, if it has any."""
     try:
         return choose_state_dict(content, path, state)
     except CheckpointError as error:
         if not past or "holds no state dict" not in str(error):
             raise
-        refuse(path, f"it holds no weights but in objects of its own: {telling(past)}")
+        refuse(path, f"its weights are only inside objects of its own classes: {telling(past)}")
 
 
 def _open(path: Path) -> BufferedReader:
@@ -226,7 +226,7 @@ def _open(path: Path) -> BufferedReader:
 
 
 def _is_safetensors(file: BufferedReader) -> bool:
-    """Whether the file starts as the format does: the length of a JSON header, then the header."""
+    """Whether the file starts with the length of a JSON header, and the header."""
     file.seek(0)
     head = file.read(9)
     return head[8:] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_SAFETENSORS_HEADER
@@ -247,7 +247,7 @@ def _read_safetensors(file: BufferedReader, path: Path) -> tuple[dict[str, Tenso
 
 
 def _parts(index: Path) -> dict[str, list[str]]:
-    """Return the files that an index names, beside it, and the tensors that each is to have."""
+    """Return the files that an index names, and the tensors that each should have."""
     value = read_json_file(index, error=CheckpointError)
     names = value.get("weight_map") if isinstance(value, Mapping) else None
     if not isinstance(names, Mapping) or not names:
@@ -265,7 +265,7 @@ def _parts(index: Path) -> dict[str, list[str]]:
 def _metadata(content: object, prefix: str = "") -> Iterator[tuple[str, Plain]]:
     """Yield the plain values of the outermost mapping, and of the mappings in it."""
     if isinstance(content, StandIn):
-        # The arguments of a training script, mostly; a module has nothing of interest.
+        # Mostly the arguments of a training script; a module has no plain values of interest.
         content = {} if "_parameters" in content.parts else content.parts
     if not isinstance(content, Mapping):
         return
@@ -282,8 +282,8 @@ def _metadata(content: object, prefix: str = "") -> Iterator[tuple[str, Plain]]:
 def weights_sha256(state_dict: Mapping[str, Any]) -> str:
     """Return a SHA-256 over names, dtypes, shapes and bytes, in the order of the names.
 
-    The same weights give the same hash whatever file format, device or prefix they came with.
-    Extra state that is no tensor does not count; a built-in model's settings do.
+    The same weights have the same hash, whatever their file format, device or prefix was. Extra
+    state that is not a tensor is left out; a built-in model's settings are included.
     """
     digest = hashlib.sha256()
     for name, value in sorted(state_dict.items()):

@@ -1,10 +1,10 @@
-"""A pickle read as data: no name in it is looked up, nothing in it is called.
+"""Reading a pickle as data: no name in it is imported, nothing in it is called.
 
-``pickletools`` takes the instructions apart; the few that build values are followed here. Whatever
-the file calls a class or a function is a :class:`Global`, and what that would have made is a
-:class:`StandIn` that holds its parts. Only tensors are rebuilt, from their bytes in the file. (The
-safe reader of torch refuses a file for any class beside the weights, and a key of a million nested
-tuples ends its process.)
+``pickletools`` decodes the instructions, and those that build values are followed here. A class or
+function that the file names is a :class:`Global`, and the object it would have built a
+:class:`StandIn` with its parts. Only tensors are rebuilt, from their bytes in the file. (The safe
+reader of torch refuses a file for any class beside the weights, and a key of a million nested
+tuples crashes its process.)
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 
 from .unpickling import Places, Storage, Storages, meta_tensor, named_dtype, storage_dtype
 
-#: Instructions of one file, at most: each makes a small object or none. The weights are not in
-#: them, so a file that needs more is no checkpoint; nor does one need more than two per byte.
+#: Instructions of one file, at most; each builds at most one small object. The weights are not
+#: among them, so no checkpoint needs more, and none needs more than two per byte.
 _MAX_STEPS = 10_000_000
-#: How deep a pickled storage may hold a file of its own: one level is what pickled tensors have.
+#: How deep files may be nested in pickled storages: pickled tensors need one level.
 _MAX_NESTED = 2
 _MAX_NAME = 1000
 
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg", "__torch__": "torch"}
 
-#: What is a part of every honest file of weights, besides what is rebuilt here.
+#: Names in ordinary files of weights, besides those that are rebuilt here.
 _ORDINARY = {"torch.device", "torch.Size", "torch.nn.parameter.Parameter", "torch.Tensor"}
 
 
@@ -40,13 +40,13 @@ class Global:
 
 @dataclass(eq=False, slots=True)
 class StandIn:
-    """What an object of a foreign class would be made of; nothing of its class is known or run."""
+    """The parts of an object whose class is unknown and not run."""
 
     name: str
     args: tuple[Any, ...] = ()
-    #: Its attributes, and what it holds if it is a kind of dict.
+    #: Its attributes, and its items if it is a kind of dict.
     parts: dict[Any, Any] = field(default_factory=dict)
-    #: What it holds if it is a kind of list or set.
+    #: Its members if it is a kind of list or set.
     members: list[Any] = field(default_factory=list)
 
 
@@ -61,7 +61,7 @@ class InertReader:
     """Reads the pickles of one file.
 
     Args:
-        buffer: The bytes of the file; no more than their number is ever allocated for tensors.
+        buffer: The bytes of the file; tensors never take more memory than it.
         places: The storages of a zip archive; None where they follow the pickle.
     """
 
@@ -72,7 +72,7 @@ class InertReader:
         self.names: dict[str, None] = {}
 
     def foreign_names(self) -> list[str]:
-        """Return the names that are no part of tensors and plain containers."""
+        """Return the names that are not those of tensors and plain containers."""
         known = {*_REBUILD, *_ORDINARY}
         return [
             name
@@ -81,7 +81,7 @@ class InertReader:
         ]
 
     def read(self, stream: io.BytesIO | mmap.mmap) -> object:
-        """Return the value of the pickle that begins here."""
+        """Return the value of the pickle at the position of the stream."""
         stack: list[Any] = []
         memo: dict[int, Any] = {}
         for opcode, argument, _ in pickletools.genops(stream):  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ class InertReader:
             raise ValueError("a pickle of more steps than a checkpoint has")
 
     def _step(self, name: str, argument: Any, stack: list[Any]) -> None:
-        """Follow one instruction that is about more than a plain value."""
+        """Follow one instruction that does more than push a plain value."""
         match name:
             case "MARK":
                 stack.append(_MARK)
@@ -184,22 +184,22 @@ class InertReader:
                 _to_mark(stack)
             case "DUP":
                 stack.append(stack[-1])
-            case _:  # out-of-band buffers and registered extensions: not in a file by itself
+            case _:  # out-of-band buffers and registered extensions, which no file has
                 raise ValueError(f"the instruction {name}")
 
     def _global(self, module: object, name: object) -> Global:
         if not isinstance(module, str) or not isinstance(name, str):
-            raise ValueError("a name that is no text")
+            raise ValueError("a name that is not text")
         if len(module) + len(name) > _MAX_NAME:
-            raise ValueError("a name without end")
+            raise ValueError("a name that is too long")
         module = _RENAMED.get(module, module)
         self.names[f"{module}.{name}"] = None
         return Global(f"{module}.{name}")
 
     def _call(self, function: object, args: object) -> object:
-        """Return what a call stands for: a tensor or a container if it is known to make one."""
+        """Return a tensor or a container for a call that would build one, else a stand-in."""
         if not isinstance(args, tuple):
-            raise ValueError("arguments that are no tuple")
+            raise ValueError("arguments that are not a tuple")
         name = function.name if isinstance(function, Global) else "(computed)"
         rebuild = _REBUILD.get(name)
         if rebuild is not None:
@@ -209,15 +209,15 @@ class InertReader:
         return StandIn(name, args)
 
     def _persistent(self, given: object) -> object:
-        """Return what a file refers to by name: a storage, or in old files a class."""
+        """Return the target of a reference: a storage, or in old files a class."""
         match given:
             case ("storage", Global(name), str(key), _, int(count), *rest):
                 return self._storages.get(name, key, count, rest[0] if rest else None)
             case ("module", kind, *_):
                 return kind
-        raise ValueError("a reference to something that is no storage")
+        raise ValueError("a reference to something other than a storage")
 
-    # --- what is rebuilt
+    # --- rebuilding tensors and containers
 
     def _tensor(
         self, storage: object, offset: object, size: object, stride: object, *_: object
@@ -239,7 +239,7 @@ class InertReader:
         return self._call(function, args)
 
     def _load_bytes(self, data: object) -> object:
-        """Read the file within the file that a tensor in a plain pickle is."""
+        """Read the file inside a file, which is how a plain pickle stores a tensor."""
         if not isinstance(data, bytes) or self._nested >= _MAX_NESTED:
             raise ValueError("a nested file")
         self._storages.spend(len(data))  # the same bytes may be read any number of times
@@ -261,7 +261,7 @@ class InertReader:
         return made
 
     def _build(self, target: object, state: object) -> None:
-        """Give a stand-in its attributes; those of a tensor or a dict are of no interest."""
+        """Set the attributes of a stand-in; those of a tensor or a dict are ignored."""
         if not isinstance(target, StandIn):
             return
         for part in state[:2] if isinstance(state, tuple) else (state,):
@@ -314,15 +314,15 @@ def _to_mark(stack: list[Any]) -> list[Any]:
 
 def _set_items(target: object, pairs: list[Any]) -> None:
     if len(pairs) % 2 or not isinstance(target, dict | StandIn):
-        raise ValueError("entries of something that has none")
+        raise ValueError("entries of something that is not a mapping")
     entries = target.parts if isinstance(target, StandIn) else target
     for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-        # Hashing a tuple of tuples of tuples ... would end the process; nobody asks for such keys.
+        # Hashing deeply nested tuples would crash the process; no state dict has such keys.
         plain = key is None or isinstance(key, str | int | float | bytes)
         entries[key if plain else StandIn("(key)")] = value
 
 
 def _extend(target: object, values: list[Any]) -> None:
     if not isinstance(target, list | StandIn):
-        raise ValueError("members of something that has none")
+        raise ValueError("members of something that is not a list")
     (target.members if isinstance(target, StandIn) else target).extend(values)

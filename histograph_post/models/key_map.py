@@ -1,18 +1,17 @@
-"""Key maps: what a checkpoint calls its tensors, what the model calls them, and the map between.
+"""Key maps: from the names of tensors in a checkpoint to their names in the model.
 
-A TOML or JSON file of ``old = new``. ``*`` stands for any characters and is carried over;
-the first line that fits a name decides. Besides a new name, the right side may be a table with
-``transpose = true`` (PyG before 2.0 stored ``conv.weight`` as the transpose of today's
+A key map is a TOML or JSON file of ``old = new``. ``*`` matches any characters and is carried over;
+the first line that matches a name applies. Instead of a new name, the right side may be a table
+with ``transpose = true`` (PyG before 2.0 stored ``conv.weight`` as the transpose of today's
 ``conv.lin.weight``), or ``false`` to leave a tensor out::
 
     "encoder.*" = "*"
     "convs.*.weight" = { to = "convs.*.lin.weight", transpose = true }
     "pretraining_head.*" = false
 
-Where a checkpoint does not fit a model, the map with which it would is proposed. Layers are paired
-whole: all tensors of one with all of another, of the same shapes, each once. So a batch norm, which
-has running statistics, or a weight that is no matrix, is never taken for a linear layer. What is
-proposed covers every tensor, or nothing is proposed.
+Where a checkpoint does not fit a model, a map with which it would is proposed. Whole layers are
+paired: all tensors of one with all tensors of another, by shape. So a batch norm, which has running
+statistics, is never taken for a linear layer. A proposal covers every tensor, or there is none.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from .unpickling import printable
 
 @dataclass(frozen=True)
 class KeyRule:
-    """One line of a key map; ``new`` is None where the tensor is to be left out."""
+    """One line of a key map; ``new`` is None if the tensor is left out."""
 
     old: str
     new: str | None
@@ -50,7 +49,7 @@ class KeyRule:
         return re.sub(r"\*", lambda _: next(wildcards), self.new)
 
     def matches(self, name: str) -> bool:
-        """Whether this rule is about the tensor of that name."""
+        """Whether this rule applies to the tensor of that name."""
         return self._pattern.fullmatch(name) is not None
 
     @property
@@ -67,7 +66,7 @@ class KeyRule:
 
 @dataclass(frozen=True)
 class KeyMap:
-    """An ordered set of renaming rules; its text is the TOML file that it would be read from."""
+    """An ordered set of renaming rules; its text is that of a TOML file."""
 
     rules: tuple[KeyRule, ...]
 
@@ -146,25 +145,25 @@ def _rule(old: str, value: object) -> KeyRule | None:
 
 Shape = tuple[int, ...]
 
-#: What an honest checkpoint may lack: counters that old versions of torch did not save, and a
-#: module's own notes, which are no weights.
+#: What a checkpoint may lack: counters that old versions of torch did not save, and extra state of
+#: a module, which are not weights.
 OPTIONAL = ("num_batches_tracked", "_extra_state")
 
 #: PyG 2.0 replaced the weight of a convolution by a linear layer, whose weight is its transpose.
 _PYG_2 = ("weight", "lin.weight")
-#: Names of tensors less alike than this have nothing to do with each other.
-ALIKE = 0.6
-#: What the same numbers in two names add to their likeness, and the same place in the model.
+#: Names of tensors less similar than this are unrelated.
+SIMILAR = 0.6
+#: What the same numbers in two names add to their similarity, and the same place in the model.
 _SAME_NUMBERS, _SAME_PLACE = 0.5, 0.2
 _MAX_PAIRS = 250_000
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A key map, and what the model has that the file does not."""
+    """A key map, and the weights of the model that the file does not have."""
 
     key_map: KeyMap
-    #: Weights of the model that the file does not have; empty where everything fits.
+    #: Empty where everything fits.
     without: tuple[str, ...] = ()
 
 
@@ -173,10 +172,10 @@ class _Layer:
     """The tensors of one module that are to be renamed, by the last part of their names."""
 
     name: str
-    #: Where it stands among its likes, from 0 to 1.
+    #: Its position in the order of the modules, from 0 to 1.
     place: float = 0.0
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    #: The whole name of each.
+    #: Their full names.
     names: dict[str, str] = field(default_factory=dict)
 
 
@@ -193,10 +192,11 @@ def propose_key_map(
     found: Mapping[str, Tensor],
     fits: Callable[[KeyMap], tuple[str, ...] | None],
 ) -> Proposal | None:
-    """Return the key map that makes a file fit; None if there is none to be seen.
+    """Return a key map that makes a file fit; None if none is found.
 
     Args:
-        fits: Tries a key map: the names that the model would still lack, None if it does not fit.
+        fits: Tries a key map; returns the weights that the model would still lack, None if the map
+            does not fit.
     """
     wrong = {name: misfit(found[name], expected[name]) for name in found.keys() & expected.keys()}
     transposed = sorted(name for name, problem in wrong.items() if problem == "its transpose")
@@ -220,7 +220,7 @@ def propose_key_map(
     if not pairs and not lines:
         return None
     for renamed in _spellings(pairs):
-        # The first rule that fits a name decides, so single names go before wildcards.
+        # The first rule that matches a name applies, so single names go before wildcards.
         rules = sorted([*lines, *dropped, *renamed], key=lambda rule: "*" in rule.old)
         key_map = KeyMap(tuple(dict.fromkeys(rules)))
         without = fits(key_map)
@@ -230,7 +230,7 @@ def propose_key_map(
 
 
 def _layers(tensors: Mapping[str, Tensor], side: Mapping[str, Tensor]) -> list[_Layer]:
-    """Group tensors by the module that they are of; ``side`` has all of this side."""
+    """Group tensors by module; ``side`` has all tensors of the file, or of the model."""
     layers: dict[str, _Layer] = {}
     for name, value in tensors.items():
         module, _, leaf = name.rpartition(".")
@@ -247,13 +247,13 @@ def _layers(tensors: Mapping[str, Tensor], side: Mapping[str, Tensor]) -> list[_
 def _assign(
     olds: Sequence[_Layer], news: Sequence[_Layer]
 ) -> Iterator[tuple[_Layer, _Layer, dict[str, str]]]:
-    """Pair layers, the most alike first, each with one other at most."""
+    """Pair layers, the most similar first, each with at most one other."""
     candidates = []
     for old in olds:
         for new in news:
             leaves = _leaves(old, new)
             if leaves is not None:
-                candidates.append((_likeness(old, new), old, new, leaves))
+                candidates.append((_similarity(old, new), old, new, leaves))
     candidates.sort(key=lambda candidate: -candidate[0])
     taken: set[int] = set()
     for _, old, new, leaves in candidates:
@@ -263,7 +263,7 @@ def _assign(
 
 
 def _leaves(old: _Layer, new: _Layer) -> dict[str, str] | None:
-    """Return which tensor of one layer is which of another; None if they are not the same kind."""
+    """Match the tensors of one layer with those of another; None if they are of another kind."""
     waiting = {leaf for leaf in old.tensors if leaf not in OPTIONAL}
     leaves = {leaf: leaf for leaf in OPTIONAL if leaf in old.tensors and leaf in new.tensors}
     for leaf, tensor in new.tensors.items():
@@ -271,8 +271,8 @@ def _leaves(old: _Layer, new: _Layer) -> dict[str, str] | None:
             continue
         same = [leaf] if leaf in waiting else []
         same += [_PYG_2[0]] if leaf == _PYG_2[1] and _PYG_2[0] in waiting else []
-        ranked = sorted(waiting, key=lambda name: -alike(name, leaf))
-        same += [name for name in ranked if alike(name, leaf) >= ALIKE]
+        ranked = sorted(waiting, key=lambda name: -_ratio(name, leaf))
+        same += [name for name in ranked if _ratio(name, leaf) >= SIMILAR]
         fits = (None, "its transpose")
         match = next((name for name in same if misfit(old.tensors[name], tensor) in fits), None)
         if match is None:
@@ -282,19 +282,16 @@ def _leaves(old: _Layer, new: _Layer) -> dict[str, str] | None:
     return leaves if leaves and not waiting else None
 
 
-def _likeness(old: _Layer, new: _Layer) -> float:
-    same = _numbers(old.name) == _numbers(new.name)
-    near = 1 - abs(old.place - new.place)
-    return (
-        alike(_template(old.name), _template(new.name))
-        + (_SAME_NUMBERS if same else 0.0)
-        + _SAME_PLACE * near
-    )
+def _similarity(old: _Layer, new: _Layer) -> float:
+    similarity = _ratio(_template(old.name), _template(new.name))
+    if _numbers(old.name) == _numbers(new.name):
+        similarity += _SAME_NUMBERS
+    return similarity + _SAME_PLACE * (1 - abs(old.place - new.place))
 
 
 @cache
-def alike(one: str, other: str) -> float:
-    """Return how much two names have in common, from 0 to 1."""
+def _ratio(one: str, other: str) -> float:
+    """Return how similar two names are, from 0 to 1."""
     return SequenceMatcher(a=one, b=other, autojunk=False).ratio()
 
 
@@ -309,12 +306,12 @@ def _numbers(name: str) -> tuple[str, ...]:
 
 
 def shape_of(tensor: Tensor) -> Shape | None:
-    """Return the shape of a tensor; None of a lazy layer's, which does not know it yet."""
+    """Return the shape of a tensor; None for one of a lazy layer, which has none yet."""
     return None if is_lazy(tensor) else tuple(tensor.shape)
 
 
 def misfit(found: Tensor, expected: Tensor) -> str | None:
-    """Return why a tensor does not fit its namesake: empty for its shape, None if it fits."""
+    """Return why a tensor does not fit; an empty text if its shape is wrong, None if it fits."""
     if found.is_floating_point() != expected.is_floating_point():
         return f"{found.dtype} in the file, {expected.dtype} in the model".replace("torch.", "")
     shapes = shape_of(found), shape_of(expected)
@@ -332,9 +329,8 @@ def is_transpose(shape: Shape | None, other: Shape | None) -> bool:
 
 
 def _spellings(pairs: Sequence[_Pair]) -> Iterator[list[KeyRule]]:
-    """Yield the rules for some renamings, the shortest spelling first."""
-    renamings = _transposed_renamings(pairs)
-    transposed = [pair for pair in pairs if _is_transposed(pair, renamings)]
+    """Yield rules for these renamings, the shortest first."""
+    transposed = _transposed(pairs)
     others = [pair for pair in pairs if pair not in transposed]
     rules = _numbered(transposed, transpose=True)
     if prefix := _shared_prefix([(pair.old, pair.new) for pair in others]):
@@ -346,7 +342,7 @@ def _spellings(pairs: Sequence[_Pair]) -> Iterator[list[KeyRule]]:
 
 
 def _shared_prefix(names: Sequence[tuple[str, str]]) -> str:
-    """Return what every first name has in front of the second, such as ``model.``; else nothing."""
+    """Return the prefix that turns every second name into the first, such as ``model.``."""
     prefixes = {
         longer.removesuffix(shorter) if longer.endswith(f".{shorter}") else ""
         for longer, shorter in names
@@ -355,7 +351,7 @@ def _shared_prefix(names: Sequence[tuple[str, str]]) -> str:
 
 
 def _numbered(pairs: Sequence[_Pair], *, transpose: bool) -> list[KeyRule]:
-    """Write one rule for all layers of a list that are renamed alike."""
+    """Return one rule for all layers of a list that are renamed in the same way."""
     groups: dict[tuple[str, str], list[_Pair]] = {}
     for pair in pairs:
         same = _numbers(pair.old) == _numbers(pair.new)
@@ -369,30 +365,26 @@ def _numbered(pairs: Sequence[_Pair], *, transpose: bool) -> list[KeyRule]:
     return rules
 
 
-def _transposed_renamings(pairs: Sequence[_Pair]) -> set[tuple[str, str]]:
-    """Return the renamings that come with a transpose.
+def _transposed(pairs: Sequence[_Pair]) -> list[_Pair]:
+    """Return the pairs that are transposed.
 
-    A square matrix does not show it, but the other ones renamed alike do; failing those, it is
-    what PyG did in version 2.0.
+    The shape of a square matrix does not show it, but other matrices renamed in the same way do.
+    If there are none, it is the renaming of PyG 2.0 that transposes.
     """
-    transposed, straight = {_PYG_2}, set()
-    for pair in pairs:
-        if len(pair.in_file) != 2 or pair.in_model is None:
-            continue
-        if pair.in_file != pair.in_model:
-            transposed.add(_renaming(pair))
-        elif pair.in_file != pair.in_file[::-1]:
-            straight.add(_renaming(pair))
-    return transposed - straight
+    matrices = {pair: _shows_transpose(pair) for pair in pairs if len(pair.in_file) == 2}
+    straight = {_renaming(pair) for pair, shown in matrices.items() if shown is False}
+    renamings = {_PYG_2, *(_renaming(pair) for pair, shown in matrices.items() if shown)} - straight
+    return [
+        pair
+        for pair, shown in matrices.items()
+        if shown or (shown is None and _renaming(pair) in renamings)
+    ]
 
 
-def _is_transposed(pair: _Pair, transposed: set[tuple[str, str]]) -> bool:
-    if len(pair.in_file) != 2:
-        return False
-    if pair.in_model not in (None, pair.in_file):
-        return True
-    square = pair.in_model is None or pair.in_file == pair.in_file[::-1]
-    return square and _renaming(pair) in transposed
+def _shows_transpose(matrix: _Pair) -> bool | None:
+    """Whether two shapes are transposed; None if they do not tell."""
+    is_square = matrix.in_model == matrix.in_file == matrix.in_file[::-1]
+    return None if matrix.in_model is None or is_square else matrix.in_model != matrix.in_file
 
 
 def _renaming(pair: _Pair) -> tuple[str, str]:

@@ -1,9 +1,9 @@
 """Strict loading: a checkpoint and a model agree on every tensor, or loading stops.
 
-A :class:`LoadReport` lists what does not fit and how to fix it: the most similar name beside every
-misfit, and the key map that would rename them (``key_map.py``). Weights that are all under one
-name in the file (``net.``) are taken from there. What a model needs no weights for, its caller
-knows: it may allow some to be missing.
+A :class:`LoadReport` lists what does not fit and how to fix it: the most similar name for every
+tensor, and the key map that would rename them (``key_map.py``). A prefix that all weights of the
+model have in the file (``net.``) is found. A caller that knows that a model does not need all of
+its weights may allow some to be missing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..errors import CheckpointError
 from ..utils.text import listed, text_table
 from .checkpoints import Checkpoint
 from .key_map import (
-    ALIKE,
     OPTIONAL,
+    SIMILAR,
     KeyMap,
     Proposal,
     Shape,
@@ -34,7 +34,7 @@ from .key_map import (
 from .state_dicts import AVERAGED, WRAPPER_PREFIXES
 from .unpickling import printable
 
-#: Rows per kind of problem that get a nearest name and a line in the table.
+#: Rows per kind of problem that get a similar name and a line in the table.
 ROWS_SHOWN = 50
 #: How a proposal begins in the details of an error.
 PROPOSED = "A key map (--key-map FILE.toml)"
@@ -42,11 +42,11 @@ PROPOSED = "A key map (--key-map FILE.toml)"
 
 @dataclass(frozen=True)
 class KeyRow:
-    """One tensor that stands in the way of loading."""
+    """One tensor that does not fit."""
 
     problem: Literal["missing", "unexpected", "wrong shape"]
     name: str
-    #: None where there is no such tensor, or where a lazy layer does not know its shape yet.
+    #: None where there is no such tensor, or where a lazy layer has no shape yet.
     in_file: Shape | None = None
     in_model: Shape | None = None
     #: The most similar name on the other side, empty if nothing is.
@@ -70,18 +70,18 @@ class KeyRow:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """The outcome of holding a checkpoint against a model."""
+    """The outcome of comparing a checkpoint with a model."""
 
-    #: Tensors that fit.
+    #: Number of tensors that fit.
     loaded: int
     missing: tuple[KeyRow, ...] = ()
     unexpected: tuple[KeyRow, ...] = ()
     wrong_shape: tuple[KeyRow, ...] = ()
     #: Not in the file and not needed: counters of batch norm, second names of shared weights.
     defaulted: tuple[str, ...] = ()
-    #: How many of the tensors that fit have another precision than the model's.
+    #: How many of the tensors that fit differ from the model in precision.
     converted: int = 0
-    #: Tensors of the file that are not under the name that the model's weights have in common.
+    #: Tensors of the file without the prefix of the model's weights.
     left_out: tuple[str, ...] = ()
     #: The key map with which everything fits.
     proposal: Proposal | None = None
@@ -93,7 +93,7 @@ class LoadReport:
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of how the weights were loaded."""
+        """What a user should know about how the weights were loaded."""
         if not self.left_out:
             return []
         names = listed(printable(name, 60) for name in self.left_out)
@@ -140,13 +140,13 @@ def load_into(
 ) -> LoadReport:
     """Copy a checkpoint's tensors into a model; a mismatch raises, with a table as its details.
 
-    The names are tried without the prefixes of wrappers first, then with them: a model may have a
+    Names are tried without the prefixes of wrappers first, then with them: a model may have a
     ``model.`` of its own. Floating-point values take the precision of the model's parameters.
 
     Args:
-        allow_missing: Take a file that lacks some of the model's tensors, if it has nothing else
-            and some fit. They become zero, so that a file always gives the same model, and are
-            named in the report.
+        allow_missing: Accept a file that lacks some of the model's tensors, if it has no others and
+            some fit. The missing ones become zero, so that a file always gives the same model, and
+            are listed in the report.
     """
     expected = {
         name: value
@@ -156,7 +156,7 @@ def load_into(
     attempts = [(_compare(expected, tensors), tensors) for tensors in _namings(checkpoint, key_map)]
     report, tensors = max(attempts, key=lambda attempt: (attempt[0].ok, attempt[0].loaded))
     if not report.ok and key_map is None:
-        report, tensors = _under_one_name(expected, checkpoint) or (report, tensors)
+        report, tensors = _under_one_prefix(expected, checkpoint) or (report, tensors)
     if not report.ok and not (allow_missing and _lacks_some(report, expected)):
         raise _misfit_error(report, expected, tensors, checkpoint, key_map)
     fitted = {
@@ -167,7 +167,7 @@ def load_into(
     try:
         model.load_state_dict(fitted, strict=False)
     except RuntimeError as error:
-        # What only a layer itself knows, such as the output width of a lazy one.
+        # Only the layer itself can tell, as the output width of a lazy one.
         reason = str(error).strip().splitlines()[-1].strip()
         raise CheckpointError(
             f"{checkpoint.path}: does not fit the model: {printable(reason)}"
@@ -176,7 +176,7 @@ def load_into(
 
 
 def _lacks_some(report: LoadReport, expected: Mapping[str, Tensor]) -> bool:
-    """Whether a file has some of the model's weights and nothing else."""
+    """Whether a file has some of the model's weights and no others."""
     whole = not any(is_lazy(expected[row.name]) for row in report.missing)
     return whole and report.loaded > 0 and not (report.unexpected or report.wrong_shape)
 
@@ -209,10 +209,10 @@ def _misfit_error(
     )
 
 
-def _under_one_name(
+def _under_one_prefix(
     expected: Mapping[str, Tensor], checkpoint: Checkpoint
 ) -> tuple[LoadReport, dict[str, Tensor]] | None:
-    """Return the weights that fit under one name of the file, such as ``net.``; None if none do.
+    """Return the weights that fit under one prefix of the file, such as ``net.``; else None.
 
     Lightning saves a model beside losses, metrics and averages of it.
     """
@@ -240,7 +240,7 @@ def _under_one_name(
 
 
 def _namings(checkpoint: Checkpoint, key_map: KeyMap | None) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors under each set of names they may go by, barest first."""
+    """Yield the tensors under each set of names they may have, the shortest first."""
     for count in range(len(checkpoint.stripped) + 1):
         prefix = "".join(checkpoint.stripped[len(checkpoint.stripped) - count :])
         tensors = {prefix + name: tensor for name, tensor in checkpoint.state_dict.items()}
@@ -253,7 +253,7 @@ def _idle_rules(checkpoint: Checkpoint, key_map: KeyMap) -> list[str]:
 
 
 def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> LoadReport:
-    """Hold a file's tensors against a model's, without looking for similar names yet."""
+    """Compare a file's tensors with a model's, without looking for similar names yet."""
     wrong = tuple(
         KeyRow("wrong shape", name, shape_of(found[name]), shape_of(value), note=note)
         for name, value in expected.items()
@@ -288,12 +288,12 @@ def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Loa
 
 # --- similar names
 
-#: What an equal shape adds to the likeness of two names, and what a transposed one does.
+#: What an equal shape adds to the similarity of two names, and what a transposed one does.
 _SAME_SHAPE, _TRANSPOSED = 0.3, 0.2
 
 
 def _with_nearest_names(report: LoadReport) -> LoadReport:
-    """Return the report with the most similar name of the other side beside each row shown."""
+    """Return the report with the most similar name on the other side for each row shown."""
     missing = {row.name: row.in_model for row in report.missing}
     unexpected = {row.name: row.in_file for row in report.unexpected}
     return replace(
@@ -306,18 +306,17 @@ def _with_nearest_names(report: LoadReport) -> LoadReport:
 def _with_nearest(rows: Sequence[KeyRow], others: Mapping[str, Shape | None]) -> Iterator[KeyRow]:
     for row in rows[:ROWS_SHOWN]:
         shape = row.in_model if row.in_file is None else row.in_file
-
         matcher = SequenceMatcher(b=row.name, autojunk=False)
-        likeness = ALIKE
+        similarity = SIMILAR
         for name, other in others.items():
             transposed = is_transpose(shape, other)
             bonus = _TRANSPOSED if transposed else _SAME_SHAPE if shape == other else 0.0
             matcher.set_seq1(name)
             # The quick ratios are upper bounds of the true one, which is slow.
-            if min(matcher.real_quick_ratio(), matcher.quick_ratio()) + bonus <= likeness:
+            if min(matcher.real_quick_ratio(), matcher.quick_ratio()) + bonus <= similarity:
                 continue
-            if matcher.ratio() + bonus > likeness:
-                likeness = matcher.ratio() + bonus
+            if matcher.ratio() + bonus > similarity:
+                similarity = matcher.ratio() + bonus
                 row = replace(row, nearest=name, note="its transpose" if transposed else "")
         yield row
     yield from rows[ROWS_SHOWN:]

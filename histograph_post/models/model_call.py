@@ -1,7 +1,7 @@
-"""Calling any model with a batch of graphs, and finding the prediction in what it returns.
+"""Calling any model with a batch of graphs, and finding the prediction among its outputs.
 
-A model is called the way its ``forward`` signature asks: by the names of the parameters. Nothing
-about the model has to be declared or changed.
+A batch is matched with the parameters of ``forward`` by name. Nothing about the model has to be
+declared or changed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
+from inspect import Parameter
 from typing import Any, Final
 
 import torch
@@ -24,7 +25,7 @@ from ..data.batching import with_sparse
 from ..errors import HistographError, ModelError, one_line, raised_at
 from .spec import ALL_OF_IT, CallForm
 
-#: What people call the attributes of a batch in their ``forward`` signatures.
+#: Other names for the attributes of a batch in ``forward`` signatures.
 ALIASES: Final = {
     alias: name
     for name, aliases in {
@@ -50,18 +51,9 @@ WHOLE_BATCH: Final = frozenset(
     ["data", "graph", "graphs", "batch_data", "batched_data", "batched_graph"]
 )
 
-#: Parameter names under which an optional label would be handed to the model. It never is: a
-#: representation that has seen its label is worthless.
+#: Optional parameters that would receive a label. They never do: a representation that has seen
+#: its label is worthless.
 LABELS: Final = frozenset({"y", "label", "labels", "target", "targets"})
-
-
-@dataclass(frozen=True)
-class _Parameter:
-    """A parameter of ``forward`` that the batch may fill."""
-
-    name: str
-    required: bool
-    by_position: bool
 
 
 def call_model(model: nn.Module, data: Batch, form: CallForm = ALL_OF_IT) -> Any:
@@ -69,9 +61,9 @@ def call_model(model: nn.Module, data: Batch, form: CallForm = ALL_OF_IT) -> Any
 
     ``x``, ``edge_index``, ``edge_attr``, ``edge_weight``, ``pos``, ``batch`` and every other
     attribute of the batch are passed by name (or by one of :data:`ALIASES`), ``num_graphs`` and
-    ``batch_size`` as a number. A parameter such as ``data``, or a single required one the batch
-    knows nothing of, receives the batch itself. Optional parameters are filled when the batch has
-    them, labels excepted; ``form`` says where it is to be otherwise.
+    ``batch_size`` as a number. A parameter such as ``data``, or a single required one that is no
+    attribute of the batch, receives the batch itself. Optional parameters are filled if the batch
+    has them, except for labels, unless ``form`` says otherwise.
 
     Raises:
         ModelError: if a required parameter cannot be filled, or the model fails on its input.
@@ -80,14 +72,14 @@ def call_model(model: nn.Module, data: Batch, form: CallForm = ALL_OF_IT) -> Any
     named: dict[str, Any] = {}
     data = visible(data, form.no_pass)
     for parameter, _, value in _fill(unwrap(model), data, form):
-        if parameter.by_position:
+        if parameter.kind is Parameter.POSITIONAL_ONLY:
             positional.append(value)
         else:
             named[parameter.name] = value
     try:
         return model(*positional, **named)
     except (HistographError, MemoryError, torch.OutOfMemoryError):
-        raise  # the caller may want to try a smaller batch
+        raise  # the caller may try a smaller batch
     except Exception as error:
         raise _failed_call(model, error, [*positional, *named.values()], data) from error
 
@@ -103,9 +95,9 @@ RECEIVED_COLUMNS: Final = ("parameter", "receives", "")
 
 
 def received(model: nn.Module, data: Batch, form: CallForm) -> list[tuple[str, str, str]]:
-    """Return a row per parameter of ``forward``: its name, what it receives, and whether it must.
+    """Return a row per parameter of ``forward``: its name, what it receives, and a remark.
 
-    For people to see that an optional ``edge_weight`` is filled because the data have one.
+    Users can see here that an optional ``edge_weight`` is filled because the data has one.
     """
     model, shown = unwrap(model), visible(data, form.no_pass)
     filled = {
@@ -120,7 +112,7 @@ def received(model: nn.Module, data: Batch, form: CallForm) -> list[tuple[str, s
             remark = "left out by --no-pass" if hidden else "its default: the data have none"
             if parameter.name in LABELS:
                 remark = "its default: labels are not shown to a model"
-        elif not parameter.required and source in shown:
+        elif not _is_required(parameter) and source in shown:
             remark = f"optional; --no-pass {source} leaves it out"
         rows.append((parameter.name, _shown(source, value, shown), remark))
     return rows
@@ -136,7 +128,7 @@ def _shown(source: str, value: Any, data: Batch) -> str:
 
 
 def visible(data: Batch, no_pass: Collection[str]) -> Batch:
-    """Return the batch as the model sees it: with its sparse matrices, without these attributes."""
+    """Return the batch as the model sees it: with sparse matrices, without these attributes."""
     data = with_sparse(data)
     hidden = [name for name in no_pass if name in data]
     if hidden:
@@ -146,26 +138,26 @@ def visible(data: Batch, no_pass: Collection[str]) -> Batch:
     return data
 
 
-def _fill(model: nn.Module, data: Batch, form: CallForm) -> Iterator[tuple[_Parameter, str, Any]]:
-    """Pair the parameters of the model's ``forward`` with attributes of the batch."""
+def _fill(model: nn.Module, data: Batch, form: CallForm) -> Iterator[tuple[Parameter, str, Any]]:
+    """Yield each parameter of ``forward`` that is filled, with the attribute's name and value."""
     parameters = _parameters_of(model)
     available = set(data.keys())
-    required = [parameter.name for parameter in parameters if parameter.required]
+    required = [parameter.name for parameter in parameters if _is_required(parameter)]
     missing = set(form.given or ())
     for parameter in parameters:
         name = parameter.name
         source = name if name in available else ALIASES.get(name, name)
-        if not parameter.required and form.given is not None and name not in form.given:
+        if name not in required and form.given is not None and name not in form.given:
             continue
         missing.discard(name)
-        if parameter.required and _means_whole_batch(name, required, available):
+        if name in required and _means_whole_batch(name, required, available):
             yield parameter, "data", data
         elif source in available:
-            if parameter.required or name not in LABELS:
+            if name in required or name not in LABELS:
                 yield parameter, source, data[source]
         elif source in ("num_graphs", "num_nodes"):
             yield parameter, source, getattr(data, source)
-        elif parameter.required or form.given is not None:
+        elif name in required or form.given is not None:
             raise ModelError(_unfilled(model, name, available, form))
     if missing:
         raise ModelError(
@@ -175,7 +167,7 @@ def _fill(model: nn.Module, data: Batch, form: CallForm) -> Iterator[tuple[_Para
 
 
 def _unfilled(model: nn.Module, name: str, available: set[str], form: CallForm) -> str:
-    """Say that there is nothing for a parameter, and why there has to be something."""
+    """Describe a parameter that cannot be filled, and why it has to be."""
     forward = f"{type(model).__name__}.forward"
     has = f"the data has {', '.join(sorted(available))}"
     if name in form.no_pass or ALIASES.get(name) in form.no_pass:
@@ -206,56 +198,52 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def _parameters_of(model: nn.Module) -> tuple[_Parameter, ...]:
-    """Return the parameters of the module's ``forward``, which may be its instance's own."""
+def _is_required(parameter: Parameter) -> bool:
+    return parameter.default is parameter.empty
+
+
+def _parameters_of(model: nn.Module) -> list[Parameter]:
+    """Return the parameters of the module's ``forward`` that a batch may fill."""
     if isinstance(model, GraphSequential):
-        return tuple(_Parameter(name, True, False) for name in model.signature.param_dict)
-    if isinstance(model, GAE):  # and VGAE: whatever it is given goes to its encoder
+        return [Parameter(name, Parameter.KEYWORD_ONLY) for name in model.signature.param_dict]
+    if isinstance(model, GAE):  # and VGAE: all its arguments go to its encoder
         return _parameters_of(model.encoder)
-    parameters = list(inspect.signature(model.forward).parameters.values())
-    named = tuple(
-        _Parameter(
-            parameter.name,
-            required=parameter.default is parameter.empty,
-            by_position=parameter.kind is parameter.POSITIONAL_ONLY,
-        )
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = {parameter.kind for parameter in parameters}
+    named = [
+        parameter
         for parameter in parameters
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        # One that cannot be named cannot be left out either, and there may be nothing for it.
-        and (
-            parameter.kind is not parameter.POSITIONAL_ONLY or parameter.default is parameter.empty
-        )
-    )
-    if not named and any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        # forward(*args) names nothing; those who write it unpack a batch when they get just one.
-        return (_Parameter("data", required=True, by_position=True),)
+        if parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        # An optional one cannot be skipped if it has no name, and the data may not have it.
+        and (parameter.kind is not Parameter.POSITIONAL_ONLY or _is_required(parameter))
+    ]
+    if not named and Parameter.VAR_POSITIONAL in kinds:
+        # forward(*args) names nothing; such a model usually unpacks a batch if it gets just one.
+        return [Parameter("data", Parameter.POSITIONAL_ONLY)]
     return named
 
 
 def _failed_call(model: nn.Module, error: Exception, values: list[Any], data: Batch) -> ModelError:
     """Describe in one line what failed and what the model was given."""
-    given = []
-    for name in data.keys():  # noqa: SIM118 - a batch is no mapping
-        value = data[name]
-        if isinstance(value, Tensor) and any(value is other for other in values):
-            given.append(f"{name} {list(value.shape)} {str(value.dtype).removeprefix('torch.')}")
-    reason = one_line(error)
-    where = raised_at(error)
-    message = (
-        f"{type(unwrap(model)).__name__}.forward failed{f' at {where}' if where else ''}: {reason}"
-    )
+    name, reason, where = type(unwrap(model)).__name__, one_line(error), raised_at(error)
+    x = data.x if "x" in data else None
+    shapes = re.search(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", reason)
+    if shapes and isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == int(shapes[1]):
+        return ModelError(
+            f"{name}{f' ({where})' if where else ''}: found {shapes[1]} node features in the data, "
+            f"expected {shapes[2]}, which the model reads"
+        )
+    message = f"{name}.forward failed{f' at {where}' if where else ''}: {reason}"
+    given = [
+        f"{key} {list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        for key, value in data.to_dict().items()
+        if isinstance(value, Tensor) and any(value is other for other in values)
+    ]
     if given:
         message += f" (given {', '.join(given)})"
-    x = data.x if "x" in data else None
     about_types = re.search(r"dtype|Long|long int", reason) is not None
     if about_types and isinstance(x, Tensor) and not x.is_floating_point():
         message += "; x holds integers, this model seems to expect float features"
-    shapes = re.search(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", reason)
-    if shapes and isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == int(shapes[1]):
-        message = (
-            f"{type(unwrap(model)).__name__}{f' ({where})' if where else ''}: found "
-            f"{shapes[1]} node features in the data, expected {shapes[2]}, which the model reads"
-        )
     return ModelError(message)
 
 
@@ -273,10 +261,9 @@ def prediction(
 ) -> Tensor | None:
     """Return the prediction among a model's outputs as ``[rows, targets]``, or None.
 
-    ``rows`` is the number of rows a prediction may have (of several, the first listed is tried
-    first). Outputs may be nested tuples, dictionaries and dataclasses. Those called ``logits``,
-    ``out``, ``pred``, ... come first, then the order of the outputs decides. ``key`` names the
-    output to take instead.
+    ``rows`` is the number of rows that a prediction has; several are tried in order. Outputs may be
+    nested tuples, dictionaries and dataclasses. Those called ``logits``, ``out``, ``pred``, ... go
+    first, then the order of the outputs decides. ``key`` names the output to take instead.
 
     Raises:
         ModelError: if there is no output ``key``, or it is not a tensor with that many rows.
@@ -328,7 +315,7 @@ def _tensors(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield path, output
         return
     if isinstance(output, Data):
-        return  # A graph handed back holds its inputs and labels: none of them is a prediction.
+        return  # A graph that is returned holds its inputs and labels, not a prediction.
     if isinstance(output, Mapping):
         items = [(str(name), value) for name, value in output.items()]
     elif isinstance(output, tuple) and hasattr(output, "_asdict"):
@@ -343,10 +330,10 @@ def _tensors(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from _tensors(value, f"{path}.{name}" if path else name)
 
 
-# --- whether a model returns probabilities or logits: seen from how its output is made
+# --- whether a model returns probabilities or logits, by the function that computed them
 
-#: Functions whose result is a probability, by name. A log-softmax returns logits: they are what a
-#: softmax turns into the same probabilities.
+#: Functions that return probabilities, by name. A log-softmax returns logits: a softmax turns them
+#: into the same probabilities.
 _SQUASHING = frozenset({"sigmoid", "sigmoid_", "softmax", "expit"})
 
 #: Functions that return the same numbers in another shape or place.

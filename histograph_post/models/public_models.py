@@ -1,9 +1,9 @@
-"""Public checkpoints by name: their networks are built to the sizes of a file, or it is refused.
+"""Public checkpoints by name: a network is built with the sizes of its file, or it is refused.
 
-A file must hold the family that was named: the names of its weights decide, and their shapes. GCN
-and GraphSAGE of pretrain-gnns have both in common, and a residual connection leaves no trace in the
-weights: there a pass over a few molecules decides. What a batch norm is given must have about the
-mean and variance that it recorded in training: of the network that was trained it has.
+A file must hold the named family, by the names and shapes of its weights. Those are the same for
+GCN and GraphSAGE of pretrain-gnns, and a residual connection leaves no trace in the weights: there
+a pass over a few molecules decides. In the right network, the input of a batch norm has about the
+variance that was recorded in training.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..data.batching import make_batch
 from ..errors import CheckpointError, DataError, ModelError
 from ..utils.decoding import MOST_LAYERS, require_number
 from ..utils.machine import require_memory
+from .building import Given, build_model
 from .builtin_models import POOLS
 from .checkpoints import Checkpoint
 from .model_call import call_model
@@ -52,10 +53,10 @@ _CONVS: Final[dict[str, type[BondConv]]] = {
     "molclr:gin": PretrainGIN,
 }
 
-#: The first weight of an encoder, after which everything of it is found.
+#: The first weight of an encoder; its prefix is that of the whole encoder.
 _FIRST: Final = ("x_embedding1.weight", "atom_encoder.atom_embedding_list.0.weight")
 
-#: How names in an encoder begin.
+#: Beginnings of the names in an encoder.
 _ENCODER: Final = re.compile(
     r"(x_embedding[12]|gnns|batch_norms|atom_encoder|convs|virtualnode_embedding"
     r"|mlp_virtualnode_list)\."
@@ -67,7 +68,7 @@ _READOUT: Final = "graph_pred_linear."
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the shapes of a file say about its network; by default the published sizes."""
+    """The sizes of a network; by default the published ones."""
 
     atoms: Sequence[int]
     bonds: Sequence[int]
@@ -83,7 +84,7 @@ _DEFAULTS: Final = {
     "ogb": Sizes([119, 5, 12, 12, 10, 6, 6, 2, 2], [5, 6, 2]),
 }
 
-#: Arguments that leave no trace in the weights, and what they may be.
+#: Arguments that leave no trace in the weights, and their choices.
 _CHOICES: Final[dict[str, dict[str, Sequence[Any]]]] = {
     "pretrain-gnns": {"graph_pooling": tuple(POOLS)},
     "molclr": {"graph_pooling": tuple(POOLS)},
@@ -94,43 +95,32 @@ _CHOICES: Final[dict[str, dict[str, Sequence[Any]]]] = {
 _NUMBERS: Final[dict[str, Any]] = {"drop_ratio": (int, float), "num_layer": int, "emb_dim": int}
 
 
-def build_public(
-    name: str,
-    args: Mapping[str, Any],
-    state_dict: Mapping[str, Tensor] | None = None,
-    in_dim: int | Sequence[int] | None = None,
-    out_dim: int | None = None,
-    filled: dict[str, Any] | None = None,
-) -> nn.Module:
-    """Return the network of a public checkpoint with initial weights, as ``build_model`` does.
+def build_public(name: str, given: Given) -> nn.Module:
+    """Return the network of a public checkpoint with initial weights.
 
     Args:
-        args: ``graph_pooling`` and ``drop_ratio``, for OGB's also ``residual`` and ``JK``; where
-            there are no weights to read sizes from, ``num_layer`` and ``emb_dim``.
-        state_dict: The weights to be loaded later, as :func:`adapted` names them.
-        out_dim: Outputs that the labels ask for, where there are no weights.
-        filled: Sizes from when the model was built before; receives those of now.
+        given: Its arguments are ``graph_pooling`` and ``drop_ratio``, for OGB also ``residual`` and
+            ``JK``; where there are no weights to read sizes from, ``num_layer`` and ``emb_dim``.
+            Its weights are named as by :func:`adapted`.
     """
     family, kind = name.split(":")
-    options = _checked(name, args)
-    if state_dict:
-        sizes = sizes_of(state_dict)
+    options = _checked(name, given.args)
+    if given.state_dict:
+        sizes = sizes_of(given.state_dict)
     else:
-        known = {**vars(_DEFAULTS[family]), "num_tasks": out_dim, **(filled or {}), **options}
+        known = vars(_DEFAULTS[family]) | {"num_tasks": given.out_dim} | given.filled | options
         sizes = Sizes(**{field.name: known[field.name] for field in fields(Sizes)})
     for key in ("num_layer", "emb_dim"):
         if options.pop(key, getattr(sizes, key)) != getattr(sizes, key):
             raise ModelError(
-                f"{name}: the weights have {key}={getattr(sizes, key)}, not {args[key]}"
+                f"{name}: the weights have {key}={getattr(sizes, key)}, not {given.args[key]}"
             )
-    columns = in_dim if in_dim is None or isinstance(in_dim, int) else len(in_dim)
-    if columns is not None and columns != len(sizes.atoms):
+    if given.num_columns not in (None, len(sizes.atoms)):
         raise ModelError(
-            f"{name} reads {len(sizes.atoms)} node features, the data has {columns}; its molecules "
-            f"are encoded with mol_features={RECIPES[name].features}"
+            f"{name} reads {len(sizes.atoms)} node features, the data has {given.num_columns}; its "
+            f"molecules are encoded with mol_features={RECIPES[name].features}"
         )
-    if filled is not None:
-        filled |= vars(sizes)
+    given.filled.update(vars(sizes))
     pooling = options.pop("graph_pooling", "mean")
     shape = {**vars(sizes), **options}
     num_tasks = shape.pop("num_tasks")
@@ -150,7 +140,7 @@ def build_public(
 
 
 def _checked(name: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a public model; those it does not have are refused."""
+    """Return the arguments of a public model, refusing those that it does not have."""
     choices = _CHOICES[name.partition(":")[0]]
     for key, value in args.items():
         if key not in (*choices, *_NUMBERS):
@@ -167,8 +157,8 @@ def _checked(name: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sizes_of(weights: Mapping[str, Tensor]) -> Sizes:
-    """Read the sizes off weights that :func:`adapted` has named."""
-    # Files may have them in any order.
+    """Return the sizes of a network from its weights, as :func:`adapted` names them."""
+    # A file may have them in any order.
     atoms = _tables(weights, r"(?:^|\.)(?:x_embedding|atom_embedding_list\.)(\d+)\.weight$")
     bonds = _tables(
         weights, r"\.0\.(?:edge_embedding|bond_encoder\.bond_embedding_list\.)(\d+)\.weight$"
@@ -195,10 +185,10 @@ def _tables(weights: Mapping[str, Tensor], pattern: str) -> list[Tensor]:
 
 
 def family_of(weights: Mapping[str, Tensor]) -> str | None:
-    """Return the public model whose weights these look like, by names and shapes; else None.
+    """Return the public model that weights of these names and shapes belong to; else None.
 
-    GCN and GraphSAGE of pretrain-gnns look alike: it is the former that is returned, unless what
-    the batch norms were given always had length one, as GraphSAGE makes it.
+    GCN and GraphSAGE of pretrain-gnns look alike: they are taken for GCN, unless the inputs of all
+    batch norms had unit length, as those of GraphSAGE do.
     """
     names = {name.rpartition("gnns.0.")[2] for name in weights if "gnns.0." in name}
     ogb = {name.rpartition("convs.0.")[2] for name in weights if "convs.0." in name}
@@ -222,7 +212,7 @@ def family_of(weights: Mapping[str, Tensor]) -> str | None:
 
 
 def _unit_length(weights: Mapping[str, Tensor]) -> bool:
-    """Whether the inputs of all batch norms had length one: their second moments add up to it."""
+    """Whether the inputs of all batch norms had unit length: their second moments sum to one."""
     lengths = [
         float((weights[name.replace("running_mean", "running_var")] + mean.square()).sum())
         for name, mean in weights.items()
@@ -233,18 +223,19 @@ def _unit_length(weights: Mapping[str, Tensor]) -> bool:
 
 
 def adapted(name: str, checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
-    """Return a file's weights by the names of this package's networks, and what is left out.
+    """Return a file's weights under the names of this package's networks, and what is left out.
 
-    An encoder may stand under any name (``gnn.``, ``molecule_model.``), with or without a readout.
-    Projections, decoders and other parts that only served to train it are left out.
+    An encoder may have any prefix (``gnn.``, ``molecule_model.``), with or without a readout.
+    Projections, decoders and other parts that were only used in training are left out.
 
     Raises:
         CheckpointError: for the weights of another family, which is named.
     """
     weights = checkpoint.state_dict
     found = family_of(weights)
+    # check_public tells these two apart.
     undecided = (found, name) == ("pretrain-gnns:gcn", "pretrain-gnns:sage")
-    if found != name and not undecided:  # :func:`check_public` decides
+    if found != name and not undecided:
         raise _other_family(name, found, checkpoint.path)
     prefixes = [
         key.removesuffix(first)
@@ -257,20 +248,23 @@ def adapted(name: str, checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, .
             f"{checkpoint.path}: found {len(prefixes)} tables of atoms, expected the weights of "
             f"one {name}: choose with --state NAME"
         )
-    start = prefixes[0]
-    outer = start[: start.rstrip(".").rfind(".") + 1]
-    inner = [key for key in weights if key.startswith(start) and _ENCODER.match(key, len(start))]
-    of_readout = [key for key in weights if key.startswith(outer + _READOUT)]
+    (prefix,) = prefixes
+    outer = prefix[: prefix.rstrip(".").rfind(".") + 1]  # "model.gnn." -> "model."
+    encoder = [
+        key for key in weights if key.startswith(prefix) and _ENCODER.match(key, len(prefix))
+    ]
+    readout = [key for key in weights if key.startswith(outer + _READOUT)]
     if name.startswith("molclr"):
-        of_readout = []
-    within = ("gnn_node." if name.startswith("ogb") else "gnn.") if of_readout else ""
-    encoder = {within + key.removeprefix(start): weights[key] for key in inner}
-    readout = {key.removeprefix(outer): weights[key] for key in of_readout}
-    taken = {*inner, *of_readout}
-    parts = dict.fromkeys(
-        key.removeprefix(outer).partition(".")[0] for key in weights if key not in taken
+        readout = []
+    within = ("gnn_node." if name.startswith("ogb") else "gnn.") if readout else ""
+    state_dict = {within + key.removeprefix(prefix): weights[key] for key in encoder}
+    state_dict |= {key.removeprefix(outer): weights[key] for key in readout}
+    left_out = dict.fromkeys(
+        key.removeprefix(outer).partition(".")[0]
+        for key in weights
+        if key not in {*encoder, *readout}
     )
-    return replace(checkpoint, state_dict={**encoder, **readout}, stripped=()), tuple(parts)
+    return replace(checkpoint, state_dict=state_dict, stripped=()), tuple(left_out)
 
 
 def _other_family(name: str, found: str | None, path: Path) -> CheckpointError:
@@ -284,7 +278,7 @@ def _other_family(name: str, found: str | None, path: Path) -> CheckpointError:
     )
 
 
-# --- what the weights do
+# --- what the weights compute
 
 #: Two networks whose weights have the same names and shapes.
 _TWINS: Final = {
@@ -292,18 +286,18 @@ _TWINS: Final = {
     "pretrain-gnns:sage": "pretrain-gnns:gcn",
 }
 
-#: Batch norms that are looked at: the first ones have seen the least of what else may differ.
+#: Batch norms that are compared: the first ones depend the least on anything else that differs.
 _NORMS: Final = 2
-#: A family is refused if what its batch norms are given differs from what they recorded by more
-#: than this (the logarithm of a ratio of variances), and another's by less than half of it. Of the
+#: A family is refused if the inputs of its batch norms differ from what was recorded by more than
+#: this (the logarithm of a ratio of variances), and another's by less than half as much. For the
 #: public files, wrong families differ by 13 and more, the right ones by 0.6 at most.
 _DIFFERS: Final = 1.0
-#: Molecules to look at, at most.
+#: Molecules to run, at most.
 _MOLECULES: Final = 64
 
 
 def check_public(spec: ModelSpec, model: nn.Module, dataset: GraphDataset) -> None:
-    """Refuse data of other features, and weights that by what they do are another network's."""
+    """Refuse data with other features, and weights that compute as another network's do."""
     name, args = spec.spec, spec.args
     _check_features(name, model, dataset)
     others: list[tuple[str, str, dict[str, Any]]] = []
@@ -319,23 +313,23 @@ def check_public(spec: ModelSpec, model: nn.Module, dataset: GraphDataset) -> No
     if not others or here is None or here < _DIFFERS:
         return
     weights = model.state_dict()
-    for other, words, changed in others:
-        twin = build_public(other, {**args, **changed}, state_dict=weights)
+    for other, option, changed in others:
+        twin = build_model(other, {**args, **changed}, state_dict=weights)
         twin.load_state_dict(weights)
         there = _misfit(twin.eval(), sample)
         if there is not None and there < here / 2:
-            like = other if other != name else f"{name} with {words.rpartition(' ')[2]}"
+            like = other if other != name else f"{name} with {option.rpartition(' ')[2]}"
             raise CheckpointError(
                 f"{spec.checkpoint}: found the weights of {like}, expected those of {name}: its "
-                f"batch norms recorded variances {math.exp(here):.1g} times off: type {words}"
+                f"batch norms recorded variances {math.exp(here):.1g} times off: type {option}"
             )
 
 
 @torch.inference_mode()
 def _misfit(model: nn.Module, graphs: Sequence[Data]) -> float | None:
-    """Return by how much what the first batch norms are given differs from what they recorded.
+    """Return how much the inputs of the first batch norms differ from their running statistics.
 
-    None of a network whose batch norms have recorded nothing.
+    None for a network whose batch norms have recorded nothing.
     """
     norms = [
         module
@@ -348,13 +342,13 @@ def _misfit(model: nn.Module, graphs: Sequence[Data]) -> float | None:
         return None
     found: list[float] = []
 
-    def look(norm: nn.BatchNorm1d, inputs: tuple[Tensor, ...]) -> None:
-        (given,) = inputs  # [N, width]
+    def compare(norm: nn.BatchNorm1d, inputs: tuple[Tensor, ...]) -> None:
+        (h,) = inputs  # [N, width]
         assert norm.running_var is not None  # it was loaded
-        ratio = (given.var(dim=0) + norm.eps) / (norm.running_var + norm.eps)  # [width]
+        ratio = (h.var(dim=0) + norm.eps) / (norm.running_var + norm.eps)  # [width]
         found.append(abs(float(ratio.log().median())))
 
-    hooks = [norm.register_forward_pre_hook(look) for norm in norms]
+    hooks = [norm.register_forward_pre_hook(compare) for norm in norms]
     try:
         call_model(model, make_batch(graphs))
     finally:
@@ -364,7 +358,7 @@ def _misfit(model: nn.Module, graphs: Sequence[Data]) -> float | None:
 
 
 def _check_features(name: str, model: nn.Module, dataset: GraphDataset) -> None:
-    """Refuse data whose features are not rows of the tables of a public model."""
+    """Refuse data whose features are not indices into the embeddings of a public model."""
     sizes = sizes_of(model.state_dict())
     for graph, label in zip(dataset.graphs, dataset.ids, strict=True):
         for what, tables, features in (
@@ -381,7 +375,7 @@ def _check_features(name: str, model: nn.Module, dataset: GraphDataset) -> None:
 
 def _feature_problem(features: Tensor | None, tables: Sequence[int]) -> str | None:
     if features is None:
-        return "of none at all"
+        return "missing"
     if features.is_floating_point() or features.dim() != 2 or features.shape[1] != len(tables):
         return f"{list(features.shape)} {str(features.dtype).removeprefix('torch.')}"
     if not len(features):

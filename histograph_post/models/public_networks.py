@@ -2,10 +2,10 @@
 
 Pretrain-gnns (Hu et al., "Strategies for Pre-training Graph Neural Networks", 2020) and MolCLR
 (Wang et al., "Molecular Contrastive Learning of Representations", 2022) read atoms as (atomic
-number - 1, chirality) and bonds as (type, direction). They embed the bonds anew in every layer and
-give every atom a bond to itself. OGB's examples (Hu et al., "Open Graph Benchmark", 2020) sum an
-embedding per feature; a virtual node, where there is one, hands every layer a state of the whole
-graph. Attributes carry the names of the weights in the published files.
+number - 1, chirality) and bonds as (type, direction). Every layer has its own embedding of bonds,
+and every atom a self loop. OGB's examples (Hu et al., "Open Graph Benchmark", 2020) sum one
+embedding per feature; with a virtual node, every layer reads a state of the whole graph. Attributes
+have the names of the weights in the published files.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from torch_geometric.utils import add_self_loops, degree, softmax
 
 from .builtin_models import POOLS
 
-#: The type of the bond from an atom to itself, after the four of RDKit.
+#: The bond type of a self loop, after the four of RDKit.
 SELF_LOOP = 4
 
 
 class BondConv(MessagePassing):
-    """A convolution over bonds and self loops, whose messages carry the embedding of their bond."""
+    """A convolution over bonds and self loops; a message is the sum of an atom and a bond."""
 
-    #: How messages are put together.
     AGGREGATION = "sum"
 
     def __init__(self, width: int, bonds: Sequence[int], bond_width: int | None = None) -> None:
@@ -67,7 +66,7 @@ class PretrainGIN(BondConv):
 
 
 class PretrainGCN(BondConv):
-    """The sum of the messages, each divided by the root of the degrees at its two ends."""
+    """The sum of the messages, normalised by the degrees of both atoms."""
 
     def __init__(self, width: int, bonds: Sequence[int]) -> None:
         super().__init__(width, bonds)
@@ -87,7 +86,7 @@ class PretrainGCN(BondConv):
 
 
 class PretrainSAGE(BondConv):
-    """The mean of the messages, brought to length one."""
+    """The mean of the messages, normalised to unit length."""
 
     AGGREGATION = "mean"
 
@@ -102,10 +101,9 @@ class PretrainSAGE(BondConv):
 
 
 class PretrainGAT(BondConv):
-    """Messages weighed by attention, in two heads whose mean is taken.
+    """Messages weighted by attention, averaged over two heads.
 
-    The weights of the messages that *leave* an atom add up to one: so the published networks were
-    trained.
+    The weights of the messages that *leave* an atom sum to one, as in the published networks.
     """
 
     HEADS = 2
@@ -140,7 +138,7 @@ class PretrainGAT(BondConv):
 class MolclrGCN(BondConv):
     """The plain sum of the messages; a bond adds one number to all channels.
 
-    MolCLR computes a normalisation by degree here and does not use it.
+    MolCLR computes a normalisation by degree here, but does not use it.
     """
 
     def __init__(self, width: int, bonds: Sequence[int]) -> None:
@@ -198,7 +196,7 @@ class FeatureEncoder(nn.Module):
     """Atoms or bonds as the sum of an embedding per feature.
 
     Args:
-        tables: What they are called in saved files.
+        tables: The name of the embeddings in saved files.
     """
 
     def __init__(self, sizes: Sequence[int], width: int, tables: str) -> None:
@@ -237,7 +235,7 @@ class OgbGIN(MessagePassing):
 
 
 class OgbGCN(MessagePassing):
-    """A convolution normalised by degree, with an embedding of its own for the node itself."""
+    """A convolution normalised by degree, with an embedding for the node itself."""
 
     def __init__(self, width: int, bonds: Sequence[int]) -> None:
         super().__init__(aggr="sum")
@@ -319,9 +317,9 @@ class OgbNodes(nn.Module):
             update = F.dropout(update, self.drop_ratio, training=self.training)  # [N, emb_dim]
             if self.virtual_node and number < last:
                 pooled = global_add_pool(h, batch, graphs) + virtual  # [G, emb_dim]
-                moved = self.mlp_virtualnode_list[number](pooled)  # [G, emb_dim]
-                moved = F.dropout(moved, self.drop_ratio, training=self.training)  # [G, emb_dim]
-                virtual = virtual + moved if self.residual else moved  # [G, emb_dim]
+                state = self.mlp_virtualnode_list[number](pooled)  # [G, emb_dim]
+                state = F.dropout(state, self.drop_ratio, training=self.training)  # [G, emb_dim]
+                virtual = virtual + state if self.residual else state  # [G, emb_dim]
             states.append(h)
             h = update + h if self.residual else update  # [N, emb_dim]
         return torch.stack([*states, h]).sum(dim=0) if self.JK == "sum" else h
@@ -339,13 +337,13 @@ def _virtual_mlp(width: int) -> nn.Sequential:
 
 
 class MoleculePrediction(nn.Module):
-    """Such a network with a pool and a linear map: what its authors fine-tune."""
+    """An encoder with a pool and a linear map, as its authors fine-tune it."""
 
     def __init__(
         self, encoder: MoleculeGNN | OgbNodes, num_tasks: int, graph_pooling: str = "mean"
     ) -> None:
         super().__init__()
-        #: What the network is called in saved files.
+        #: The name of the encoder in saved files.
         self.encoder = "gnn_node" if isinstance(encoder, OgbNodes) else "gnn"
         self.add_module(self.encoder, encoder)
         self.graph_pred_linear = nn.Linear(encoder.emb_dim, num_tasks)

@@ -1,4 +1,4 @@
-"""Public checkpoints by name: what each is, where its files are, and the command for it.
+"""Public checkpoints by name: what each is, where to get its files, and how to use it.
 
 ``public_models.py`` builds the networks and reads their files. Nothing here needs torch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..data.spec import DataSpec
+from ..data.spec import MOLECULE_SOURCES, DataSpec
 from ..errors import ConfigError
 from ..utils.specifications import PUBLIC_MODELS
 
@@ -15,7 +15,7 @@ _HU = "Hu et al. 2020, Strategies for Pre-training Graph Neural Networks"
 _WANG = "Wang et al. 2022, Molecular Contrastive Learning of Representations"
 _OGB = "Hu et al. 2020, Open Graph Benchmark"
 
-#: Others whose files hold the network of pretrain-gnns, under the same names.
+#: Other projects whose files hold the network of pretrain-gnns, under the same names.
 SAME_NETWORK = (
     ("GraphCL", "github.com/Shen-Lab/GraphCL", "MIT"),
     ("GraphMVP", "github.com/chao1224/GraphMVP", "MIT"),
@@ -31,14 +31,14 @@ class Recipe:
     #: The encoding of molecules that its weights were trained on, as ``mol_features`` takes it.
     features: str
     paper: str
-    #: Where the files are, and how they are called there.
+    #: Where the files are, and their names there.
     source: str
     files: str
-    licence: str
+    licence: str = "MIT"
 
 
 def one_command(recipe: Recipe | None = None) -> str:
-    """Return what goes from a file and a csv file of molecules to a report, in one line."""
+    """Return the commands from a checkpoint and a csv of molecules to a report, in one line."""
     name, file = ("NAME", "FILE") if recipe is None else (recipe.name, recipe.files)
     return (
         f"histograph cache --model {name} --checkpoint {file} "
@@ -51,17 +51,17 @@ def _pretrain(kind: str, file: str) -> Recipe:
     source = "github.com/snap-stanford/pretrain-gnns, chem/model_architecture"
     if kind == "gin":
         source = source.replace("architecture", "gin")
-    return Recipe(f"pretrain-gnns:{kind}", "pretrain", _HU, source, file, "MIT")
+    return Recipe(f"pretrain-gnns:{kind}", "pretrain", _HU, source, file)
 
 
 def _molclr(kind: str) -> Recipe:
     source = f"github.com/yuyangw/MolCLR, ckpt/pretrained_{kind}/checkpoints"
-    return Recipe(f"molclr:{kind}", "pretrain", _WANG, source, "model.pth", "MIT")
+    return Recipe(f"molclr:{kind}", "pretrain", _WANG, source, "model.pth")
 
 
 def _ogb(kind: str) -> Recipe:
     source = "what examples/graphproppred/mol of github.com/snap-stanford/ogb trains"
-    return Recipe(f"ogb:{kind}", "ogb", _OGB, source, "model.pt", "MIT")
+    return Recipe(f"ogb:{kind}", "ogb", _OGB, source, "model.pt")
 
 
 RECIPES: dict[str, Recipe] = {
@@ -84,7 +84,7 @@ assert tuple(RECIPES) == PUBLIC_MODELS
 
 
 def recipes_called(name: str | None) -> list[Recipe]:
-    """Return the recipes whose names begin so; all of them for None."""
+    """Return the recipes whose names start with ``name``; all of them for None."""
     found = [recipe for recipe in RECIPES.values() if recipe.name.startswith(name or "")]
     if not found:
         raise ConfigError(f"{name}: no such recipe, expected one of {', '.join(RECIPES)}")
@@ -92,13 +92,10 @@ def recipes_called(name: str | None) -> list[Recipe]:
 
 
 def suited_data(model: str, data: DataSpec) -> DataSpec:
-    """Return the data with the features that a public model reads; others are refused.
+    """Return the data with the features that a public model reads, refusing any others.
 
-    Args:
-        model: The specification of a model; of any other than a public one the data stay.
+    For other models, the data is returned unchanged.
     """
-    from ..data.spec import MOLECULE_SOURCES
-
     recipe = RECIPES.get(model)
     if recipe is None or data.spec.partition(":")[0] not in MOLECULE_SOURCES:
         return data
@@ -106,6 +103,6 @@ def suited_data(model: str, data: DataSpec) -> DataSpec:
     if found != recipe.features:
         raise ConfigError(
             f"{data.spec}: found mol_features={found}, expected mol_features={recipe.features}, "
-            f"which {model} was trained on (it is chosen by itself)"
+            f"which {model} was trained on (it is chosen automatically)"
         )
     return replace(data, args={**data.args, "mol_features": recipe.features})

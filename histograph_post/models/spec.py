@@ -1,4 +1,4 @@
-"""Which model: by name, as a user or a file names it, with the file and the hash of its weights."""
+"""A model by name, as a user or a file names it, with the file and the hash of its weights."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from .key_map import KeyMap
     from .loading import LoadReport
 
-#: How the weights are called in a folder as HuggingFace writes it, alone or by an index of parts.
+#: Names of the weights in a folder as HuggingFace writes it: a file, or the index of several.
 INDEX_SUFFIX = ".index.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-#: What stands in folders of this tool that hold weights: those are more than a checkpoint.
+#: Files in folders that this tool wrote: those are more than a checkpoint.
 _OURS = ("config.toml", "head.json", "run.json")
 
 
@@ -43,15 +43,15 @@ class ModelSpec(Specification):
 
     WHAT = "model"
 
-    #: The weights, in a file only the name; None for a model that was handed over in memory.
+    #: The file of the weights; None for a model that was passed in memory.
     checkpoint: Path | None = None
-    #: TOML or JSON: names of weights in the checkpoint to those of the model.
+    #: TOML or JSON: from the names of weights in the checkpoint to those of the model.
     key_map: Path | None = None
     #: Unpickle a checkpoint that can run code.
     trust: bool = False
-    #: Outputs that the labels ask for, for constructors that insist on them; None for links.
+    #: Outputs for the labels, if a constructor requires their number; None for links.
     out_dim: int | None = None
-    #: Of the weights in the model; empty where they are not known.
+    #: Of the weights in the model; empty if unknown.
     weights_sha256: str = ""
     #: Arguments of the constructor that were filled in from the data or the checkpoint.
     filled: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class ModelSpec(Specification):
         in_dim: int | Sequence[int] | None = None,
         filled: dict[str, Any] | None = None,
     ) -> nn.Module:
-        """Build the model with initial weights of its own; code that only a file names is refused.
+        """Build the model with its initial weights; code that only a file names is refused.
 
         Args:
             state_dict: The weights to be loaded later; sizes are taken from them.
@@ -95,7 +95,7 @@ class ModelSpec(Specification):
         return read_checkpoint(self.checkpoint, trust=self.trust, state=self.state)
 
     def load(self, *, checkpoint: Checkpoint | None = None, in_dim: int | None = None) -> nn.Module:
-        """Build the model and load its weights: names and shapes agree, or it is refused."""
+        """Build the model and load its weights; names and shapes have to agree."""
         return self.load_reported(checkpoint=checkpoint, in_dim=in_dim).model
 
     def load_reported(
@@ -105,12 +105,12 @@ class ModelSpec(Specification):
         in_dim: int | None = None,
         allow_missing: bool = False,
     ) -> LoadedModel:
-        """Do what :meth:`load` does, and say how it went.
+        """Build the model and load its weights, with a report.
 
         Args:
-            checkpoint: The file of the weights, where it has been read before.
-            allow_missing: Take a file that lacks some weights; the caller sees to it that they do
-                not matter.
+            checkpoint: The file of the weights, if it has been read before.
+            allow_missing: Accept a file that lacks some weights; the caller has to make sure that
+                they do not matter.
         """
         from .loading import PROPOSED
 
@@ -125,7 +125,7 @@ class ModelSpec(Specification):
         except CheckpointError as refused:
             if self.out_dim != 1 or PROPOSED in refused.details:
                 raise
-            # Two classes may be one output or two: a key map is only found for the right one.
+            # Two classes are one output or two, and a key map is only found for the right number.
             try:
                 return replace(self, out_dim=2).load_reported(
                     checkpoint=checkpoint, in_dim=in_dim, allow_missing=allow_missing
@@ -141,7 +141,7 @@ class ModelSpec(Specification):
         checkpoint: Checkpoint | None = None,
         allow_missing: bool = False,
     ) -> LoadReport:
-        """Load the weights into a model that exists."""
+        """Load the weights into an existing model."""
         from .loading import load_into
 
         weights, key_map, left_out = self._weights(checkpoint or self.read_checkpoint())
@@ -149,7 +149,7 @@ class ModelSpec(Specification):
         return replace(report, left_out=(*report.left_out, *left_out))
 
     def _weights(self, checkpoint: Checkpoint) -> tuple[Checkpoint, KeyMap | None, tuple[str, ...]]:
-        """Return the file, how its weights are renamed, and which of them are left out."""
+        """Return the file, its key map, and the names of weights that are left out."""
         from .key_map import read_key_map
 
         key_map = None if self.key_map is None else read_key_map(self.key_map)
@@ -165,22 +165,22 @@ class ModelSpec(Specification):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its checkpoint's weights in it, and how they got there."""
+    """A model with the weights of its checkpoint, and how they were loaded."""
 
     model: nn.Module
     checkpoint: Checkpoint
     report: LoadReport
-    #: The model as it was named, with what was filled in to build it.
+    #: The model's specification, with the arguments that were filled in.
     spec: ModelSpec
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The weights that the file does not have; they are zero."""
+        """The weights that the file lacks; they are zero."""
         return tuple(row.name for row in self.report.missing)
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of the weights."""
+        """What a user should know about the weights."""
         known = {name: size for name, size in self.spec.filled.items() if size is not None}
         sizes = ", ".join(f"{name}={size}" for name, size in known.items())
         filled = [f"sizes from the weights and the data: {sizes}"] if sizes else []
@@ -189,15 +189,15 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Pretrained(LoadedModel):
-    """Such a model, and the graphs to run it on."""
+    """A loaded model, and the graphs to run it on."""
 
     dataset: GraphDataset
-    #: The data as they were loaded: with the features that the model reads.
+    #: The data's specification, with the features that the model reads.
     data: DataSpec
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of the weights, and of what was chosen for them."""
+        """What a user should know about the weights, and the features chosen for them."""
         features = self.data.args.get("mol_features")
         if self.spec.spec not in PUBLIC_MODELS or features is None:
             return super().notes
@@ -214,7 +214,7 @@ def load_pretrained(
     """Read the checkpoint and the data, build the model, and load the weights strictly.
 
     Args:
-        dataset: The data of that specification, where it has been loaded before.
+        dataset: The data, if it has been loaded before.
         allow_missing: See :meth:`ModelSpec.load`.
     """
     from .recipes import suited_data
@@ -235,7 +235,7 @@ def load_pretrained(
 
 
 def _output_width(dataset: GraphDataset) -> int | None:
-    """Return the output width the labels ask for; links and unlabelled data ask for none."""
+    """Return the number of outputs for the labels; None for links and unlabelled data."""
     from ..tasks import has_labels, infer_task
 
     labels = dataset.labels()
@@ -246,16 +246,15 @@ def _output_width(dataset: GraphDataset) -> int | None:
 
 @dataclass(frozen=True)
 class CallForm:
-    """What ``forward`` is given of the data: a history is only itself with the same arguments."""
+    """Which arguments ``forward`` is given: other arguments would give another history."""
 
-    #: Parameters of ``forward`` that are filled, no more and no fewer; None for all that the data
-    #: can fill.
+    #: Exactly these parameters of ``forward`` are filled; None for all that the data can fill.
     given: tuple[str, ...] | None = None
     #: Attributes of the data that the model does not see.
     no_pass: tuple[str, ...] = ()
 
 
-#: Whatever of the data the parameters ask for.
+#: All parameters that the data can fill.
 ALL_OF_IT = CallForm()
 
 
@@ -286,7 +285,7 @@ def _parse_value(text: str) -> Any:
     if text.lower() in constants:
         return constants[text.lower()]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # '\d' is a string here, not doubtful Python
+        warnings.simplefilter("ignore")  # '\d' is a plain string here, not an invalid escape
         try:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

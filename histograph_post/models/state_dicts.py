@@ -1,9 +1,9 @@
-"""The state dicts in what a file holds, wherever people put them, and the one that is meant.
+"""Finding the state dict in the contents of a file, wherever it is.
 
 A file may have the weights as trained and their moving average (EMA, SWA), or several networks:
-the weights as trained are taken where their place is a usual one, any other by its name
-(``--state``). An object of a foreign class is looked into like a dict, and a whole pickled module
-is its parameters and buffers by name, without its code.
+the weights as trained are taken if they are in one of the usual places, any others by name
+(``--state``). An object of an unknown class is searched like a dict, and of a whole pickled module
+the parameters and buffers are taken, without its code.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..utils.text import plural
 from .inert import StandIn
 from .unpickling import printable
 
-#: What wrappers (DataParallel, Lightning, torch.compile) put in front of every name.
+#: Prefixes that wrappers (DataParallel, Lightning, torch.compile) add to every name.
 WRAPPER_PREFIXES = ("module.", "model.", "_orig_mod.")
 
-#: Where a file with several state dicts has the one that is meant; the first found wins, so
-#: the weights as trained go before their moving average.
+#: Usual keys of the state dict in a file with several; the first one found is taken, so the
+#: weights as trained go before their moving average.
 _USUAL_PLACES = (
     *("state_dict", "model_state_dict", "model_state", "model", "net_state_dict", "net"),
     *("network", "module", "weights", "params"),
@@ -34,16 +34,16 @@ _USUAL_PLACES = (
 )
 #: Names of weights that are an average over training, or follow those that are trained.
 AVERAGED = re.compile(r"(^|[._])(ema|swa|avg|averaged?|shadow|teacher|target|momentum)([._]|$)")
-#: What stands beside weights and is none.
+#: Keys beside the weights that hold none.
 NOT_WEIGHTS = re.compile(r"optim|(^|_)opt(_|$)|sched|scaler|callback|loops", re.IGNORECASE)
-#: Lightning keeps averaged weights there; they are taken only if they are asked for.
+#: Lightning keeps averaged weights there; they are taken only on request.
 _ON_REQUEST = re.compile(r"callback", re.IGNORECASE)
 _OPTIMIZER_STATE = frozenset({"param_groups", "exp_avg", "momentum_buffer", "square_avg"})
 #: The counter beside the weights of torch's AveragedModel.
 _AVERAGES_COUNTED = "n_averaged"
 _MAX_DEPTH = 6
 _MAX_MODULE_DEPTH = 50
-#: Parts of a pickled module, at most: where they are shared, it can have any number of names.
+#: Parts of a pickled module, at most: if they are shared, there can be any number of names.
 _MAX_PARTS = 100_000
 
 Place = tuple[str, ...]
@@ -64,10 +64,10 @@ class StateDict:
 
 
 def choose_state_dict(content: object, path: Path, state: str | None = None) -> StateDict:
-    """Return the state dict that is meant; refuse a file with none, or with no one.
+    """Return the state dict of a file; refuse a file without one, or without a single best one.
 
     Args:
-        state: The place of the state dict, or what its names begin with; None for the usual one.
+        state: The place of the state dict, or the prefix of its names; None for the usual one.
     """
     try:
         nodes = dict(_mappings(content))
@@ -99,7 +99,7 @@ def _usual(
     content: object,
     path: Path,
 ) -> tuple[Place, dict[str, Tensor]]:
-    """Return the state dict that a file is about."""
+    """Return the state dict in the usual place, or the only one."""
     offered = {
         place: tensors
         for place, tensors in found.items()
@@ -128,7 +128,7 @@ def _usual(
 def _named(
     found: Mapping[Place, dict[str, Tensor]], state: str, path: Path
 ) -> tuple[str, dict[str, Tensor]]:
-    """Return the state dict that is asked for: by its place, or by what its names begin with."""
+    """Return the state dict that the user chose: by its place, or by the prefix of its names."""
     for place, tensors in found.items():
         if _spell(place) == state or (place and place[-1] == state):
             return _spell(place), tensors
@@ -155,9 +155,7 @@ def _counts(found: Mapping[Place, dict[str, Tensor]]) -> str:
 
 
 def _averaged_parts(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the parts of a state dict that are averages of others, by what their names begin
-    with.
-    """
+    """Return the parts of a state dict that are averages of others, by prefix."""
     parts: dict[str, int] = {}
     for name in tensors:
         first = name.partition(".")[0]
@@ -169,7 +167,7 @@ def _averaged_parts(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 def _mappings(
     node: object, place: Place = (), seen: set[int] | None = None
 ) -> Iterator[tuple[Place, Mapping[str, object]]]:
-    """Walk the nested mappings of a file that have names for keys, optimizer state left out."""
+    """Walk the nested mappings of a file that have texts as keys, without optimizer states."""
     seen = set() if seen is None else seen
     if id(node) in seen or len(place) > _MAX_DEPTH:
         return
@@ -188,7 +186,7 @@ def _mappings(
 
 
 def _opened(node: object) -> object:
-    """Return what an object holds by name: a module its weights, a foreign one its attributes."""
+    """Return the contents of an object: the weights of a module, else its attributes."""
     if isinstance(node, nn.Module):  # only in a file that was trusted
         return node.state_dict()
     if not isinstance(node, StandIn) or _is_graph(node):
@@ -220,7 +218,7 @@ def _module_tensors(module: StandIn) -> dict[str, Tensor]:
             (f"{prefix}{name}.", value, depth + 1)
             for name, value in _entries(parts.get("_modules"))
         ]
-        waiting += reversed(inner)  # in the order in which they were made
+        waiting += reversed(inner)  # in the order of their definition
         if depth > _MAX_MODULE_DEPTH or len(tensors) + len(waiting) + visited > _MAX_PARTS:
             raise ValueError("found a pickled module with more parts than a model has")
     return tensors
@@ -243,7 +241,7 @@ def _tensors(node: Mapping[str, object]) -> dict[str, Tensor]:
 
 
 def _is_graph(node: object) -> bool:
-    """Whether this is the content of a graph (a model may well own a buffer of that name)."""
+    """Whether this is the content of a graph (a model may have a buffer of that name, too)."""
     if isinstance(node, Mapping):
         return "edge_index" in node and not any("." in str(key) for key in node)
     name = node.name if isinstance(node, StandIn) else type(node).__module__
@@ -251,7 +249,7 @@ def _is_graph(node: object) -> bool:
 
 
 def _describe(content: object) -> str:
-    """Return what a file without a state dict holds."""
+    """Describe the content of a file without a state dict."""
     parts = [content, *(content if isinstance(content, list | tuple) else ())]
     if any(_is_graph(part) for part in parts):
         return "holds graphs, a data set"
@@ -272,7 +270,7 @@ def _spell(place: Place) -> str:
 def _strip_prefixes(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     others = {name: value for name, value in tensors.items() if name != _AVERAGES_COUNTED}
     if len(others) < len(tensors) and all(name.startswith("module.") for name in others):
-        tensors = others  # torch's AveragedModel: no weight of the model
+        tensors = others  # torch's AveragedModel: its counter is not a weight
     stripped: list[str] = []
     while prefix := _shared_prefix(tensors):
         tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}

@@ -1,9 +1,9 @@
 """Files that ``torch.save`` or ``pickle`` wrote: which kind each is, and the tensors in it.
 
-The bytes decide what a file is, never its name. ``inert.py`` follows the pickle, which names the
-storages that hold the numbers, and of each tensor its storage, offset, shape and strides. Whatever
-they claim, no more is allocated than the file has bytes. A file that can only be read by running it
-is refused; a user may trust it, which is remembered by its hash (``utils/trust.py``).
+The kind of a file is recognised by content, never by name. ``inert.py`` follows the pickle, which
+names the storages, and the storage, offset, shape and strides of each tensor. Whatever it claims,
+no more is allocated than the file has bytes. A file that can only be read by running it is refused;
+a user may trust it, which is remembered by its hash (``utils/trust.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import mmap
 import pickle
 import re
+import struct
 import tarfile
 import warnings
 import zipfile
@@ -30,7 +31,7 @@ from ..utils.text import first_line, listed
 
 #: The number at the start of every file ``torch.save`` wrote before the zip format (torch 1.6).
 _LEGACY_MAGIC = b"l\xfc\x9cF\xf9 j\xa8P\x19"
-#: What stands in many files and says little of where one comes from.
+#: Names in many files, which tell little about where one comes from.
 _COMMON = ("torch.", "numpy.", "builtins.", "_codecs.")
 HARMFUL = re.compile(
     r"(os|posix|nt|sys|subprocess|shutil|socket|importlib|runpy|webbrowser)\."
@@ -41,7 +42,7 @@ _Kind = Literal["zip", "torchscript", "legacy", "tar", "pickle"]
 
 
 def unpickle(file: BufferedReader, path: Path) -> object:
-    """Unpickle a file for real, which runs whatever code its author put there."""
+    """Unpickle a file with Python, which runs any code that its author put there."""
     kind = kind_of(file, path)
     file.seek(0)
     try:
@@ -53,14 +54,14 @@ def unpickle(file: BufferedReader, path: Path) -> object:
                 warnings.filterwarnings("ignore", message=notice)
             return torch.load(file, map_location="cpu", weights_only=False)
     except Exception as error:
-        # The file's own code runs here: it may raise whatever it likes.
+        # The file's own code runs here: it may raise anything.
         raise CheckpointError(
             f"{path}: trusted, but cannot be unpickled: {type(error).__name__}: {reason(error)}"
         ) from error
 
 
 def refuse(path: Path, problem: str) -> NoReturn:
-    """Raise the error for a file that is not read, and say how to trust it."""
+    """Raise the error for a file that is not read, with how to trust it."""
     raise UnsafeCheckpointError(
         f"{path}: refused, reading it would run code: {problem}; nothing in it was executed "
         "(if you trust its author: --trust-checkpoint, trust=True in Python)"
@@ -68,19 +69,17 @@ def refuse(path: Path, problem: str) -> NoReturn:
 
 
 def telling(names: Sequence[str]) -> str:
-    """Return the names that say most of a file: what can do harm, then where it comes from."""
-    ranked = sorted(
-        names,
-        key=lambda name: (not HARMFUL.match(name), name.startswith(_COMMON)),
+    """Return the names that tell most about a file, harmful ones first."""
+    return listed(
+        sorted(names, key=lambda name: (not HARMFUL.match(name), name.startswith(_COMMON)))
     )
-    return listed(ranked)
 
 
 # --- text out of a file
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """Return a name found in a file so that it fits one line and cannot steer a terminal."""
+    """Return a text from a file so that it fits one line and cannot control a terminal."""
     safe = text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
     return safe if len(safe) <= limit else f"{safe[: limit - 3]}..."
 
@@ -90,11 +89,11 @@ def reason(error: BaseException) -> str:
     return printable(first_line(error))
 
 
-# --- what a file is
+# --- kinds of files
 
 
 def kind_of(file: BufferedReader, path: Path) -> _Kind:
-    """Tell the kinds of checkpoint apart by content; anything else is named and refused."""
+    """Return the kind of a checkpoint by content; refuse any other file, saying what it is."""
     file.seek(0)
     head = file.read(512)
     if head.startswith(b"PK"):
@@ -107,7 +106,7 @@ def kind_of(file: BufferedReader, path: Path) -> _Kind:
 
 
 def _describe(head: bytes) -> str:
-    """Return what a file that is no checkpoint is, as far as its first bytes show."""
+    """Describe a file that is not a checkpoint by its first bytes."""
     start = head.lstrip().lower()
     if head.startswith(b"version https://git-lfs"):
         return "a git-lfs pointer, not the file itself (run `git lfs pull`)"
@@ -129,13 +128,13 @@ def _zip_kind(file: BufferedReader, path: Path) -> _Kind:
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
-            # torch.save never compresses; what does may unpack to more than the machine has.
+            # torch.save never compresses, and a compressed file may expand beyond all memory.
             inflated = sum(member.file_size for member in members) > size
-            # torch does not look at the checksums, and can be told to write zeros for them.
+            # torch does not check the checksums, and can be told to write zeros for them.
             checked = not inflated and any(member.CRC for member in members)
             broken = archive.testzip() if checked else None
     except Exception as error:
-        # There is no end to the ways in which an archive can be damaged.
+        # A damaged archive can fail in any way.
         raise damaged(path, error) from error
     if inflated:
         raise CheckpointError(f"{path}: compressed zip archive; expected one that torch.save wrote")
@@ -165,7 +164,7 @@ def _tar_kind(file: BufferedReader, path: Path) -> _Kind:
 
 
 def damaged(path: Path, error: BaseException) -> CheckpointError:
-    """Return the error for a file that is not what was written."""
+    """Return the error for a damaged file."""
     return CheckpointError(
         f"{path}: damaged or cut short ({reason(error)}); expected a complete checkpoint"
     )
@@ -177,11 +176,10 @@ def zip_places(file: BufferedReader, mapped: mmap.mmap) -> tuple[bytes, dict[str
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             name, header = member.filename.partition("/")[2], member.header_offset
-            # A member is behind its header: 30 bytes, its name, and more of a length given there.
-            lengths = mapped[header + 26 : header + 30]
-            start = (
-                header + 30 + sum(int.from_bytes(lengths[at : at + 2], "little") for at in (0, 2))
-            )
+            # A member follows its header: 30 bytes, then its name and an extra field, whose
+            # lengths are the last four of the 30.
+            name_length, extra_length = struct.unpack("<HH", mapped[header + 26 : header + 30])
+            start = header + 30 + name_length + extra_length
             if member.compress_type != zipfile.ZIP_STORED or start + member.file_size > len(mapped):
                 raise ValueError("a member that torch.save did not write")
             if name == "data.pkl":
@@ -206,7 +204,7 @@ _STORAGES = {
 #: More dimensions than any tensor has.
 _MAX_DIMENSIONS = 64
 
-#: Where the bytes of the storages of a zip archive are: the storage's name to (start, length).
+#: The bytes of the storages of a zip archive: from the storage's name to (start, length).
 Places = Mapping[str, tuple[int, int]]
 
 
@@ -236,7 +234,7 @@ class Storages:
             raise ValueError("storages that claim more than the file holds")
 
     def get(self, kind: str, key: str, count: int, view: object = None) -> Storage:
-        """Return a storage by its name, or the part of it that an old file calls a view."""
+        """Return a storage by its name, or a view of it, as in old files."""
         dtype = storage_dtype(kind)
         if dtype is None:
             raise ValueError(f"a storage of the unknown kind {kind[:60]}")
@@ -253,7 +251,7 @@ class Storages:
         raise ValueError(f"a view of storage {key[:40]} outside of it")
 
     def _values(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """Return the numbers of a storage, or room for them if they come after the pickle."""
+        """Return the values of a storage, or zeros if they follow after the pickle."""
         num_bytes = count * dtype.itemsize
         self.spend(num_bytes)
         if self._places is None or not count:
@@ -266,7 +264,7 @@ class Storages:
         return torch.frombuffer(data, dtype=dtype)  # [count]
 
     def fill(self, key: str, stream: io.BytesIO | mmap.mmap) -> None:
-        """Read the numbers of a storage that come after the pickle: how many, then their bytes."""
+        """Read the values of a storage that follow after the pickle: their number, then bytes."""
         values = self._found[key].values  # [count]
         count, data = int.from_bytes(stream.read(8), "little"), stream.read(values.nbytes)
         if count != len(values) or len(data) != values.nbytes:
@@ -277,29 +275,29 @@ class Storages:
     def tensor(
         self, storage: Storage, offset: object, size: object, stride: object, dtype: str = ""
     ) -> Tensor:
-        """Return a tensor as a view of its storage; it cannot reach outside."""
+        """Return a tensor as a view of its storage, within its bounds."""
         values = storage.values  # [num_elements]
         if (named := named_dtype(dtype)) is not None:
             values = values.view(named)
         sizes, strides = _numbers(size), _numbers(stride)
-        # A stride of 0 repeats an element as often as a file likes.
+        # A stride of 0 repeats an element any number of times.
         if math.prod(sizes) * values.itemsize > len(self._buffer):
             raise ValueError("a tensor that claims more than the file holds")
         return values.as_strided(sizes, strides, _numbers((offset,))[0])
 
 
 def meta_tensor(dtype: str, size: object) -> Tensor:
-    """Return a tensor that was saved without its numbers."""
+    """Return a tensor that was saved without values."""
     return torch.empty(_numbers(size), dtype=named_dtype(dtype), device="meta")
 
 
 def named_dtype(name: str) -> torch.dtype | None:
-    """Return the type that ``torch.float32``, ... stands for."""
+    """Return the type called ``torch.float32``, ..."""
     return _DTYPES.get(name.removeprefix("torch.")) if name.startswith("torch.") else None
 
 
 def storage_dtype(name: str) -> torch.dtype | None:
-    """Return what a storage of ``torch.FloatStorage``, ``torch.cuda.FloatStorage``, ... holds."""
+    """Return the element type of ``torch.FloatStorage``, ``torch.cuda.FloatStorage``, ..."""
     module, _, kind = name.rpartition(".")
     if module not in ("torch", "torch.cuda", "torch.storage") or not kind.endswith("Storage"):
         return None
@@ -307,8 +305,10 @@ def storage_dtype(name: str) -> torch.dtype | None:
 
 
 def _numbers(values: object) -> list[int]:
-    if not isinstance(values, list | tuple) or len(values) > _MAX_DIMENSIONS:
-        raise ValueError("a shape that is no list of numbers")
-    if any(not isinstance(value, int) or value < 0 for value in values):
-        raise ValueError("a shape that is no list of numbers")
+    if (
+        not isinstance(values, list | tuple)
+        or len(values) > _MAX_DIMENSIONS
+        or any(not isinstance(value, int) or value < 0 for value in values)
+    ):
+        raise ValueError("a shape that is not a list of numbers")
     return list(values)
