@@ -77,12 +77,12 @@ class TextColumn(_Cells):
             yield self._contents[begin:end].decode()
             begin = end
 
-    def update_digest(self, digest: Any, start: int, stop: int) -> None:
-        """Hash some of the cells, and where each ends."""
-        begin = self._ends[start - 1] if start else 0
-        ends = np.array(self._ends[start:stop], dtype="<i8") - begin
+    def update_digest(self, digest: Any, rows: range) -> None:
+        """Hash the cells of consecutive rows, and where each ends."""
+        begin = self._ends[rows.start - 1] if rows.start else 0
+        ends = np.array(self._ends[rows.start : rows.stop], dtype="<i8") - begin
         digest.update(ends.tobytes())
-        digest.update(self._contents[begin : self._ends[stop - 1]])
+        digest.update(self._contents[begin : self._ends[rows.stop - 1]])
 
 
 class SelectedRows(_Cells):
@@ -269,12 +269,13 @@ def find_smiles(table: Table, wanted: object) -> str:
 
 
 def choose_targets(
-    table: Table, smiles_column: str, wanted: str | Sequence[str] | None
+    table: Table, smiles_column: str, wanted: Any
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the target columns by name, and a note where they were guessed.
 
-    Without ``wanted`` it is the only column of numbers (other than a count of the rows), or all of
-    them when each is 0/1. Any other choice is the user's: descriptors often stand beside targets.
+    ``wanted`` is a list of names, or text in which commas separate them. Without it, the target is
+    the only column of numbers (other than a count of the rows), or all of them when each is 0/1.
+    Any other choice is the user's: tables often have descriptors beside targets.
     """
     others = [name for name in table.header if name != smiles_column]
     if wanted is not None:
@@ -301,12 +302,11 @@ def choose_targets(
     return columns, [f"targets: {listed(list(columns))} (guessed; targets=NAME,... to choose)"]
 
 
-def _wanted_targets(
-    table: Table, columns: Sequence[str], wanted: str | Sequence[str]
-) -> dict[str, np.ndarray]:
-    if isinstance(wanted, str):
-        # A column's own name may have a comma in it.
-        wanted = [wanted] if wanted in columns else wanted.split(",")
+def _wanted_targets(table: Table, columns: Sequence[str], wanted: Any) -> dict[str, np.ndarray]:
+    if not isinstance(wanted, list | tuple):
+        # A column's own name may be a number, or have a comma in it.
+        name = str(wanted)
+        wanted = [name] if name in columns else name.split(",")
     chosen: dict[str, np.ndarray] = {}
     for pattern in filter(None, (str(name).strip() for name in wanted)):
         named = pattern in columns
