@@ -12,21 +12,20 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-_STEERING = re.compile(
+_UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def printable(text: str, escape: str = "?") -> str:
-    """Return text from anywhere without what steers a terminal, or no terminal can show.
+    """Return text from anywhere without characters that control a terminal or cannot be shown.
 
-    Those are control characters, marks that turn the direction of writing, and lone surrogates.
+    Those are control characters, marks of writing direction, and lone surrogates.
 
     Args:
-        text: The text.
-        escape: What stands for each of them; its number is formatted into it.
+        escape: Replaces each of them; its code point is formatted into it.
     """
-    return _STEERING.sub(lambda found: escape.format(ord(found[0])), text)
+    return _UNPRINTABLE.sub(lambda found: escape.format(ord(found[0])), text)
 
 
 class HistographError(Exception):
@@ -40,10 +39,10 @@ class HistographError(Exception):
         self.details = details
 
     def __str__(self) -> str:
-        # What it quotes may come from anybody, and a traceback in Python shows it, too.
+        # It may quote text from anywhere, which tracebacks show as well.
         return printable(super().__str__())
 
-    # Pickled without its constructor, whose arguments differ: errors come from other processes.
+    # Errors cross processes; they are unpickled without the constructors, whose arguments differ.
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).__new__, (type(self), *self.args), vars(self)
 
@@ -103,11 +102,11 @@ class CacheError(HistographError, ValueError):
 
 
 class WorkerError(HistographError, RuntimeError):
-    """A process that was to train a fit has ended without a result."""
+    """A process that trains a fit has ended without a result."""
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of what a user's code raised; making it may fail as well."""
+    """Return the message of an exception from a user's code, whose ``__str__`` may fail as well."""
     try:
         return str(error)
     except Exception as inner:
@@ -115,14 +114,14 @@ def message_of(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return what a user's code raised as ``Type: message`` in one line."""
+    """Return an exception from a user's code as ``Type: message`` in one line."""
     return f"{type(error).__name__}: {' '.join(message_of(error).split())}"
 
 
 def raised_at(error: BaseException, file: str | None = None) -> str:
-    """Return ``file.py:LINE`` of the user's own line that an error comes from, or of that file.
+    """Return ``file.py:LINE`` of the user's line that raised an error, or of the line in ``file``.
 
-    Lines of installed packages and of this one do not tell users what to mend. Empty if there
+    Lines of installed packages and of this one would not tell users what to fix. Empty if there
     are no others.
     """
     package = Path(__file__).parent

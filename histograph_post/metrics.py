@@ -1,8 +1,7 @@
-"""Metrics of predictions, and what scores over folds and seeds come to.
+"""Metrics of predictions, and statistics of scores over folds and seeds.
 
-Most are a few lines of NumPy that give what scikit-learn gives: predictions are scored after every
-epoch, and on a thousand draws of the test rows, where its checks of every call would take longer
-than the scores.
+Most metrics are a few lines of NumPy with scikit-learn's results: predictions are scored after
+every epoch and on a thousand bootstrap samples, where its input checks take longer than the scores.
 """
 
 from __future__ import annotations
@@ -37,14 +36,13 @@ LINK_METRICS = (
 )
 LOWER_IS_BETTER = frozenset({"rmse", "mae", "loss"})
 
-
-#: Metrics of chosen classes, and of the order that two classes are put in.
-CLASS_METRICS = frozenset({"accuracy", "balanced_accuracy", "f1"})
-RANKING_METRICS = frozenset({"roc_auc", "ap"})
+#: Metrics of predicted classes, and of rankings.
+_CLASS_METRICS = frozenset({"accuracy", "balanced_accuracy", "f1"})
+_RANKING_METRICS = frozenset({"roc_auc", "ap"})
 
 
 def class_scores(truth: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
-    """Score the chosen class numbers ``[rows]``, over the classes that occur in ``truth``."""
+    """Score predicted class numbers ``[rows]``, over the classes that occur in ``truth``."""
     size = 1 + int(max(truth.max(), chosen.max()))
     counted = (truth, chosen, truth[truth == chosen])
     there, taken, right = (np.bincount(numbers, minlength=size) for numbers in counted)  # [classes]
@@ -59,25 +57,24 @@ def class_scores(truth: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
 
 
 def ranking_scores(
-    truth: np.ndarray, values: np.ndarray, wanted: Collection[str] = RANKING_METRICS
+    truth: np.ndarray, values: np.ndarray, wanted: Collection[str] = _RANKING_METRICS
 ) -> dict[str, float]:
-    """Score the order that ``values [rows]`` put two classes in; nothing for a single class."""
-    if truth.min() == truth.max():
+    """Score how ``values [rows]`` rank two classes; nothing for a single class."""
+    if _RANKING_METRICS.isdisjoint(wanted) or truth.min() == truth.max():
         return {}
     if not (np.isin(truth, (0, 1)).all() and np.isfinite(values).all()):
-        # It says what is wrong with them.
+        # Its errors say what is wrong with them.
         known = {"roc_auc": sk.roc_auc_score, "ap": sk.average_precision_score}
         return {name: float(known[name](truth, values)) for name in known if name in wanted}
     scores: dict[str, float] = {}
     positives = int(truth.sum())
     if "roc_auc" in wanted:
-        # The Mann-Whitney statistic: pairs of a positive and a negative in the right order, ties
-        # half.
+        # The Mann-Whitney statistic: pairs of a positive and a negative in order, ties half.
         ordered = stats.rankdata(values)[truth == 1].sum() - positives * (positives + 1) / 2
         scores["roc_auc"] = float(ordered / (positives * (len(truth) - positives)))
     if "ap" in wanted:
         descending = np.argsort(-values)
-        # Rows of one value come above a threshold together: the last of each counts. [thresholds]
+        # Rows of equal value pass a threshold together: the last of each counts. [thresholds]
         last = np.append(np.flatnonzero(np.diff(values[descending])), len(values) - 1)
         found = np.cumsum(truth[descending])[last]
         precision, recall = found / (last + 1), found / positives
@@ -106,13 +103,37 @@ def link_scores(truth: np.ndarray, values: np.ndarray) -> dict[str, float]:
     return found
 
 
+def binary_scores(
+    truth: np.ndarray,
+    chosen: np.ndarray,
+    values: np.ndarray,
+    wanted: Collection[str],
+    *,
+    links: bool,
+) -> dict[str, float]:
+    """Score two classes, at least by the wanted metrics.
+
+    Args:
+        chosen: Predicted class of each row: ``[rows]``.
+        values: Rank the rows, the positive class higher: ``[rows]``.
+        links: Whether the rows are pairs of nodes, which are also scored as links.
+    """
+    found = {} if _CLASS_METRICS.isdisjoint(wanted) else class_scores(truth, chosen)
+    found |= ranking_scores(truth, values, wanted)
+    if not links:
+        return found
+    ranks = link_scores(truth, values)
+    # Training links come without negatives: any score would reward predicting a link everywhere.
+    return found | ranks if ranks else {}
+
+
 def regression_scores(
     truth: np.ndarray, values: np.ndarray, wanted: Collection[str] = METRICS["regression"]
 ) -> dict[str, float]:
-    """Score predicted quantities ``[rows]``; ``r2`` needs two of them."""
+    """Score predicted values ``[rows]``; ``r2`` needs two of them."""
     errors = values - truth  # [rows]
     if not np.isfinite(errors).all():
-        sk.mean_absolute_error(truth, values)  # it says what is wrong with them
+        sk.mean_absolute_error(truth, values)  # its error says what is wrong with them
     found = {
         "rmse": float(np.sqrt(np.mean(errors**2))),
         "mae": float(np.mean(np.abs(errors))),
@@ -144,11 +165,11 @@ class Reliability:
 
 
 def reliability(confidence: np.ndarray, right: np.ndarray) -> Reliability:
-    """Group predictions by how sure they were.
+    """Bin predictions by their confidence.
 
     Args:
         confidence: The probability of the predicted class, ``[rows]``.
-        right: Whether it came true, ``[rows]``.
+        right: Whether that class is the true one, ``[rows]``.
     """
     bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
     counts = np.bincount(bins, minlength=NUM_BINS)
@@ -159,7 +180,7 @@ def reliability(confidence: np.ndarray, right: np.ndarray) -> Reliability:
 
 
 def expected_calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Return how far confidence is from the share of right predictions, over 15 bins of it."""
+    """Return the mean gap between confidence and accuracy, over 15 bins of confidence."""
     return reliability(confidence, right).error
 
 
@@ -167,6 +188,9 @@ def expected_calibration_error(confidence: np.ndarray, right: np.ndarray) -> flo
 
 #: A fold and a seed: what two readouts are paired by.
 Key = tuple[int, int]
+
+#: Of every interval.
+_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -215,7 +239,7 @@ def summarize(scores: Sequence[float]) -> Summary | None:
 
 
 def paired_difference(
-    scores: Mapping[Key, float], others: Mapping[Key, float], *, level: float = 0.95
+    scores: Mapping[Key, float], others: Mapping[Key, float]
 ) -> Difference | None:
     """Compare two readouts over the folds and seeds that both have; None if there are none."""
     keys = sorted(set(scores) & set(others))
@@ -231,38 +255,31 @@ def paired_difference(
     if count < 2:
         return Difference(mean, None, None, count, over)
     error = float(differences.std(ddof=1)) / np.sqrt(count)
-    reach = float(stats.t.ppf((1 + level) / 2, count - 1) * error)
+    reach = float(stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1) * error)
     return Difference(mean, mean - reach, mean + reach, count, over)
 
 
-#: Seed of the rows that are drawn, so that a run gives the same bytes again.
+#: Seed of the bootstrap samples, so that a run can be reproduced byte by byte.
 _BOOTSTRAP_SEED = 0
 
 
 def resampled_rows(num_rows: int, count: int, fold: int = 0) -> np.ndarray:
-    """Return rows drawn with replacement, the same ones on every call: ``[count, num_rows]``.
-
-    Args:
-        num_rows: Rows to draw from, and to draw.
-        fold: Folds draw by themselves.
-    """
+    """Return bootstrap samples of the rows, the same on every call: ``[count, num_rows]``."""
     random = np.random.default_rng(_BOOTSTRAP_SEED + fold)
     return random.integers(num_rows, size=(count, num_rows))
 
 
-def resampled_interval(
-    scores: np.ndarray, others: np.ndarray, *, level: float = 0.95
-) -> tuple[float, float] | None:
+def resampled_interval(scores: np.ndarray, others: np.ndarray) -> tuple[float, float] | None:
     """Return the percentile interval of the paired bootstrap over test rows; None without one.
 
     Args:
-        scores: Of one readout on each of :func:`resampled_rows`, ``[draws]``, the mean over folds
-            where there are several; NaN where a draw allows none.
+        scores: Of one readout on each of :func:`resampled_rows`, ``[samples]``, the mean over
+            folds where there are several; NaN where a sample allows no score.
         others: Of the other, on the same rows.
     """
     differences = scores - others
     differences = differences[np.isfinite(differences)]
-    if len(differences) < len(scores) / 2:  # most draws have a single class
+    if len(differences) < len(scores) / 2:  # most samples have a single class
         return None
-    low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(differences, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
     return float(low), float(high)

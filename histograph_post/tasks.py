@@ -19,14 +19,11 @@ from torch.nn import functional as F
 
 from .errors import ConfigError, DataError
 from .metrics import (
-    CLASS_METRICS,
     LINK_METRICS,
     LOWER_IS_BETTER,
     METRICS,
-    RANKING_METRICS,
+    binary_scores,
     class_scores,
-    link_scores,
-    ranking_scores,
     regression_scores,
 )
 from .utils import Level
@@ -103,40 +100,38 @@ class Task:
         positive_weight: Tensor | None = None,
         missing: Missing | None = None,
     ) -> Tensor:
-        """Return the mean loss over the labels that are there; zero when none is.
+        """Return the mean loss over the labels that are present; zero when none is.
 
         The weights, see :meth:`balancing_weights`, may be on another device than the outputs.
 
         Args:
             outputs: ``[rows, out_dim]``.
-            missing: How many of the targets are missing, where the host knows: targets on a device
-                have to be read back for that.
+            missing: How many of the targets are missing, if the caller knows: finding out would
+                copy targets back from their device.
         """
-        if class_weight is not None:
-            class_weight = class_weight.to(outputs)  # [classes]
-        if positive_weight is not None:
-            positive_weight = positive_weight.to(outputs)  # [T]
-        by_class = self.kind == "multiclass"
-        how_many = self.missing(targets) if missing is None else missing
-        if how_many == "all":
+        if missing is None:
+            missing = self.missing(targets)
+        if missing == "all":
             return outputs.sum() * 0.0
-        if by_class:
-            return F.cross_entropy(outputs, targets, weight=class_weight, ignore_index=-1)
+        if self.kind == "multiclass":
+            weight = None if class_weight is None else class_weight.to(outputs)  # [classes]
+            return F.cross_entropy(outputs, targets, weight=weight, ignore_index=-1)
         # A missing label takes a harmless value before the loss: NaN * 0 would still be NaN.
-        absent = None if how_many == "none" else torch.isnan(targets)  # [rows, T]
+        absent = None if missing == "none" else torch.isnan(targets)  # [rows, T]
         filled = targets if absent is None else targets.masked_fill(absent, 0)  # [rows, T]
         if self.kind == "regression":
             losses = (outputs - filled).square()  # [rows, T]
         else:
+            weight = None if positive_weight is None else positive_weight.to(outputs)  # [T]
             losses = F.binary_cross_entropy_with_logits(
-                outputs, filled, pos_weight=positive_weight, reduction="none"
+                outputs, filled, pos_weight=weight, reduction="none"
             )  # [rows, T]
-        if absent is not None:
-            return (losses * ~absent).sum() / (~absent).sum()
-        return losses.mean()
+        if absent is None:
+            return losses.mean()
+        return (losses * ~absent).sum() / (~absent).sum()
 
     def loss_weight(self, targets: Tensor, class_weight: Tensor | None = None) -> Tensor:
-        """Return what :meth:`loss` divides the sum over these targets by, as one number."""
+        """Return the number that :meth:`loss` divides the sum over these targets by."""
         if self.kind != "multiclass":
             return (~torch.isnan(targets)).sum().float()
         present = targets[targets >= 0]
@@ -145,26 +140,30 @@ class Task:
         return class_weight.to(targets.device)[present].sum()
 
     def missing(self, targets: Tensor) -> Missing:
-        """Say how many of some targets, from :meth:`targets`, are missing; of none, all are."""
+        """Return how many of the targets are missing; without any targets, all are."""
         absent = targets < 0 if self.kind == "multiclass" else torch.isnan(targets)
         if bool(absent.any()):
             return "all" if bool(absent.all()) else "some"
         return "none" if targets.numel() else "all"
 
+    def _has_logit_per_class(self, width: int) -> bool:
+        """Whether the classes share a softmax; otherwise each target has a sigmoid of its own."""
+        return self.kind == "multiclass" or (self.kind == "binary" and width == 2)
+
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """Turn logits into probabilities, row by row; a regression value stays what it is."""
+        """Turn logits into probabilities; regression values stay as they are."""
         if self.kind == "regression":
             return outputs
-        by_class = self.kind == "multiclass" or (self.kind == "binary" and outputs.size(1) == 2)
-        return outputs.softmax(dim=1) if by_class else outputs.sigmoid()  # [rows, width]
+        softmax = self._has_logit_per_class(outputs.size(1))
+        return outputs.softmax(dim=1) if softmax else outputs.sigmoid()  # [rows, width]
 
     def logits(self, probabilities: np.ndarray) -> np.ndarray:
-        """Turn probabilities, such as some models give, into logits: the way back."""
+        """Turn probabilities, which some models return, into logits."""
         if self.kind == "regression":
             return probabilities
-        by_class = self.kind != "multilabel" and probabilities.shape[1] > 1
+        softmax = self._has_logit_per_class(probabilities.shape[1])
         inside = probabilities.astype(np.float64).clip(1e-12, 1 - 1e-12)
-        return np.log(inside) - (0.0 if by_class else np.log1p(-inside))
+        return np.log(inside) - (0.0 if softmax else np.log1p(-inside))
 
     def _class_numbers(self, labels: np.ndarray) -> np.ndarray:
         """Map label values to class numbers, -1 where a label is missing: ``[rows]``."""
@@ -180,7 +179,7 @@ class Task:
         return np.where(missing, -1, numbers)
 
     def balancing_weights(self, labels: np.ndarray) -> dict[str, Tensor]:
-        """Return the keyword arguments of :meth:`loss` that make rare classes count as much."""
+        """Return the arguments of :meth:`loss` that weight classes by their inverse frequency."""
         if self.kind == "multiclass":
             numbers = self._class_numbers(labels[:, 0])
             counts = np.bincount(numbers[numbers >= 0], minlength=len(self.classes))  # [classes]
@@ -189,7 +188,7 @@ class Task:
         if self.kind == "regression":
             return {}
         targets = self.targets(labels).numpy()  # [rows, targets]
-        positive, negative = np.nansum(targets == 1, axis=0), np.nansum(targets == 0, axis=0)
+        positive, negative = (targets == 1).sum(axis=0), (targets == 0).sum(axis=0)  # [targets]
         ratios = np.where((positive > 0) & (negative > 0), negative / np.maximum(positive, 1), 1.0)
         return {"positive_weight": torch.from_numpy(ratios.astype(np.float32))}
 
@@ -208,63 +207,51 @@ class Task:
     def _scores(
         self, outputs: np.ndarray, labels: np.ndarray, wanted: Sequence[str]
     ) -> dict[str, float]:
+        """Average each metric over the targets that allow it."""
         probabilities = self.probabilities(torch.from_numpy(outputs).double()).numpy()
-        if self.kind == "multiclass" or (self.kind == "binary" and outputs.shape[1] == 2):
-            truth = self._class_numbers(labels[:, 0])
-            present = truth >= 0
-            if not present.any():
-                return {}
-            truth, probabilities = truth[present], probabilities[present]
-            chosen = probabilities.argmax(axis=1)
-            if self.kind == "binary":
-                found = self._two_class_scores(truth, chosen, probabilities[:, 1], wanted)
-            else:
-                found = class_scores(truth, chosen)
-            return {name: found[name] for name in wanted if name in found}
-        columns = [
-            self._column_scores(outputs[:, t], probabilities[:, t], labels[:, t], wanted)
-            for t in range(labels.shape[1])
-        ]
+        per_class = self._has_logit_per_class(outputs.shape[1])
+        found = []
+        for target in range(labels.shape[1]):
+            present = ~np.isnan(labels[:, target])  # [rows]
+            if present.any():
+                cells = (present, slice(None) if per_class else target)
+                values = outputs[cells], probabilities[cells], labels[present, target]
+                found.append(self._target_scores(*values, wanted))
         return {
-            name: float(np.mean([column[name] for column in columns if name in column]))
+            name: float(np.mean([scores[name] for scores in found if name in scores]))
             for name in wanted
-            if any(name in column for column in columns)
+            if any(name in scores for scores in found)
         }
 
-    def _column_scores(
+    def _target_scores(
         self,
         outputs: np.ndarray,
         probabilities: np.ndarray,
         labels: np.ndarray,
         wanted: Sequence[str],
     ) -> dict[str, float]:
-        present = ~np.isnan(labels)
-        if not present.any():
-            return {}
-        outputs, probabilities, labels = outputs[present], probabilities[present], labels[present]
+        """Score one target whose labels ``[rows]`` are all present.
+
+        Outputs and probabilities are ``[rows]``, or ``[rows, classes]`` after a softmax.
+        """
         if self.kind == "regression":
             return regression_scores(labels, probabilities, wanted)
-        truth = self._class_numbers(labels) if self.kind == "binary" else labels.astype(int)
-        # Links are ranked by the outputs: high probabilities would round to ties at the top.
-        values = outputs if self.level == "link" else probabilities
-        return self._two_class_scores(truth, (probabilities > 0.5).astype(int), values, wanted)
-
-    def _two_class_scores(
-        self, truth: np.ndarray, chosen: np.ndarray, values: np.ndarray, wanted: Sequence[str]
-    ) -> dict[str, float]:
-        found = {} if CLASS_METRICS.isdisjoint(wanted) else class_scores(truth, chosen)
-        if not RANKING_METRICS.isdisjoint(wanted):
-            found |= ranking_scores(truth, values, wanted)
-        if self.level != "link":
-            return found
-        ranks = link_scores(truth, values)
-        # Links that train have no negatives beside them: any score would reward calling all links.
-        return found | ranks if ranks else {}
+        truth = labels.astype(int) if self.kind == "multilabel" else self._class_numbers(labels)
+        if probabilities.ndim == 2:
+            chosen = probabilities.argmax(axis=1)
+            if self.kind == "multiclass":
+                return class_scores(truth, chosen)
+            values = probabilities[:, 1]
+        else:
+            chosen = (probabilities > 0.5).astype(int)
+            # Links are ranked by the outputs: high probabilities would round to ties at the top.
+            values = outputs if self.level == "link" else probabilities
+        return binary_scores(truth, chosen, values, wanted, links=self.level == "link")
 
 
 def has_labels(labels: np.ndarray) -> bool:
-    """Whether any of the labels ``[rows, targets]`` is there."""
-    return labels.size > 0 and not bool(np.isnan(labels).all())
+    """Whether any of the labels ``[rows, targets]`` is present."""
+    return not bool(np.isnan(labels).all())
 
 
 def infer_task(
@@ -279,7 +266,7 @@ def infer_task(
         raise DataError("labels: found none, expected at least one labelled row")
     num_targets = labels.shape[1]
     values = np.unique(labels[~np.isnan(labels)])
-    # Links that are known to be there, without a negative, are the one class of two.
+    # Links without a single negative are one class of two.
     existence = level == "link" and num_targets == 1 and set(values) <= {0.0, 1.0}
     if kind == "auto":
         kind = "binary" if existence else _guess_kind(values, num_targets, len(labels))
@@ -321,14 +308,14 @@ def _guess_kind(values: np.ndarray, num_targets: int, num_rows: int) -> str:
 
 
 def _classes(values: np.ndarray) -> tuple[float, ...]:
-    """Return the label value of each class; labels from 0 up keep the classes nobody has."""
+    """Return the label value of each class; labels from 0 up keep classes that no row has."""
     if values[0] == 0 and (values == np.round(values)).all():
         return tuple(float(v) for v in range(max(2, int(values[-1]) + 1)))
     return tuple(float(v) for v in values)
 
 
 def label_summary(task: Task, labels: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Return notes on the target columns that cannot be scored (no labels, or one class only)."""
+    """Return notes on target columns that cannot be scored (no labels, or one class only)."""
     notes = []
     for column, name in zip(labels.T, names, strict=True):
         values = np.unique(column[~np.isnan(column)])
@@ -344,17 +331,14 @@ _Values = TypeVar("_Values", np.ndarray, Tensor)
 
 @dataclass(frozen=True)
 class TargetScale:
-    """Regression targets are learned at mean 0 and deviation 1 of the training part.
-
-    Other tasks pass through unchanged.
-    """
+    """Standardizes regression targets by the training part; other targets stay as they are."""
 
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, task: Task, labels: np.ndarray) -> TargetScale:
-        """Take the scale of the training labels ``[rows, targets]``."""
+        """Return the scale of training labels ``[rows, targets]``."""
         if task.kind != "regression":
             return cls()
         means, deviations = [], []
@@ -366,7 +350,7 @@ class TargetScale:
         return cls(tuple(means), tuple(deviations))
 
     def apply(self, targets: Tensor) -> Tensor:
-        """Turn labels into what the network learns."""
+        """Standardize targets ``[rows, targets]``."""
         if not self.mean:
             return targets
         mean = _constant(self.mean, targets.dtype, targets.device)
@@ -374,7 +358,7 @@ class TargetScale:
         return (targets - mean) / deviation  # [rows, targets]
 
     def undo(self, outputs: _Values) -> _Values:
-        """Turn what the network gives into the units of the labels; arrays become double."""
+        """Return outputs ``[rows, targets]`` in the units of the labels; arrays become float64."""
         if not self.mean:
             return outputs
         as_outputs = outputs.new_tensor if isinstance(outputs, Tensor) else np.array
@@ -383,5 +367,5 @@ class TargetScale:
 
 @lru_cache(8)
 def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers that every step needs, sent to a device once: ``[targets]``."""
+    """Return constants of every step, copied to the device once: ``[targets]``."""
     return torch.tensor(values, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Batches: which graphs and label rows make up each of them, and many graphs as one.
+"""Batches: the graphs and label rows of each, and how graphs are joined into one.
 
 :func:`row_batches` is for training, :func:`budget_batches` for running a model over all graphs,
 :func:`probe_graphs` for trying it on a few; :func:`make_batch` joins the graphs.
@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
-from torch_geometric.utils import subgraph
+from torch_geometric.utils import cumsum, index_to_mask, subgraph
 
-from ..utils import Level
 from ..utils.machine import NODE_BUDGET
 
 if TYPE_CHECKING:
@@ -34,20 +33,19 @@ class RowBatch:
     graphs: np.ndarray
     #: Label rows, in the order of the predictions: ``[rows]``.
     rows: np.ndarray
-    #: For node and link rows: the place of the row's graph in the batch, ``[rows]``.
+    #: Position of each row's graph in the batch: ``[rows]``.
     owners: np.ndarray
-    #: For node and link rows: the row's number within its graph, ``[rows]``.
+    #: Number of each row within its graph: ``[rows]``.
     within: np.ndarray
 
 
 def row_batches(
-    rows: np.ndarray, level: Level, label_ptr: np.ndarray, *, batch_size: int, seed: int | None
+    rows: np.ndarray, label_ptr: np.ndarray, *, batch_size: int, seed: int | None
 ) -> Iterator[RowBatch]:
     """Cut label rows into batches of at most ``batch_size`` graphs.
 
     Args:
         rows: Label rows to cover, each once.
-        level: What a row is; a graph is its own row.
         label_ptr: First label row of each graph and the number of rows: ``[num_graphs + 1]``.
         seed: Of the shuffle; None keeps the graphs in order.
     """
@@ -55,25 +53,15 @@ def row_batches(
     graphs = np.unique(owner)
     if seed is not None:
         graphs = np.random.default_rng(seed).permutation(graphs)
-    if level == "graph":
-        nothing = np.empty(0, dtype=np.int64)
-        for start in range(0, len(graphs), batch_size):
-            members = graphs[start : start + batch_size]
-            yield RowBatch(members, members, nothing, nothing)
-        return
-    place = np.empty(len(label_ptr), dtype=np.int64)  # of each graph in the shuffled order
-    place[graphs] = np.arange(len(graphs))
-    order = np.argsort(place[owner], kind="stable")  # rows, by the place of their graph
+    position = np.empty(len(label_ptr), dtype=np.int64)  # of each graph in the shuffled order
+    position[graphs] = np.arange(len(graphs))
+    order = np.argsort(position[owner], kind="stable")  # rows, by the position of their graph
     rows, owner = rows[order], owner[order]
+    positions, within = position[owner], rows - label_ptr[owner]  # [rows]
     for start in range(0, len(graphs), batch_size):
-        inside = (place[owner] >= start) & (place[owner] < start + batch_size)  # [rows]
-        members = graphs[start : start + batch_size]
-        yield RowBatch(
-            members,
-            rows[inside],
-            place[owner[inside]] - start,
-            rows[inside] - label_ptr[owner[inside]],
-        )
+        stop = start + batch_size
+        part = slice(*np.searchsorted(positions, [start, stop]))
+        yield RowBatch(graphs[start:stop], rows[part], positions[part] - start, within[part])
 
 
 def count_batches(rows: np.ndarray, label_ptr: np.ndarray, *, batch_size: int) -> int:
@@ -83,7 +71,7 @@ def count_batches(rows: np.ndarray, label_ptr: np.ndarray, *, batch_size: int) -
 
 
 def budget_batches(num_nodes: Sequence[int] | np.ndarray, node_budget: int) -> Iterator[range]:
-    """Cut graphs into batches of neighbours with at most ``node_budget`` nodes together.
+    """Cut graphs, in their order, into batches of at most ``node_budget`` nodes.
 
     A larger graph is a batch of its own, so with a budget of 1 every graph is.
     """
@@ -99,10 +87,10 @@ def budget_batches(num_nodes: Sequence[int] | np.ndarray, node_budget: int) -> I
 
 # --- many graphs as one
 
-#: What an attribute may be called whose values are node numbers; PyTorch Geometric's rule.
+#: Attributes with this in their name hold node numbers; PyTorch Geometric's rule.
 _NODE_NUMBERS = "index"
 
-#: Parts of names for which PyTorch Geometric has other rules than for any attribute.
+#: Attributes with these in their name have rules of their own in PyTorch Geometric.
 _SPECIAL_NAMES = ("batch", "ptr", "face", "adj", "num_nodes")
 
 _INTEGERS = {torch.int32, torch.int64}
@@ -112,14 +100,14 @@ def make_batch(graphs: Sequence[Data]) -> Batch:
     """Return what ``Batch.from_data_list`` returns, in a fraction of the time.
 
     It handles one graph after the other, which takes as long as running a small model on them.
-    Where every graph is a plain ``Data`` of plain tensors on the CPU, one operation makes an
-    attribute of the batch; all others are left to PyTorch Geometric.
+    If every graph is a plain ``Data`` of plain tensors on the CPU, each attribute takes a single
+    concatenation; anything else is left to PyTorch Geometric.
     """
     columns = _columns(graphs)
     if columns is None:
         return Batch.from_data_list(list(graphs))
     num_nodes = _sizes(columns["x"], 0)  # [graphs]
-    node_ptr = _bounds(num_nodes)  # [graphs + 1]
+    node_ptr = cumsum(num_nodes)  # [graphs + 1]
     batch: Any = Batch(_base_cls=Data)
     slices, shifts = {}, {}
     for name, values in columns.items():
@@ -127,11 +115,11 @@ def make_batch(graphs: Sequence[Data]) -> Batch:
         dim = -1 if counts_nodes else 0
         sizes = _sizes(values, dim)  # [graphs]
         joined = torch.cat(values, dim)
-        slices[name] = _bounds(sizes)
+        slices[name] = cumsum(sizes)
         shifts[name] = node_ptr[:-1] if counts_nodes else torch.zeros_like(sizes)
         if counts_nodes:
-            # In this thread, like all of this: PyTorch's own are slow to come together while
-            # another thread is busy, such as the one that writes the batch before.
+            # By NumPy, in this thread: PyTorch's are slow to synchronize while another thread is
+            # busy, such as the one that writes the previous batch.
             joined.numpy()[:] += _repeat(shifts[name].to(joined.dtype), sizes).numpy()
         batch[name] = joined
     batch.batch = _repeat(torch.arange(len(graphs)), num_nodes)  # [num_nodes]
@@ -143,10 +131,10 @@ def make_batch(graphs: Sequence[Data]) -> Batch:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch on a device: made on the CPU, then moved as a whole.
+    """Move a batch to a device as a whole.
 
-    PyTorch Geometric makes what is new in a batch on the CPU, unless the graphs are on CUDA. Memory
-    is pinned for CUDA, which then copies while the host continues; MPS has no double precision.
+    Memory is pinned for CUDA, which then copies while the host continues; MPS has no double
+    precision.
     """
     if device.type == "cpu":
         return batch
@@ -159,7 +147,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def _columns(graphs: Sequence[Data]) -> dict[str, list[Tensor]] | None:
-    """Return the values of every attribute; None where not all of them are plain tensors."""
+    """Return the values of every attribute; None unless all of them are plain tensors."""
     if not all(type(graph) is Data for graph in graphs):
         return None
     stores = [graph.stores[0] for graph in graphs]
@@ -172,7 +160,7 @@ def _columns(graphs: Sequence[Data]) -> dict[str, list[Tensor]] | None:
 
 
 def _are_plain(values: list[Any], are_numbers: bool) -> bool:
-    """Return whether these are tensors that can be concatenated as they are."""
+    """Whether these are tensors that can be concatenated as they are."""
     return (
         {type(value) for value in values} == {Tensor}
         and {value.device.type for value in values} == {"cpu"}
@@ -191,30 +179,22 @@ def _sizes(values: Sequence[Tensor], dim: int) -> Tensor:
     return torch.tensor([value.size(dim) for value in values])
 
 
-def _bounds(sizes: Tensor) -> Tensor:
-    """Return where parts of these sizes begin, and their sum: ``[parts + 1]``."""
-    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+# --- sparse matrices of graphs, which are stored as the positions and values of their entries
 
-
-# --- sparse matrices of graphs, which are stored as the places and values of what is not zero
-
-#: What the layout of a sparse matrix is called in the names of the tensors it is stored as.
+#: The suffix of the tensors that a sparse matrix is stored as, by its layout.
 SPARSE_LAYOUTS = {torch.sparse_csr: "csr", torch.sparse_csc: "csc", torch.sparse_coo: "coo"}
 
 _STORED_SPARSE = re.compile(r"(.+)_(csr|csc|coo)_index")
 
 
 def sparse_names(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the sparse matrices that are stored among these attributes: name -> layout, prefix."""
+    """Return the sparse matrices stored in these attributes: name -> layout, prefix."""
     found = (_STORED_SPARSE.fullmatch(name) for name in names)
     return {match[1]: (match[2], f"{match[1]}_{match[2]}") for match in found if match is not None}
 
 
 def with_sparse(batch: Batch) -> Batch:
-    """Return the batch with its sparse matrices put together, block by block: as a model is given.
-
-    A batch without any is returned as it is.
-    """
+    """Return the batch as models get it: with block-diagonal sparse matrices, if it has any."""
     stored = sparse_names(batch.keys())
     if not stored:
         return batch
@@ -222,7 +202,7 @@ def with_sparse(batch: Batch) -> Batch:
     for name, (layout, prefix) in stored.items():
         index, values = batch[f"{prefix}_index"], batch[f"{prefix}_value"]  # [2, pairs], [pairs]
         del batch[f"{prefix}_index"], batch[f"{prefix}_value"]
-        with warnings.catch_warnings():  # that it is new, and that it could be checked
+        with warnings.catch_warnings():  # that they are in beta, and their invariants unchecked
             warnings.filterwarnings("ignore", message="Sparse")
             matrix = torch.sparse_coo_tensor(index, values, (size, size)).coalesce()
             if layout != "coo":
@@ -234,28 +214,27 @@ def with_sparse(batch: Batch) -> Batch:
 # --- a few graphs of a data set, on which a model is tried out
 
 #: How many: enough to distinguish graph rows from node rows, few enough to be quick.
-PROBE_GRAPHS = 4
+_PROBE_GRAPHS = 4
+
+#: Graphs with more nodes are large: a model is tried on a subgraph.
+LARGE_GRAPH = NODE_BUDGET
+
+#: Nodes of such a subgraph.
+PROBE_NODES = 2048
 
 
 def probe_numbers(dataset: GraphDataset) -> list[int]:
     """Return which graphs to try a model on."""
     # Spread over the data: neighbours in a sorted data set look alike.
-    spread = np.linspace(0, len(dataset) - 1, PROBE_GRAPHS).astype(int)
+    spread = np.linspace(0, len(dataset) - 1, _PROBE_GRAPHS).astype(int)
     return np.unique(spread).tolist()
-
-
-#: Graphs with more nodes are large: what is learned of a model on one is learned on a part of it.
-LARGE_GRAPH = NODE_BUDGET
-
-#: Nodes of such a part.
-PROBE_NODES = 2048
 
 
 def probe_graphs(dataset: GraphDataset, *, whole: bool = True) -> list[Data]:
     """Return the graphs to try a model on, copied.
 
     Args:
-        whole: Whether large graphs are to be as large as they are, and not a part of them.
+        whole: Whether large graphs are kept whole, instead of a subgraph of them.
     """
     graphs = [dataset.graphs[number] for number in probe_numbers(dataset)]
     return [
@@ -266,31 +245,31 @@ def probe_graphs(dataset: GraphDataset, *, whole: bool = True) -> list[Data]:
     ]
 
 
-#: Steps along edges, at most: a long chain would take thousands.
+#: Hops at most: a long chain would take thousands.
 _HOPS = 8
 
 
 def surroundings(graph: Data, most: int) -> Data:
-    """Return the part of a graph that is around its first node with an edge.
+    """Return the subgraph of at most so many nodes around the first node with an edge.
 
-    Nodes come in by their distance, in whichever direction edges point; where edges lead no
-    further, the first of the other nodes follow. They keep their order.
+    Nodes are added by their distance, whichever way edges point; if these are too few, the first
+    of the other nodes follow. All keep their order.
     """
     edges, size = graph.edge_index, int(graph.num_nodes)
-    nodes = edges[0, :1] if edges.numel() else edges.new_zeros(1)  # [found so far]
+    nodes = edges[0, :1] if edges.numel() else edges.new_zeros(1)  # [nodes so far]
     for _ in range(_HOPS):
-        inside = _marked(nodes, size)  # [num_nodes]
+        inside = index_to_mask(nodes, size)  # [num_nodes]
         reached = torch.cat([edges[1][inside[edges[0]]], edges[0][inside[edges[1]]]]).unique()
         reached = reached[~inside[reached]]
         nodes = torch.cat([nodes, reached])[:most]
         if not len(reached) or len(nodes) == most:
             break
-    others = (~_marked(nodes, size)).nonzero().view(-1)
-    return node_subgraph(graph, torch.cat([nodes, others[: most - len(nodes)]]).sort().values)
+    others = (~index_to_mask(nodes, size)).nonzero().view(-1)
+    return _node_subgraph(graph, torch.cat([nodes, others[: most - len(nodes)]]).sort().values)
 
 
-def node_subgraph(graph: Data, nodes: Tensor) -> Data:
-    """Return some nodes ``[nodes]`` of a graph and the edges between them, numbered anew.
+def _node_subgraph(graph: Data, nodes: Tensor) -> Data:
+    """Return the subgraph of some nodes ``[nodes]``, relabelled.
 
     Labelled pairs, and sparse matrices, which are stored as pairs and values, are cut as well.
     """
@@ -307,9 +286,3 @@ def node_subgraph(graph: Data, nodes: Tensor) -> Data:
             if tensor is not None:
                 part[name] = tensor
     return part
-
-
-def _marked(nodes: Tensor, size: int) -> Tensor:
-    marks = torch.zeros(size, dtype=torch.bool, device=nodes.device)
-    marks[nodes] = True
-    return marks  # [num_nodes]

@@ -1,8 +1,7 @@
 """Benchmark sets through PyG's own classes: ``tu:``, ``planetoid:``, ``actor:``, ``wiki:``.
 
-Their raw files are found under a root that may be read-only, and processed elsewhere. PyG writes
-``processed/`` beside ``raw/``. Here it is given a folder of the user's cache instead, in which
-``raw/`` holds links to the real files, so the root is only ever read.
+PyG writes ``processed/`` beside ``raw/``, but the root of the raw files may be read-only. So PyG
+gets a folder of the user's cache instead, in which ``raw/`` holds links to the real files.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import pickle
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -44,7 +43,7 @@ _PLANETOID_FILES = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 _GEOM_GCN_FILES = ("out1_node_feature_label.txt", "out1_graph_edges.txt")
 _WIKIPEDIA = ("chameleon", "squirrel")
 
-#: All that the published Planetoid files are made of.
+#: Everything that the published Planetoid files are made of.
 _PLANETOID_GLOBALS = {
     ("builtins", "list"),
     ("__builtin__", "list"),
@@ -137,7 +136,7 @@ def load_actor(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDa
 
 
 def load_wiki(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDataset:
-    """Load a Wikipedia network as Geom-GCN prepared it, with its ten splits."""
+    """Load a Wikipedia network as prepared by Geom-GCN, with its ten splits."""
     spec = f"wiki:{name}"
     check_names(args, LEVEL_ARGS, spec=spec)
     title = name.lower()
@@ -154,9 +153,6 @@ def load_wiki(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
     return from_graphs(graphs, spec=spec, **level_options(args, own="node", spec=spec))
 
 
-LOADERS = {"tu": load_tu, "planetoid": load_planetoid, "actor": load_actor, "wiki": load_wiki}
-
-
 def _fold_files(prefix: str) -> tuple[str, ...]:
     return tuple(f"{prefix}_split_0.6_0.2_{fold}.npz" for fold in range(10))
 
@@ -169,12 +165,12 @@ class _PlanetoidUnpickler(pickle.Unpickler):
 
 
 def _check_pickles(files: Sequence[Path]) -> None:
-    """Refuse Planetoid files that would run code: they are pickles, and PyG reads any pickle."""
+    """Refuse Planetoid files that would run code: they are pickles, and PyG loads any pickle."""
     for path in files:
         if path.suffix in (".index", ".npz"):
             continue
         with path.open("rb") as file, warnings.catch_warnings():
-            # The published files name modules that numpy and scipy have moved since.
+            # The published files name modules that numpy and scipy have since moved.
             warnings.simplefilter("ignore")
             try:
                 _PlanetoidUnpickler(file, encoding="latin1").load()
@@ -187,7 +183,7 @@ def _check_pickles(files: Sequence[Path]) -> None:
 
 # --- raw files
 
-#: Written by PyG to remember transforms, which are not used here; it reads them back unsafely.
+#: PyG's record of transforms, which are not used here; it reads them back unsafely.
 _TRANSFORM_FILES = ("pre_transform.pt", "pre_filter.pt")
 
 
@@ -203,7 +199,7 @@ class RawFiles:
     required: tuple[str, ...]
     #: PyG's folder of the set, below the root it is given; holds ``raw`` and ``processed``.
     folder: str = "."
-    #: Pattern of further files that are used when they are there.
+    #: Pattern of further files, used if present.
     optional: str = ""
 
     def find(self, root: Path) -> Path:
@@ -249,9 +245,9 @@ def processed(
 ) -> Any:
     """Return the PyG data set that ``build(folder)`` makes of the raw files; it is processed once.
 
-    With a root its files are used, and ``check`` sees them before PyG reads them; without one PyG
-    downloads. Several processes may do this at once: each works in a folder of its own and the
-    result of the first one to finish is used.
+    With a root its files are used, after ``check`` has accepted them; without one PyG downloads.
+    Several processes may do this at once: each works in a folder of its own, and the result of the
+    first one to finish is used.
     """
     if root is None:
         source, files = "download", []
@@ -270,6 +266,19 @@ def user_cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "histograph-post"
 
 
+@contextlib.contextmanager
+def partial_folder(target: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``target``; afterwards it is removed, unless it was renamed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix=f"{target.name}.",
+        suffix=PARTIAL_SUFFIX,
+        dir=target.parent,
+        ignore_cleanup_errors=True,
+    ) as name:
+        yield Path(name)
+
+
 def _process(
     raw: RawFiles,
     files: Sequence[Path],
@@ -283,36 +292,27 @@ def _process(
         if check is not None:
             check(files)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(
-            prefix=f"{folder.name}.",
-            suffix=PARTIAL_SUFFIX,
-            dir=folder.parent,
-            ignore_cleanup_errors=True,  # it has another name by then
-        )
+        with partial_folder(folder) as partial:
+            links = partial / raw.folder / "raw"
+            links.mkdir(parents=True)
+            for path in files:
+                (links / path.name).symlink_to(path)
+            _quietly(build, partial, trouble)
+            for name in _TRANSFORM_FILES:
+                (partial / raw.folder / "processed" / name).unlink(missing_ok=True)
+            if not folder.is_dir():  # another process may have been faster
+                partial.rename(folder)
     except OSError as error:
+        if folder.is_dir():  # by another process, meanwhile
+            return
         raise DataError(
             f"{folder.parent}: cannot be written ({error.strerror}); "
             "set XDG_CACHE_HOME to a folder that can"
         ) from error
-    with temporary as name:
-        partial = Path(name)
-        links = partial / raw.folder / "raw"
-        links.mkdir(parents=True)
-        for path in files:
-            (links / path.name).symlink_to(path)
-        _quietly(build, partial, trouble)
-        for name in _TRANSFORM_FILES:
-            (partial / raw.folder / "processed" / name).unlink(missing_ok=True)
-        # Another process may have been faster; what it made is the same.
-        with contextlib.suppress(OSError):
-            partial.rename(folder)
-    if not folder.is_dir():
-        raise DataError(f"{folder}: cannot be written; set XDG_CACHE_HOME to a folder that can")
 
 
 def _quietly(build: Callable[[str], Any], folder: Path, trouble: str) -> Any:
-    """Run PyG without its prints; whatever it raises becomes one :class:`DataError`."""
+    """Run PyG without its output; anything it raises becomes a :class:`DataError`."""
     silence = io.StringIO()
     with (
         contextlib.redirect_stdout(silence),
@@ -320,7 +320,7 @@ def _quietly(build: Callable[[str], Any], folder: Path, trouble: str) -> Any:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        # PyG announces with this warning that it is about to unpickle anything: stop it there.
+        # PyG warns before it falls back to unsafe unpickling: stop it there.
         warnings.filterwarnings("error", message="Weights only load failed")
         try:
             return build(str(folder))

@@ -1,8 +1,8 @@
-"""What a graph must be before anything else looks at it.
+"""Checks of every graph before anything else uses it.
 
-Each check names the graph. Harmless differences (a float64 ``x``, a numpy array) are converted and
-noted; anything that would make a model compute something else is refused. Graphs that come without
-node features (IMDB, REDDIT, COLLAB) are given some.
+Each error names the graph. Harmless differences (a float64 ``x``, a numpy array) are converted and
+noted; anything that would change what a model computes is refused. Graphs without node features
+(IMDB, REDDIT, COLLAB) get some.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..errors import DataError
 from ..utils.machine import machine_memory
 from .batching import SPARSE_LAYOUTS, sparse_names
 
-#: Numeric attributes a model may be called with, and what their rows stand for.
+#: Numeric attributes a model may be called with, and what has a row in them.
 MODEL_INPUTS = {"x": "node", "pos": "node", "edge_attr": "edge", "edge_weight": "edge"}
 
-#: Attributes that all graphs have or none has; labels may be missing here and there.
+#: Attributes that all graphs have or none has; some labels may be missing.
 _ALL_OR_NONE = (*MODEL_INPUTS, "edge_label_index")
 _LABELS = ("y", "edge_label")
 _TENSORS = (*MODEL_INPUTS, "edge_index", "edge_label_index")
@@ -36,7 +36,7 @@ _TENSORS = (*MODEL_INPUTS, "edge_index", "edge_label_index")
 def prepare_graphs(
     graphs: Sequence[Data], ids: Sequence[str], *, spec: str
 ) -> tuple[list[Data], list[str]]:
-    """Return checked copies of the graphs with one set of attributes, and notes on what changed."""
+    """Return checked copies of the graphs with the same attributes, and notes on what changed."""
     notes: Counter[str] = Counter()
     prepared = [
         prepare_graph(graph, f"{spec}: graph {name}", notes)
@@ -64,7 +64,7 @@ def prepare_graph(given: Data, where: str, notes: Counter[str]) -> Data:
             f"{where}: found {type(given).__name__}, expected torch_geometric.data.Data"
         )
     graph = copy.copy(given)  # shallow: attributes are replaced, never written to
-    _take_apart(graph, where, notes)
+    _unpack_sparse(graph, where, notes)
     for name, value in graph.to_dict().items():
         plain = _plain(value, name)
         if plain is not None:
@@ -80,7 +80,7 @@ def prepare_graph(given: Data, where: str, notes: Counter[str]) -> Data:
     for name, value in graph.to_dict().items():
         if isinstance(value, Tensor):
             _check_memory(value.numel() * value.itemsize, f"{where}: {name} is {_kind(value)}")
-        # As float64: not every type can be asked whether it is infinite.
+        # As float64: isinf is not defined for every type.
         if name in _LABELS and torch.as_tensor(value, dtype=torch.float64).isinf().any():
             raise DataError(f"{where}: {name} is infinite, expected finite labels, NaN for none")
     _check_edges(graph, where)
@@ -99,7 +99,7 @@ def prepare_graph(given: Data, where: str, notes: Counter[str]) -> Data:
 
 
 def refuse_hetero(given: object, where: str) -> None:
-    """Refuse a graph with several types of nodes: a layer has no single tensor of theirs."""
+    """Refuse heterogeneous graphs: a layer has no single tensor for all types of nodes."""
     if isinstance(given, HeteroData):
         types = ", ".join(map(str, given.node_types))
         shown = f" (node types {types})" if types else ""
@@ -110,7 +110,7 @@ def refuse_hetero(given: object, where: str) -> None:
 
 
 def _from_torch_sparse(matrix: Any, where: str) -> Tensor:
-    """Return a matrix of torch_sparse as torch's own, ones where it has no values."""
+    """Return a matrix of torch_sparse as a sparse tensor of torch, with ones for no values."""
     try:
         row, column, values = matrix.coo()
         size = [int(length) for length in matrix.sizes()][:2]
@@ -127,24 +127,20 @@ def _from_torch_sparse(matrix: Any, where: str) -> Tensor:
         ) from None
 
 
-def _take_apart(graph: Data, where: str, notes: Counter[str]) -> None:
-    """Store sparse matrices as plain tensors, which can be batched, cut up and hashed.
+def _unpack_sparse(graph: Data, where: str, notes: Counter[str]) -> None:
+    """Store sparse matrices as plain tensors, which can be batched, sliced and hashed.
 
-    :func:`~histograph_post.data.batching.with_sparse` puts them together again for the model. Where
-    there is no ``edge_index``, ``adj_t`` or another one of them says what the edges are.
+    :func:`~histograph_post.data.batching.with_sparse` rebuilds them for the model. Without an
+    ``edge_index``, a sparse matrix such as ``adj_t`` provides the edges.
     """
     for name, value in graph.to_dict().items():
-        if type(value).__name__ == "SparseTensor":  # of torch_sparse, which need not be here
-            graph[name] = _from_torch_sparse(value, f"{where}: {name}")
+        if type(value).__name__ == "SparseTensor":  # of torch_sparse, which may not be installed
+            value = _from_torch_sparse(value, f"{where}: {name}")
             notes[f"{name}, a SparseTensor of torch_sparse, read as a sparse CSR tensor"] += 1
-    sparse = {
-        name: value
-        for name, value in graph.to_dict().items()
-        if isinstance(value, Tensor) and value.layout in SPARSE_LAYOUTS
-    }
-    for name, value in sparse.items():
+        if not isinstance(value, Tensor) or value.layout not in SPARSE_LAYOUTS:
+            continue
         if name in (*_TENSORS, *_LABELS):
-            continue  # refused below
+            continue  # refused by the caller
         if value.dim() != 2 or value.size(0) != value.size(1):
             raise DataError(f"{where}: {name} is sparse {list(value.shape)}, expected it square")
         with warnings.catch_warnings():
@@ -164,7 +160,7 @@ def _take_apart(graph: Data, where: str, notes: Counter[str]) -> None:
 
 
 def _plain(value: object, name: str) -> Tensor | bool | int | float | str | None:
-    """Return a value that can be batched, saved and hashed; ``None`` for any other."""
+    """Return a value in a form that can be batched, saved and hashed; None if it has none."""
     if isinstance(value, Tensor):
         dense = value.layout == torch.strided and not value.is_nested
         return value.detach().cpu() if dense else None
@@ -181,7 +177,7 @@ def _plain(value: object, name: str) -> Tensor | bool | int | float | str | None
 
 
 def _check_memory(num_bytes: int, claim: str) -> None:
-    """Refuse what no memory holds before it is touched: a small file can claim 2^40 rows."""
+    """Refuse what does not fit in memory before it is touched: a small file can claim 2^40 rows."""
     if num_bytes > _memory():
         raise DataError(f"{claim}, expected no more than fits in {_memory()} bytes of memory")
 
@@ -196,12 +192,12 @@ def _check_edges(graph: Data, where: str) -> None:
             "ToSparseTensor(layout=torch.sparse_csr) makes it"
         )
     if graph.edge_index.shape == (2, 0):
-        # torch.tensor([[], []]) is float; without an edge nothing is lost.
+        # torch.tensor([[], []]) is float; without edges nothing is lost.
         graph.edge_index = graph.edge_index.to(torch.int64)
 
 
 def _num_nodes(graph: Data, where: str, notes: Counter[str]) -> int:
-    """Return how many nodes the graph has, and store it where no tensor has as many rows."""
+    """Return the number of nodes, and store it if no tensor has a row per node."""
     stored = graph.to_dict()
     if "num_nodes" in stored:
         count = stored["num_nodes"]
@@ -234,7 +230,7 @@ def _check_node_pairs(pairs: Tensor, name: str, num_nodes: int, where: str) -> N
 
 
 def _model_input(values: Tensor, name: str, where: str, notes: Counter[str]) -> Tensor:
-    """Return whole numbers as int64 and everything else as float32, as layers expect them."""
+    """Return integers as int64 and other numbers as float32, as layers expect them."""
     if values.is_complex():
         raise DataError(f"{where}: {name} is {_kind(values)}, expected real numbers")
     whole = not values.is_floating_point() and values.dtype != torch.bool
@@ -262,7 +258,7 @@ def _check_finite(values: Tensor, name: str, unit: str, where: str) -> None:
 def _share_attributes(
     graphs: Sequence[Data], ids: Sequence[str], spec: str, notes: Counter[str]
 ) -> None:
-    """Keep the attributes every graph has: PyG cannot batch graphs that differ in them."""
+    """Keep the attributes that every graph has: PyG cannot batch graphs that differ in them."""
     counts = Counter(name for graph in graphs for name in graph.to_dict())
     partial = {name: count for name, count in counts.items() if count < len(graphs)}
     for name, count in partial.items():
@@ -304,7 +300,7 @@ def _kind(values: Tensor) -> str:
 
 FEATURES = ("auto", "onehot-degree", "degree", "log-degree", "constant")
 
-#: REDDIT's hubs have thousands of neighbours: one-hot columns up to there hold nothing but zeros.
+#: Hubs such as REDDIT's have thousands of neighbours: most one-hot columns would be all zeros.
 _AUTO_ONEHOT_BELOW = 1000
 
 #: One-hot columns are dense, so a mistaken request is refused before it fills the memory.

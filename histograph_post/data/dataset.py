@@ -20,9 +20,9 @@ from ..utils.specifications import IN_MEMORY
 from .checks import add_features, check_links, prepare_graphs, refuse_hetero
 from .labels import (
     align_labels,
-    count_nodes,
     detect_level,
     gather_labels,
+    label_name,
     label_rows,
     take_masks,
 )
@@ -41,16 +41,16 @@ class GraphDataset:
     """Graphs that share one set of attributes, with their labels and where they came from.
 
     Every graph has ``x`` and ``edge_index``. Use :func:`from_graphs` to build one: it checks the
-    graphs first. The graphs must not be changed once the fingerprint has been taken.
+    graphs first. The graphs must not change after the fingerprint has been computed.
     """
 
     #: The specification it was loaded from, such as ``tu:PROTEINS``.
     spec: str
-    #: A list, or graphs that stay on disk and are made when they are asked for.
+    #: A list, or graphs that stay on disk and are read when they are indexed.
     graphs: Sequence[Data]
     #: One unique name per graph, in the order of ``graphs``.
     ids: Sequence[str]
-    #: What carries a label: ``graph``, ``node`` or ``link``.
+    #: What has labels: ``graph``, ``node`` or ``link``.
     level: Level
     #: One name per column of :meth:`labels`.
     target_names: list[str] = field(default_factory=list)
@@ -59,9 +59,9 @@ class GraphDataset:
     #: Source row of each graph (a line of a csv file); ``None`` stands for 0, 1, 2, ...
     rows: np.ndarray | None = None
     smiles: Sequence[str] | None = None
-    #: What the graphs are called where they come from; two may have one name.
+    #: The names of the graphs in their source, which need not be unique.
     names: Sequence[str] | None = None
-    #: The csv file the graphs are from, which predictions go beside, with the rows that gave none.
+    #: The csv file the graphs are from, with why some rows gave none; predictions go beside it.
     table: Table | None = None
     #: What was skipped, added or converted, one line each, for the user.
     notes: list[str] = field(default_factory=list)
@@ -89,25 +89,25 @@ class GraphDataset:
         return len(self.graphs)
 
     def __getitem__(self, which: int | slice | Sequence[int] | np.ndarray) -> Any:
-        """Return a graph by its place, or some of them as a data set of their own.
+        """Return a graph by its position, or a subset as a data set.
 
-        A part has no official split, which is over all graphs.
+        A subset has no official split, which is over all graphs.
         """
         if isinstance(which, (int, np.integer)):
             return self.graphs[int(which)]
-        places = np.arange(len(self))[which if isinstance(which, slice) else np.asarray(which)]
+        chosen = np.arange(len(self))[which if isinstance(which, slice) else np.asarray(which)]
 
-        def chosen(values: Sequence[Any] | None) -> Any:
-            return None if values is None else [values[int(place)] for place in places]
+        def subset(values: Sequence[Any] | None) -> Any:
+            return None if values is None else [values[int(position)] for position in chosen]
 
         return replace(
             self,
-            graphs=chosen(self.graphs),
-            ids=chosen(self.ids),
+            graphs=subset(self.graphs),
+            ids=subset(self.ids),
             official=None,
-            rows=places if self.rows is None else self.rows[places],
-            smiles=chosen(self.smiles),
-            names=chosen(self.names),
+            rows=chosen if self.rows is None else self.rows[chosen],
+            smiles=subset(self.smiles),
+            names=subset(self.names),
         )
 
     def __iter__(self) -> Iterator[Data]:
@@ -121,7 +121,7 @@ class GraphDataset:
         """Nodes of each graph, int64 ``[num_graphs]``."""
         if isinstance(self.graphs, StreamedGraphs):
             return self.graphs.num_nodes
-        return np.array([count_nodes(graph) for graph in self.graphs], dtype=np.int64)
+        return np.array([len(graph.x) for graph in self.graphs], dtype=np.int64)
 
     @cached_property
     def num_edges(self) -> np.ndarray:
@@ -144,15 +144,19 @@ class GraphDataset:
         A row is a graph, a node (graphs concatenated) or a labelled pair, depending on
         ``level``. Unlabelled data has ``[rows, 0]``.
         """
-        if isinstance(self.graphs, StreamedGraphs) and self.level == "graph":
+        if isinstance(self.graphs, StreamedGraphs):
             return self.graphs.labels()
-        return gather_labels(self.graphs, self.ids, self.level, spec=self.spec)
+        name = label_name(self.level)
+        if name not in self.graphs[0]:
+            return np.empty((int(self.label_ptr[-1]), 0))
+        labels = torch.cat([graph[name].double() for graph in self.graphs])
+        return (labels if labels.dim() == 2 else labels[:, None]).numpy()  # [rows, num_targets]
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the ids and every attribute of every graph.
 
-        Equal fingerprints mean that a model sees the same tensors, wherever they came from; those
-        of graphs that stay on disk are taken by blocks, and are others than of the same in memory.
+        Equal fingerprints mean that a model sees the same tensors, wherever they came from. Graphs
+        that stay on disk are hashed by blocks, so they differ from the same graphs in memory.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256()
@@ -192,15 +196,14 @@ def from_graphs(
 ) -> GraphDataset:
     """Check graphs from anywhere (a list, a PyG data set, one ``Data``) and collect them.
 
-    The given graphs are not changed. Without ``level`` it is read off the attributes: an
+    The given graphs are not changed. Without ``level`` it is inferred from the attributes: an
     ``edge_label_index`` makes links, a ``y`` with one row per node makes nodes, else graphs.
     ``train_mask``, ``val_mask`` and ``test_mask`` of node-level data become ``official``.
-    Graphs with a ``smiles`` are molecules, a ``name`` that no two share is their id.
-    ``features`` (see :func:`.checks.add_features`) fills in ``x`` for graphs that have none. A
-    graph without nodes is refused. ``level="link"`` on graphs that name no pairs holds out some of
-    their own edges, in the way of ``links`` (see :mod:`.links`). Many graphs that can be indexed or
-    iterated over stay on disk, in the way of ``reading`` (see :mod:`.streaming`); ``stream``
-    decides that whatever their number.
+    Graphs with a ``smiles`` are molecules; a unique ``name`` is their id. ``features`` (see
+    :func:`.checks.add_features`) sets ``x`` of graphs that have none. A graph without nodes is
+    refused. ``level="link"`` on graphs without pairs holds out some of their edges, as ``links``
+    says (see :mod:`.links`). Large data sets and iterators stay on disk, as ``reading`` says (see
+    :mod:`.streaming`), unless ``stream`` decides.
     """
     collected = _collect(graphs, spec, stream, level, reading)
     if isinstance(collected, StreamedGraphs):
@@ -209,7 +212,7 @@ def from_graphs(
                 f"{spec}: the graphs have features of their own and stay on disk; expected no "
                 "features=, max_degree= or link_...="
             )
-        # They were checked as they were read.
+        # They were checked while they were read.
         found = [f"{note} in {count} graphs" for note, count in collected.notes.items()]
         return GraphDataset(
             spec=spec,
@@ -233,7 +236,7 @@ def from_graphs(
         )
     prepared, found = prepare_graphs(collected, names, spec=spec)
     if level == "link" and "edge_label_index" not in prepared[0]:
-        # Before degrees become features: those would count the links that are held out.
+        # Before degrees become features: they would count links that are held out.
         prepared, official, link_notes = split_links(prepared, links, spec=spec)
         target_names = LINK_TARGET if target_names is None else target_names
         found += link_notes
@@ -254,25 +257,24 @@ def from_graphs(
     if level == "node":
         masks = take_masks(prepared, names, spec=spec)
         official = masks if official is None else official
-    dataset = GraphDataset(
+    labels = gather_labels(prepared, names, level, spec=spec)  # [rows, num_targets]
+    align_labels(prepared, level, labels)
+    return GraphDataset(
         spec=spec,
         graphs=prepared,
         ids=names,
         level=level,
+        target_names=_target_names(target_names, labels.shape[1], spec),
         official=official,
         rows=rows,
         smiles=None if smiles is None else list(smiles),
         names=called,
         notes=[*notes, *found],
     )
-    labels = dataset.labels()
-    dataset.target_names = _target_names(target_names, labels.shape[1], spec)
-    align_labels(prepared, level, labels)
-    return dataset
 
 
 def as_links(dataset: GraphDataset, links: LinkOptions | None = None) -> GraphDataset:
-    """Return the data set with the links of its graphs to predict instead of its labels."""
+    """Return the data set as a link prediction task, without its labels."""
     graphs, official, notes = split_links(dataset.graphs, links, spec=dataset.spec)
     return replace(
         dataset,
@@ -305,7 +307,7 @@ def _collect(
 
 
 def _texts(graphs: Sequence[Data], name: str) -> list[str] | None:
-    """Return an attribute of text that every graph has, as PyG's molecules do; else None."""
+    """Return a text attribute, such as PyG's molecules have; None unless every graph has it."""
     values = [graph.get(name) if isinstance(graph, Data) else None for graph in graphs]
     texts = [value.strip() for value in values if isinstance(value, str) and value.strip()]
     return texts if len(texts) == len(graphs) else None
@@ -331,7 +333,7 @@ def _hash_value(digest: Any, key: str, value: object) -> None:
     digest.update(_form(key, value.dtype, value.shape))
     try:
         digest.update(value.numpy().ravel())
-    except (TypeError, RuntimeError):  # on a device, with gradients, or of a type numpy has not
+    except (TypeError, RuntimeError):  # on a device, with gradients, or of a type not in NumPy
         values = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
         digest.update(values.view(torch.uint8).numpy())
 

@@ -35,12 +35,11 @@ from .spec import (
     LEVEL_ARGS,
     STREAM_ARGS,
     Reading,
+    as_bool,
     check_names,
     feature_options,
-    is_streamed,
     level_options,
 )
-from .streaming import stream_graphs
 
 #: Arguments that this package uses itself, unless the function has a parameter of that name.
 _OURS = (*LEVEL_ARGS, *FEATURE_ARGS, *STREAM_ARGS)
@@ -54,8 +53,8 @@ def load_function(
     It is called with those of ``root`` (a :class:`~pathlib.Path`) and the data arguments that its
     parameters name. It returns graphs (a list, a PyG data set), a :class:`GraphDataset`, or one
     ``Data``, which is then a node-level set. A PyG data set class works as well. A function that
-    the file or package only imported from elsewhere is not called. Many graphs stay on disk (see
-    :mod:`.streaming`), ``stream=true`` or ``stream=false`` decide it.
+    the file or package only imported from elsewhere is not called. ``stream=true`` and
+    ``stream=false`` decide whether graphs stay on disk (see :mod:`.streaming`).
     """
     place, _, name = target.rpartition(":")
     try:
@@ -63,13 +62,11 @@ def load_function(
             function = _find(module, place, name)
             given, ours = _arguments(function, root, args, target)
             result = function(**given)
-            refuse_hetero(result, target)
-            if not isinstance(result, GraphDataset | Data):
-                streamed = None if "stream" not in ours else is_streamed(0, ours, spec=target)
-                wanted = level_options(ours, spec=target)["level"]
-                result = stream_graphs(
-                    result, spec=target, stream=streamed, level=wanted, reading=reading
-                )
+            if not isinstance(result, GraphDataset):
+                stream = as_bool(ours, "stream", default=None, spec=target)
+                options = _graph_options(result, ours, target)
+                # Inside the block, because an iterator may import when it is read.
+                return from_graphs(result, spec=target, stream=stream, reading=reading, **options)
     except HistographError:
         raise
     except Exception as error:
@@ -77,17 +74,20 @@ def load_function(
         raise DataError(
             f"{target}: failed with {type(error).__name__}: {first_line(error)}"
         ) from error
-    if isinstance(result, GraphDataset):
-        if ours:
-            raise DataError(
-                f"{target}: returned a GraphDataset, expected no {', '.join(sorted(ours))} with it"
-            )
-        return replace(result, spec=target)
-    options = level_options(ours, spec=target) | feature_options(ours, spec=target)
-    lone = isinstance(result, Data) and not isinstance(result, Batch)
-    if options["level"] is None and lone and "edge_label_index" not in result:
+    if ours:
+        raise DataError(
+            f"{target}: returned a GraphDataset, expected no {', '.join(sorted(ours))} with it"
+        )
+    return replace(result, spec=target)
+
+
+def _graph_options(found: object, args: Mapping[str, Any], spec: str) -> dict[str, Any]:
+    """Return the options of :func:`from_graphs`; a single graph has node labels, unless pairs."""
+    options = level_options(args, spec=spec) | feature_options(args, spec=spec)
+    single = isinstance(found, Data) and not isinstance(found, Batch)
+    if options["level"] is None and single and "edge_label_index" not in found:
         options["level"] = "node"
-    return from_graphs(result, spec=target, **options)
+    return options
 
 
 def _find(module: ModuleType, place: str, name: str) -> Callable[..., Any]:
@@ -116,7 +116,7 @@ def _is_dataset_class(target: Any) -> bool:
 def _arguments(
     function: Callable[..., Any], root: Path | None, args: Mapping[str, Any], target: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the function is called with, and the arguments that are for this package."""
+    """Return the arguments of the function, and those for this package."""
     parameters = inspect.signature(function).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = {
@@ -135,20 +135,18 @@ def _arguments(
     if "root" in named and root is not None:
         # PyG's classes expect text.
         given["root"] = str(root) if _is_dataset_class(function) else root
-    missing = [n for n in parameters if n in named - given.keys() and _required(parameters[n])]
+    missing = [
+        n for n, p in parameters.items() if n in named - given.keys() and p.default is p.empty
+    ]
     if missing:
         hint = "--data-root" if missing[0] == "root" else f"--data-args {missing[0]}=..."
         raise DataError(f"{target}: needs {missing[0]!r}, give it with {hint}")
     return given, ours
 
 
-def _required(parameter: inspect.Parameter) -> bool:
-    return parameter.default is inspect.Parameter.empty
-
-
 # --- graphs saved with ``torch.save``
 
-#: PyG's classes of one homogeneous graph. None of them does more than hold values.
+#: PyG's classes of a homogeneous graph, which only hold values.
 _ALLOWED = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
 
 _CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "optimizer_state_dict", "hyper_parameters")
@@ -163,15 +161,11 @@ def load_graph_file(path: Path, args: Mapping[str, Any], *, spec: str) -> GraphD
     except DataError:
         raise
     except Exception as error:
-        # Whoever wrote the file chose what is in these objects: they may fail in any way.
+        # The file's author chose what is in these objects: they may fail in any way.
         raise DataError(
             f"{path}: not readable as graphs ({type(error).__name__}: {first_line(error)})"
         ) from error
-    options = level_options(args, spec=spec) | feature_options(args, spec=spec)
-    lone = isinstance(content, Data) and "edge_label_index" not in content
-    if options["level"] is None and lone:
-        options["level"] = "node"
-    return from_graphs(graphs, spec=spec, **options)
+    return from_graphs(graphs, spec=spec, **_graph_options(content, args, spec))
 
 
 def _read(path: Path) -> object:
@@ -198,7 +192,7 @@ def _read(path: Path) -> object:
 
 
 def _refuse_saved_hetero(path: Path) -> None:
-    """Say of a file that was refused anyway that it holds graphs with several types of nodes."""
+    """Raise a clearer error for a refused file that holds heterogeneous graphs."""
     with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if name.endswith("/data.pkl"):
@@ -208,13 +202,11 @@ def _refuse_saved_hetero(path: Path) -> None:
 
 
 def _not_yet_allowed() -> list[Any]:
-    """Return the classes to allow; torch would also take back what PyG has allowed for good."""
+    """Return the classes to allow; torch would also revoke those that PyG has allowed for good."""
     return [kind for kind in _ALLOWED if kind not in torch.serialization.get_safe_globals()]
 
 
 def _graphs(content: object, path: Path) -> list[Data]:
-    if isinstance(content, Batch):
-        return list(content.to_data_list())
     if isinstance(content, Data):
         return [content]
     if isinstance(content, Mapping) and "edge_index" in content:
@@ -243,7 +235,7 @@ def _graph(item: object, position: int, path: Path) -> Data:
 
 
 def _is_checkpoint(content: Mapping[Any, object]) -> bool:
-    """Tell weights by their names (``layer.0.weight``), at the top or one folder down."""
+    """Recognize weights by their names (``layer.0.weight``), at any depth."""
     return any(
         key in _CHECKPOINT_KEYS
         or (isinstance(value, Tensor) and ("." in str(key) or key in ("weight", "bias")))
@@ -253,7 +245,7 @@ def _is_checkpoint(content: Mapping[Any, object]) -> bool:
 
 
 def _is_collated(content: tuple[Any, ...]) -> bool:
-    """Tell ``(data, slices, ...)`` from a tuple of graphs: slices are one-dimensional."""
+    """Distinguish ``(data, slices, ...)`` from a tuple of graphs: slices are one-dimensional."""
     if len(content) < 2 or not isinstance(content[0], Data | Mapping):
         return False
     slices = content[1]
@@ -270,7 +262,7 @@ def _separate(content: tuple[Any, ...], path: Path) -> list[Data]:
     if slices is None:
         return [data]
     count = len(slices["edge_index"]) - 1
-    # Every graph has a node, and so a part of what is stored; slices can claim any number of them.
+    # Every graph has a node, so it takes some of the file; slices can claim any number of graphs.
     if count > min(path.stat().st_size, sum(map(_stored, data.to_dict().values()))):
         raise DataError(f"{path}: found {count} slices, expected no more than there are nodes")
     return [
@@ -280,7 +272,7 @@ def _separate(content: tuple[Any, ...], path: Path) -> list[Data]:
 
 
 def _stored(value: object) -> int:
-    """Return how many bytes or members of a value are there; a tensor may repeat them."""
+    """Return the bytes that a tensor really takes, which it may repeat; the length of others."""
     if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested:
         return value.untyped_storage().nbytes()
     return len(value) if isinstance(value, Sized) else 0

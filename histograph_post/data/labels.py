@@ -1,4 +1,4 @@
-"""Labels of graphs, nodes and links in one form: rows by targets, NaN where one is missing.
+"""Labels of graphs, nodes and links as one array: rows by targets, NaN where one is missing.
 
 The official splits of node-level data come with the labels, as boolean masks on the graphs.
 """
@@ -26,7 +26,7 @@ def label_name(level: Level) -> str:
 
 
 def detect_level(graphs: Sequence[Data]) -> tuple[Level, list[str]]:
-    """Return what the labels describe, and a note where the answer is a guess."""
+    """Return what has the labels, and a note where that is a guess."""
     if all("edge_label_index" in graph for graph in graphs):
         return "link", []
     per_node = all(_has_row_per_node(graph) for graph in graphs if "y" in graph)
@@ -44,16 +44,8 @@ def _has_row_per_node(graph: Data) -> bool:
     return isinstance(y, Tensor) and y.dim() > 0 and y.size(0) == graph.num_nodes
 
 
-def count_nodes(graph: Data) -> int:
-    """Return the number of nodes: the rows of ``x``, which are quicker to ask for than PyG."""
-    store = graph.stores[0]
-    x = store.get("x")
-    counted = isinstance(x, Tensor) and store.get("num_nodes") is None
-    return x.shape[0] if counted else int(graph.num_nodes)
-
-
 def label_rows(graph: Data, level: Level) -> int:
-    """Return how many rows of labels a graph contributes."""
+    """Return how many rows of labels a graph has."""
     if level == "graph":
         return 1
     return int(graph.num_nodes if level == "node" else graph.edge_label_index.size(1))
@@ -62,9 +54,7 @@ def label_rows(graph: Data, level: Level) -> int:
 def gather_labels(
     graphs: Sequence[Data], ids: Sequence[str], level: Level, *, spec: str
 ) -> np.ndarray:
-    """Return the labels of all graphs as float64 ``[rows, num_targets]``."""
-    if level == "graph" and (labels := _alike_labels(graphs)) is not None:
-        return labels
+    """Return the labels of all graphs, checked, as float64 ``[rows, num_targets]``."""
     blocks = [
         _label_block(graph, level, f"{spec}: graph {name}")
         for graph, name in zip(graphs, ids, strict=True)
@@ -86,8 +76,8 @@ def gather_labels(
 def align_labels(graphs: Sequence[Data], level: Level, labels: np.ndarray) -> None:
     """Give every graph a label of one shape, so that PyG can batch them.
 
-    As given, one graph may hold a scalar and the next ``[1]``, and an unlabelled graph among
-    labelled ones has no attribute at all: it gets NaN, and with it all graphs get float labels.
+    As given, one graph may have a scalar and the next ``[1]``. An unlabelled graph among labelled
+    ones gets NaN, and then all graphs get float labels.
     """
     name, width = label_name(level), labels.shape[1]
     labelled = sum(name in graph for graph in graphs)
@@ -104,20 +94,8 @@ def align_labels(graphs: Sequence[Data], level: Level, labels: np.ndarray) -> No
         start += rows
 
 
-def _alike_labels(graphs: Sequence[Data]) -> np.ndarray | None:
-    """Return the labels of graphs that all have one row of one type and length, else ``None``.
-
-    One concatenation instead of a few steps per graph, of which there may be many.
-    """
-    given = [graph.stores[0].get("y") for graph in graphs]
-    rows = [y for y in given if isinstance(y, Tensor) and y.dim() == 1]
-    if len(rows) < len(given) or len({(y.dtype, y.device, y.shape) for y in rows}) > 1:
-        return None
-    return torch.stack(rows).detach().cpu().to(torch.float64).numpy()  # [num_graphs, num_targets]
-
-
 def _label_block(graph: Data, level: Level, where: str) -> np.ndarray | None:
-    """Return one graph's labels as float64 ``[rows, num_targets]``; ``None`` when it has none."""
+    """Return one graph's labels as float64 ``[rows, num_targets]``; None if it has none."""
     name, rows = label_name(level), label_rows(graph, level)
     if name not in graph:
         return None
@@ -136,10 +114,10 @@ def _label_block(graph: Data, level: Level, where: str) -> np.ndarray | None:
 
 
 def take_masks(graphs: Sequence[Data], ids: Sequence[str], *, spec: str) -> Splits | None:
-    """Move the masks out of the graphs and return them as splits; ``None`` without a train mask.
+    """Move the masks out of the graphs and return them as splits; None without a train mask.
 
     A mask is ``[num_nodes]``, or ``[num_nodes, num_folds]`` for several folds; a single mask
-    beside several folds counts for each of them. A validation or test mask may be absent.
+    beside several folds applies to each of them. A validation or test mask may be absent.
     """
     parts: dict[str, Tensor] = {}
     for part, name in MASKS.items():

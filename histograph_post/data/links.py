@@ -1,10 +1,10 @@
 """Link prediction on graphs that come without pairs to predict.
 
-The links of a graph are its pairs of joined nodes, whichever way their edges point. Some are held
-out for validation and test, and all their edges are taken out of ``edge_index``: a model passes
-messages along training links only, and cannot see what it will be asked. ``edge_label_index``
-names every link, and for the parts that are scored pairs that no edge joins, drawn once.
-Negatives for training are drawn anew in every epoch (:class:`LinkNegatives`).
+The links of a graph are its pairs of connected nodes, whichever way their edges point. Some are
+held out for validation and test, and their edges are removed from ``edge_index``: a model passes
+messages along training links only, and cannot see what it will predict. ``edge_label_index``
+holds every link and, for validation and test, negatives (pairs without an edge) that are drawn
+once. Negatives for training are drawn in every epoch (:class:`LinkNegatives`).
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def split_links(
 ) -> tuple[list[Data], Splits, list[str]]:
     """Turn graphs into a link task: return new graphs, their split, and notes for the user.
 
-    Links are drawn over all graphs together. Each graph gets as many negatives as it has links in
-    a part (times :attr:`LinkOptions.negatives`), or fewer where it is too dense. Node labels and
-    masks are left out; every attribute of the edges follows its edges.
+    The links of all graphs are split together. Each graph gets as many negatives as it has links
+    in a part (times :attr:`LinkOptions.negatives`), or fewer if it is too dense. Node labels and
+    masks are removed; edge attributes stay with their edges.
     """
     options = options or LinkOptions()
     links = [_Links.of(graph) for graph in graphs]
@@ -113,7 +113,7 @@ class _Labelled:
     labels: np.ndarray
     #: ``[rows]``
     parts: np.ndarray
-    #: Negatives that the graph is too dense for.
+    #: How many negatives there are too few, in a dense graph.
     missing: int
 
 
@@ -121,7 +121,7 @@ def _labelled(
     graph: Data, links: _Links, parts: np.ndarray, ratio: float, random: np.random.Generator
 ) -> _Labelled:
     wanted = [round(ratio * int((parts == part).sum())) for part in (_VALID, _TEST)]
-    # Drawn together: no pair is a negative of both parts.
+    # Drawn together, so that no pair is a negative of both parts.
     negatives = NonEdges(int(graph.num_nodes), graph.edge_index.numpy()).draw(sum(wanted), random)
     for_valid = negatives.shape[1] * wanted[0] // max(1, sum(wanted))
     blocks = [
@@ -142,7 +142,7 @@ def _labelled(
 
 def _link_graph(graph: Data, links: _Links, parts: np.ndarray, labelled: _Labelled) -> Data:
     """Return the graph with the edges of its training links and its self loops, and the pairs."""
-    # The last entry is what -1, a self loop, looks up.
+    # The last entry is for self loops, whose link is -1.
     carries_messages = np.append(parts == _TRAIN, True)[links.of_edge]  # [num_edges]
     made = graph.edge_subgraph(torch.from_numpy(carries_messages))
     for name in ("y", *MASKS.values()):
@@ -179,7 +179,7 @@ def _notes(
     return notes
 
 
-# --- pairs of nodes are numbered, so that those without an edge are drawn without trial and error
+# --- pairs of nodes are numbered, so that negatives can be drawn without rejection
 
 
 def pair_numbers(pairs: np.ndarray) -> np.ndarray:
@@ -202,45 +202,42 @@ def numbered_pairs(numbers: np.ndarray) -> np.ndarray:
 
 
 class NonEdges:
-    """The pairs of a graph's nodes that are not among some known ones.
+    """All pairs of a graph's nodes except some known ones.
 
     Args:
-        known: Pairs to leave out, in any direction and number: ``[2, num_known]``.
+        known: Pairs to exclude, in either direction and with repetitions: ``[2, num_known]``.
     """
 
     def __init__(self, num_nodes: int, known: np.ndarray) -> None:
         numbers = np.unique(pair_numbers(known[:, known[0] != known[1]]))
         self.count = num_nodes * (num_nodes - 1) // 2 - len(numbers)
-        #: How many unknown pairs come before each known one: ``[num_known]``.
+        #: How many other pairs come before each known one: ``[num_known]``.
         self._before = numbers - np.arange(len(numbers))
 
     def draw(self, number: int, random: np.random.Generator) -> np.ndarray:
-        """Draw different pairs, the lower node first: ``[2, number]``, or all if there are fewer.
-
-        Every pair is as likely as any other.
-        """
+        """Draw distinct pairs uniformly, the lower node first: ``[2, number]``, or all of fewer."""
         ranks = random.choice(self.count, min(number, self.count), replace=False)
-        # The k-th unknown pair is preceded by k unknown ones, and by the known ones among them.
+        # Before the k-th of these pairs come k of them, and the known ones in between.
         return numbered_pairs(ranks + np.searchsorted(self._before, ranks, side="right"))
 
 
 class Negatives(NamedTuple):
-    """Pairs that are no links, drawn for one batch."""
+    """The negatives of one batch."""
 
     #: Nodes numbered within their graph: ``[2, negatives]``.
     pairs: Tensor
-    #: Place of each pair's graph in the batch: ``[negatives]``.
+    #: Position of each pair's graph in the batch: ``[negatives]``.
     owners: np.ndarray
 
 
 class LinkNegatives:
-    """Draws negatives for links that train without any, anew in every epoch.
+    """Draws negatives in every epoch for training links that come without any.
 
     A batch gets as many pairs as it has links, from the same graphs, by the seed of the epoch.
 
     Args:
         targets: Of every label row, ``[rows]`` or ``[rows, targets]``.
-        non_edges: The pairs of a graph that neither an edge joins nor a label names.
+        non_edges: Returns the pairs of a graph that have neither an edge nor a label.
     """
 
     def __init__(self, task: Task, targets: Tensor, non_edges: Callable[[int], NonEdges]) -> None:
@@ -249,13 +246,13 @@ class LinkNegatives:
         self._non_edges = non_edges
 
     def generator(self, rows: np.ndarray, seed: int | None) -> np.random.Generator | None:
-        """Return what to draw with; None where these rows need no negatives."""
+        """Return the random generator to draw with; None if these rows need no negatives."""
         lacking = self._links and not bool((self._targets.numpy()[rows] == 0).any())
         # A stream of its own: the seed itself shuffles the graphs.
         return np.random.default_rng([seed, 1]) if lacking and seed is not None else None
 
     def draw(self, members: RowBatch, random: np.random.Generator) -> Negatives:
-        """Draw as many pairs in each graph as it has links; a graph that is too dense has fewer."""
+        """Draw as many pairs in each graph as it has links; a dense graph may have fewer."""
         targets = self._targets[members.rows]  # [rows, 1]
         links = members.owners[targets[:, 0].numpy() == 1]  # graph in the batch: [links]
         counts = np.bincount(links, minlength=len(members.graphs))  # [num_graphs]

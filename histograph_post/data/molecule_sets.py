@@ -1,8 +1,8 @@
 """Published sets of molecules: ``ogbg:molhiv`` and ``moleculenet:BBBP``.
 
-Of the Open Graph Benchmark, OGB's own files are read; the ``ogb`` package is needed only to learn
-where a set that is not on disk can be downloaded from. Of MoleculeNet, PyG's csv file is read, not
-what PyG made of it: so rows keep their columns, and molecules are encoded in any way.
+OGB's own files are read; the ``ogb`` package is needed only to find the address of a set that is
+not on disk. Of MoleculeNet, the csv file is read, not what PyG made of it: so rows keep their
+columns, and molecules take any encoding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import http.client
 import importlib.util
 import re
 import shutil
-import tempfile
 import urllib.request
 import zipfile
 import zlib
@@ -29,15 +28,10 @@ from torch_geometric.datasets import MoleculeNet
 from ..errors import DataError, MissingExtraError
 from ..splits import Split, Splits
 from ..splits.split import read_folder
-from ..utils.files import PARTIAL_SUFFIX, atomic_path
-from .benchmarks import user_cache
+from ..utils.files import write_bytes
+from .benchmarks import partial_folder, user_cache
 from .dataset import GraphDataset, as_links
-from .molecules import (
-    MOLECULE_ENCODINGS,
-    attach_labels,
-    encode,
-    read_molecules,
-)
+from .molecules import MOLECULE_ENCODINGS, attach_labels, encode, read_molecules
 from .spec import LEVEL_ARGS, MOLECULE_SOURCES, as_choice, check_names, level_options
 from .tables import read_table, row_ids
 
@@ -45,11 +39,11 @@ _FIRST_FILE = Path("raw", "edge.csv.gz")
 
 
 def load_ogbg(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDataset:
-    """Load ``ogbg-NAME`` as OGB's own loader gives it: features, edge order, scaffold split.
+    """Load ``ogbg-NAME`` as OGB's own loader does: features, edge order, scaffold split.
 
-    It is looked for in ``root``; without a root in the user's cache folder, into which it is
-    downloaded where it is missing. ``args``: ``mol_features`` other than ``ogb`` encodes the
-    molecules again, from their SMILES.
+    It is read from ``root``; without one from the user's cache folder, to which it is downloaded
+    once. ``args``: ``mol_features`` other than ``ogb`` encodes the molecules again, from their
+    SMILES.
     """
     spec = f"ogbg:{name}"
     check_names(args, ("mol_features", *LEVEL_ARGS), spec=spec)
@@ -87,8 +81,8 @@ def load_ogbg(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
 def load_moleculenet(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDataset:
     """Load a set of MoleculeNet with the targets that PyG gives it.
 
-    It is looked for in ``root``; without a root in the user's cache folder, into which it is
-    downloaded where it is missing. ``args``: ``mol_features``, see :func:`.molecules.load_smiles`.
+    It is read from ``root``; without one from the user's cache folder, to which it is downloaded
+    once. ``args``: ``mol_features``, see :func:`.molecules.load_smiles`.
     """
     spec = f"moleculenet:{name}"
     check_names(args, ("mol_features", *LEVEL_ARGS), spec=spec)
@@ -108,7 +102,7 @@ def load_moleculenet(name: str, root: Path | None, args: Mapping[str, Any]) -> G
 
 
 def _encoded_again(smiles: list[str], features: str, spec: str) -> list[Data]:
-    """Return the molecules in another encoding than OGB's, which is all that its files have."""
+    """Return the molecules in another encoding than that of OGB's files."""
     graphs, _, problems = encode(smiles, features)
     if problems:
         row, problem = next(iter(problems.items()))
@@ -237,10 +231,7 @@ def _find_moleculenet(name: str, file: str, archive: str, root: Path | None, spe
             url = MoleculeNet.url.format(archive)
             with _downloaded(url, cached, spec) as found:
                 contents = found.read_bytes()
-                with atomic_path(cached) as partial:
-                    partial.write_bytes(
-                        gzip.decompress(contents) if url.endswith(".gz") else contents
-                    )
+                write_bytes(cached, gzip.decompress(contents) if url.endswith(".gz") else contents)
         return cached
     folders = (f"{name}/raw", f"moleculenet/{name}/raw", f"MoleculeNet/{name}/raw", "raw", ".")
     places = [root / folder / each for folder in folders for each in (file, f"{file}.gz")]
@@ -258,13 +249,10 @@ def _first(places: Sequence[Path], missing: str) -> Path:
 
 @contextmanager
 def _downloaded(url: str, target: Path, spec: str) -> Iterator[Path]:
-    """Download a file to a folder beside ``target``, which is gone afterwards."""
+    """Download a file to a temporary folder beside ``target``."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f"{target.name}.", suffix=PARTIAL_SUFFIX, dir=target.parent
-        ) as partial:
-            file = Path(partial, "download")
+        with partial_folder(target) as folder:
+            file = folder / "download"
             with urllib.request.urlopen(url, timeout=60) as response, file.open("wb") as copy:
                 shutil.copyfileobj(response, copy)
             yield file
@@ -275,7 +263,7 @@ def _downloaded(url: str, target: Path, spec: str) -> Iterator[Path]:
 
 
 def _ogb_source(folder_name: str, spec: str) -> tuple[str, str]:
-    """Return a set's address and the folder in its archive, from the table in the ogb package.
+    """Return a set's URL and the folder in its archive, from the table in the ogb package.
 
     The package is not imported: on import it asks the network for its latest version.
     """

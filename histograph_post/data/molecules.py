@@ -29,12 +29,12 @@ from .spec import (
     LEVEL_ARGS,
     STREAM_ARGS,
     Reading,
+    as_bool,
     as_choice,
     check_names,
-    is_streamed,
     level_options,
 )
-from .streaming import read_rows
+from .streaming import read_rows, stays_on_disk
 from .tables import (
     SelectedRows,
     Table,
@@ -46,7 +46,7 @@ from .tables import (
     row_names,
 )
 
-#: How many skipped rows are listed: all of them, unless the file is no table of molecules.
+#: How many skipped rows are listed: all of them, unless the table is not one of molecules.
 _LISTED = 200
 
 
@@ -59,18 +59,17 @@ def load_smiles(
     target columns (names or globs, separated by commas; empty for none; default: see
     :func:`choose_targets`), ``mol_features`` the encoding (``ogb``, ``pretrain`` or ``pyg``). A
     blank cell is a missing label. A row that cannot be turned into a graph is skipped and noted.
-    ``stream`` says whether graphs stay on disk (see :mod:`.streaming`); those of many rows do.
+    ``stream`` decides whether graphs stay on disk (see :mod:`.streaming`); those of many rows do.
     """
     spec = f"smiles:{path}"
     check_names(args, ("smiles", "targets", "mol_features", *STREAM_ARGS, *LEVEL_ARGS), spec=spec)
     table = read_table(path)
-    smiles_column = find_smiles(table, args.get("smiles"))
     return read_molecules(
         table,
         args,
         spec=spec,
-        smiles_column=smiles_column,
-        targets=_names(args.get("targets")),
+        smiles_column=find_smiles(table, args.get("smiles")),
+        targets=args.get("targets"),
         reading=reading,
     )
 
@@ -81,16 +80,17 @@ def read_molecules(
     *,
     spec: str,
     smiles_column: str,
-    targets: str | Sequence[str] | None,
+    targets: Any,
     reading: Reading | None = None,
 ) -> GraphDataset:
     """Return a graph for each molecule of a table; see :func:`load_smiles`."""
     wanted = level_options(args, own="graph", spec=spec)
     features = as_choice(args, "mol_features", MOLECULE_ENCODINGS, default="ogb", spec=spec)
+    stream = as_bool(args, "stream", default=None, spec=spec)
     labels, notes = choose_targets(table, smiles_column, targets)
     smiles = table.column(smiles_column)
     graphs: Sequence[Data]
-    if wanted["level"] != "link" and is_streamed(table.num_rows, args, spec=spec):
+    if wanted["level"] != "link" and stays_on_disk(table.num_rows, stream):
         graphs = kept = read_rows(SmilesRows(smiles, features), reading, spec=spec)
         rows, problems = kept.rows, kept.skipped
     else:
@@ -145,7 +145,7 @@ def encode(smiles: Sequence[str], features: str) -> tuple[list[Data], np.ndarray
 
 
 def _skipped(problems: Mapping[int, str], smiles: Sequence[str]) -> list[str]:
-    """Return notes on the rows that gave no graph."""
+    """Return notes on the rows without a graph."""
     unreadable, unknown = [], []
     for row, problem in problems.items():
         named = f"row {row} {_short(smiles[row])}"
@@ -164,13 +164,6 @@ def _skipped(problems: Mapping[int, str], smiles: Sequence[str]) -> list[str]:
     ]
 
 
-def _names(value: Any) -> str | Sequence[str] | None:
-    """Return column names as text: a column may be called 1, which arrives as a number."""
-    if value is None or isinstance(value, str):
-        return value
-    return [str(name) for name in value] if isinstance(value, list | tuple) else str(value)
-
-
 def _short(smiles: str) -> str:
     return f"{smiles[:40]}..." if len(smiles) > 43 else smiles or "(blank)"
 
@@ -183,7 +176,7 @@ Encoder = Callable[[Any], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class MoleculeEncoding:
-    """How to turn a molecule into a graph; an atom or bond it does not know raises KeyError."""
+    """How a molecule becomes a graph; an unknown atom or bond raises KeyError."""
 
     name: str
     num_atom_features: int
@@ -195,8 +188,8 @@ class MoleculeEncoding:
 
     def graph(self, molecule: Any) -> Data:
         """Return the molecule as a graph of integer features."""
-        # By index, as GetAtoms() checks the size at every step; into flat lists, as a tuple kept
-        # per atom would set off the garbage collector again and again.
+        # By index, as GetAtoms() checks the size at every step; into flat lists, as one tuple per
+        # atom would trigger the garbage collector again and again.
         atoms: list[int] = []
         for atom in map(molecule.GetAtomWithIdx, range(molecule.GetNumAtoms())):
             atoms += self.encode_atom(atom)
@@ -231,41 +224,28 @@ def _matrix(values: Sequence[int], width: int) -> torch.Tensor:
     return torch.from_numpy(np.array(values, dtype=np.int64).reshape(-1, width))
 
 
-def _numbered(values: Sequence[Any]) -> dict[Any, int]:
+def _numbered(values: Iterable[Any]) -> dict[Any, int]:
     return {value: number for number, value in enumerate(values)}
+
+
+def _members(enumeration: Any, names: str) -> dict[Any, int]:
+    """Number some members of one of RDKit's enumerations."""
+    return _numbered(getattr(enumeration, name) for name in names.split())
+
+
+_BOND_TYPES = "SINGLE DOUBLE TRIPLE AROMATIC"
+_CHIRALITY = "CHI_UNSPECIFIED CHI_TETRAHEDRAL_CW CHI_TETRAHEDRAL_CCW"
 
 
 def _ogb() -> MoleculeEncoding:
     chem, _ = import_rdkit()
-    chiral, hybrid, kinds, stereo = (
-        chem.ChiralType,
-        chem.HybridizationType,
-        chem.BondType,
-        chem.BondStereo,
-    )
-    # Whatever a table lacks gets the number after its last, OGB's "misc".
+    # Anything missing from a table gets the number after its last, OGB's "misc".
     element = _numbered(range(1, 119)).get
-    chirality = _numbered(
-        [
-            chiral.CHI_UNSPECIFIED,
-            chiral.CHI_TETRAHEDRAL_CW,
-            chiral.CHI_TETRAHEDRAL_CCW,
-            chiral.CHI_OTHER,
-        ]
-    ).get
+    chirality = _members(chem.ChiralType, f"{_CHIRALITY} CHI_OTHER").get
     charge = _numbered(range(-5, 6)).get
-    hybridization = _numbered([hybrid.SP, hybrid.SP2, hybrid.SP3, hybrid.SP3D, hybrid.SP3D2]).get
-    bond_type = _numbered([kinds.SINGLE, kinds.DOUBLE, kinds.TRIPLE, kinds.AROMATIC]).get
-    bond_stereo = _numbered(
-        [
-            stereo.STEREONONE,
-            stereo.STEREOZ,
-            stereo.STEREOE,
-            stereo.STEREOCIS,
-            stereo.STEREOTRANS,
-            stereo.STEREOANY,
-        ]
-    )
+    hybridization = _members(chem.HybridizationType, "SP SP2 SP3 SP3D SP3D2").get
+    bond_type = _members(chem.BondType, _BOND_TYPES).get
+    stereo = _members(chem.BondStereo, "STEREONONE STEREOZ STEREOE STEREOCIS STEREOTRANS STEREOANY")
 
     def encode_atom(atom: Any) -> tuple[int, ...]:
         return (
@@ -283,7 +263,7 @@ def _ogb() -> MoleculeEncoding:
     def encode_bond(bond: Any) -> tuple[int, ...]:
         return (
             bond_type(bond.GetBondType(), 4),
-            bond_stereo[bond.GetStereo()],
+            stereo[bond.GetStereo()],
             bond.GetIsConjugated(),
         )
 
@@ -292,14 +272,11 @@ def _ogb() -> MoleculeEncoding:
 
 def _pretrain() -> MoleculeEncoding:
     chem, _ = import_rdkit()
-    chiral, kinds, directions = chem.ChiralType, chem.BondType, chem.BondDir
     element = _numbered(range(1, 119))
     # The published tables have three rows: there is none for CHI_OTHER.
-    chirality = _numbered(
-        [chiral.CHI_UNSPECIFIED, chiral.CHI_TETRAHEDRAL_CW, chiral.CHI_TETRAHEDRAL_CCW]
-    )
-    bond_type = _numbered([kinds.SINGLE, kinds.DOUBLE, kinds.TRIPLE, kinds.AROMATIC])
-    direction = _numbered([directions.NONE, directions.ENDUPRIGHT, directions.ENDDOWNRIGHT])
+    chirality = _members(chem.ChiralType, _CHIRALITY)
+    bond_type = _members(chem.BondType, _BOND_TYPES)
+    direction = _members(chem.BondDir, "NONE ENDUPRIGHT ENDDOWNRIGHT")
 
     def encode_atom(atom: Any) -> tuple[int, ...]:
         return element[atom.GetAtomicNum()], chirality[atom.GetChiralTag()]
@@ -353,7 +330,7 @@ UNREADABLE = "RDKit cannot read the SMILES"
 
 
 class SmilesRows:
-    """A column of SMILES, whose rows are read in any process."""
+    """A column of SMILES as a source of rows."""
 
     def __init__(self, smiles: Sequence[str], features: str) -> None:
         self._smiles = smiles if isinstance(smiles, TextColumn) else TextColumn(smiles)
@@ -362,19 +339,19 @@ class SmilesRows:
     def __len__(self) -> int:
         return len(self._smiles)
 
-    def key(self, start: int, stop: int) -> str:
-        """Return a hash of the text, the encoding, and the version of what reads them."""
+    def key(self, rows: range) -> str:
+        """Return a hash of the text, the encoding, and the version of RDKit."""
         _, rd_base = import_rdkit()
         digest = hashlib.sha256(f"smiles {self._features} {rd_base.rdkitVersion}".encode())
-        self._smiles.update_digest(digest, start, stop)
+        self._smiles.update_digest(digest, rows)
         return digest.hexdigest()
 
-    def graphs(self, start: int, stop: int, notes: Counter[str]) -> Iterator[Data | str]:
+    def graphs(self, rows: range, notes: Counter[str]) -> Iterator[Data | str]:
         """Yield the graph of each row, or why it has none."""
-        yield from molecule_graphs(self._smiles[start:stop], self._features)
+        yield from molecule_graphs(self._smiles[rows.start : rows.stop], self._features)
 
     def release(self) -> None:
-        """Hold nothing that processes cannot share."""
+        """Do nothing: text can be shared."""
 
 
 def molecule_graphs(smiles: Iterable[str], features: str) -> Iterator[Data | str]:

@@ -1,9 +1,9 @@
-"""Graphs in files of blocks: written once, mapped as often as graphs are asked for.
+"""Graphs in block files: written once, memory-mapped to read graphs from them.
 
-A file is of safetensors: ``rows`` (the row of each graph), and for each attribute ``values.NAME``
-(of all graphs, one after the other) and ``sizes.NAME`` (how many of them each graph has). Whole
-numbers are stored as narrow as they fit; the metadata has the types that graphs have them in, the
-key of the block, and which rows were skipped.
+A block is a safetensors file: ``rows`` (the row of each graph), and for each attribute
+``values.NAME`` (of all graphs, concatenated) and ``sizes.NAME`` (how many of them each graph has).
+Integers are stored in the narrowest type that holds them; the metadata has the types of the
+attributes, the key of the block, and which rows were skipped.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ..errors import DataError
 from ..utils.decoding import parse_json
 from ..utils.files import atomic_path
 
-#: Part of every key and fingerprint: blocks that another version wrote are read again.
+#: Part of every key and fingerprint: blocks in another format are written again.
 FORMAT = "histograph rows 1"
 
-#: What a file that is damaged, or none of ours, can raise.
+#: What reading a damaged or foreign file can raise.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, safetensors.SafetensorError)
 
-#: Types that whole numbers are stored as, the narrowest first.
+#: Types for integers, the narrowest first.
 _NARROW = (torch.uint8, torch.int16, torch.int32)
 
 #: Blocks that are mapped at a time.
@@ -53,9 +53,8 @@ def write_block(
     """Write the graphs of consecutive rows, refusing graphs that differ in form.
 
     Args:
-        key: Hash of what decides the graphs.
-        first_row: Row of the first of ``made``.
-        made: A graph per row, or why it has none.
+        key: Hash of what determines the graphs.
+        made: The graph of each row, or why it has none.
         notes: What was changed in the graphs, and in how many.
     """
     graphs = {row: each for row, each in enumerate(made, first_row) if isinstance(each, Data)}
@@ -73,7 +72,7 @@ def write_block(
     for name in names:
         values = [_value(graph, name, f"{spec}: row {row}") for row, graph in graphs.items()]
         for value, row in zip(values, graphs, strict=True):
-            # Once they are joined, others could not be told apart again.
+            # Once concatenated, other forms could not be separated again.
             if _form(value, name) != _form(values[0], name):
                 raise DataError(
                     f"{spec}: row {row}: {name} is {value.dtype} {list(value.shape)}, expected "
@@ -106,12 +105,12 @@ def _form(value: Tensor, name: str) -> tuple[str, list[int]]:
 
 
 def _cat_dim(name: str) -> int:
-    """Return along which dimension graphs are joined; PyTorch Geometric's rule."""
+    """Return the dimension along which graphs are concatenated; PyTorch Geometric's rule."""
     return -1 if "index" in name or name == "face" else 0
 
 
 def _narrowed(values: Tensor) -> Tensor:
-    """Return whole numbers in the narrowest type that has them."""
+    """Return integers in the narrowest type that holds them."""
     if values.dtype in (torch.int64, torch.int32) and values.numel():
         low, high = int(values.min()), int(values.max())
         for kind in _NARROW:
@@ -121,7 +120,7 @@ def _narrowed(values: Tensor) -> Tensor:
 
 
 def key_of(path: Path) -> str | None:
-    """Return the key of a block that is there; None where there is none that can be read."""
+    """Return the key of a block; None if there is none that can be read."""
     with contextlib.suppress(*_UNREADABLE), safetensors.safe_open(path, "pt") as file:
         return str(_about(file)["key"])
     return None
@@ -133,13 +132,13 @@ def _about(file: Any) -> dict[str, Any]:
 
 
 class _Mapped(NamedTuple):
-    """The graphs of a block as its file has them; nothing of them is read before it is used."""
+    """The graphs of a memory-mapped block."""
 
-    #: Attribute -> the values of all graphs, one after the other.
+    #: Attribute -> the values of all graphs, concatenated.
     values: dict[str, Tensor]
-    #: Attribute -> first place of each graph's values, and their number: int64 ``[graphs + 1]``.
+    #: Attribute -> where each graph's values begin, and their number: int64 ``[graphs + 1]``.
     bounds: dict[str, np.ndarray]
-    #: Attribute -> type that graphs have it in.
+    #: Attribute -> its type in graphs.
     types: dict[str, torch.dtype]
 
     @classmethod
@@ -170,7 +169,7 @@ class _Mapped(NamedTuple):
 
 @dataclass(frozen=True)
 class _Block:
-    """What is known of a block without its graphs."""
+    """A block without its graphs."""
 
     path: Path
     #: Row, nodes and edges of each graph: int64 ``[graphs]``.
@@ -188,7 +187,7 @@ class _Block:
 
     @classmethod
     def look_at(cls, path: Path) -> _Block:
-        """Read a block to hash all of it."""
+        """Read a block, hashing all of it."""
         digest = hashlib.sha256()
         form: dict[str, tuple[str, list[int]]] = {}
         with safetensors.safe_open(path, "pt") as file:
@@ -219,10 +218,7 @@ class _Block:
 
 
 class StreamedGraphs(Sequence[Data]):
-    """Graphs in files of blocks; ``graphs[i]`` and ``graphs[a:b]`` make what is asked for.
-
-    Graphs of different forms are refused.
-    """
+    """Graphs in block files, all of one form; ``graphs[i]`` and ``graphs[a:b]`` read them."""
 
     def __init__(self, paths: Sequence[Path], spec: str) -> None:
         try:
@@ -245,19 +241,19 @@ class StreamedGraphs(Sequence[Data]):
         self.rows = np.concatenate([block.rows for block in blocks])
         self.num_nodes = np.concatenate([block.num_nodes for block in blocks])
         self.num_edges = np.concatenate([block.num_edges for block in blocks])
-        #: Why a row has no graph, by its number.
+        #: Row number -> why the row has no graph.
         self.skipped = dict(pair for block in blocks for pair in block.skipped)
         self.notes = sum((block.notes for block in blocks), Counter[str]())
         self._digests = [block.digest for block in blocks]
         found = [block.y for block in blocks if block.y is not None]
-        #: Labels, ``[graphs, targets]``: those of the blocks, or given later.
+        #: Labels, ``[graphs, targets]``: those of the blocks, or set later.
         self.y = torch.cat(found) if found else None
         self._mapped: OrderedDict[int, _Mapped] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    # Maps belong to a process; the one that unpickles makes its own.
+    # Maps belong to a process; another one opens its own.
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mapped": OrderedDict()}
 
@@ -283,7 +279,7 @@ class StreamedGraphs(Sequence[Data]):
         return np.empty((len(self), 0)) if self.y is None else self.y.double().numpy()
 
     def update_digest(self, digest: Any) -> None:
-        """Hash all that the graphs are made of."""
+        """Hash the contents of all graphs."""
         digest.update(f"{FORMAT} {len(self)}".encode())
         for each in self._digests:
             digest.update(each)
@@ -309,7 +305,7 @@ class StreamedGraphs(Sequence[Data]):
     def _block(self, number: int) -> _Mapped:
         newest = next(reversed(self._mapped), None)
         if newest == number - 1:
-            del self._mapped[newest]  # graphs are read in order: that one is done with
+            del self._mapped[newest]  # graphs are read in order: it is no longer needed
         block = self._mapped.pop(number, None) or _Mapped.open(self._paths[number])
         while len(self._mapped) >= _MAPPED_BLOCKS:
             self._mapped.popitem(last=False)

@@ -27,8 +27,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError, DataError
 from ..utils import LEVELS, Level
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from .dataset import GraphDataset
     from .links import LinkOptions
 
-#: What comes before the colon of molecules, and how they are encoded unless ``mol_features`` says.
+#: What comes before the colon of molecules, and their encoding without ``mol_features``.
 MOLECULE_SOURCES = {"smiles": "ogb", "ogbg": "ogb", "moleculenet": "pyg"}
 
 #: Every form of a data specification, for messages.
@@ -47,24 +48,26 @@ FORMS = (
     "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, moleculenet:NAME, smiles:FILE.csv, "
     "demo:, FILE.pt, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
-
-
-#: Data of this many rows stay on disk; smaller data are read into memory at once.
-STREAM_ROWS = 50_000
+#: What comes before the colon -> the module here whose ``load_...`` reads it.
+_LOADERS = {
+    **dict.fromkeys(("tu", "planetoid", "actor", "wiki"), "benchmarks"),
+    **dict.fromkeys(("ogbg", "moleculenet"), "molecule_sets"),
+    "demo": "synthetic",
+}
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How rows become graphs; it does not decide what the graphs are, so no file records it."""
+    """How rows become graphs; the graphs do not depend on it, so no file records it."""
 
-    #: Where graphs that do not stay in memory are kept, for this command and for others like it;
-    #: None for a folder that goes with the process.
+    #: Where graphs that stay on disk are kept, for this command and for others like it; None for a
+    #: folder that is removed with the process.
     folder: Path | None = None
     #: Processes that read rows; 0 for this one alone, None for as many as there are cores.
     workers: int | None = None
     #: ``(i, n)``: job ``i`` of ``n`` that read the same rows into the same folder.
     part: tuple[int, int] = (0, 1)
-    #: Called with the rows that are read and the rows in all.
+    #: Called with the number of rows read so far and of all rows.
     on_progress: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
@@ -74,22 +77,22 @@ class Reading:
 
 @dataclass(frozen=True)
 class DataSpec(Specification):
-    """Data by name and arguments; once they are loaded, their fingerprint and size, too."""
+    """Data by name and arguments; once they are loaded, their fingerprint and size as well."""
 
     WHAT = "data"
 
-    #: Offline copies of benchmark data; no file of a cache or a head names such a folder.
+    #: Offline copies of benchmark data; never recorded in a cache or a run.
     root: Path | None = None
-    #: Of the graphs and labels; empty for data that were not loaded yet, as the counts are 0.
+    #: Of the graphs and labels; empty before the data are loaded, when the counts are 0.
     fingerprint: str = ""
     num_graphs: int = 0
     num_nodes: int = 0
-    #: How they are read; no file says that either.
+    #: How they are read; never recorded either.
     reading: Reading | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, dataset: GraphDataset, args: Mapping[str, Any]) -> DataSpec:
-        """Return what a file records of data that are loaded."""
+        """Return what files record of loaded data."""
         return cls(
             dataset.spec,
             dict(args),
@@ -107,18 +110,18 @@ class DataSpec(Specification):
 
     @property
     def mol_features(self) -> str | None:
-        """How molecules are encoded; None for data that are not read as molecules."""
+        """The encoding of molecules; None for other data."""
         default = MOLECULE_SOURCES.get(self.spec.partition(":")[0])
         return None if default is None else str(self.args.get("mol_features", default))
 
     def for_prediction(self, trained_on: DataSpec, targets: Sequence[str]) -> DataSpec:
-        """Return data to predict, with the arguments that they take over from those of training.
+        """Return data to predict, with the arguments that they share with the training data.
 
-        Molecules are encoded as they were then. Of a table, the columns that the head predicts are
-        the labels, if all of them are there, and no other column of numbers is.
+        Molecules are encoded as they were then. The labels of a table are the columns that the
+        head predicts, if it has all of them; otherwise it has none.
 
         Raises:
-            DataError: for molecules that are to be encoded in another way.
+            DataError: for molecules that would be encoded differently.
         """
         args = dict(self.args)
         expected = trained_on.mol_features
@@ -151,34 +154,25 @@ def load_data(
     """Load the data that ``spec`` names.
 
     ``root`` holds offline copies of the benchmark sets and is only read; relative files are also
-    looked for there; by default what the environment variable ``HISTOGRAPH_DATA_ROOT`` says.
-    ``args`` depend on the kind of data; an unknown one is refused. ``reading`` says how many rows
-    are read, whose graphs stay on disk (see :mod:`.streaming`).
+    looked for there. It defaults to the environment variable ``HISTOGRAPH_DATA_ROOT``. ``args``
+    depend on the kind of data; an unknown one is refused. ``reading`` applies to graphs that stay
+    on disk (see :mod:`.streaming`).
     """
     args = args or {}
     root = root or os.environ.get(ROOT_VARIABLE) or None
     root = None if root is None else Path(root)
     kind, colon, name = spec.partition(":")
-    if colon and kind in ("tu", "planetoid", "actor", "wiki"):
-        from .benchmarks import LOADERS
-
-        return LOADERS[kind](name, root, args)
-    if colon and kind in ("ogbg", "moleculenet"):
-        from .molecule_sets import load_moleculenet, load_ogbg
-
-        return (load_ogbg if kind == "ogbg" else load_moleculenet)(name, root, args)
+    if colon and kind in _LOADERS:
+        load = getattr(import_module(f".{_LOADERS[kind]}", __package__), f"load_{kind}")
+        return load(name, root, args)
     if colon and kind == "smiles":
         from .molecules import load_smiles
 
         dataset = load_smiles(_locate(name, root), args, reading)
         dataset.spec = spec  # as the user named it, wherever the file was found
         return dataset
-    if colon and kind == "demo":
-        from .synthetic import load_demo
-
-        return load_demo(name, args)
-    if colon and kind in _MEANT:
-        raise DataError(f"{spec}: found no kind of data {kind!r}, expected {_MEANT[kind]}{name}")
+    if colon and kind in _ALIASES:
+        raise DataError(f"{spec}: found no kind of data {kind!r}, expected {_ALIASES[kind]}{name}")
     if spec.endswith(GRAPH_FILES):
         from .files import load_graph_file
 
@@ -190,8 +184,8 @@ def load_data(
     raise DataError(f"{spec}: not a data specification, expected one of {FORMS}{_hint(spec)}")
 
 
-#: Kinds of data: the names that users may try, and ours.
-_MEANT = {
+#: Other names that users may try for a kind of data -> its name here.
+_ALIASES = {
     **dict.fromkeys(("ogb", "ogbg-mol", "OGB"), "ogbg:"),
     **dict.fromkeys(("TU", "tudataset", "TUDataset"), "tu:"),
     **dict.fromkeys(("Planetoid", "planet"), "planetoid:"),
@@ -201,7 +195,7 @@ _MEANT = {
 
 
 def _hint(spec: str) -> str:
-    """Return what a user who named a file may have meant."""
+    """Return how a file would be named, for the end of an error."""
     if spec.endswith((".ckpt", ".safetensors", ".tar")):
         return "; this looks like a checkpoint, give it with --checkpoint"
     if spec.endswith((".csv", ".csv.gz", ".parquet", ".arrow", ".feather")):
@@ -210,7 +204,7 @@ def _hint(spec: str) -> str:
 
 
 def _locate(name: str, root: Path | None) -> Path:
-    """Return a file as given, or under the root when it is only there; a URL is downloaded."""
+    """Return a file as given, or under the root if it is only there; a URL is downloaded."""
     if "://" in name:
         return _downloaded(name)
     path = Path(name).expanduser()
@@ -221,7 +215,7 @@ def _locate(name: str, root: Path | None) -> Path:
 
 @functools.cache
 def _downloaded(url: str) -> Path:
-    """Return a copy of a file at any URL that fsspec reads, which goes with the process."""
+    """Return a copy of a file at any URL that fsspec reads, removed with the process."""
     import fsspec
 
     folder = Path(tempfile.mkdtemp(prefix="histograph-url-"))
@@ -239,7 +233,7 @@ def _downloaded(url: str) -> Path:
 
 # --- arguments
 
-#: Arguments that every source of possibly featureless graphs takes.
+#: Arguments of sources whose graphs may lack features.
 FEATURE_ARGS = ("features", "max_degree")
 
 #: Arguments on what is predicted, which every source takes.
@@ -250,6 +244,8 @@ STREAM_ARGS = ("stream",)
 
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
+_Default = TypeVar("_Default")
+
 
 def check_names(args: Mapping[str, Any], valid: Collection[str], *, spec: str) -> None:
     """Raise :class:`DataError` for an argument that this kind of data does not take."""
@@ -259,25 +255,21 @@ def check_names(args: Mapping[str, Any], valid: Collection[str], *, spec: str) -
             raise DataError(f"{spec}: unknown data argument {name!r}, expected one of {known}")
 
 
-def as_bool(args: Mapping[str, Any], name: str, *, default: bool, spec: str) -> bool:
+def as_bool(args: Mapping[str, Any], name: str, *, default: _Default, spec: str) -> bool | _Default:
     """Return a true/false argument."""
-    value = args.get(name, default)
-    truth = _TRUTH.get(str(value).lower())
+    if name not in args:
+        return default
+    truth = _TRUTH.get(str(args[name]).lower())
     if truth is None:
-        raise DataError(f"{spec}: {name}={value}, expected true or false")
+        raise DataError(f"{spec}: {name}={args[name]}, expected true or false")
     return truth
 
 
-def is_streamed(rows: int, args: Mapping[str, Any], *, spec: str) -> bool:
-    """Whether so many rows stay on disk: as asked for with ``stream=``, else by their number."""
-    return as_bool(args, "stream", default=rows >= STREAM_ROWS, spec=spec)
-
-
-def as_int(args: Mapping[str, Any], name: str, *, default: int | None, spec: str) -> int | None:
+def as_int(args: Mapping[str, Any], name: str, *, default: _Default, spec: str) -> int | _Default:
     """Return a whole-number argument."""
-    value = args.get(name, default)
-    if value is None or type(value) is int:
-        return value
+    value = args.get(name)
+    if value is None:
+        return default
     try:
         return int(str(value))
     except ValueError:
@@ -299,7 +291,7 @@ def level_options(
 ) -> dict[str, Any]:
     """Return the options of :func:`.dataset.from_graphs` on what is predicted.
 
-    ``own`` is the level of a source that has one; the links of its graphs can be predicted too.
+    ``own`` is the level of a source that has only one; its links can always be predicted as well.
     """
     choices = LEVELS if own is None else (own, "link")
     level = as_choice(args, "level", choices, default="", spec=spec) if "level" in args else own
@@ -321,10 +313,9 @@ def _link_options(args: Mapping[str, Any], spec: str) -> LinkOptions:
         ratio = float(negatives)
     except (TypeError, ValueError):
         raise DataError(f"{spec}: link_negatives={negatives}, expected a number") from None
-    seed = as_int(args, "link_seed", default=defaults.seed, spec=spec)
     return LinkOptions(
         shares=parse_shares(text, where=f"{spec}: link_split"),
-        seed=defaults.seed if seed is None else seed,
+        seed=as_int(args, "link_seed", default=defaults.seed, spec=spec),
         negatives=ratio,
     )
 

@@ -2,13 +2,13 @@
 
 A source of many rows (molecules as text, a PyG ``OnDiskDataset``, a data set of Hugging Face, any
 that can be indexed) is cut into blocks. Worker processes make the graphs of a block and write them
-to one file (``row_blocks.py``); from then on a graph is a slice of a file that is mapped. A block
-has a key, the hash of what it is made of: a command that was killed, or is run again, finds its
-blocks, and jobs that share a folder (``--shard i/n``) share the work, since each begins at its own
-place and passes over what another has written. What an iterator yields is read in this process.
+to one file (``row_blocks.py``); from then on a graph is a slice of a memory-mapped file. A block
+has a key, the hash of its rows: a command that was killed, or is run again, finds its blocks, and
+jobs that share a folder (``--shard i/n``) share the work, since each begins at its own place and
+skips blocks that another has written. Iterators are read in this process.
 
-Of a user's own graphs, only those with features of their own and labels of the whole graph stay on
-disk: features and splits that are made of all graphs need all of them in memory.
+Of a user's own graphs, only those with node features and graph-level labels stay on disk: features
+and splits that depend on all graphs need them in memory.
 """
 
 from __future__ import annotations
@@ -41,28 +41,36 @@ from ..utils.text import first_line
 from .checks import prepare_graph
 from .labels import detect_level
 from .row_blocks import FORMAT, StreamedGraphs, key_of, write_block
-from .spec import STREAM_ROWS, Reading
+from .spec import Reading
+
+#: Data of this many rows stay on disk; smaller data are read into memory at once.
+STREAM_ROWS = 50_000
 
 #: Rows of a block: enough that opening its file does not count, few enough to share out.
 BLOCK_ROWS = 2048
 
-#: The files of rows, finished or not, and of what is predicted of them.
+#: The files of rows, finished or not, and of their predictions.
 _ROW_FILES = re.compile(r"rows-[0-9a-f]+\.(safetensors|outputs)(\..*\.partial)?")
 
-#: Graphs that are looked at before it is decided where all of them stay.
+#: Graphs that are checked to decide whether all of them can stay on disk.
 _LOOKED_AT = 64
 
 #: What Hugging Face's graph data sets call the features of nodes.
 _OTHER_NAMES = {"node_feat": "x"}
 
 
+def stays_on_disk(num_rows: int, stream: bool | None) -> bool:
+    """Whether so many rows stay on disk: as asked for, else by their number."""
+    return num_rows >= STREAM_ROWS if stream is None else stream
+
+
 def rows_beside(out: str | Path) -> Path:
-    """Return where the rows of a command are kept: beside its output, wherever a link leads."""
+    """Return the folder for the rows of a command: beside its output, links followed."""
     return Path(os.path.realpath(out) + ".rows")
 
 
 def remove_rows(folder: Path) -> None:
-    """Remove the rows in a folder, and the folder if nothing else is in it."""
+    """Remove the rows in a folder, and the folder unless it holds anything else."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():
@@ -80,37 +88,41 @@ class RowSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def key(self, start: int, stop: int) -> str:
-        """Return a hash of what decides the graphs of these rows."""
+    def key(self, rows: range) -> str:
+        """Return a hash of what determines the graphs of these rows."""
 
-    def graphs(self, start: int, stop: int, notes: Counter[str]) -> Iterator[Data | str]:
+    def graphs(self, rows: range, notes: Counter[str]) -> Iterator[Data | str]:
         """Yield the graph of each of these rows, or why it has none."""
 
     def release(self) -> None:
-        """Let go of what processes must not share, such as a connection to a database."""
+        """Close what processes must not share, such as a connection to a database."""
 
 
 def read_rows(source: RowSource, reading: Reading | None, *, spec: str) -> StreamedGraphs:
-    """Read all rows of a source into blocks, as far as they are not there yet."""
+    """Read those rows of a source into blocks that are not there yet; return all graphs."""
     reading = reading or Reading()
     writing = _Writing(source, _folder(reading), spec)
-    blocks = range(-(-len(source) // BLOCK_ROWS))
-    # Each job begins at its own place, and goes round.
+    total = len(source)
+    blocks = [range(total)[start : start + BLOCK_ROWS] for start in range(0, total, BLOCK_ROWS)]
+    # Each job begins at its own place, and wraps around.
     number, count = reading.part
     first = number * len(blocks) // count
     missing = [block for block in (*blocks[first:], *blocks[:first]) if not writing.is_there(block)]
-    # What is there counts as done before the clock starts.
-    done = len(source) - sum(map(writing.rows, missing))
+    # Blocks that are there count as done before the clock starts.
+    done = total - sum(map(len, missing))
     on_progress = reading.on_progress or (lambda done, total: None)
-    on_progress(done, len(source))
-    for block in writing.write_all(missing, reading.workers):
-        done += writing.rows(block)
-        on_progress(done, len(source))
-    return _opened([writing.path(block) for block in blocks], reading, spec)
+    on_progress(done, total)
+    for num_rows in writing.write_all(missing, reading.workers):
+        done += num_rows
+        on_progress(done, total)
+    return _opened([_path(writing.folder, block.start) for block in blocks], reading, spec)
+
+
+def _path(folder: Path, first_row: int) -> Path:
+    return folder / f"rows-{first_row:010d}.safetensors"
 
 
 def _folder(reading: Reading) -> Path:
-    """Return where blocks go."""
     if reading.folder is None:
         return Path(tempfile.mkdtemp(prefix="histograph-rows-"))
     reading.folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +131,7 @@ def _folder(reading: Reading) -> Path:
 
 
 def _opened(paths: Sequence[Path], reading: Reading, spec: str) -> StreamedGraphs:
-    """Open blocks that are written; a folder that nobody asked for goes with their graphs."""
+    """Open written blocks; a temporary folder is removed with their graphs."""
     graphs = StreamedGraphs(paths, spec)
     if reading.folder is None:
         weakref.finalize(graphs, shutil.rmtree, paths[0].parent, ignore_errors=True)
@@ -128,59 +140,49 @@ def _opened(paths: Sequence[Path], reading: Reading, spec: str) -> StreamedGraph
 
 @dataclass
 class _Writing(Dataset[Any]):
-    """Writes the blocks of a source; what worker processes are given."""
+    """Writes blocks of rows, as a data set that worker processes index by the block."""
 
     source: RowSource
     folder: Path
     spec: str
 
-    def path(self, block: int) -> Path:
-        return self.folder / f"rows-{block * BLOCK_ROWS:010d}.safetensors"
+    def key(self, block: range) -> str:
+        return hashlib.sha256(f"{FORMAT} {self.source.key(block)}".encode()).hexdigest()
 
-    def rows(self, block: int) -> int:
-        return min(BLOCK_ROWS, len(self.source) - block * BLOCK_ROWS)
-
-    def key(self, block: int) -> str:
-        start = block * BLOCK_ROWS
-        made_of = self.source.key(start, start + self.rows(block))
-        return hashlib.sha256(f"{FORMAT} {made_of}".encode()).hexdigest()
-
-    def is_there(self, block: int) -> bool:
-        path = self.path(block)
+    def is_there(self, block: range) -> bool:
+        path = _path(self.folder, block.start)
         return path.exists() and key_of(path) == self.key(block)
 
-    def __getitem__(self, block: int) -> int | HistographError:
-        """Write one block unless another job was sooner; an error is handed over, not raised."""
+    def __getitem__(self, block: range) -> int | HistographError:
+        """Write a block unless another job was sooner; return how many rows it has, or an error.
+
+        An error that is raised in a worker process would lose its type.
+        """
         try:
             if not self.is_there(block):
-                start, notes = block * BLOCK_ROWS, Counter[str]()
-                made = list(self.source.graphs(start, start + self.rows(block), notes))
-                write_block(self.path(block), self.key(block), start, made, notes, self.spec)
+                notes = Counter[str]()
+                made = list(self.source.graphs(block, notes))
+                path = _path(self.folder, block.start)
+                write_block(path, self.key(block), block.start, made, notes, self.spec)
         except HistographError as error:
             return error
-        return block
+        return len(block)
 
-    def write_all(self, blocks: Sequence[int], workers: int | None) -> Iterator[int]:
-        """Write these blocks, in this process or in others, and yield each when it is written."""
+    def write_all(self, blocks: Sequence[range], workers: int | None) -> Iterator[int]:
+        """Write blocks, in this process or in others; yield the number of rows of each."""
         workers = min(len(blocks), cpu_count() if workers is None else workers)
         if workers == 0 or len(blocks) == 1:
             written: Iterable[Any] = map(self.__getitem__, blocks)
         else:
             self.source.release()
-            written = DataLoader(
-                self, batch_size=None, sampler=blocks, num_workers=workers, collate_fn=_as_it_is
-            )
+            written = DataLoader(self, batch_size=None, sampler=blocks, num_workers=workers)
         with warnings.catch_warnings():
             # More processes than cores are the user's choice.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
-            for block in written:
-                if isinstance(block, HistographError):
-                    raise block
-                yield block
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+            for num_rows in written:
+                if isinstance(num_rows, HistographError):
+                    raise num_rows
+                yield num_rows
 
 
 # --- a user's own graphs
@@ -194,11 +196,11 @@ def stream_graphs(
     level: Level | None,
     reading: Reading | None,
 ) -> StreamedGraphs | list[Any]:
-    """Return the graphs on disk where there are many of a kind that can stay there, else a list.
+    """Return graphs on disk if there are many of a kind that can stay there, else a list.
 
     Args:
-        stream: Whether they stay on disk; None to decide it by their number.
-        level: What carries labels; None if that is to be seen.
+        stream: Whether they stay on disk; None to decide by their number.
+        level: What has labels; None to detect it.
     """
     if isinstance(given, StreamedGraphs):
         return given
@@ -207,11 +209,12 @@ def stream_graphs(
     if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
         return _from_iterator(map(as_graph, given), spec, stream, level, reading or Reading())
     rows = IndexedRows(given, spec)
-    many = len(rows) >= STREAM_ROWS if stream is None else stream
-    first = range(min(len(rows), _LOOKED_AT))
-    if not many or not _can_stream([rows.given(row) for row in first], level, spec):
-        return [rows.given(row) for row in range(len(rows))]
-    return read_rows(rows, reading, spec=spec)
+    every = range(len(rows))
+    if stays_on_disk(len(rows), stream) and _can_stream(
+        [rows.given(row) for row in every[:_LOOKED_AT]], level, spec
+    ):
+        return read_rows(rows, reading, spec=spec)
+    return [rows.given(row) for row in every]
 
 
 def _from_iterator(
@@ -219,15 +222,14 @@ def _from_iterator(
 ) -> StreamedGraphs | list[Any]:
     most = STREAM_ROWS if stream is None else _LOOKED_AT
     first = list(itertools.islice(graphs, most))
-    many = len(first) == most if stream is None else stream
     graphs = itertools.chain(first, graphs)
-    if not many or not _can_stream(first[:_LOOKED_AT], level, spec):
+    if not (stays_on_disk(len(first), stream) and _can_stream(first[:_LOOKED_AT], level, spec)):
         return list(graphs)
     folder, paths, done = _folder(reading), [], 0
     while chunk := list(itertools.islice(graphs, BLOCK_ROWS)):
         notes: Counter[str] = Counter()
         made = [_prepared(row, graph, notes, spec) for row, graph in enumerate(chunk, done)]
-        paths.append(folder / f"rows-{done:010d}.safetensors")
+        paths.append(_path(folder, done))
         write_block(paths[-1], "", done, made, notes, spec)
         done += len(chunk)
         if reading.on_progress is not None:
@@ -236,7 +238,7 @@ def _from_iterator(
 
 
 def as_graph(row: Any) -> Any:
-    """Return a row that is a dictionary as a graph; anything else as it is."""
+    """Return a row that is a dictionary as a graph; any other row as it is."""
     if not isinstance(row, Mapping) or "edge_index" not in row:
         return row
     values = {_OTHER_NAMES.get(name, name): value for name, value in row.items()}
@@ -256,7 +258,7 @@ class IndexedRows:
         self._dataset = dataset
         self._spec = spec
         self._length = len(dataset)
-        #: The process that is connected to the database.
+        #: The process with an open connection, if the data set is a database.
         self._process: int | None = os.getpid()
 
     def __len__(self) -> int:
@@ -276,10 +278,11 @@ class IndexedRows:
                 f"{self._spec}: row {row}: failed with {type(error).__name__}: {first_line(error)}"
             ) from error
 
-    def key(self, start: int, stop: int) -> str:
+    def key(self, rows: range) -> str:
         """Return a hash of the data set's name and size and of the first and the last graph."""
-        digest = hashlib.sha256(f"indexed {self._spec} {self._length} {start} {stop}".encode())
-        for row in sorted({start, stop - 1}):
+        which = f"indexed {self._spec} {self._length} {rows.start} {rows.stop}"
+        digest = hashlib.sha256(which.encode())
+        for row in sorted({rows[0], rows[-1]}):
             graph = prepare_graph(self.given(row), f"{self._spec}: row {row}", Counter())
             for name, value in sorted(graph.to_dict().items()):
                 digest.update(f"{name} {value!r}".encode())
@@ -287,9 +290,9 @@ class IndexedRows:
                     digest.update(value.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def graphs(self, start: int, stop: int, notes: Counter[str]) -> Iterator[Data]:
-        """Yield each graph, checked."""
-        for row in range(start, stop):
+    def graphs(self, rows: range, notes: Counter[str]) -> Iterator[Data]:
+        """Yield the graph of each row, checked."""
+        for row in rows:
             yield _prepared(row, self.given(row), notes, self._spec)
 
     def release(self) -> None:
@@ -300,7 +303,7 @@ class IndexedRows:
 
 
 def _prepared(row: int, given: Any, notes: Counter[str], spec: str) -> Data:
-    """Return a checked graph of tensors alone."""
+    """Return a checked graph that has only tensors."""
     graph = prepare_graph(given, f"{spec}: row {row}", notes)
     for name, value in graph.to_dict().items():
         if isinstance(value, str) or name == "num_nodes":

@@ -10,14 +10,14 @@ colours and carries it as a one-hot vector under Gaussian noise. The two classes
 
 So a shallow network does well, and a deep one without residual connections, trained for as long,
 is left with little more than the weaker sign in its last layer, while its first layers still tell
-the neighbours apart. Nothing else is arranged: any readout that looks at early layers can use them,
-a linear map of all layers as well as attention. These graphs stand for no real data, and results on
-them say nothing about real data.
+the neighbours apart. Any readout that looks at early layers can use them, a linear map of all
+layers as well as attention. Results on these graphs say nothing about real data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,13 +39,13 @@ _COLOUR_SHIFT = 0.06
 _EXTRA_EDGES = 0.3
 
 
-def load_demo(name: str, args: Mapping[str, Any]) -> GraphDataset:
+def load_demo(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDataset:
     """Make the demo set: ``num_graphs`` graphs (600), half of each class, from ``seed`` (0)."""
     spec = f"demo:{name}"
     check_names(args, ("seed", "num_graphs", *LEVEL_ARGS), spec=spec)
     seed = as_int(args, "seed", default=0, spec=spec)
     num_graphs = as_int(args, "num_graphs", default=600, spec=spec)
-    if name or seed is None or seed < 0 or num_graphs is None or not 2 <= num_graphs <= _MOST:
+    if name or seed < 0 or not 2 <= num_graphs <= _MOST:
         raise DataError(
             f"{spec} with seed={seed}, num_graphs={num_graphs}: "
             f"expected demo: with a seed from 0 and 2 to {_MOST} graphs"

@@ -1,8 +1,8 @@
 """Tables of molecules: csv, Parquet and Arrow files as columns of text, and what the columns are.
 
-A table may have millions of rows, and a Python string takes 50 bytes before its first character:
-so columns take little more memory than their text. Parquet and Arrow files, which are also what
-Hugging Face's ``datasets`` writes, are read batch by batch with pyarrow (extra ``arrow``).
+A table may have millions of rows, and a Python string takes 50 bytes before its first character,
+so a column is stored as one buffer of text. Parquet and Arrow files, such as Hugging Face's
+``datasets`` writes, are read batch by batch with pyarrow (extra ``arrow``).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import numpy as np
 from ..errors import DataError, MissingExtraError, NotFoundError
 from ..utils.text import first_line, listed
 
-#: How the names of tables end that pyarrow reads.
-ARROW_FILES = (".parquet", ".arrow", ".feather")
+#: Suffixes of tables that pyarrow reads.
+_ARROW_FILES = (".parquet", ".arrow", ".feather")
 
 _LONGEST_LINE = 2**24
 
 
 class _Cells(Sequence[str]):
-    """Cells that become text when they are asked for."""
+    """Cells that are decoded when they are indexed."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -50,7 +50,7 @@ class _Cells(Sequence[str]):
 
 
 class TextColumn(_Cells):
-    """A column: its cells one after the other in UTF-8."""
+    """A column: its cells in UTF-8, concatenated."""
 
     def __init__(self, cells: Sequence[str] = ()) -> None:
         self._contents = bytearray()
@@ -77,20 +77,20 @@ class TextColumn(_Cells):
             yield self._contents[begin:end].decode()
             begin = end
 
-    def update_digest(self, digest: Any, start: int, stop: int) -> None:
-        """Hash some of the cells, and where each ends."""
-        begin = self._ends[start - 1] if start else 0
-        ends = np.array(self._ends[start:stop], dtype="<i8") - begin
+    def update_digest(self, digest: Any, rows: range) -> None:
+        """Hash the cells of consecutive rows, and where each ends."""
+        begin = self._ends[rows.start - 1] if rows.start else 0
+        ends = np.array(self._ends[rows.start : rows.stop], dtype="<i8") - begin
         digest.update(ends.tobytes())
-        digest.update(self._contents[begin : self._ends[stop - 1]])
+        digest.update(self._contents[begin : self._ends[rows.stop - 1]])
 
 
 class SelectedRows(_Cells):
-    """Some rows of a column, or the numbers of the rows where there is no column.
+    """Some rows of a column.
 
     Args:
-        rows: Which: int64 ``[selected]``.
-        column: The cells; None for the numbers themselves.
+        rows: Their numbers: int64 ``[selected]``.
+        column: The cells; None for the row numbers themselves.
     """
 
     def __init__(self, rows: np.ndarray, column: Sequence[str] | None = None) -> None:
@@ -106,7 +106,7 @@ class SelectedRows(_Cells):
 
 
 def is_row_numbers(names: Sequence[str]) -> bool:
-    """Whether these are the numbers of rows, no two of which are the same."""
+    """Whether these are row numbers, which are unique."""
     return isinstance(names, SelectedRows) and names.column is None
 
 
@@ -117,12 +117,12 @@ class Table:
     path: Path
     header: tuple[str, ...]
     columns: tuple[Sequence[str], ...]
-    #: Why a row gave no graph, by its number.
+    #: Row number -> why the row gave no graph.
     problems: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are below the header."""
+        """The number of rows below the header."""
         return len(self.columns[0])
 
     def column(self, name: str) -> Sequence[str]:
@@ -135,7 +135,7 @@ class Table:
         return None if values is None or np.isinf(values).any() else values
 
     def labels(self, name: str) -> np.ndarray | None:
-        """Return a column as :meth:`numbers` does; one with an infinite number is refused."""
+        """Return a column as :meth:`numbers` does, but refuse one with an infinite number."""
         values = self._floats(name)
         for row in np.flatnonzero(np.isinf(values))[:1] if values is not None else ():
             raise DataError(
@@ -153,13 +153,13 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """Read a csv file (gzipped or not) with a header, or a file of Parquet or Arrow.
+    """Read a csv file (gzipped or not) with a header, or a Parquet or Arrow file.
 
-    Cells lose the white space around them.
+    Cells are stripped of white space.
     """
     if not path.is_file():
         raise NotFoundError(f"{path}: no such file")
-    header, columns = (_read_arrow if path.suffix in ARROW_FILES else _read_csv)(path)
+    header, columns = (_read_arrow if path.suffix in _ARROW_FILES else _read_csv)(path)
     if not columns or not len(columns[0]):
         raise DataError(f"{path}: found no rows, expected a header and at least one row")
     repeated = {name for name in header if header.count(name) > 1}
@@ -190,7 +190,7 @@ def _read_csv(path: Path) -> tuple[tuple[str, ...], tuple[TextColumn, ...]]:
 
 
 def _lines(file: TextIO, path: Path) -> Iterator[str]:
-    """Yield the lines of a file; one without end, as a small archive can hold, is refused."""
+    """Yield the lines of a file; an endless one, which fits in a small archive, is refused."""
     while line := file.readline(_LONGEST_LINE):
         if len(line) == _LONGEST_LINE and not line.endswith(("\r", "\n")):
             raise DataError(
@@ -200,7 +200,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
 
 
 def _read_arrow(path: Path) -> tuple[tuple[str, ...], tuple[TextColumn, ...]]:
-    """Return the columns of texts and numbers; others are left out."""
+    """Return the columns of text and numbers; others are skipped."""
     try:
         import pyarrow
         from pyarrow import ipc, parquet, types
@@ -236,7 +236,7 @@ def _read_arrow(path: Path) -> tuple[tuple[str, ...], tuple[TextColumn, ...]]:
 
 
 def _arrow_cell(value: Any) -> str:
-    """Return a value as a csv file has it."""
+    """Return a value as it would be in a csv file."""
     if value is None or value != value:
         return ""
     return str(int(value)) if isinstance(value, bool) else str(value).strip()
@@ -244,13 +244,13 @@ def _arrow_cell(value: Any) -> str:
 
 # --- what the columns are
 
-#: Names of columns that number or name the rows, compared in lower case and without punctuation.
+#: Names of columns of row ids, compared in lower case and without punctuation.
 _ID_COLUMNS = ("molid", "moleculeid", "compoundid", "id", "name", "num", "index", "idx", "unnamed0")
 
-#: Names of columns that hold what chemists call a molecule, compared in the same way.
+#: Names of columns of molecule names, compared in the same way.
 _NAME_COLUMNS = ("name", "compoundname", "compoundid", "moleculename", "drugname", "drug", "title")
 
-#: A column of whole numbers that only ever grow counts the rows, unless there are this few.
+#: From so many rows on, a column of rising integers is taken for a count of the rows.
 _MIN_COUNTED_ROWS = 10
 
 
@@ -269,12 +269,13 @@ def find_smiles(table: Table, wanted: object) -> str:
 
 
 def choose_targets(
-    table: Table, smiles_column: str, wanted: str | Sequence[str] | None
+    table: Table, smiles_column: str, wanted: Any
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the target columns by name, and a note where they were guessed.
 
-    Without ``wanted`` it is the only column of numbers (other than a count of the rows), or all of
-    them when each is 0/1. Any other choice is the user's: descriptors often stand beside targets.
+    ``wanted`` is a list of names, or text in which commas separate them. Without it, the target is
+    the only column of numbers (other than a count of the rows), or all of them when each is 0/1.
+    Any other choice is the user's: tables often have descriptors beside targets.
     """
     others = [name for name in table.header if name != smiles_column]
     if wanted is not None:
@@ -301,12 +302,11 @@ def choose_targets(
     return columns, [f"targets: {listed(list(columns))} (guessed; targets=NAME,... to choose)"]
 
 
-def _wanted_targets(
-    table: Table, columns: Sequence[str], wanted: str | Sequence[str]
-) -> dict[str, np.ndarray]:
-    if isinstance(wanted, str):
-        # A column's own name may have a comma in it.
-        wanted = [wanted] if wanted in columns else wanted.split(",")
+def _wanted_targets(table: Table, columns: Sequence[str], wanted: Any) -> dict[str, np.ndarray]:
+    if not isinstance(wanted, list | tuple):
+        # A column's own name may be a number, or have a comma in it.
+        name = str(wanted)
+        wanted = [name] if name in columns else name.split(",")
     chosen: dict[str, np.ndarray] = {}
     for pattern in filter(None, (str(name).strip() for name in wanted)):
         named = pattern in columns
@@ -329,7 +329,7 @@ def _counts_rows(name: str, numbers: np.ndarray) -> bool:
 
 
 def row_ids(table: Table, rows: np.ndarray) -> Sequence[str]:
-    """Return the cells of a naming column where they are unique, else the row numbers."""
+    """Return the cells of a column of ids if they are unique, else the row numbers."""
     plain = {_plain(name): name for name in table.header}
     for name in _ID_COLUMNS:
         if name in plain:
@@ -351,8 +351,8 @@ def args_for_prediction(
 ) -> dict[str, Any]:
     """Return the arguments with which a table is read to predict its rows.
 
-    Its labels are those that the head predicts, if it has them all; any other column of numbers is
-    none. The column of SMILES is called as it was in training, if there is one of that name.
+    Its labels are the targets of the head if it has them all; otherwise it has none. The column of
+    SMILES has the name it had in training, if there is one of that name.
     """
     table = read_table(path)
     known = all(name in table.header and table.numbers(name) is not None for name in targets)

@@ -1,7 +1,7 @@
-"""From what a user asks for to splits: those of the data, read from files, or made.
+"""From ``--split`` to splits: the official ones of the data, read from files, or made.
 
-They are made at random, stratified by class, in k folds, or of molecules by their scaffold. Every
-part comes back sorted, so the same rows always read the same.
+They are made at random, stratified by class, in k folds, or for molecules by scaffold. Every part
+is sorted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEFAULT_SHARES: Shares = (0.8, 0.1, 0.1)
 
 
 class Splittable(Protocol):
-    """What a split is made of: a data set, or the labels of a cache."""
+    """What a split is made from: a data set, or the labels of a cache."""
 
     spec: str
     level: Level
@@ -35,7 +35,7 @@ class Splittable(Protocol):
     #: Source row of each graph; None for 0, 1, 2, ...
     rows: np.ndarray | None
     smiles: Sequence[str] | None
-    #: What the user should know is added here.
+    #: Notes for the user are added here.
     notes: list[str]
 
     @property
@@ -48,7 +48,7 @@ class Splittable(Protocol):
         ...
 
 
-#: What a split can be asked for with, for messages and help.
+#: Every form of ``--split``, for messages and help.
 SPLIT_FORMS = (
     "auto, official, random[:TRAIN,VALID,TEST], stratified[:TRAIN,VALID,TEST], "
     "scaffold[:TRAIN,VALID,TEST], kfold:K, a splits .json file, "
@@ -59,25 +59,25 @@ SPLIT_FORMS = (
 def resolve_splits(dataset: Splittable, spec: str | None, *, seed: int = 0) -> Splits:
     """Return the splits that ``spec`` asks for, checked against the data.
 
-    ``spec`` is one of :data:`SPLIT_FORMS`; None is ``auto``: the official splits where the data
-    comes with them, else stratified by class, else random. What the user should know about the
-    result (a fallback, an empty part) is added to ``dataset.notes``.
+    ``spec`` is one of :data:`SPLIT_FORMS`; None is ``auto``: the official splits if the data has
+    them, else stratified by class, else random. Notes on the result (a fallback, an empty part)
+    are added to ``dataset.notes``.
     """
     spec = spec or "auto"
     total = int(dataset.label_ptr[-1])
     where = f"split {spec}"
     match spec.partition(":"):
         case "auto", "", _:
-            splits = dataset.official or _made(dataset, "auto", "", total, seed, where)
+            splits = dataset.official or _made(dataset, "auto", "", seed, where)
         case "official", "", _:
             if dataset.official is None:
                 raise SplitError(f"{where}: {dataset.spec} comes without official splits")
             splits = dataset.official
         case ("random" | "stratified" | "scaffold" | "kfold") as name, _, argument:
-            splits = _made(dataset, name, argument, total, seed, where)
+            splits = _made(dataset, name, argument, seed, where)
         case _:
             where = spec
-            splits = _read(dataset, Path(spec).expanduser(), total)
+            splits = _read(dataset, Path(spec).expanduser())
     if (splits.unit, splits.total) != (dataset.level, total):
         raise SplitError(
             f"{where}: found a split of {splits.total} {splits.unit}s, "
@@ -92,7 +92,7 @@ def resolve_splits(dataset: Splittable, spec: str | None, *, seed: int = 0) -> S
 
 
 def _check_links(dataset: Splittable, splits: Splits, where: str) -> None:
-    """Refuse to score links that messages ran along: the model has seen that they are there."""
+    """Refuse to score links that carry messages: the model has seen that they exist."""
     own = dataset.official
     if own is None or not own.kind.startswith(LINKS):
         return
@@ -105,14 +105,13 @@ def _check_links(dataset: Splittable, splits: Splits, where: str) -> None:
             )
 
 
-def _made(
-    dataset: Splittable, name: str, argument: str, total: int, seed: int, where: str
-) -> Splits:
+def _made(dataset: Splittable, name: str, argument: str, seed: int, where: str) -> Splits:
     """Make a split: by scaffold, in k folds, stratified as far as the labels allow, or random."""
+    total = int(dataset.label_ptr[-1])
     if name == "kfold":
         num_folds = parse_fold_count(argument, total, where=where)
         folds = kfold_parts(total, _classes(dataset, where), num_folds, seed=seed)
-        return _splits(dataset, f"kfold:{num_folds}", total, seed, folds)
+        return _splits(dataset, f"kfold:{num_folds}", seed, folds)
     shares = parse_shares(argument, where=where)
     written = ",".join(f"{share:g}" for share in shares)
     if name == "scaffold":
@@ -120,29 +119,32 @@ def _made(
             raise SplitError(f"{where}: {dataset.spec} has no SMILES, expected one per graph")
         parts, note = scaffold_parts(dataset.smiles, shares)
         _note(dataset, note)
-        return _splits(dataset, f"scaffold:{written}", total, None, [parts])
+        return _splits(dataset, f"scaffold:{written}", None, [parts])
     classes = None if name == "random" else _classes(dataset, where, required=name == "stratified")
     if classes is not None:
         try:
             parts = stratified_parts(classes, shares, seed=seed, where=where)
-            return _splits(dataset, f"stratified:{written}", total, seed, [parts])
+            return _splits(dataset, f"stratified:{written}", seed, [parts])
         except SplitError as error:
             if name == "stratified":
                 raise
             _note(dataset, f"{error}; rows were drawn at random instead")
     parts = random_parts(total, shares, seed=seed)
-    return _splits(dataset, f"random:{written}", total, seed, [parts])
+    return _splits(dataset, f"random:{written}", seed, [parts])
 
 
-def _splits(
-    dataset: Splittable, kind: str, total: int, seed: int | None, folds: Iterable[Parts]
-) -> Splits:
-    built = tuple(Split(*parts) for parts in folds)
-    return Splits(kind=kind, unit=dataset.level, total=total, seed=seed, folds=built)
+def _splits(dataset: Splittable, kind: str, seed: int | None, folds: Iterable[Parts]) -> Splits:
+    return Splits(
+        kind=kind,
+        unit=dataset.level,
+        total=int(dataset.label_ptr[-1]),
+        seed=seed,
+        folds=tuple(Split(*parts) for parts in folds),
+    )
 
 
 def _classes(dataset: Splittable, where: str, *, required: bool = False) -> np.ndarray | None:
-    """Return the class number of each row, a missing label being a class too; None without any."""
+    """Return the class of each row, a missing label being one as well; None without classes."""
     labels = dataset.labels()  # [rows, num_targets]
     try:
         kind = infer_task(labels, dataset.level).kind
@@ -157,7 +159,7 @@ def _classes(dataset: Splittable, where: str, *, required: bool = False) -> np.n
     return None
 
 
-def _read(dataset: Splittable, path: Path, total: int) -> Splits:
+def _read(dataset: Splittable, path: Path) -> Splits:
     """Read a split from a splits file or a folder of index files."""
     if path.suffix == ".json":
         return Splits.load(path)
@@ -167,7 +169,7 @@ def _read(dataset: Splittable, path: Path, total: int) -> Splits:
     if dataset.level == "graph" and dataset.rows is not None:
         folds, note = to_positions(folds, dataset.rows, where=str(path))
         _note(dataset, note)
-    return _splits(dataset, "files", total, None, folds)
+    return _splits(dataset, "files", None, folds)
 
 
 def _note(dataset: Splittable, note: str) -> None:
@@ -185,18 +187,17 @@ def parse_shares(text: str, *, where: str) -> Shares:
     expected = "expected three shares that add up to 1, such as 0.8,0.1,0.1"
     try:
         train, valid, test = (float(share) for share in text.split(","))
+        if not (0 < train <= 1 and 0 <= valid < 1 and 0 <= test < 1):  # or NaN
+            raise ValueError
     except ValueError:
         raise SplitError(f"{where}: found {text!r}, {expected}") from None
-    # A chain of comparisons is false for NaN too.
-    if not (0 < train <= 1 and 0 <= valid < 1 and 0 <= test < 1):
-        raise SplitError(f"{where}: found {text!r}, {expected}")
     if abs(train + valid + test - 1) > 1e-6:
         raise SplitError(f"{where}: found shares of {train + valid + test:g} in all, {expected}")
     return train, valid, test
 
 
 def parse_fold_count(text: str, total: int, *, where: str) -> int:
-    """Read the number of folds: three at least, for training, validation and test each need one."""
+    """Read the number of folds: at least three, one each for training, validation and test."""
     if not (text.isdecimal() and 3 <= int(text) <= total):
         raise SplitError(
             f"{where}: found {text!r} folds, expected kfold:K with K from 3 to {total}"
@@ -207,14 +208,14 @@ def parse_fold_count(text: str, total: int, *, where: str) -> int:
 def random_parts(total: int, shares: Shares, *, seed: int) -> Parts:
     """Draw the parts at random."""
     order = np.random.default_rng(seed).permutation(total)  # [total]
-    _, num_valid, num_test = _sizes(total, shares)
+    num_valid, num_test = _held_out(total, shares)
     test, valid, train = np.split(order, [num_test, num_test + num_valid])
     return np.sort(train), np.sort(valid), np.sort(test)
 
 
 def stratified_parts(classes: np.ndarray, shares: Shares, *, seed: int, where: str) -> Parts:
-    """Draw the parts so that each has the classes ``[total]`` in the proportions of the whole."""
-    _, num_valid, num_test = _sizes(len(classes), shares)
+    """Draw the parts so that each has the class proportions of the whole (``classes [total]``)."""
+    num_valid, num_test = _held_out(len(classes), shares)
     rows = np.arange(len(classes))
     train, test = _stratified_draw(rows, classes, num_test, seed, where)
     train, valid = _stratified_draw(train, classes, num_valid, seed, where)
@@ -224,15 +225,15 @@ def stratified_parts(classes: np.ndarray, shares: Shares, *, seed: int, where: s
 def kfold_parts(
     total: int, classes: np.ndarray | None, num_folds: int, *, seed: int
 ) -> list[Parts]:
-    """Cut the rows into folds; each is tested once, and validated while the one before it is."""
+    """Cut the rows into folds; each is the test part once, with the next fold for validation."""
     rows = np.arange(total)
-    # Stratification needs some class that reaches every fold.
+    # Stratification needs a class with a row in every fold.
     if classes is not None and np.bincount(classes).max() >= num_folds:
         folds = StratifiedKFold(num_folds, shuffle=True, random_state=seed)
     else:
         folds = KFold(num_folds, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
-        # A class smaller than the number of folds is missing from some: nothing can change that.
+        # A class smaller than the number of folds cannot be in all of them.
         warnings.filterwarnings("ignore", message="The least populated class")
         tests = [test for _, test in folds.split(rows, classes)]
     following = [*tests[1:], tests[0]]
@@ -242,19 +243,19 @@ def kfold_parts(
     ]
 
 
-def _sizes(total: int, shares: Shares) -> tuple[int, int, int]:
-    num_test, num_valid = round(total * shares[2]), round(total * shares[1])
-    return total - num_valid - num_test, num_valid, num_test
+def _held_out(total: int, shares: Shares) -> tuple[int, int]:
+    """Return how many rows validate and test."""
+    return round(total * shares[1]), round(total * shares[2])
 
 
 def _stratified_draw(
     rows: np.ndarray, classes: np.ndarray, size: int, seed: int, where: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Take ``size`` of the rows out, class by class; return what stays and what was taken."""
+    """Draw ``size`` of the rows, stratified; return the other rows and these."""
     if size == 0:
         return rows, rows[:0]
     try:
-        stays, taken = train_test_split(
+        others, drawn = train_test_split(
             rows, test_size=size, stratify=classes[rows], random_state=seed
         )
     except ValueError as error:
@@ -262,25 +263,23 @@ def _stratified_draw(
             f"{where}: the classes are too small to be stratified "
             f"(smallest: {np.bincount(classes).min()} of {len(classes)} rows): {error}"
         ) from None
-    return stays, taken
+    return others, drawn
 
 
 def scaffold_parts(smiles: Sequence[str], shares: Shares) -> tuple[Parts, str]:
-    """Test on skeletons that training never saw; return the parts, and a note on unreadable ones.
+    """Test on scaffolds that training never saw; return the parts, and a note on unreadable SMILES.
 
-    A molecule that cannot be read has no scaffold to share with another: it is tested on.
+    A molecule that cannot be read has no scaffold and goes to the test part.
     """
     groups: dict[str, list[int]] = defaultdict(list)
     unread: list[int] = []
     for position, scaffold in enumerate(murcko_scaffolds(smiles)):
         (unread if scaffold is None else groups[scaffold]).append(position)
-    # Of two groups of one size, the one that begins later goes first: so do the splits OGB ships.
+    # Of groups of equal size, the one that begins later goes first, as in OGB's own splits.
     by_size = sorted(groups.values(), key=lambda group: (len(group), group[0]), reverse=True)
     train_limit = shares[0] * len(smiles)
     valid_limit = (shares[0] + shares[1]) * len(smiles)
-    train: list[int] = []
-    valid: list[int] = []
-    test = list(unread)
+    train, valid, test = list[int](), list[int](), list(unread)
     for group in by_size:
         if len(train) + len(group) <= train_limit:
             train += group
@@ -301,7 +300,7 @@ def scaffold_parts(smiles: Sequence[str], shares: Shares) -> tuple[Parts, str]:
 
 
 def murcko_scaffolds(smiles: Sequence[str]) -> list[str | None]:
-    """Return each molecule's scaffold as SMILES ('' without rings), None for one not readable."""
+    """Return each molecule's scaffold as SMILES ('' without rings), None if it is unreadable."""
     try:
         from rdkit import Chem, rdBase
         from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles

@@ -1,7 +1,7 @@
-"""What a split is: the rows that train, validate and test, in one or more folds.
+"""Splits: the rows that train, validate and test, in one or more folds.
 
 A row is what the task predicts: a graph, a node (graphs concatenated) or a link. Splits are saved
-as JSON, and read from that or from the index files of others.
+as JSON, and read from that or from index files of other tools.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from ..utils import LEVELS, Level
 from ..utils.decoding import Count, Form, decode, read_json_file
 from ..utils.files import read_regular, write_json
 
-#: The parts of a fold, in the order every table shows them.
+#: The parts of a fold, in the order of every table.
 PARTS = ("train", "valid", "test")
 
-#: Splits that name more rows than this in all have them packed in a file.
+#: Splits with more rows than this in all are saved in a packed form.
 PACKED_ROWS = 1_000_000
 
 #: Row numbers of training, validation and test.
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
 
-#: How the kind of a split begins that decided which edges of the graphs carry messages.
+#: Prefix of the kind of splits that determine which edges carry messages.
 LINKS = "links"
 
-#: Row numbers: a list in JSON, which :class:`Split` makes an array of.
+#: Row numbers: a list in JSON, which :class:`Split` turns into an array.
 Rows = Annotated[np.ndarray, Form("a list", lambda value: isinstance(value, list))]
 
 
@@ -66,7 +66,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Splits:
-    """One or more folds over the same rows, with how they came about."""
+    """One or more folds over the same rows, and how they were made."""
 
     kind: str
     unit: Level
@@ -75,10 +75,10 @@ class Splits:
     folds: tuple[Split, ...]
 
     def validate(self, *, where: str = "splits") -> None:
-        """Raise :class:`SplitError` unless every fold is a sound split of ``total`` rows.
+        """Raise :class:`SplitError` unless every fold is a valid split of ``total`` rows.
 
-        Parts are in range and disjoint, nothing is listed twice, and there is something to train
-        on. Rows that no part names are allowed, and so are empty validation and test parts.
+        Parts are in range and disjoint, without duplicates, and the training part is not empty.
+        Rows may be in no part, and validation and test parts may be empty.
         """
         if self.unit not in LEVELS:
             raise SplitError(f"{where}: found unit {self.unit!r}, expected one of {LEVELS}")
@@ -113,7 +113,7 @@ class Splits:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the splits as plain values: lists of rows, or two bits a row of many."""
+        """Return the splits as plain values: lists of rows, or two bits per row of many."""
         packed = self._is_packed()
         folds = [
             {"packed": _packed(fold, self.total)}
@@ -131,7 +131,7 @@ class Splits:
 
     @classmethod
     def from_json(cls, value: Any, *, where: str = "splits") -> Splits:
-        """Rebuild splits from :meth:`to_json`, checking everything on the way."""
+        """Read and validate what :meth:`to_json` returned."""
         folds = value.get("folds") if isinstance(value, dict) else None
         if isinstance(folds, list) and any(isinstance(f, dict) and "packed" in f for f in folds):
             splits = decode(cls, {**value, "folds": []}, where, error=SplitError)
@@ -148,7 +148,7 @@ class Splits:
         return splits
 
     def _is_packed(self) -> bool:
-        """Whether lists of rows would be long; only rows in rising order can be packed."""
+        """Whether lists of rows would be long; only ascending rows can be packed."""
         parts = [part for fold in self.folds for part in fold.parts]
         return sum(map(len, parts)) > PACKED_ROWS and all(
             bool((part[1:] > part[:-1]).all()) for part in parts
@@ -167,7 +167,7 @@ class Splits:
         return cls.from_json(value, where=str(path))
 
 
-# --- many rows, at two bits each: 0 in no part, else one more than the place of the part in PARTS
+# --- many rows, at two bits each: 0 for no part, 1, 2 and 3 for those of PARTS
 
 
 @dataclass(frozen=True)
@@ -212,25 +212,25 @@ def _indices(values: Any, part: str) -> np.ndarray:
     return indices
 
 
-# --- folders of index files, which others wrote
+# --- folders of index files, written by other tools
 
 _SUFFIXES = (".csv", ".csv.gz", ".txt")
 
-#: Bytes of a list of indices at most, unpacked: ten million of them, and more.
+#: Bytes of a list of indices at most, decompressed: enough for ten million of them.
 _MOST_BYTES = 2**28
 
-#: Part -> file names it goes by.
+#: Part -> names of its file.
 _PART_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _DGCNN_FOLDER = "10fold_idx"
 
 
 def read_folder(folder: Path) -> list[Parts]:
-    """Read the folds in a folder of 0-based index files, one index a line.
+    """Read the folds in a folder of 0-based index files, one index per line.
 
     OGB's layout is one fold: ``train``, ``valid`` and ``test``, each ``.csv``, ``.csv.gz`` or
     ``.txt``; a part without a file is empty. DGCNN's is ``train_idx-K.txt`` and
-    ``test_idx-K.txt``, directly or in ``10fold_idx``: it knows no validation part, so each fold
-    validates on the next one's test part, taken out of its training part.
+    ``test_idx-K.txt``, directly or in ``10fold_idx``, without a validation part: each fold
+    validates on the next one's test part, which is removed from its training part.
     """
     for place in (folder, folder / _DGCNN_FOLDER):
         if any(place.glob("train_idx-*.txt")):
@@ -307,10 +307,9 @@ def to_positions(
 ) -> tuple[list[Parts], str]:
     """Turn indices that may be source rows into graph positions; return them with a note.
 
-    ``rows [num_graphs]`` is the source row of each graph; rows without a graph (a molecule that
-    could not be read) lie between them. Which of the two the indices are shows in what they
-    cover: all positions or all rows, or an index beyond the last position. Nothing else is
-    certain, and is refused.
+    ``rows [num_graphs]`` is the source row of each graph; some rows have no graph (a molecule that
+    could not be read). Indices that cover all positions or all rows, or go beyond the last
+    position, can only be one of the two. Any others are ambiguous and refused.
     """
     positions = np.arange(len(rows))
     if np.array_equal(rows, positions):

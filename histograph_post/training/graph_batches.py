@@ -91,9 +91,7 @@ class GraphBatches:
     def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
         """Yield the rows in batches of at most ``batch_size`` graphs."""
         dataset, random = self._dataset, self._negatives.generator(rows, seed)
-        whole = row_batches(
-            rows, dataset.level, dataset.label_ptr, batch_size=batch_size, seed=seed
-        )
+        whole = row_batches(rows, dataset.label_ptr, batch_size=batch_size, seed=seed)
         for number, members in enumerate(whole):
             if self.ranks is not None and seed is None and number % self.ranks.size != self._rank:
                 continue

@@ -98,9 +98,7 @@ class HeadBatches:
     def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
         """Yield the rows in batches of at most ``batch_size`` graphs."""
         loaded = self._loaded
-        batches = list(
-            row_batches(rows, loaded.level, loaded.label_ptr, batch_size=batch_size, seed=seed)
-        )
+        batches = list(row_batches(rows, loaded.label_ptr, batch_size=batch_size, seed=seed))
         steps = self._steps(batches, self._negatives.generator(rows, seed))
         ahead = self._history.prefetches and loaded.memory.fits_ahead(
             members.graphs for members in batches

@@ -1,9 +1,9 @@
 """Strict reading of values: JSON and TOML from files, numbers from options.
 
-The annotations of a dataclass describe an object of a file, and :func:`decode` turns such an object
-into the dataclass. Files may come from anybody, so nothing is converted, guessed or ignored: what
-is doubled, missing, unknown or of another type is refused. Numbers that a user gives must be
-finite and within what can be meant, before anything is allocated for them.
+The annotations of a dataclass describe a JSON object, and :func:`decode` turns such an object into
+the dataclass. Files may come from anybody, so nothing is converted, guessed or ignored: duplicate,
+missing and unknown fields and values of other types are refused. Numbers from options must be
+finite and in a sensible range, before anything is allocated for them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -32,13 +33,13 @@ from typing import (
 )
 
 from ..errors import CacheError, ConfigError, HistographError
-from .files import read_limited
+from .files import read_limited, read_regular
 
 T = TypeVar("T")
 
 
 def parse_json(text: bytes, where: str) -> Any:
-    """Parse JSON text, refusing what is ambiguous: doubled keys, NaN, infinity, deep nesting."""
+    """Parse JSON text, refusing duplicate keys, NaN, infinity and deep nesting."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(pairs)
@@ -52,11 +53,11 @@ def parse_json(text: bytes, where: str) -> Any:
     def finite(text: str) -> float:
         value = float(text)
         if math.isinf(value):
-            raise ValueError(f"{text[:20]} is no number that a computer holds")
+            raise ValueError(f"{text[:20]} is too large for a float")
         return value
 
     try:
-        # A cut-off UTF-8 sequence and a number of a million digits are ValueErrors as well.
+        # A truncated UTF-8 sequence and a number of a million digits are ValueErrors as well.
         return json.loads(
             text.decode("utf-8"),
             object_pairs_hook=unique,
@@ -71,38 +72,34 @@ def parse_json(text: bytes, where: str) -> Any:
 #: Bytes of a JSON or TOML file of a run at most.
 _MOST_BYTES = 2**28
 
-#: Brackets that may be open at once in a TOML file: its parser would exhaust the stack.
+#: Brackets that may be open at once in a TOML file: more would exhaust the parser's stack.
 _DEEPEST = 64
 
 
 def read_json_file(path: Path, *, error: type[HistographError] = ConfigError) -> Any:
-    """Parse a JSON file strictly; no pipe, no device, and nothing that is nested without end."""
+    """Parse a regular file of JSON strictly."""
     try:
         return parse_json(read_limited(path.resolve(), _MOST_BYTES), str(path))
     except CacheError as refused:
         raise error(str(refused)) from None
 
 
-def read_toml_file(path: Path, *, error: type[HistographError] = ConfigError) -> dict[str, Any]:
-    """Parse a TOML file, with the same care."""
+def read_toml_file(path: Path) -> dict[str, Any]:
+    """Parse a regular file of TOML, refusing deep nesting."""
+    data = read_regular(path, _MOST_BYTES)
     try:
-        text = read_limited(path.resolve(), _MOST_BYTES).decode("utf-8")
-        depth = deepest = 0
-        for mark in re.findall(r"[\[\]{}]", text):
-            depth += 1 if mark in "[{" else -1
-            deepest = max(deepest, depth)
-        if deepest > _DEEPEST or re.search(r"(\.[^.\n]*){1000}", text):
+        text = data.decode("utf-8")
+        depths = accumulate(1 if mark in "[{" else -1 for mark in re.findall(r"[\[\]{}]", text))
+        if max(depths, default=0) > _DEEPEST or re.search(r"(\.[^.\n]*){1000}", text):
             raise ValueError("nested too deep")
         return tomllib.loads(text)
-    except CacheError as refused:
-        raise error(str(refused)) from None
     except (ValueError, RecursionError) as refused:
         reason = "nested too deep" if isinstance(refused, RecursionError) else refused
-        raise error(f"{path}: not a readable TOML file ({reason})") from None
+        raise ConfigError(f"{path}: not a readable TOML file ({reason})") from None
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Parse a log of JSON objects; a last line that a kill has cut short is left out."""
+    """Parse a log of JSON objects, without a last line that was cut off by a kill."""
     lines = read_limited(path.resolve(), _MOST_BYTES).split(b"\n")
     found = []
     for number, line in enumerate(lines, start=1):
@@ -112,7 +109,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             value = parse_json(line, f"{path}: line {number}")
         except CacheError as refused:
             if number == len(lines):
-                break  # it does not end: the writer was killed
+                break  # it has no end: the writer was killed
             raise ConfigError(str(refused)) from None
         if not isinstance(value, dict):
             raise ConfigError(f"{path}: line {number}: found no object, expected one")
@@ -129,23 +126,23 @@ def json_sha256(value: Any, where: str) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-# --- forms that no plain type describes
+# --- constraints beyond a plain type
 
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a value in JSON, as in ``Annotated[str, Form("a digit", str.isdigit)]``."""
+    """A constraint on a JSON value, as in ``Annotated[str, Form("a digit", str.isdigit)]``."""
 
     #: Ends the sentence "found x = 1, expected".
     expected: str
-    #: Whether a value, of whatever type, has this form.
+    #: Whether a value, of any type, satisfies it.
     holds: Callable[[Any], object]
-    #: Turns a value that has into what the dataclass takes.
+    #: Turns such a value into the field of the dataclass.
     convert: Callable[[Any], Any] | None = None
 
 
 def is_count(value: Any) -> bool:
-    """Return whether ``value`` is a whole number that a file offset can hold (and not a bool)."""
+    """Whether ``value`` is an integer (not a bool) that fits a file offset."""
     return type(value) is int and 0 <= value < 2**63
 
 
@@ -170,17 +167,17 @@ def decode(
     defaults: bool = False,
     unknown: bool = False,
 ) -> T:
-    """Make a dataclass of a JSON object whose fields have the annotated types.
+    """Turn a JSON object into a dataclass whose fields have the annotated types.
 
-    Fields are texts, numbers, switches, ``Literal``, ``Annotated`` with a :class:`Form`, other
-    dataclasses, ``tuple`` (lists), ``Mapping`` (objects), ``Any``, and ``T | None``.
+    Fields are ``str``, ``int``, ``float``, ``bool``, ``Literal``, ``Annotated`` with a
+    :class:`Form`, other dataclasses, ``tuple`` (lists), ``Mapping`` (objects), ``Any``, and
+    ``T | None``.
 
     Args:
-        cls: The dataclass; what its own ``__post_init__`` refuses is refused as well.
+        cls: The dataclass; its ``__post_init__`` may refuse values as well.
         where: The file, which begins every message.
-        defaults: Whether fields that have a default may be missing.
-        unknown: Whether fields of this object, and of those inside it, may be unknown: they are
-            ignored.
+        defaults: Whether fields with a default may be missing.
+        unknown: Whether unknown fields are ignored, also in nested objects.
     """
     try:
         found: T = _decode_object(cls, value, where, f"{where}: found", defaults, unknown)
@@ -222,7 +219,7 @@ def _decode_object(
 @cache
 def _field_types(cls: Any) -> dict[str, tuple[Any, bool]]:
     """Return the annotation of every field of a dataclass, and whether it has a default."""
-    # Without the module's names as globals, a lambda inside an annotation would not see them.
+    # Lambdas inside annotations need the module's names as their globals.
     types = get_type_hints(cls, vars(sys.modules[cls.__module__]), include_extras=True)
     return {
         field.name: (
@@ -233,7 +230,7 @@ def _field_types(cls: Any) -> dict[str, tuple[Any, bool]]:
     }
 
 
-#: The plain types: what they are in JSON, and what a message calls them.
+#: Plain types -> their types in JSON, and their name in messages.
 _PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a text"),
     bool: ((bool,), "true or false"),
@@ -285,13 +282,13 @@ def _decode_value(
     return _decode_object(kind, value, f"{where}: {name}", found, *lenient)
 
 
-# --- numbers that a user gives
+# --- numbers from options
 
-#: Widths and counts of a network beyond this are slips of the finger; layers cost time to build.
+#: Widths and counts of a network beyond this are typing errors; layers take time to build.
 MOST = 2**20
 MOST_LAYERS = 1000
 
-#: Seeds of one command, and epochs.
+#: Seeds and epochs of one command at most.
 MOST_SEEDS = 10_000
 MOST_EPOCHS = 10**7
 
@@ -305,10 +302,10 @@ def require_number(
     whole: bool = False,
     above: bool = False,
 ) -> None:
-    """Refuse what is not a finite number in a range.
+    """Refuse anything but a finite number in a range.
 
     Args:
-        above: Whether ``low`` itself is too small.
+        above: Whether ``low`` itself is excluded.
     """
     types: tuple[type, ...] = (int,) if whole else (int, float)
     right = isinstance(value, types) and not isinstance(value, bool)
@@ -321,19 +318,19 @@ def require_number(
 
 
 def _shown(value: Any) -> str:
-    """Return a value as a message shows it; Python writes no number of thousands of digits."""
+    """Return a value for a message; Python refuses to print integers of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > 10_000:
         return f"a number of {value.bit_length()} bits"
     return repr(value)
 
 
 def _is_finite(value: float) -> bool:
-    """Whether a float can hold a number, which may be whole and of any length."""
+    """Whether a number, which may be an integer of any length, fits a float."""
     return abs(value) <= sys.float_info.max
 
 
 def require_sane(name: str, value: Any) -> None:
-    """Refuse a number that nothing can be built with; of what type it is, others say."""
+    """Refuse a number that no network can be built with; its type is checked elsewhere."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name}: found {value!r}, expected a finite number")
     most = MOST_LAYERS if name.endswith("layers") else MOST

@@ -1,8 +1,7 @@
-"""Small, careful file operations: atomic writes, stable JSON, checksums.
+"""File operations: atomic writes, stable JSON, checksums, and checks of where a command writes.
 
-Files that may come from anybody are opened with care: no links, no pipes, and no more bytes than a
-file of its kind can have. Also whether a command can write where it was told to, and the options
-beside what it wrote.
+Files that may come from anybody are opened with care: no links, no pipes, and no more bytes than
+such a file can have.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ import tomli_w
 
 from ..errors import CacheError, ConfigError, NotFoundError, OutputExistsError
 
-#: Every unfinished file carries this suffix; a name without it is complete.
+#: The suffix of unfinished files; a file without it is complete.
 PARTIAL_SUFFIX = ".partial"
 
-#: This machine, as it stands in the names of unfinished files and in locks.
+#: The name of this machine in unfinished files and locks.
 HOST = re.sub(r"[^A-Za-z0-9_]", "_", platform.node()) or "host"
 
 
@@ -36,18 +35,18 @@ HOST = re.sub(r"[^A-Za-z0-9_]", "_", platform.node()) or "host"
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of ``path``; on success sync it and move it into place.
 
-    The sibling ends in ``.partial`` and carries the names of the host and the process, so that two
+    The sibling ends in ``.partial`` and its name includes the host and the process, so that two
     writers of the same file never share one. If the body raises, the sibling is removed and
     ``path`` is untouched.
     """
     partial = path.with_name(f"{path.name}.{HOST}-{os.getpid()}{PARTIAL_SUFFIX}")
     try:
         with errors_naming(path):
-            partial.unlink(missing_ok=True)  # of a killed process that had the same number
+            partial.unlink(missing_ok=True)  # of a killed process with the same number
             partial.touch()
             mode = stat.S_IMODE(partial.stat().st_mode)
             yield partial
-            # Some writers make private files; an output is as readable as any file the user makes.
+            # Some writers make private files; an output gets the user's usual permissions.
             partial.chmod(mode)
             _sync(partial)
             os.replace(partial, path)
@@ -58,7 +57,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def errors_naming(path: Path) -> Iterator[None]:
-    """Let the error of a write, which does not say where, name a file."""
+    """Add the file's name to the error of a write, which may lack it."""
     try:
         yield
     except OSError as error:
@@ -67,13 +66,13 @@ def errors_naming(path: Path) -> Iterator[None]:
         raise
 
 
-#: The names of unfinished files: those of :func:`atomic_path`, and those of a library's own writer
-#: that earlier versions used.
+#: The names of unfinished files: those of :func:`atomic_path`, and of a library's writer that
+#: earlier versions used.
 _UNFINISHED = re.compile(r"(.+)\.([A-Za-z0-9_]+)-(\d+)\.partial|\.tmp[A-Za-z0-9]{6}")
 
 
 def finished_name(name: str) -> str:
-    """Return the name that an unfinished file would have got; that of any other file as it is."""
+    """Return the name of an unfinished file once it is complete; any other name as it is."""
     found = _UNFINISHED.fullmatch(name)
     return name if found is None or found[1] is None else found[1]
 
@@ -82,9 +81,9 @@ def remove_leftovers(folder: Path, *, alone: bool = False, of: Collection[str] =
     """Remove the unfinished files that killed processes left in a folder.
 
     Args:
-        folder: Where to look; for any file, if alone, also in the folders in it.
-        alone: Whether nobody else writes there; if not, only what dead processes of this machine
-            left is removed.
+        folder: Where to look; also in its subfolders if ``alone``, unless ``of`` is given.
+        alone: Whether no other process writes there; if not, only files of dead processes of this
+            machine are removed.
         of: The names of the files that were being written; any by default.
     """
     found = folder.rglob("*") if alone and not of else folder.iterdir()
@@ -102,7 +101,7 @@ def _is_running(process: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's, but running
+        pass  # another user's, but running
     return True
 
 
@@ -115,7 +114,7 @@ def _sync(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write ``data``, or its parts one after the other, to ``path`` atomically."""
+    """Write ``data``, or the concatenation of its parts, to ``path`` atomically."""
     with atomic_path(path) as partial, partial.open("wb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
@@ -151,22 +150,22 @@ _READING = (
     | getattr(os, "O_NOFOLLOW", 0)
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_BINARY", 0)
-    # Opening a pipe must not wait for somebody to write into it.
+    # Opening a pipe must not wait for a writer.
     | getattr(os, "O_NONBLOCK", 0)
 )
 
 
-#: The environment variable with which links to files are followed.
+#: Set to follow links to files.
 LINKS_VARIABLE = "HISTOGRAPH_FOLLOW_LINKS"
 
 
 def follows_links() -> bool:
-    """Whether the user asks for links to be followed, as the Hugging Face hub and DVC make them."""
+    """Whether the user wants to follow links, such as the Hugging Face hub and DVC make."""
     return os.environ.get(LINKS_VARIABLE, "") not in ("", "0")
 
 
 def read_regular(path: Path, limit: int | None = None) -> bytes:
-    """Return the bytes of a file of ours, or of what a link leads to; no pipe and no device."""
+    """Return the bytes of a regular file, links followed: no pipe and no device."""
     try:
         return read_limited(path.resolve(), limit)
     except CacheError as error:
@@ -174,13 +173,13 @@ def read_regular(path: Path, limit: int | None = None) -> bytes:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file atomically; an error names the one of the two that it is about."""
+    """Copy a file atomically; an error names the file that caused it."""
     write_bytes(target, read_regular(source))
 
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[FileIO]:
-    """Open ``path`` for reading, refusing anything but a regular file that is no link."""
+    """Open ``path`` for reading, refusing links and anything but a regular file."""
     try:
         if path.is_symlink():
             if not follows_links():
@@ -210,7 +209,7 @@ def read_limited(path: Path, limit: int | None) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if limit is not None and size > limit:
             raise CacheError(f"{path}: found {size} bytes, expected at most {limit}")
-        with BufferedReader(file) as whole:  # one read of a file takes 2 GB at most
+        with BufferedReader(file) as whole:  # a raw read returns 2 GB at most
             return whole.read(size)
 
 
@@ -220,10 +219,10 @@ def sha256_prefix(file: FileIO, num_bytes: int) -> str:
 
 
 def sha256_prefixes(file: FileIO, sizes: Sequence[int]) -> list[str]:
-    """Return the SHA-256 of each of these first bytes of an open file, which is read once.
+    """Return the SHA-256 of several prefixes of an open file, in one pass.
 
     Args:
-        sizes: How many bytes, in rising order.
+        sizes: Bytes of each prefix, ascending.
     """
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(min(max(sizes), 2**18)))
@@ -241,8 +240,8 @@ def sha256_prefixes(file: FileIO, sizes: Sequence[int]) -> list[str]:
 
 
 def require_free(path: Path, *, overwrite: bool) -> None:
-    """Refuse to write where something is, or nothing can be, before anything is computed."""
-    # Unlike those of a Path, these never raise.
+    """Refuse an existing file, or a place that cannot be written, before anything is computed."""
+    # Unlike the methods of a Path, these never raise.
     if os.path.isdir(path):
         raise OutputExistsError(f"{path}: found a folder, expected a file or nothing")
     if os.path.exists(path) and not overwrite:
@@ -251,18 +250,18 @@ def require_free(path: Path, *, overwrite: bool) -> None:
 
 
 def require_folder(folder: Path) -> None:
-    """Refuse what is no folder, and no place for one, before anything is computed."""
+    """Refuse anything but a folder, or a place for one, before anything is computed."""
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise OutputExistsError(f"{folder}: found a file, expected a folder or nothing")
     _require_place(folder)
 
 
-#: How a URL begins, also after it became a path, which has no doubled slash.
+#: How a URL begins, also as a Path, which drops the second slash.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def refuse_url(path: str | Path) -> None:
-    """Refuse a place on another machine, of which a local folder called ``s3:`` would be made."""
+    """Refuse a URL, for which a local folder called ``s3:`` would be created."""
     if _URL.match(str(path)) and not os.path.exists(path):
         raise ConfigError(
             f"{path}: found a URL, expected a local file or folder; copy it (aws s3 cp, gcloud "
@@ -271,7 +270,7 @@ def refuse_url(path: str | Path) -> None:
 
 
 def _require_place(folder: Path) -> None:
-    """Refuse a folder that takes no files; it need not be there yet."""
+    """Refuse a folder that cannot be written to; it need not exist yet."""
     refuse_url(folder)
     place = folder.absolute()
     there = next(parent for parent in (place, *place.parents) if os.path.exists(parent))

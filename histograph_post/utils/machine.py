@@ -1,8 +1,7 @@
-"""The machine a process runs on: its devices, its memory, and memory that processes share.
+"""The machine: its devices, its memory, and memory that processes share.
 
-A process may take the memory of the machine, or less in a container or a job. Freed memory goes
-back to the system, or is kept for the tensors to come. torch is imported where it is used: the
-command line reads constants from here before it knows whether it will need it.
+torch is imported where it is used: the command line reads constants from here before it knows
+whether it will need it.
 """
 
 from __future__ import annotations
@@ -25,35 +24,35 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-#: Nodes of a batch at most, unless told otherwise.
+#: Nodes of a batch at most, by default.
 NODE_BUDGET = 8192
 
-#: Options of glibc's ``mallopt``: how much may be free at the end of the heap, from which size on
+#: Options of glibc's ``mallopt``: how much may be free at the end of the heap, the size from which
 #: blocks are mapped, and how many at most.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 
-#: A size from which on a network may be too large for the machine.
+#: Networks whose sizes are all smaller fit any machine.
 _LARGE = 4096
 
-#: The control groups this process is in, and where their files are (Linux).
+#: The control groups of this process, and the folder of their files (Linux).
 GROUPS = Path("/proc/self/cgroup")
 MOUNTS = Path("/sys/fs/cgroup")
 
 
 def keep_memory() -> None:
-    """Keep what is freed for the tensors to come, where the C library is glibc.
+    """Keep freed memory for later tensors instead of returning it to the system (glibc only).
 
-    This is for a process of one's own: the commands that run models do it.
+    It affects the whole process: only the commands that run models call it.
     """
-    _set({_TRIM_THRESHOLD: -1, _MMAP_MAX: 0})
+    _set_malloc_options({_TRIM_THRESHOLD: -1, _MMAP_MAX: 0})
 
 
 def give_memory_back() -> None:
-    """Do again what glibc comes to do by itself once large blocks were freed."""
-    _set({_TRIM_THRESHOLD: 64 << 20, _MMAP_THRESHOLD: 32 << 20, _MMAP_MAX: 1 << 16})
+    """Undo :func:`keep_memory`: the settings that glibc reaches once large blocks were freed."""
+    _set_malloc_options({_TRIM_THRESHOLD: 64 << 20, _MMAP_THRESHOLD: 32 << 20, _MMAP_MAX: 1 << 16})
 
 
-def _set(options: dict[int, int]) -> None:
+def _set_malloc_options(options: dict[int, int]) -> None:
     if not sys.platform.startswith("linux"):
         return
     try:
@@ -65,11 +64,11 @@ def _set(options: dict[int, int]) -> None:
 
 
 def machine_memory(groups: Path = GROUPS, mounts: Path = MOUNTS) -> int:
-    """Return the bytes of memory that this process may take at most.
+    """Return the bytes of memory that this process may use, in a container or job fewer.
 
     Args:
-        groups: Names the control groups of the process; there need not be any.
-        mounts: Where their limits are.
+        groups: File that lists the control groups of the process; it may be missing.
+        mounts: Folder of their limits.
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_limits(groups, mounts)])
@@ -78,12 +77,11 @@ def machine_memory(groups: Path = GROUPS, mounts: Path = MOUNTS) -> int:
 def require_memory(
     what: str, sizes: Iterable[Any], build: Callable[[], nn.Module], *, bytes_per_weight: int
 ) -> None:
-    """Refuse a network that this machine has no memory for, without allocating it.
+    """Refuse a network that does not fit in the memory of this machine, without allocating it.
 
     Args:
-        sizes: What was chosen; a network of small numbers is not looked at.
-        bytes_per_weight: How much each of its weights takes: 16 with gradients and both moments
-            of Adam, 4 without.
+        sizes: Its options; a network of small numbers is not checked.
+        bytes_per_weight: 16 with gradients and both moments of Adam, 4 without.
     """
     if not any(isinstance(value, int) and value > _LARGE for value in sizes):
         return
@@ -105,11 +103,11 @@ def require_memory(
 
 
 def _limits(groups: Path, mounts: Path) -> Iterator[int]:
-    """Yield the limits of all control groups that the process is in, and of those above them."""
+    """Yield the limits of the control groups of the process, and of their parents."""
     for path in _limit_files(groups, mounts):
         try:
             text = path.read_text(encoding="ascii").strip()
-        except OSError:  # a container does not see the groups above its own
+        except OSError:  # a container does not see the parents of its group
             continue
         if text.isdecimal():  # "max" is no limit
             yield int(text)
@@ -131,17 +129,17 @@ def _limit_files(groups: Path, mounts: Path) -> Iterator[Path]:
                 yield mounts / "memory" / place / "memory.limit_in_bytes"
 
 
-# --- memory that several processes use at once
+# --- shared memory
 
 
 class SharedTensor:
-    """A tensor that is not copied when it is pickled for another process: both use its memory.
+    """A tensor in shared memory, which is not copied when it is pickled for another process.
 
     The memory has no name in any file system. It is freed with the last process that uses it,
     however that process ends.
 
     Args:
-        file: The descriptor of the memory, to use what is there; new memory by default.
+        file: The descriptor of existing memory; new memory by default.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, file: int | None = None) -> None:
@@ -167,7 +165,7 @@ def _open_shared(shape: tuple[int, ...], dtype: torch.dtype, file: Any) -> Share
 
 
 def _nameless_file(num_bytes: int) -> int:
-    """Return the descriptor of a file in memory; where the system has none, of one on disk."""
+    """Return the descriptor of a file in memory, or on disk if the system has none in memory."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("histograph")
     else:
@@ -181,7 +179,7 @@ def _nameless_file(num_bytes: int) -> int:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a device has done what it was given; a CPU has, when a call returns."""
+    """Wait until a device has finished its work."""
     import torch
 
     if device.type != "cpu":
@@ -189,10 +187,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def send(arrays: Sequence[npt.NDArray[np.int64]], device: torch.device) -> list[torch.Tensor]:
-    """Return arrays of whole numbers, ``[n]`` each, as tensors on a device, in one copy.
-
-    The host does not wait for the copy: its memory is pinned for CUDA.
-    """
+    """Return integer arrays, ``[n]`` each, as tensors on a device, in one asynchronous copy."""
     import numpy as np
     import torch
 
@@ -204,12 +199,12 @@ def send(arrays: Sequence[npt.NDArray[np.int64]], device: torch.device) -> list[
 
 
 def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the host in memory that CUDA reads by itself; as it is for others."""
+    """Return a tensor of the host in pinned memory if the device is CUDA, else as it is."""
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that a device, other than the CPU, has left."""
+    """Return the free bytes of a device other than the CPU."""
     import torch
 
     if device.type == "cuda":
@@ -218,9 +213,9 @@ def free_memory(device: torch.device) -> int:
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """Turn ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps`` into a device that is there.
+    """Turn ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps`` into an available device.
 
-    Of several GPUs, each process that ``torchrun`` starts on a machine gets its own.
+    Each process that ``torchrun`` starts on a machine gets a GPU of its own.
     """
     import torch
 
@@ -242,5 +237,5 @@ def resolve_device(name: str = "auto") -> torch.device:
         )
     if device.type == "cpu" or ":" in name:
         return device
-    # A job may see no more than the GPU that is meant for it, which is then the first.
+    # A job may see only its own GPU, which is then the first.
     return torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")) % max(count, 1))

@@ -1,8 +1,8 @@
-"""Where a command writes: one writer at a time, what is there kept until the new is done.
+"""Outputs of commands: one writer at a time, and the old output stays until the new is complete.
 
-Beside an output ``x`` stand, while it is written, ``x.writing``, the lock, which says who writes
-and dies with the process, and ``x.partial``, a folder that is to replace ``x``. Both are gone once
-the command is done; what a killed one leaves, the next one resumes or removes.
+While an output ``x`` is written, there are beside it the lock ``x.writing``, which names the writer
+and is released with its process, and ``x.partial``, a folder that will replace ``x``. Both are
+removed at the end; what a killed command leaves, the next one resumes or removes.
 """
 
 from __future__ import annotations
@@ -34,30 +34,29 @@ from .files import (
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there, nobody is kept out
+except ImportError:  # not on Windows, where outputs are not locked
     fcntl = None  # type: ignore[assignment]
 
 LOCK_SUFFIX = ".writing"
 
-#: Inside an output that has just taken the place of another: that other one.
+#: The old output, inside the new one that has just replaced it.
 _REPLACED = ".histograph-replaced"
 
-#: How often a lock that is to be shared is asked for.
-_PATIENCE = 20
+#: How often a shared lock is tried.
+_ATTEMPTS = 20
 
-#: What a lock says of its holder, at most.
+#: Bytes of a lock file at most.
 _LONGEST_HOLDER = 1000
 
 
 class OutputLock:
-    """The right to write an output; it ends with the process, however that ends.
+    """A lock on an output, released when the process ends, however it ends.
 
-    Where the file system knows no locks, or nothing can be written beside the output, nobody is
-    kept out.
+    Without file system locks, or if nothing can be written beside the output, it has no effect.
 
     Args:
-        shared: Whether others that ask for it shared may have it, too.
-        wait: Whether to wait for it; else whoever holds it is named.
+        shared: Whether other shared locks are allowed at the same time.
+        wait: Whether to wait for the lock; otherwise an error names its holder.
     """
 
     def __init__(self, path: Path, *, shared: bool = False, wait: bool = False) -> None:
@@ -83,14 +82,14 @@ class OutputLock:
         return self
 
     def _take(self, file: int) -> None:
-        """Lock an open lock file, unless it is no longer the one of that name."""
+        """Lock an open lock file, unless it has been removed."""
         kind = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
         holder = _read_holder(file)
         if holder is None:
             raise OutputExistsError(f"{self._path}: found a file, expected none: it is the lock's")
         try:
-            # Whoever shares it is alone with it for a moment as it leaves.
-            for _ in range(_PATIENCE if self._shared else 0):
+            # A process that releases a shared lock holds it exclusively for a moment.
+            for _ in range(_ATTEMPTS if self._shared else 0):
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(file, kind | fcntl.LOCK_NB)
                     break
@@ -103,7 +102,7 @@ class OutputLock:
             ) from None
         except OSError:
             pass  # no locks on this file system
-        if not _is_at(file, self._path):  # its last holder has removed it meanwhile
+        if not _is_at(file, self._path):  # removed by its last holder
             os.close(file)
             return
         self._file = file
@@ -112,7 +111,7 @@ class OutputLock:
             os.pwrite(file, json.dumps(_this_process()).encode(), 0)
 
     def alone(self) -> None:
-        """Wait until nobody else shares it."""
+        """Wait until no other process shares it."""
         if self._shared and self._file is not None:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -121,7 +120,7 @@ class OutputLock:
     def __exit__(self, *error: object) -> None:
         if self._file is None:
             return
-        with contextlib.suppress(OSError):  # others share it, and the last of them removes the file
+        with contextlib.suppress(OSError):  # others share it; the last of them removes the file
             if self._shared:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(self._file, self._path):
@@ -151,33 +150,32 @@ def _this_process() -> dict[str, Any]:
 
 
 def _read_holder(file: int) -> str | None:
-    """Return who holds a lock, "" if that is not known yet, None for a file that is no lock."""
+    """Return who holds a lock, "" if that is not known yet, None if the file is not a lock."""
     text = os.pread(file, _LONGEST_HOLDER, 0)
     try:
         found = json.loads(text or b"{}")
         if not isinstance(found, dict):
             return None
-        said = {name: str(found[name]) for name in _this_process()} if found else None
+        if not found:
+            return ""
+        return "{command}, process {process} on {host}, since {since}".format(**found)
     except (ValueError, RecursionError):
-        # Of a process that was killed as it wrote this.
+        # Of a process that was killed while it wrote this.
         return "" if text.startswith(b'{"command"') else None
     except KeyError:
         return None
-    if said is None:
-        return ""
-    return "{command}, process {process} on {host}, since {since}".format(**said)
 
 
 @contextmanager
 def output_file(
     path: Path, *, overwrite: bool, config: Mapping[str, Any] | None = None
 ) -> Iterator[Callable[[bytes | Iterable[bytes]], None]]:
-    """Be the only one to write a file; yield what writes it, all at once or part by part.
+    """Lock a file and yield the function that writes it, whole or in parts.
 
-    A file and the options beside it always belong together, whenever the process is killed.
+    The file and the options beside it always match, whenever the process is killed.
 
     Args:
-        config: The options it comes from.
+        config: The options that the file comes from.
     """
     beside = path.with_name(f"{path.name}.config.toml")
     text = None if config is None else config_text(config)
@@ -185,7 +183,7 @@ def output_file(
     def refuse() -> None:
         require_free(path, overwrite=overwrite)
         if text is not None and not os.path.exists(path) and _holds(beside, text):
-            return  # of a process that was killed before it wrote the file
+            return  # left by a process that was killed before it wrote the file
         if text is not None:
             require_free(beside, overwrite=overwrite)
 
@@ -198,7 +196,7 @@ def output_file(
         if text is not None and not os.path.exists(beside):
             write_text(beside, text)
 
-    require_free(path, overwrite=True)  # a place for files
+    require_free(path, overwrite=True)  # before the lock is written there
     with OutputLock(path):
         refuse()
         remove_leftovers(path.parent, alone=True, of=(path.name, beside.name))
@@ -209,7 +207,7 @@ def _holds(path: Path, text: str) -> bool:
     return path.is_file() and path.read_bytes() == text.encode()
 
 
-#: The outputs that this process has open, by the real path.
+#: The outputs that this process is writing, by their real paths.
 _open: dict[str, OutputFolder] = {}
 
 
@@ -217,9 +215,8 @@ class OutputFolder:
     """A folder that a command writes; a context manager.
 
     Args:
-        ours: Whether something of that name in such a folder is the command's own; other files
-            outlive their folder's replacement.
-        shared: Whether others may write their part of it at the same time.
+        ours: Whether a command writes files of this name; other files survive a replacement.
+        shared: Whether other processes may write their part of it at the same time.
     """
 
     def __init__(
@@ -237,7 +234,7 @@ class OutputFolder:
         require_folder(self.target)
         self._lock.__enter__()
         try:
-            self._settle()
+            self._complete()
         except BaseException:
             self._lock.__exit__()
             raise
@@ -249,34 +246,34 @@ class OutputFolder:
         self._lock.__exit__()
 
     def clean(self) -> None:
-        """Remove what killed processes left unfinished, once the folder is known to be ours."""
+        """Remove what killed processes left; only for a folder that is known to be ours."""
         if not self.folder.is_dir():
             return
         remove_leftovers(self.folder, alone=not self._shared)
         locks = [] if self._shared else list(self.folder.rglob(f"*{LOCK_SUFFIX}"))
-        for path in locks:  # of parts that nobody writes now
+        for path in locks:  # of parts that no process is writing
             if self._ours(path.relative_to(self.folder).parts[0].removesuffix(LOCK_SUFFIX)):
                 path.unlink(missing_ok=True)
 
     def replace(self) -> Path:
-        """Write beside what is there, which stays until :meth:`finish`; return where.
+        """Write beside the old folder, which stays until :meth:`finish`; return where.
 
-        What a killed process has written there is there still.
+        Files that a killed process has written there are still there.
         """
         require_folder(self._beside)
         self.folder = self._beside
         return self.folder
 
     def alone(self) -> None:
-        """Wait until nobody else writes a part of it."""
+        """Wait until no other process writes a part of it."""
         self._lock.alone()
         self._shared = False
         self.clean()
 
     def finish(self) -> None:
-        """Let what was written take the place of what was there."""
+        """Replace the old folder by the new one."""
         if self.folder == self.target or not self._beside.is_dir():
-            return  # or another job, with which this one shares it, has done so
+            return  # or another job that shares it has done so
         with contextlib.suppress(FileNotFoundError):
             for path in list(self._real.iterdir()):
                 if not self._ours(path.name) and not os.path.lexists(self._beside / path.name):
@@ -284,17 +281,17 @@ class OutputFolder:
             os.rename(self._real, self._beside / _REPLACED)
         os.rename(self._beside, self._real)
         self.folder = self.target
-        self._settle()
+        self._complete()
 
-    def _settle(self) -> None:
-        """Finish what takes the place of another, also where a killed process was at it."""
-        with contextlib.suppress(FileNotFoundError):  # others that share it may be at it, too
+    def _complete(self) -> None:
+        """Complete a replacement, also one that a killed process has begun."""
+        with contextlib.suppress(FileNotFoundError):  # others that share it may do the same
             if (self._beside / _REPLACED).is_dir() and not os.path.lexists(self._real):
                 os.rename(self._beside, self._real)
         shutil.rmtree(self._real / _REPLACED, ignore_errors=True)
 
 
 def folder_in_use(target: Path) -> Path:
-    """Return where an output is being written by this process; itself if it is not."""
+    """Return where this process is writing an output; the output itself if it is not."""
     found = _open.get(os.path.realpath(target))
     return target if found is None else found.folder

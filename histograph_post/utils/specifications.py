@@ -1,10 +1,10 @@
-"""Which code a specification may lead to, and importing it.
+"""Which specifications may run code, and importing that code.
 
-Only what the user names, on the command line or as an argument in Python, or what is built in, is
-code. A specification that a file holds (``head.json``, a cache's manifest, a fold's
-``config.toml``) is data: whoever wrote the file must not choose what runs on this machine, unless
-the user has approved that very code before (``trust.py``). A user's file is imported by its path,
-a package by its name, without leaving traces.
+Only built-in code runs, and code that the user names, on the command line or as an argument in
+Python. A specification in a file (``head.json``, a cache's manifest, a fold's ``config.toml``) is
+data: the file's author must not choose what runs on this machine, unless the user has approved
+that very code before (``trust.py``). A user's file is imported by its path, a package by its name,
+without leaving traces.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from types import ModuleType
 from typing import Any, ClassVar, Final, Literal, Self
 
 from ..errors import DataError, HistographError, ModelError, NotFoundError, one_line
-from .trust import Sources, approved_sources, trusted_code
+from .sources import Sources
+from .trust import approved_sources, trusted_code
 
 #: The models of this package.
 BUILT_IN_MODELS: Final = ("gcn", "gin", "gat", "sage", "gps")
 
-#: Networks of public checkpoints, which this package also has.
+#: Networks of public checkpoints, which this package implements.
 PUBLIC_MODELS: Final = (
     *("pretrain-gnns:gcn", "pretrain-gnns:gin", "pretrain-gnns:gat", "pretrain-gnns:sage"),
     *("molclr:gcn", "molclr:gin"),
@@ -41,15 +42,15 @@ BUILT_IN_DATA: Final = (
     *("tu", "planetoid", "actor", "wiki", "ogbg", "moleculenet", "smiles", "demo"),
 )
 
-#: Files of graphs, which are read without running code from them.
+#: Suffixes of files of graphs, which are read without running code from them.
 GRAPH_FILES: Final = (".pt", ".pth")
 
-#: What stands for the specification of a model or data that was handed over in memory.
+#: The specification of a model or data that was passed in memory.
 IN_MEMORY: Final = "memory"
 
 
 def is_built_in(what: Literal["model", "data"], spec: Any) -> bool:
-    """Whether a specification leads to no code but that of this package."""
+    """Whether a specification runs no code but that of this package."""
     if not isinstance(spec, str):
         return False
     if what == "model":
@@ -62,34 +63,33 @@ def is_built_in(what: Literal["model", "data"], spec: Any) -> bool:
 class Specification:
     """A model or data by name, as the user gave it or as a file recorded it.
 
-    The rule of this module stands here: whatever turns a specification into code asks
-    :meth:`to_follow` first, which refuses one that a file recorded, unless it is built in or the
-    user has trusted it.
+    Anything that turns a specification into code calls :meth:`to_follow` first, which refuses one
+    that a file recorded, unless it is built in or the user has trusted it.
     """
 
-    #: What is specified, which is also the name of the flag.
+    #: What is specified, and the name of its flag.
     WHAT: ClassVar[Literal["model", "data"]]
 
     spec: str
     #: Arguments of the constructor, or of the data.
     args: Mapping[str, Any] = field(default_factory=dict)
-    #: The file that this was read from; None for what the user named.
+    #: The file that this was read from; None if the user named it.
     recorded_in: str | None = field(default=None, compare=False, kw_only=True)
 
     @property
     def is_built_in(self) -> bool:
-        """Whether it leads to no code but that of this package."""
+        """Whether it runs no code but that of this package."""
         return is_built_in(self.WHAT, self.spec)
 
     def to_follow(self, given: str | None = None) -> Self:
-        """Return what may become code: what the user gave, named or trusted, or what is built in.
+        """Return a specification that may run: given, named or trusted by the user, or built in.
 
         Args:
-            given: What the user names now; it replaces what was recorded, arguments aside.
+            given: A specification that the user names now; the recorded arguments stay.
 
         Raises:
-            ModelError: for a recorded model that is code and that the user has not named.
-            DataError: for such data.
+            ModelError: for recorded code of a model that the user has neither named nor trusted.
+            DataError: for such code of data.
         """
         if given is not None:
             return replace(self, spec=given, recorded_in=None)
@@ -114,18 +114,18 @@ class Specification:
         )
 
 
-# --- what a name stands for
+# --- where functions and classes are defined
 
 
 def without_partial(target: Any) -> Any:
-    """Return what a ``functools.partial`` calls; anything else as it is."""
+    """Return the function that a ``functools.partial`` calls; anything else as it is."""
     while isinstance(target, functools.partial):
         target = target.func
     return target
 
 
 def home_of(target: Any) -> str:
-    """Return the name of the module that defines a function or class, for C code of its type."""
+    """Return the name of the module that defines a function or class; for C code, of its type."""
     called = without_partial(target)
     return getattr(called, "__module__", None) or type(called).__module__
 
@@ -133,8 +133,7 @@ def home_of(target: Any) -> str:
 def is_defined_in(target: Any, module: ModuleType) -> bool:
     """Whether a module, or a submodule of this package, defines a function or class.
 
-    What it only imported from elsewhere, such as ``system`` after ``from os import system``, is
-    not its own.
+    It does not define names that it only imports, such as ``system`` in ``from os import system``.
     """
     return f"{home_of(target)}.".startswith(f"{module.__name__}.")
 
@@ -144,9 +143,9 @@ def is_defined_in(target: Any, module: ModuleType) -> bool:
 
 @dataclass
 class _Folder:
-    """What was imported from a folder: code that registers itself somewhere must not run twice."""
+    """The modules imported from a folder: code that registers itself must not run twice."""
 
-    #: The files that were named, and the modules that they import from beside them, by name.
+    #: The files that were named, and the modules that they import from the folder, by name.
     files: dict[Path, ModuleType] = field(default_factory=dict)
     siblings: dict[str, ModuleType] = field(default_factory=dict)
     #: The hash of each source when it was imported.
@@ -154,11 +153,11 @@ class _Folder:
 
     @property
     def is_current(self) -> bool:
-        """Whether every source still is what was imported."""
+        """Whether no source has changed since it was imported."""
         return all(_source_hash(file) == known for file, known in self.sources.items())
 
     def keep(self, siblings: Mapping[str, ModuleType]) -> None:
-        """Remember modules from beside the files, and what all sources are now."""
+        """Remember siblings, and the hashes of new sources."""
         self.siblings.update(siblings)
         for module in (*self.files.values(), *siblings.values()):
             if (file := _file_of(module)) is not None:
@@ -167,7 +166,7 @@ class _Folder:
 
 _folders: dict[Path, _Folder] = {}
 
-#: What the modules of files that were named are called.
+#: Prefix of the module names of files that were named.
 _OWN_NAME: Final = "histograph_user_"
 
 
@@ -185,14 +184,14 @@ def _file_of(module: ModuleType) -> Path | None:
 
 @contextmanager
 def imported_place(place: str, kind: type[HistographError]) -> Iterator[ModuleType]:
-    """Import what stands before the colon of a specification: a file, or a dotted module name.
+    """Import the file or module of a specification, before its colon.
 
-    A source is imported once per process, by whatever name it is given, until it changes. The
-    folder of the file, or the current one, is importable inside the block.
+    A source is imported once per process, whether by path or by name, until it changes. The folder
+    of the file, or the current one, is importable inside the block.
 
     Args:
         place: ``file.py`` or ``package.module``.
-        kind: The error for what cannot be imported, and for a module of Python itself.
+        kind: The error to raise if the import fails, and for a module of the standard library.
     """
     sources = approved_sources(place)
     if sources is not None and not sources.are_current:
@@ -213,9 +212,9 @@ def imported_place(place: str, kind: type[HistographError]) -> Iterator[ModuleTy
 
 
 def _current_folder(place: str) -> AbstractContextManager[None]:
-    """Make the current folder importable if the package that was named is there.
+    """Make the current folder importable, but only if the named package is there.
 
-    Otherwise what an installed package imports could be found there.
+    Otherwise it could shadow what an installed package imports.
     """
     here = Path.cwd()
     found = PathFinder.find_spec(place.partition(".")[0], [str(here)])
@@ -223,7 +222,7 @@ def _current_folder(place: str) -> AbstractContextManager[None]:
 
 
 def _imported_by_path(place: str) -> Path | None:
-    """Return the file of a dotted name, if that was imported by its path."""
+    """Return the file of a dotted name, if it was imported by its path before."""
     found = None if place in sys.modules else importlib.util.find_spec(place)
     if found is None or found.origin is None:
         return None
@@ -232,7 +231,7 @@ def _imported_by_path(place: str) -> Path | None:
 
 
 def _refuse_standard_library(place: str, kind: type[HistographError]) -> None:
-    """Refuse a module of Python itself before it is imported: it has none of these."""
+    """Refuse a module of the standard library before it is imported: it has no models or data."""
     if place.partition(".")[0] in sys.stdlib_module_names:
         raise kind(
             f"{place}: found a module of Python's standard library, expected code of yours or of "
@@ -244,10 +243,10 @@ def _refuse_standard_library(place: str, kind: type[HistographError]) -> None:
 def _imported_file(
     path: Path, kind: type[HistographError], sources: Sources | None = None
 ) -> Iterator[ModuleType]:
-    """Import a Python file under a name of its own.
+    """Import a Python file under a unique module name.
 
-    What the file imports from its folder is out of sight afterwards, so that the ``layers.py`` of
-    one project never stands in for that of another.
+    Modules that it imports from its folder are removed from ``sys.modules`` afterwards, so that the
+    ``layers.py`` of one project is never used for another.
     """
     file = path.expanduser().resolve()
     if not file.is_file():
@@ -259,7 +258,7 @@ def _imported_file(
                 sys.modules.pop(module.__name__, None)
         folder = _folders[file.parent] = _Folder()
     known = set(sys.modules)
-    # A file of the folder that was named before is also what others import by its name.
+    # A file that was named before is also importable by its siblings.
     beside = {**{named.stem: module for named, module in folder.files.items()}, **folder.siblings}
     sys.modules.update({name: module for name, module in beside.items() if name not in known})
     with _first_on_path(file.parent) if sources is None else sources.importable():
@@ -275,7 +274,7 @@ def _imported_file(
 
 
 def _already_imported(file: Path) -> ModuleType | None:
-    """Return the module that a file is under another name."""
+    """Return the module of a file that was imported under another name."""
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(file) and module.__name__ != "__main__":
             return module
@@ -319,7 +318,7 @@ def _first_on_path(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _one_line_errors(place: str, kind: type[HistographError]) -> Iterator[None]:
-    """Turn whatever a user's code raises while it is imported into one line."""
+    """Turn anything that a user's code raises on import into an error of one line."""
     try:
         yield
     except HistographError:
@@ -329,14 +328,14 @@ def _one_line_errors(place: str, kind: type[HistographError]) -> Iterator[None]:
 
 
 def _hide_siblings(folder: Path, known: set[str]) -> dict[str, ModuleType]:
-    """Drop the modules imported since ``known`` whose top level lies in ``folder``; return them."""
+    """Remove and return modules that are not ``known`` and whose top level is in ``folder``."""
     new = [name for name in sys.modules if name.partition(".")[0] not in known]
     siblings = {name for name in new if "." not in name and _lies_in(sys.modules[name], folder)}
     return {name: sys.modules.pop(name) for name in new if name.partition(".")[0] in siblings}
 
 
 def _lies_in(module: ModuleType, folder: Path) -> bool:
-    """Whether a top-level module is a file or a package right in ``folder``."""
+    """Whether a top-level module is a file or a package directly in ``folder``."""
     paths = list(getattr(module, "__path__", []))  # folders of a package
     file = getattr(module, "__file__", None)
     if not paths and file is not None:

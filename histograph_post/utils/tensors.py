@@ -1,13 +1,13 @@
-"""Tensors in files that this program wrote: one way to save them, one to read them back.
+"""Tensors in files: saving them and reading them back, with errors that name the file.
 
-The libraries' own writers report a full disk as an error of their own that names no file, and
-their readers damage as an error of almost any type; here both are known errors that do.
+The libraries' own writers report a full disk without the file's name, and their readers raise
+errors of almost any type for a damaged file.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from .text import first_line
 
 def save_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
     """Write tensors, such as those of a state dict, as a safetensors file."""
-    # Cloned, because weights that are tied share memory, which the format refuses.
+    # Cloned, because tied weights share memory, which the format refuses.
     own = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in tensors.items()
@@ -41,20 +41,12 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def load_tensors(path: Path, what: str = "tensors") -> dict[str, Tensor]:
     """Read a safetensors file; ``what`` it should hold is for the error."""
-    data = read_regular(path)
-    try:
-        return safetensors.torch.load(data)
-    except Exception as error:  # an unknown type is a KeyError, a bad header almost anything
-        raise _damaged(path, what, error) from error
+    return _load(path, safetensors.torch.load, what)
 
 
 def load_arrays(path: Path, what: str = "arrays") -> dict[str, np.ndarray]:
     """Read a safetensors file as arrays."""
-    data = read_regular(path)
-    try:
-        return safetensors.numpy.load(data)
-    except Exception as error:
-        raise _damaged(path, what, error) from error
+    return _load(path, safetensors.numpy.load, what)
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
@@ -66,12 +58,18 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 
 def load_state(path: Path) -> Any:
     """Read what :func:`save_state` wrote; nothing in the file is executed."""
+
+    def load(data: bytes) -> Any:
+        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+
+    return _load(path, load, "the state of a training")
+
+
+def _load(path: Path, load: Callable[[bytes], Any], what: str) -> Any:
     data = read_regular(path)
     try:
-        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    except Exception as error:
-        raise _damaged(path, "the state of a training", error) from error
-
-
-def _damaged(path: Path, what: str, error: Exception) -> ConfigError:
-    return ConfigError(f"{path}: found a damaged file ({first_line(error)}), expected {what}")
+        return load(data)
+    except Exception as error:  # an unknown type is a KeyError, a bad header almost anything
+        raise ConfigError(
+            f"{path}: found a damaged file ({first_line(error)}), expected {what}"
+        ) from error

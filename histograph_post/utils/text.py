@@ -1,4 +1,4 @@
-"""Numbers, names, tables and progress as a reader wants them."""
+"""Numbers, names, tables and progress for readers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import MissingExtraError, message_of
 if TYPE_CHECKING:
     import pandas
 
-#: What stands for a number that is not there, and the sign of a negative one.
+#: A missing number, and the sign of a negative one.
 MISSING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 
@@ -30,19 +30,19 @@ _METRICS = {
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; what it is called where it says nothing."""
+    """Return the first line of an error's message, or the name of its type without a message."""
     return (message_of(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def listed(names: Iterable[str], shown: int = 4) -> str:
-    """Return the first few of some names, and how many more there are."""
+    """Return the first few names, and how many more there are."""
     several = list(names)
     more = f" and {len(several) - shown} more" if len(several) > shown else ""
     return ", ".join(several[:shown]) + more
 
 
 def metric_name(name: str) -> str:
-    """Return a metric as papers write it."""
+    """Return the name of a metric as in papers."""
     return _METRICS.get(name, name.replace("_", " "))
 
 
@@ -58,7 +58,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def spread(mean: float, deviation: float) -> str:
-    """Return a mean and its deviation with as many decimals."""
+    """Return a mean and its deviation with the same number of decimals."""
     decimals = max(0, 3 - max(0, math.floor(math.log10(abs(mean))))) if mean else 3
     return f"{mean:.{decimals}f} ± {deviation:.{decimals}f}"
 
@@ -78,7 +78,7 @@ def difference(found: Mapping[str, Any] | None) -> str:
 
 
 def setting(value: Any) -> str:
-    """Return what was chosen for an option."""
+    """Return the value of an option as text."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -104,7 +104,7 @@ def score(value: float | None) -> str:
 
 
 def file_size(num_bytes: float) -> str:
-    """Return a number of bytes as people write it."""
+    """Return a number of bytes with its unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -113,7 +113,7 @@ def file_size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people write it."""
+    """Return a duration with its units."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -124,21 +124,21 @@ def duration(seconds: float) -> str:
 
 # --- in notebooks
 
-#: Called with how much is done, and how much there is in all.
+#: Called with how much is done, and the total.
 Update = Callable[[float, float], None]
 
 
 @contextmanager
 def notebook_bar(what: str, *, watched: bool = False) -> Iterator[Update | None]:
-    """Yield what advances a bar in a notebook; None elsewhere, where nothing is printed unasked.
+    """Yield the function that advances a progress bar in a notebook; None elsewhere.
 
     Args:
-        watched: The caller follows the progress already: no bar.
+        watched: Whether the caller shows the progress already: no bar.
     """
     if watched or "ipykernel" not in sys.modules:
         yield None
         return
-    # Not tqdm.auto, which warns where there are no widgets.
+    # Not tqdm.auto, which warns without widgets.
     has_widgets = importlib.util.find_spec("ipywidgets") is not None
     bars = importlib.import_module("tqdm.notebook" if has_widgets else "tqdm.std")
     with bars.tqdm(desc=what, bar_format="{l_bar}{bar}| {elapsed} so far, {remaining} left") as bar:
@@ -148,7 +148,7 @@ def notebook_bar(what: str, *, watched: bool = False) -> Iterator[Update | None]
             bar.refresh()
 
         yield update
-        if bar.total:  # readouts that are solved report no epochs
+        if bar.total:  # solved readouts report no epochs
             update(bar.total, bar.total)
 
 

@@ -164,7 +164,7 @@ def test_node_rows_are_found_in_their_graphs(
         dtype=np.int64,
     )
     seen: list[int] = []
-    batches = list(row_batches(rows, "node", ptr, batch_size=batch_size, seed=seed))
+    batches = list(row_batches(rows, ptr, batch_size=batch_size, seed=seed))
     assert len(batches) == count_batches(rows, ptr, batch_size=batch_size)
     for batch in batches:
         assert 1 <= len(batch.graphs) <= batch_size
@@ -178,7 +178,7 @@ def test_graph_rows_are_shuffled_by_the_seed_and_else_in_order() -> None:
     rows = np.array([7, 1, 3, 9])
 
     def order(seed: int | None) -> list[int]:
-        batches = row_batches(rows, "graph", ptr, batch_size=3, seed=seed)
+        batches = row_batches(rows, ptr, batch_size=3, seed=seed)
         return [int(row) for batch in batches for row in batch.rows]
 
     assert order(None) == [1, 3, 7, 9]

@@ -68,7 +68,7 @@ def test_molecules_on_disk_are_those_in_memory(table: Path, workers: int) -> Non
 
 
 def test_many_rows_stay_on_disk_unasked(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("histograph_post.data.spec.STREAM_ROWS", len(SMILES))
+    monkeypatch.setattr("histograph_post.data.streaming.STREAM_ROWS", len(SMILES))
     assert not isinstance(load_data(f"smiles:{table}").graphs, list)
     assert isinstance(load_data(f"smiles:{table}", args={"stream": "no"}).graphs, list)
     with pytest.raises(DataError, match="stream=maybe, expected true or false"):
