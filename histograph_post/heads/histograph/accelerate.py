@@ -174,8 +174,7 @@ def _attend_small(
     few, many = np.flatnonzero(~small), np.flatnonzero(small)
     large, others = graphs.take(few)[0], graphs.take(many)[0]
     layers, _ = head.read(TableRows(table, starts[few], large.sizes), large, None)
-    nodes, _ = head.layer_weights(layers, large)  # [their nodes, dim]
-    attended = head.attend(nodes, large, head.reach(nodes, layers, large, None))
+    attended = head.attend(layers, large)  # [large graphs, dim]
     found = torch.cat([attended, _attend(head, table, starts[many], others)])
     return found[torch.from_numpy(np.concatenate([few, many])).argsort()]
 

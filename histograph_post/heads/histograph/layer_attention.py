@@ -131,6 +131,8 @@ class LayerAttention(nn.Module):
         widths = list(dict.fromkeys(self.in_dims))
         #: Index of the embedding of each layer.
         self.embedding_of = [widths.index(width) for width in self.in_dims]
+        #: The layers width by width, in the order in which the widths first occur.
+        self.order = sorted(range(len(self.in_dims)), key=self.embedding_of.__getitem__)
         self.embeddings = nn.ModuleList(nn.Linear(width, self.dim) for width in widths)
         #: Columns of :meth:`maps`: the channels of each embedding, then the layers.
         self.columns = [*widths, len(self.in_dims)]
@@ -222,7 +224,7 @@ class LayerAttention(nn.Module):
             parts.append(filters[embedding] @ rows.mT)  # [num_nodes, heads, layers of the block]
         products = parts[0]
         if len(parts) > 1:  # a layer each: put them back into the order of the layers
-            products = torch.cat([parts[place] for place in np.argsort(self._order())], dim=2)
+            products = torch.cat([parts[place] for place in np.argsort(self.order)], dim=2)
         return graphs.mean(products + fixed)
 
     def scores_of(self, whole: WholeGraph) -> Tensor:
@@ -246,15 +248,12 @@ class LayerAttention(nn.Module):
         return self._by_head(channels).sum(1).unsqueeze(0)
 
     def blocks(self, history: History) -> Iterator[LayerBlock]:
-        """Yield all layers: at once if they need not be converted, else one after the other.
-
-        They come width by width, in the order in which the widths first occur.
-        """
+        """Yield all layers: at once if they need not be converted, else one by one in ``order``."""
         dtype = self.encoding.dtype
         if isinstance(history, Tensor) and history.dtype == dtype:
             yield LayerBlock(slice(0, len(self.in_dims)), history, 0)
             return
-        for layer in self._order():
+        for layer in self.order:
             rows = history[:, layer] if isinstance(history, Tensor) else history[layer]
             place = slice(layer, layer + 1)
             yield LayerBlock(place, rows.unsqueeze(1).to(dtype), self.embedding_of[layer])
@@ -275,10 +274,6 @@ class LayerAttention(nn.Module):
         """Return the embeddings and what a layer adds side by side, ``M``: ``[dim, columns]``."""
         weights = [cast(nn.Linear, embedding).weight for embedding in self.embeddings]
         return torch.cat([*weights, self.offsets().t()], dim=1)
-
-    def _order(self) -> list[int]:
-        """Return the layers width by width, in the order in which the widths first occur."""
-        return sorted(range(len(self.in_dims)), key=self.embedding_of.__getitem__)
 
     def _by_head(self, maps: Tensor) -> Tensor:
         """View a map to ``dim`` channels, ``[dim, ...]``, as ``[heads, dim / heads, ...]``."""
