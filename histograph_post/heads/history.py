@@ -54,11 +54,6 @@ class TableRows:
                 f"{sizes.min()} nodes, expected rows of the {len(self.table)} there are"
             )
 
-    @cached_property
-    def ptr(self) -> npt.NDArray[np.int64]:
-        """First node of each graph in the batch, and the number of nodes: ``[num_graphs + 1]``."""
-        return np.concatenate([[0], np.cumsum(self.sizes)])
-
     @property
     def rows(self) -> npt.NDArray[np.int64]:
         """The rows of all nodes, graph by graph: ``[num_nodes]``."""

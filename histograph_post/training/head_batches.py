@@ -31,25 +31,18 @@ class HeadInputs:
     """What a readout takes, and which rows of its output are asked for."""
 
     history: History | TableRows
-    #: Graph of each node, sorted: ``[num_nodes]``.
-    batch: Tensor
+    #: Graph of each node, sorted: ``[num_nodes]``; or the graphs, where the host knows their sizes.
+    batch: Tensor | Graphs
     num_graphs: int
     edge_index: Tensor | None = None
     #: Nodes whose outputs are asked for; None for every graph: ``[rows]``.
     positions: Tensor | None = None
     #: Statistics of the graphs, where they are known: ``[num_graphs, 3, sum(D_l)]``.
     statistics: Tensor | None = None
-    #: What is known of the one graph of which these are some nodes, for a head that needs it.
+    #: Summary of the one graph of which these are some nodes, for a head that needs it.
     whole: WholeGraph | None = None
     #: Node pairs to score, for links, negatives that were drawn for training last: ``[2, rows]``.
     pairs: Tensor | None = None
-    #: The graphs, where the host knows their sizes.
-    graphs: Graphs | None = None
-
-    @property
-    def members(self) -> Tensor | Graphs:
-        """Which graph each node belongs to, as a readout takes it."""
-        return self.batch if self.graphs is None else self.graphs
 
 
 class HeadBatches:
@@ -159,13 +152,12 @@ class HeadBatches:
             targets = torch.cat([targets, targets.new_zeros(len(negatives.owners), 1)])
         inputs = HeadInputs(
             history=history,
-            batch=there["index"],
+            batch=Graphs(there["index"], there["sizes"], sizes),
             num_graphs=len(graphs),
             edge_index=there["edges"].view(2, -1) if "edges" in there else None,
             positions=there.get("positions"),
             pairs=there["pairs"].view(2, -1) if "pairs" in there else None,
             statistics=statistics,
-            graphs=Graphs(there["index"], there["sizes"], sizes),
         )
         return Step(inputs, targets, members.rows, missing)
 

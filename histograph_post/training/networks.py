@@ -37,7 +37,7 @@ class HeadNetwork(nn.Module):
         outputs = read_out(
             self.head,
             inputs.history,
-            inputs.members,
+            inputs.batch,
             num_graphs=inputs.num_graphs,
             edge_index=inputs.edge_index,
             **{name: value for name, value in given.items() if value is not None},
@@ -105,12 +105,11 @@ class HistoryNetwork(nn.Module):
         outputs: Tensor = self.readout(
             HeadInputs(
                 history=torch.stack(layers, dim=1) if uniform else layers,  # [num_nodes, L, D]
-                batch=batch.batch,
+                batch=batch.batch if inputs.graphs is None else inputs.graphs,
                 num_graphs=int(batch.num_graphs),
                 edge_index=batch.edge_index,
                 positions=inputs.positions,
                 pairs=inputs.pairs,
-                graphs=inputs.graphs,
             )
         )
         return outputs  # [rows, out_dim]

@@ -130,15 +130,13 @@ class NodeBatches(HeadBatches):
             found, own, edges = self._incoming.around(nodes)
             numbers = [nodes, own, edges.reshape(-1)]
         rows, positions, *joined = send(numbers, self._device)  # [rows] twice, [2 * edges]
-        graphs = Graphs.of_sizes(np.array([len(found)]), self._device)
         inputs = HeadInputs(
             history=self._history.nodes(found),
-            batch=graphs.index,
+            batch=Graphs.of_sizes(np.array([len(found)]), self._device),
             num_graphs=1,
             edge_index=joined[0].view(2, -1) if joined else None,
             positions=positions,
             whole=self._whole,
-            graphs=graphs,
         )
         targets = self._targets_there.index_select(0, rows)  # [rows] or [rows, targets]
         return Step(inputs, targets, nodes, self._task.missing(self._targets[nodes]))
