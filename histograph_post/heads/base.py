@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, DataError
 from ..utils.machine import send
 from .history import History as History
-from .history import TableRows, check_batch, kept_dims
+from .history import TableRows, check_batch, kept_dims, layers_of, map_layers
 from .history import last_layer as last_layer
 from .option_checks import declared_signature, given_options, require_parts
 from .ragged import Graphs
@@ -241,7 +241,7 @@ class Readout(nn.Module):
     @staticmethod
     def layers(history: History) -> tuple[Tensor, ...]:
         """Return the layers of a history one by one, each ``[num_nodes, D_l]``."""
-        return history.unbind(1) if isinstance(history, Tensor) else tuple(history)
+        return layers_of(history)
 
     @in_own_precision
     def score(self, embeddings: Tensor, pairs: Tensor) -> Tensor:
@@ -313,9 +313,7 @@ class Readout(nn.Module):
     def in_own_type(self, history: History) -> History:
         """Return a history in the precision of the weights."""
         dtype = next(self.parameters()).dtype
-        if isinstance(history, Tensor):
-            return history.to(dtype)
-        return [layer.to(dtype) for layer in history]
+        return map_layers(history, lambda layer: layer.to(dtype))
 
     def _pool_present(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
         """Pool the graphs that have nodes; the others are rows of zeros: ``[num_graphs, width]``.

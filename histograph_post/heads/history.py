@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -140,15 +140,14 @@ def check_batch(
     return graphs
 
 
-def split_layers(history: History, in_dims: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return the layers of a history, each ``[num_nodes, D_l]``, without copying.
-
-    Args:
-        history: ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
-        in_dims: The width each layer must have.
-    """
-    check_layers(history, in_dims)
+def layers_of(history: History) -> tuple[Tensor, ...]:
+    """Return the layers of a history, each ``[num_nodes, D_l]``, without copying."""
     return history.unbind(1) if isinstance(history, Tensor) else tuple(history)
+
+
+def map_layers(history: History, change: Callable[[Tensor], Tensor]) -> History:
+    """Apply a function to a stacked history at once, or to each layer of one that is not."""
+    return change(history) if isinstance(history, Tensor) else [change(layer) for layer in history]
 
 
 def last_layer(history: History) -> Tensor:
@@ -183,8 +182,7 @@ def layer_statistics(history: History, graphs: Graphs) -> Tensor:
         ``[num_graphs, 3, sum(D_l)]``, the layers side by side, first to last.
     """
     # Layer by layer: what is made on the way is as large as one of them.
-    layers = history.unbind(1) if isinstance(history, Tensor) else history
-    return torch.cat([_statistics(layer, graphs) for layer in layers], dim=2)
+    return torch.cat([_statistics(layer, graphs) for layer in layers_of(history)], dim=2)
 
 
 def _statistics(rows: Tensor, graphs: Graphs) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import DataError
-from .history import History, split_layers
+from .history import History, check_layers
 
 #: Rows are converted to float64 in pieces of about this many bytes.
 PIECE_BYTES = 1 << 21
@@ -96,13 +96,13 @@ class Standardizer(nn.Module):
 
     def _pieces(self, history: History) -> Iterable[Tensor]:
         """Yield the rows of a history, all layers side by side: ``[rows, sum of widths]``."""
-        layers = split_layers(history, self.in_dims)
+        num_rows, _ = check_layers(history, self.in_dims)
         step = max(1, PIECE_BYTES // (8 * max(1, sum(self.in_dims))))
-        for start in range(0, len(layers[0]), step):
+        for start in range(0, num_rows, step):
             if isinstance(history, Tensor):
                 yield history[start : start + step].flatten(1)
             else:
-                yield torch.cat([layer[start : start + step] for layer in layers], dim=1)
+                yield torch.cat([layer[start : start + step] for layer in history], dim=1)
 
     def _floored(self, mean: Tensor, variance: Tensor, precision: float) -> Tensor:
         scales = []
@@ -143,12 +143,12 @@ class Standardizer(nn.Module):
     @torch.no_grad()
     def apply_(self, history: History) -> None:
         """Standardise freshly loaded rows in place, so that they are never held twice."""
-        layers = split_layers(history, self.in_dims)
+        check_layers(history, self.in_dims)
         if isinstance(history, Tensor):
             shape = history.shape[1:]
             history.sub_(self.mean.view(shape)).div_(self.scale.view(shape))
             return
-        for index, layer in enumerate(layers):
+        for index, layer in enumerate(history):
             mean, scale = self.statistics(index)
             layer.sub_(mean).div_(scale)
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import overload
 
 import numpy as np
 import torch
@@ -14,13 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from ..data import GraphDataset
-from ..data.batching import (
-    RowBatch,
-    count_batches,
-    make_batch,
-    row_batches,
-    to_device,
-)
+from ..data.batching import RowBatch, count_batches, make_batch, row_batches, to_device
 from ..data.links import LinkNegatives, Negatives, NonEdges
 from ..errors import ConfigError
 from ..heads.ragged import Graphs
@@ -107,20 +100,19 @@ class GraphBatches:
             targets = self._targets[members.rows]  # [rows] or [rows, targets]
             positions = pairs = None
             if dataset.level == "node":
-                positions = batch.ptr[members.owners] + torch.from_numpy(members.within)  # [rows]
+                places = batch.ptr[members.owners] + torch.from_numpy(members.within)  # [rows]
+                positions = self._there(places)
             elif dataset.level == "link":
-                pairs = self._pairs(batch, members)  # [2, rows]
+                found = self._pairs(batch, members)  # [2, rows]
                 if drawn is not None:
-                    pairs = torch.cat([pairs, drawn.pairs + batch.ptr[drawn.owners]], dim=1)
+                    found = torch.cat([found, drawn.pairs + batch.ptr[drawn.owners]], dim=1)
                     targets = torch.cat([targets, targets.new_zeros(len(drawn.owners), 1)])
+                pairs = self._there(found)
             if stands_in:
                 targets = torch.full_like(targets, -1 if targets.ndim == 1 else math.nan)
             yield Step(
                 inputs=GraphInputs(
-                    to_device(batch, self._device),
-                    self._there(positions),
-                    self._there(pairs),
-                    batch.ptr.diff().numpy(),
+                    to_device(batch, self._device), positions, pairs, batch.ptr.diff().numpy()
                 ),
                 targets=self._there(targets),
                 rows=members.rows[:0] if stands_in else members.rows,
@@ -153,16 +145,8 @@ class GraphBatches:
             )
         return part, drawn
 
-    @overload
-    def _there(self, values: Tensor) -> Tensor: ...
-
-    @overload
-    def _there(self, values: Tensor | None) -> Tensor | None: ...
-
-    def _there(self, values: Tensor | None) -> Tensor | None:
+    def _there(self, values: Tensor) -> Tensor:
         """Send values to the device; the host does not wait for it."""
-        if values is None:
-            return None
         return pinned(values, self._device).to(self._device, non_blocking=True)
 
     def _pairs(self, batch: Batch, members: RowBatch) -> Tensor:

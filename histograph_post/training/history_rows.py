@@ -9,7 +9,7 @@ A readout that takes the mean of a graph's nodes before anything else needs no m
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..caches import Cache
-from ..heads.history import History, TableRows, last_layer, layer_statistics
+from ..heads.history import History, TableRows, last_layer, layer_statistics, layers_of, map_layers
 from ..heads.ragged import Graphs, pool_nodes, ranges
 from ..heads.standardize import Standardizer
 from ..utils.machine import free_memory, pinned, send
@@ -75,15 +75,14 @@ class RowsInMemory:
 
     def on(self, device: torch.device) -> HistoryRows:
         """Return the same rows on a device: all of them, if there is room, or batch by batch."""
-        layers = [self._history] if isinstance(self._history, Tensor) else self._history
-        if layers[0].device == device:
+        if self.device == device:
             return self
         if self._moved is None or self._moved.device != device:
-            num_bytes = sum(layer.nbytes for layer in layers)
+            num_bytes = sum(layer.nbytes for layer in layers_of(self._history))
             if num_bytes > DEVICE_SHARE * free_memory(device):
                 return SentRows(self, device)
-            moved = [layer.to(device) for layer in layers]  # once for all fits of a fold
-            history = moved[0] if isinstance(self._history, Tensor) else moved
+            # Once for all fits of a fold.
+            history = map_layers(self._history, lambda layer: layer.to(device))
             self._moved = RowsInMemory(history, self.ptr)
         return self._moved
 
@@ -103,15 +102,12 @@ class RowsInMemory:
         starts, stops = self.ptr[graphs], self.ptr[graphs + 1]  # [graphs] each
         if isinstance(self._history, Tensor):
             return TableRows(self._history, starts, stops - starts)
-        (rows,) = send([ranges(starts, stops)], self.device)  # [rows]
-        return [layer.index_select(0, rows) for layer in self._history]
+        return self.nodes(ranges(starts, stops))
 
     def nodes(self, rows: np.ndarray) -> History:
         """Return copies of some rows, whatever graph they belong to."""
-        (chosen,) = send([rows], self.device)
-        if isinstance(self._history, Tensor):
-            return self._history.index_select(0, chosen)  # [rows, L, D]
-        return [layer.index_select(0, chosen) for layer in self._history]
+        (chosen,) = send([rows], self.device)  # [rows]
+        return map_layers(self._history, lambda layer: layer.index_select(0, chosen))
 
 
 class RowsOnDisk:
@@ -156,14 +152,15 @@ class RowsOnDisk:
     def nodes(self, rows: np.ndarray) -> History:
         """Read some rows of the one graph there is, and send them where they go."""
         chosen = torch.from_numpy(rows)
-        found = _each(self._cache[0].history, lambda each: each.index_select(0, chosen).float())
+        stored = self._cache[0].history
+        found = map_layers(stored, lambda layer: layer.index_select(0, chosen).float())
         self._cache.release()
         return self._prepare(found)
 
     def _prepare(self, stored: History) -> History:
         history = stored
         if self._device.type != "cpu":
-            history = _each(stored, lambda rows: _send_rows(rows, self._device).float())
+            history = map_layers(stored, lambda rows: _send_rows(rows, self._device).float())
         if self._standardizer is not None:
             self._standardizer.apply_(history)
         return history
@@ -191,16 +188,11 @@ class SentRows:
         """Send the rows of some graphs; the host does not wait until they are there."""
         found = self._rows.select(graphs)
         history = found.copy() if isinstance(found, TableRows) else found
-        return _each(history, lambda rows: _send_rows(rows, self._device))
+        return map_layers(history, lambda rows: _send_rows(rows, self._device))
 
     def nodes(self, rows: np.ndarray) -> History:
         """Send copies of some rows, whatever graph they belong to."""
-        return _each(self._rows.nodes(rows), lambda each: _send_rows(each, self._device))
-
-
-def _each(history: History, change: Callable[[Tensor], Tensor]) -> History:
-    """Do something with a history, or with each layer of it."""
-    return change(history) if isinstance(history, Tensor) else [change(rows) for rows in history]
+        return map_layers(self._rows.nodes(rows), lambda each: _send_rows(each, self._device))
 
 
 def _send_rows(rows: Tensor, device: torch.device) -> Tensor:

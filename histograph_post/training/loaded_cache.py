@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -71,7 +71,7 @@ class LoadedCache:
 
     # Another process opens the cache for itself, and is lent the rest.
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load_cache, (self.cache, self.memory.limit)
+        return partial(LoadedCache, memory_limit=self.memory.limit), (self.cache,)
 
     @cached_property
     def edge_index(self) -> Tensor | None:
@@ -249,10 +249,6 @@ class LoadedCache:
     def borrow(self, lent: LentRows) -> None:
         """Use what another process has made ready."""
         self._made |= {name: (lent.rows, made) for name, made in lent.made.items()}
-
-
-def _load_cache(cache: Cache, memory_limit: int | None) -> LoadedCache:
-    return LoadedCache(cache, memory_limit=memory_limit)
 
 
 def _same(rows: np.ndarray | None, others: np.ndarray | None) -> bool:

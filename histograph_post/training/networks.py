@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -95,7 +95,9 @@ class HistoryNetwork(nn.Module):
     def forward(self, inputs: GraphInputs) -> Tensor:
         """Return an output for every row that is asked for: ``[rows, out_dim]``."""
         batch = inputs.batch
-        with self._precision():
+        # bfloat16, because float16 needs a scale of the loss to keep small gradients.
+        bfloat16 = torch.autocast("cuda", dtype=torch.bfloat16) if self._autocast else nullcontext()
+        with bfloat16:
             history = self.capture.run(batch).history  # L of [num_nodes, D_l]
         dtype = next(self.readout.parameters()).dtype
         layers = [layer.to(dtype) for layer in history]  # L of [num_nodes, D_l]
@@ -113,10 +115,6 @@ class HistoryNetwork(nn.Module):
             )
         )
         return outputs  # [rows, out_dim]
-
-    def _precision(self) -> AbstractContextManager[None]:
-        # bfloat16, because float16 needs a scale of the loss to keep small gradients.
-        return torch.autocast("cuda", dtype=torch.bfloat16) if self._autocast else nullcontext()
 
 
 class BackboneNetwork(nn.Module):
@@ -147,17 +145,15 @@ StatisticsMode = Literal["frozen", "train"]
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def set_training_modes(model: nn.Module, statistics: StatisticsMode) -> None:
+def set_training_modes(
+    module: nn.Module, statistics: StatisticsMode, *, around: bool = False
+) -> None:
     """Leave what is trained in training mode, and put the rest into ``eval()``: it runs as cached.
 
     A module is trained if a parameter in it is; one without parameters goes with the module it is
-    in. A normalisation with frozen statistics stays in ``eval()``, whether its scale is trained or
-    not.
+    in (``around``). A normalisation with frozen statistics stays in ``eval()``, whether its scale
+    is trained or not.
     """
-    _set_mode(model, statistics, around=False)
-
-
-def _set_mode(module: nn.Module, statistics: StatisticsMode, *, around: bool) -> None:
     parameters = list(module.parameters())
     trains = any(parameter.requires_grad for parameter in parameters) if parameters else around
     if statistics == "frozen" and statistics_of(module):
@@ -165,7 +161,7 @@ def _set_mode(module: nn.Module, statistics: StatisticsMode, *, around: bool) ->
     # A model whose own train() keeps a part in eval() knows why.
     module.training = module.training and trains
     for child in module.children():
-        _set_mode(child, statistics, around=trains)
+        set_training_modes(child, statistics, around=trains)
 
 
 def statistics_of(module: nn.Module) -> list[str]:
@@ -207,16 +203,14 @@ def _checkpoint(layer: nn.Module) -> None:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return checkpoint(
-            forward, *args, use_reentrant=False, context_fn=lambda: _contexts(layer), **kwargs
+            forward,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), _statistics_stay(layer)),
+            **kwargs,
         )
 
     layer.forward = again
-
-
-def _contexts(
-    layer: nn.Module,
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _statistics_stay(layer)
 
 
 @contextmanager

@@ -68,22 +68,14 @@ def whole_graph(
     if not isinstance(head, HistoGraphHead):
         return None
     options = head.options
-    key = ("whole", options.history_layers, options.node_attention, options.landmarks)
-    return loaded.once(
-        rows, key, lambda: WholeGraph.of(_Pieces(history), head.kept_dims, head.landmarks)
-    )
 
-
-class _Pieces:
-    """All nodes of a graph, a batch of them at a time, as often as they are asked for."""
-
-    def __init__(self, history: HistoryRows) -> None:
-        self._history = history
-
-    def __iter__(self) -> Iterator[History]:
-        stop = int(self._history.ptr[-1])
+    def pieces() -> Iterator[History]:
+        stop = int(history.ptr[-1])
         for first in range(0, stop, NODES_PER_BATCH):
-            yield self._history.nodes(np.arange(first, min(first + NODES_PER_BATCH, stop)))
+            yield history.nodes(np.arange(first, min(first + NODES_PER_BATCH, stop)))
+
+    key = ("whole", options.history_layers, options.node_attention, options.landmarks)
+    return loaded.once(rows, key, lambda: WholeGraph.of(pieces, head.kept_dims, head.landmarks))
 
 
 class NodeBatches(HeadBatches):

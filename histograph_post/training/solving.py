@@ -116,10 +116,7 @@ def solve_linear(
         on_point: Called with every strength.
     """
     features, labelled = torch.as_tensor(features), _labelled(targets)
-    train, valid = (
-        train[labelled[train]],
-        valid[labelled[valid]],
-    )  # copies, which torch can index by
+    train, valid = (part[labelled[part]] for part in (train, valid))  # torch can index by a copy
     if not len(train):
         raise DataError("solve: found no training row with a label, expected at least one")
     scale = TargetScale.of(task, targets[train].double().numpy())

@@ -22,7 +22,7 @@ twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ..history import History
+from ..history import History, layers_of
 from ..ragged import Graphs
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class LandmarkGroups(nn.Module):
 
     def places(self, history: History) -> Tensor:
         """Return where nodes lie on the axis of every plane: ``[num_nodes, planes]``."""
-        layers = history.unbind(1) if isinstance(history, Tensor) else history
+        layers = layers_of(history)  # [num_nodes, D_l] each
         # A history that is on another device is looked at there, once for all steps.
         axes = self.directions.to(layers[0].device).split(self.in_dims)  # one [D_l, planes] each
         parts = [layer.to(axis.dtype) @ axis for layer, axis in zip(layers, axes, strict=True)]
@@ -139,7 +139,7 @@ class LandmarkGroups(nn.Module):
 
 @dataclass(frozen=True)
 class WholeGraph:
-    """What a head has to know of a graph of which it is given some nodes only.
+    """Summary of a graph of which a head is given some nodes only.
 
     Step 4 of the paper is a mean over all nodes of products of their layers, and landmarks are
     means over groups of them. Taken once, they make a batch of some nodes exact.
@@ -159,40 +159,42 @@ class WholeGraph:
     @classmethod
     @torch.no_grad()
     def of(
-        cls, pieces: Iterable[History], kept_dims: Sequence[int], groups: LandmarkGroups | None
+        cls,
+        pieces: Callable[[], Iterable[History]],
+        kept_dims: Sequence[int],
+        groups: LandmarkGroups | None,
     ) -> WholeGraph:
-        """Take it of a history that comes in pieces, each time it is asked for.
+        """Summarise the graph in two passes over a history that comes in pieces.
 
         Args:
-            pieces: Each with all layers.
-            kept_dims: Widths of the last layers, which are looked at.
+            pieces: Returns them, each with all layers, for every pass.
+            kept_dims: Widths of the last layers, those that are used.
             groups: Says which landmark a node belongs to, if there are any.
         """
-        products: list[Tensor] = []
-        means: list[Tensor] = []
-        total = 0
-        for piece in pieces:
+        width, exact, total = kept_dims[-1], torch.float64, 0
+        products = [torch.zeros(width, each, dtype=exact) for each in kept_dims]
+        sums = [torch.zeros(each, dtype=exact) for each in kept_dims]
+        for piece in pieces():
             layers = _last_layers(piece, len(kept_dims))  # L of [rows, D_l]
-            found = [(layers[-1].t() @ layer).double() for layer in layers]
-            sums = [layer.sum(0, dtype=torch.float64) for layer in layers]
-            products = found if not total else [a + b for a, b in zip(products, found, strict=True)]
-            means = sums if not total else [a + b for a, b in zip(means, sums, strict=True)]
+            for product, sum_of, layer in zip(products, sums, layers, strict=True):
+                product += layers[-1].t() @ layer
+                sum_of += layer.sum(0, dtype=exact)
             total += len(layers[-1])
         whole = cls(
             tuple((product / total).float() for product in products),
-            tuple((mean / total).float() for mean in means),
+            tuple((sum_of / total).float() for sum_of in sums),
         )
         if groups is None:
             return whole
         centre = groups.places([mean.unsqueeze(0) for mean in whole.means])  # [1, planes]
         counts = torch.zeros(groups.count)
         landmarks = [torch.zeros(groups.count, len(mean)) for mean in whole.means]
-        for piece in pieces:
-            layers = _last_layers(piece, len(kept_dims))
+        for piece in pieces():
+            layers = _last_layers(piece, len(kept_dims))  # L of [rows, D_l]
             group = groups.side(groups.places(layers) - centre)  # [rows]
             counts.index_add_(0, group, torch.ones(len(group)))
-            for total_of, layer in zip(landmarks, layers, strict=True):
-                total_of.index_add_(0, group, layer)
+            for sum_of, layer in zip(landmarks, layers, strict=True):
+                sum_of.index_add_(0, group, layer)
         shares = counts.clamp(min=1).unsqueeze(-1)  # [k, 1]
         return replace(whole, landmarks=tuple(layer / shares for layer in landmarks), counts=counts)
 
@@ -221,8 +223,7 @@ class WholeGraph:
 
 def _last_layers(history: History, depth: int) -> list[Tensor]:
     """Return the last layers in single precision, each ``[rows, D_l]``."""
-    layers = history.unbind(1) if isinstance(history, Tensor) else history
-    return [layer.float() for layer in layers[-depth:]]
+    return [layer.float() for layer in layers_of(history)[-depth:]]
 
 
 # --- edges

@@ -230,9 +230,7 @@ class NodeAttention(nn.Module):
         for bucket, rows in zip(layout.buckets, layout.pad(self.in_projection(nodes)), strict=True):
             query, key, _ = self._heads(rows)  # [graphs, heads, width, d] each
             key, mask = self._with_token(key), self._key_mask(bucket, None)
-            share = bucket.occupied().to(query.dtype) / bucket.sizes.unsqueeze(
-                -1
-            )  # [graphs, width]
+            share = bucket.occupied().to(query.dtype) / bucket.sizes[:, None]  # [graphs, width]
             total = query.new_zeros(len(query), key.size(2))  # [graphs, keys]
             size = self._block_size(key)
             for queries, shares in zip(query.split(size, 2), share.split(size, 1), strict=True):
