@@ -44,7 +44,7 @@ class TableRows:
                 f"table: found {list(starts.shape)} starts and {list(sizes.shape)} sizes, "
                 "expected one of each for every graph"
             )
-        # Nothing checks it where they are read.
+        # Kernels read these rows without a check of their own.
         ends = starts + sizes
         if len(starts) and not (
             starts.min() >= 0 and sizes.min() >= 0 and ends.max() <= len(self.table)
@@ -73,7 +73,7 @@ class TableRows:
         return self.table.index_select(0, self.nodes if nodes is None else nodes)
 
 
-#: A first layer more than so many times as wide as every later one is no embedding.
+#: A first layer more than this many times as wide as every later one is not an embedding.
 RAW_INPUT = 2
 
 
@@ -155,13 +155,13 @@ def last_layer(history: History) -> Tensor:
     return history[:, -1] if isinstance(history, Tensor) else history[-1]
 
 
-# --- statistics: what a graph is beyond its mean
+# --- statistics of a graph beyond its mean
 
 #: What is taken of every channel, in the order of :func:`layer_statistics`.
 STATISTICS = ("mean", "max", "deviation")
 
 #: What follows from these and the number of nodes: the sum of every channel, and the size of the
-#: graph, as it is and as its logarithm.
+#: graph, as a number and as its logarithm.
 DERIVED = ("sum", "size")
 
 
@@ -188,8 +188,8 @@ def layer_statistics(history: History, graphs: Graphs) -> Tensor:
 def _statistics(rows: Tensor, graphs: Graphs) -> Tensor:
     """Return the statistics of rows ``[num_nodes, width]``: ``[num_graphs, 3, width]``."""
     mean = graphs.mean(rows)  # [num_graphs, width]
-    # The sum of a large graph, or of values far from zero, rounds small differences away. What
-    # is left of the rows once it is taken off says by how much.
+    # The sum over a large graph, or of values far from zero, rounds small differences away. The
+    # mean of what is left after subtracting it is the error.
     with torch.no_grad():
         correction = graphs.mean(rows - graphs.spread(mean))  # [num_graphs, width]
     mean = mean + correction

@@ -1,12 +1,12 @@
-"""What stands before a head, never inside it: every layer of a history brought to one scale.
+"""Standardisation, always before a head and never inside it: every layer is brought to one scale.
 
 A :class:`Standardizer` uses statistics of the training rows only; :class:`EachLayerNorm` is for a
 network that is still being trained from scratch and has no such statistics.
 
 Layers of one network differ in scale by orders of magnitude, and many channels of a pretrained
-network hardly ever move. Every channel is centred and divided by its standard deviation, but never
-by less than a fraction of its layer's typical one: a channel that is constant on the training rows
-must not turn a rounding error, or the first test graph that does move it, into a huge value.
+network hardly ever vary. Every channel is centred and divided by its standard deviation, but never
+by less than a fraction of its layer's typical one: in a channel that is constant on the training
+rows, a rounding error, or the first test graph in which it varies, must not become a huge value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .history import History, check_layers
 #: Rows are converted to float64 in pieces of about this many bytes.
 PIECE_BYTES = 1 << 21
 
-#: A scale below this is no scale: its inverse would leave the range of float32.
+#: A smaller scale counts as zero: its inverse would leave the range of float32.
 SMALLEST_SCALE = 1e-30
 
 
@@ -171,11 +171,11 @@ class Standardizer(nn.Module):
 
 
 class EachLayerNorm(nn.Module):
-    """Centre and scale the row of every node in every layer; nothing to learn, nothing to keep.
+    """Centre and scale the row of every node in every layer, without statistics or weights.
 
-    Statistics of the training rows describe a network that stands still. One that starts from
-    random weights leaves them behind within an epoch, so every row is brought to one scale by
-    itself, and a graph's output stays its own.
+    Statistics of the training rows describe a frozen network. Those of one that is trained from
+    random weights are out of date within an epoch, so every row is scaled by itself, and a graph's
+    output does not depend on others.
 
     Args:
         in_dims: Width of each layer.
@@ -199,10 +199,10 @@ class EachLayerNorm(nn.Module):
 def head_behind(
     standardizer: Standardizer | None, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the weights of a head that stands behind a standardizer, whatever version saved them.
+    """Return the weights of a head that reads standardised rows, whatever version saved them.
 
-    The first version kept the statistics inside the head, and gave its shortcut rows as they were
-    captured; since then the shortcut reads standardised rows like everything else.
+    The first version had the statistics inside the head, and its shortcut read rows as captured;
+    since then the shortcut reads standardised rows like everything else.
 
     Args:
         standardizer: With its statistics, if the run standardised.

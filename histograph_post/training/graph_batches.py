@@ -53,8 +53,8 @@ class GraphBatches:
         dataset: The graphs.
         task: What is predicted.
         device: Where batches go.
-        ranks: Processes that train together: of a batch that is shuffled each gets its part of the
-            graphs, and every so many batches in order are one's own.
+        ranks: Processes that train together: they split the graphs of every shuffled batch, and
+            take whole batches in turn otherwise.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class GraphBatches:
                 continue
             drawn = None if random is None else self._negatives.draw(members, random)
             shares = self.ranks is not None and seed is not None
-            # Of a batch with fewer graphs than ranks, some have none: they run one without labels.
+            # In a batch with fewer graphs than ranks, the rest run the first without its labels.
             stands_in = shares and len(members.graphs) <= self._rank
             if shares:
                 members, drawn = self._part_of(members, drawn, 0 if stands_in else self._rank)
@@ -126,7 +126,7 @@ class GraphBatches:
     def _part_of(
         self, members: RowBatch, drawn: Negatives | None, rank: int
     ) -> tuple[RowBatch, Negatives | None]:
-        """Return the part of a batch that is a rank's: the graph at every so many places."""
+        """Return a rank's part of a batch: every ``size``-th graph."""
         assert self.ranks is not None
         size, graphs = self.ranks.size, members.graphs[rank :: self.ranks.size]
         if self._dataset.level == "graph":

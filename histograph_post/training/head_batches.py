@@ -48,9 +48,9 @@ class HeadInputs:
 class HeadBatches:
     """A :class:`~histograph_post.training.loop.Source` over the activations of a cache.
 
-    Links that train commonly come without negatives. Then every batch of an epoch gets as many
-    as it has links, drawn from the pairs of the same graphs by the seed of the epoch. They stand
-    behind the rows of the batch, in its inputs and in its targets.
+    Training links commonly come without negatives. Then every batch of an epoch gets as many as it
+    has links, drawn from the pairs of the same graphs by the seed of the epoch. They follow the
+    rows of the batch, in its inputs and in its targets.
 
     Args:
         loaded: The cache.
@@ -112,7 +112,7 @@ class HeadBatches:
             yield self._step(members, negatives, missing)
 
     def _step(self, members: RowBatch, negatives: Negatives | None, missing: Missing) -> Step:
-        """Make a batch; all numbers that it takes are sent to the device in one copy."""
+        """Make a batch; all indices it needs are sent to the device in one copy."""
         loaded, graphs = self._loaded, members.graphs
         ptr = self._history.ptr  # [num_graphs + 1]
         starts, stops = ptr[graphs], ptr[graphs + 1]
@@ -170,10 +170,10 @@ class HeadBatches:
 
 
 def prefetch(items: Iterator[_Item]) -> Iterator[_Item]:
-    """Yield items, of which the next one is made in a thread while the last one is used."""
+    """Yield items; a thread makes the next one while the last one is used."""
     nothing = object()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as pool:
         coming: Future[_Item | object] = pool.submit(next, items, nothing)
         while (item := coming.result()) is not nothing:
             coming = pool.submit(next, items, nothing)
-            yield item  # type: ignore[misc]  # not the mark of the end
+            yield item  # type: ignore[misc]  # not the end marker

@@ -137,7 +137,7 @@ class BackboneNetwork(nn.Module):
 
 # --- which modules of a partly frozen model train: dropout, and running statistics
 
-#: ``frozen`` keeps running statistics bit for bit; ``train`` updates those of the
+#: ``frozen`` leaves running statistics as they are, bit for bit; ``train`` updates those of the
 #: normalisations that are trained.
 StatisticsMode = Literal["frozen", "train"]
 
@@ -158,7 +158,7 @@ def set_training_modes(
     trains = any(parameter.requires_grad for parameter in parameters) if parameters else around
     if statistics == "frozen" and statistics_of(module):
         trains = False
-    # A model whose own train() keeps a part in eval() knows why.
+    # A model whose own train() leaves a part in eval() has its reasons.
     module.training = module.training and trains
     for child in module.children():
         set_training_modes(child, statistics, around=trains)
@@ -169,13 +169,13 @@ def statistics_of(module: nn.Module) -> list[str]:
     return [name for name in _STATISTICS if module._buffers.get(name) is not None]
 
 
-# --- gradient checkpointing: the inside of a layer is computed again in the backward pass
+# --- gradient checkpointing
 
 
 def checkpoint_layers(model: nn.Module, plan: CapturePlan) -> int:
     """Let every layer of the history be computed again in the backward pass; return how many.
 
-    The weights, outputs and gradients stay what they are. The model keeps the change.
+    Weights, outputs and gradients do not change. The model is modified.
 
     Args:
         model: The backbone.
@@ -215,7 +215,7 @@ def _checkpoint(layer: nn.Module) -> None:
 
 @contextmanager
 def _statistics_stay(layer: nn.Module) -> Iterator[None]:
-    """Let normalisations see a batch a second time without counting it twice."""
+    """Let normalisations see a batch again without updating their running statistics."""
     kept = [
         (module, name, module.get_buffer(name))
         for module in layer.modules()

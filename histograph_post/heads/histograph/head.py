@@ -102,12 +102,12 @@ class HistoGraphHead(LinearStarts):
         self.all_layers = None if config.mix == "last" else nn.Linear(self.described_dim, dim)
         self.mixing = Mixing(config.mixing, config.mixing_init, config.mixing_delay)
         self.output_norm = nn.LayerNorm(dim) if config.output_norm else None
+        # Step 9
         hidden: list[nn.Module] = []
         for _ in range(config.mlp_layers):
             hidden += [nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(config.dropout)]
         self.mlp = nn.Sequential(*hidden)
         self.output = nn.Linear(dim, config.out_dim)
-        # Step 9
         self.shortcut = nn.Linear(config.in_dims[-1], config.out_dim) if config.shortcut else None
         self.probe = None
         if config.solved:
