@@ -24,7 +24,7 @@ from ..splits import Split
 from ..tasks import TargetScale, Task
 from ..training.head_batches import HeadBatches
 from ..training.history_rows import HistoryRows
-from ..training.loaded_cache import LentRows, LoadedCache
+from ..training.loaded_cache import LoadedCache, SharedRows
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HeadNetwork
 from ..training.node_batches import NodeBatches, goes_by_nodes, whole_graph
@@ -259,7 +259,7 @@ def _reads_means(head: nn.Module, loaded: LoadedCache) -> bool:
 
 def lend_rows(
     spec: FitSpec, loaded: LoadedCache, split: Split, task: Task, *, history: bool = True
-) -> LentRows:
+) -> SharedRows:
     """Return what :func:`fit_head` reads in another process.
 
     Args:
@@ -271,7 +271,7 @@ def lend_rows(
     # A probe reads nothing else where its statistics fit into memory.
     if isinstance(head, Probe) and _reads_statistics(head):
         history = history and loaded.all_statistics(rows) is None
-    lent = loaded.lend(
+    lent = loaded.share(
         rows,
         history=history,
         means=_reads_means(head, loaded),

@@ -30,7 +30,7 @@ from ..runs.predictions import LabelRows, row_names
 from ..runs.run import Run
 from ..runs.saved_backbone import describe_backbone
 from ..tasks import TargetScale, infer_task
-from ..training.loaded_cache import LentRows
+from ..training.loaded_cache import SharedRows
 from ..training.loop import OnEpoch
 from ..training.node_batches import attention_note, goes_by_nodes, most_steps
 from ..training.options import TrainingOptions, suggested_lr
@@ -130,7 +130,7 @@ class Experiment(ReadoutStage):
         """Return how many folds may have their activations in memory; any number that read them."""
         return min(fold.loaded.memory.histories_that_fit() for fold in self.folds) or sys.maxsize
 
-    def lend(self, spec: FitSpec) -> LentRows:
+    def lend(self, spec: FitSpec) -> SharedRows:
         """Return the activations of a fold, standardised, in memory that is shared."""
         fold = self._only_fold(spec.fold)
         return lend_rows(spec, fold.loaded, fold.split, self.task)
@@ -139,7 +139,7 @@ class Experiment(ReadoutStage):
     def borrowing(self, spec: FitSpec, lent: Any) -> Iterator[None]:
         """Use the activations that another process has made ready."""
         loaded = self.folds[spec.fold].loaded
-        loaded.borrow(lent)
+        loaded.use(lent)
         try:
             yield
         finally:

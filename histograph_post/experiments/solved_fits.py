@@ -177,7 +177,7 @@ def collect_features(
         inputs = step.inputs
         found = head.classifier_inputs(
             inputs.history,
-            inputs.members,
+            inputs.batch,
             num_graphs=inputs.num_graphs,
             edge_index=inputs.edge_index,
         )  # [num_graphs, width] or [num_nodes, width]

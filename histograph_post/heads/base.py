@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, DataError
 from ..utils.machine import send
 from .history import History as History
-from .history import TableRows, check_batch, kept_dims
+from .history import TableRows, check_batch, kept_dims, layers_of, map_layers
 from .history import last_layer as last_layer
 from .option_checks import declared_signature, given_options, require_parts
 from .ragged import Graphs
@@ -28,7 +28,7 @@ class Explanation:
         layer_weights: Weight of each layer, ``[num_graphs, L]``; ``[num_graphs, layer_heads, L]``
             if there are several sets of weights.
         node_attention: Attention each node received, averaged over the nodes of its graph and over
-            heads, ``[num_nodes]``; the share of the mean where there is no node attention.
+            heads, ``[num_nodes]``; one over the size of the graph without node attention.
     """
 
     layer_weights: Tensor
@@ -56,7 +56,7 @@ def in_own_precision(method: _Method) -> _Method:
 class Readout(nn.Module):
     """A readout over the history of a graph neural network.
 
-    A subclass says what a node is (:meth:`node_rows`) or, for graph tasks only, what a graph is
+    A subclass computes a row per node (:meth:`node_rows`) or, for graph tasks only, a row per graph
     (:meth:`pool_graphs`), and makes its modules in :meth:`build`, whose arguments are its own
     options. This class adds the rest: at level ``graph`` one output per graph, at level ``node``
     one per node, and at level ``link`` a node embedding of width ``dim`` for :meth:`score`. A
@@ -75,12 +75,11 @@ class Readout(nn.Module):
     levels: ClassVar[tuple[str, ...]] = ("graph",)
     #: Whether :meth:`forward` needs the edges of the graphs.
     needs_edge_index: bool = False
-    #: Whether a graph whose nodes are replaced by one, their mean, has the same output. To be reset
-    #: by a subclass that makes something else of a node.
+    #: Whether a graph has the same output if its nodes are replaced by one, their mean. A subclass
+    #: that overrides :meth:`node_rows` has to set it again.
     reads_means: bool = False
-
-    #: Whether nothing is learned before the classifier, and that is one linear map: then a fit
-    #: solves it instead of training it with steps. Links are trained, by the product of two rows.
+    #: Whether all that is learned is one linear map, the classifier: a fit then solves it instead
+    #: of training it. Links are trained, because a score is of the product of two rows.
     solved: ClassVar[bool] = False
 
     #: What the constructor takes, the options of :meth:`build` included.
@@ -114,11 +113,11 @@ class Readout(nn.Module):
         self.require("level", level in self.levels, f"one of {', '.join(self.levels)}")
         self.require("out_dim", level != "link" or out_dim == 1, "1 at link level")
         self.require("dropout", 0 <= dropout < 1, "a probability below 1")
-        #: What it was built with, to build it again.
+        #: The options of :meth:`build`, to build it again.
         self._given = given_options(type(self), options)
         self.build(**options)
         for name, value in self._given.items():
-            if not hasattr(self, name):  # where `build` has not kept it
+            if not hasattr(self, name):  # `build` has not set it
                 setattr(self, name, value)
         require_parts(self, Readout)
 
@@ -130,7 +129,7 @@ class Readout(nn.Module):
     def build(self) -> None:
         """Make the modules and end with :meth:`finish`.
 
-        Its arguments are the options; those that it does not keep are attributes afterwards.
+        Its arguments are the options; those it does not set as attributes are set afterwards.
         """
         raise NotImplementedError
 
@@ -179,8 +178,8 @@ class Readout(nn.Module):
 
         Args:
             history: ``[num_nodes, num_layers, dim]`` or a list of ``[num_nodes, dim_l]``, in the
-                precision of the weights or, as caches may keep it, in half precision; or where
-                such rows lie in a table.
+                precision of the weights or, as caches may have it, in half precision; or where
+                its rows lie in a table.
             batch: Graph of each node, sorted, ``[num_nodes]``; absent for a single graph; or the
                 graphs themselves, where the host knows their sizes.
             num_graphs: Number of graphs, where the last ones may have no nodes.
@@ -224,9 +223,9 @@ class Readout(nn.Module):
 
     @property
     def feature_widths(self) -> tuple[int, ...]:
-        """How many of the features belong together, as those of one layer do, from first to last.
+        """Widths of the groups of features, such as layers, in order.
 
-        They are brought to one scale together where the classifier is solved.
+        Where the classifier is solved, the features of a group have a common smallest scale.
         """
         return (self.width,)
 
@@ -241,7 +240,7 @@ class Readout(nn.Module):
     @staticmethod
     def layers(history: History) -> tuple[Tensor, ...]:
         """Return the layers of a history one by one, each ``[num_nodes, D_l]``."""
-        return history.unbind(1) if isinstance(history, Tensor) else tuple(history)
+        return layers_of(history)
 
     @in_own_precision
     def score(self, embeddings: Tensor, pairs: Tensor) -> Tensor:
@@ -261,9 +260,9 @@ class Readout(nn.Module):
         return outputs
 
     def node_embeddings(self, history: History, graphs: Graphs) -> dict[str, Tensor]:
-        """Return what the readout makes of each node, step by step: ``[num_nodes, width]`` each.
+        """Return the embeddings of nodes after each step: ``[num_nodes, width]`` each.
 
-        One that turns a graph into one row at once (SOPool, say) has no such step.
+        A readout that turns a graph into one row at once (SOPool, say) has no such step.
 
         Args:
             history: As :meth:`read` returns it.
@@ -295,7 +294,7 @@ class Readout(nn.Module):
         return {"in_dims": list(self.in_dims), **shared, **self._given}
 
     def __getstate__(self) -> dict[str, Any]:
-        # The loss term belongs to a graph of gradients, which can be neither copied nor pickled.
+        # The loss is part of an autograd graph, which can be neither copied nor pickled.
         return {**self.__dict__, "aux_loss": None}
 
     def read(
@@ -313,9 +312,7 @@ class Readout(nn.Module):
     def in_own_type(self, history: History) -> History:
         """Return a history in the precision of the weights."""
         dtype = next(self.parameters()).dtype
-        if isinstance(history, Tensor):
-            return history.to(dtype)
-        return [layer.to(dtype) for layer in history]
+        return map_layers(history, lambda layer: layer.to(dtype))
 
     def _pool_present(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
         """Pool the graphs that have nodes; the others are rows of zeros: ``[num_graphs, width]``.
@@ -336,7 +333,7 @@ class Readout(nn.Module):
         return pooled.index_copy(0, places, rows)  # [num_graphs, width]
 
     def _checked_rows(self, rows: Tensor, expected: int, method: str) -> Tensor:
-        """Refuse rows of another shape than was announced, as a readout of one's own may return."""
+        """Refuse rows of another shape than announced, which a custom readout may return."""
         if torch.compiler.is_exporting():
             return rows  # of sizes that are not known yet
         shape = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -44,7 +44,7 @@ class TableRows:
                 f"table: found {list(starts.shape)} starts and {list(sizes.shape)} sizes, "
                 "expected one of each for every graph"
             )
-        # Nothing checks it where they are read.
+        # Kernels read these rows without a check of their own.
         ends = starts + sizes
         if len(starts) and not (
             starts.min() >= 0 and sizes.min() >= 0 and ends.max() <= len(self.table)
@@ -53,11 +53,6 @@ class TableRows:
                 f"table: found rows {starts.min()} to {ends.max()} and graphs of at least "
                 f"{sizes.min()} nodes, expected rows of the {len(self.table)} there are"
             )
-
-    @cached_property
-    def ptr(self) -> npt.NDArray[np.int64]:
-        """First node of each graph in the batch, and the number of nodes: ``[num_graphs + 1]``."""
-        return np.concatenate([[0], np.cumsum(self.sizes)])
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
@@ -78,7 +73,7 @@ class TableRows:
         return self.table.index_select(0, self.nodes if nodes is None else nodes)
 
 
-#: A first layer more than so many times as wide as every later one is no embedding.
+#: A first layer more than this many times as wide as every later one is not an embedding.
 RAW_INPUT = 2
 
 
@@ -145,15 +140,14 @@ def check_batch(
     return graphs
 
 
-def split_layers(history: History, in_dims: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return the layers of a history, each ``[num_nodes, D_l]``, without copying.
-
-    Args:
-        history: ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
-        in_dims: The width each layer must have.
-    """
-    check_layers(history, in_dims)
+def layers_of(history: History) -> tuple[Tensor, ...]:
+    """Return the layers of a history, each ``[num_nodes, D_l]``, without copying."""
     return history.unbind(1) if isinstance(history, Tensor) else tuple(history)
+
+
+def map_layers(history: History, change: Callable[[Tensor], Tensor]) -> History:
+    """Apply a function to a stacked history at once, or to each layer of one that is not."""
+    return change(history) if isinstance(history, Tensor) else [change(layer) for layer in history]
 
 
 def last_layer(history: History) -> Tensor:
@@ -161,13 +155,13 @@ def last_layer(history: History) -> Tensor:
     return history[:, -1] if isinstance(history, Tensor) else history[-1]
 
 
-# --- statistics: what a graph is beyond its mean
+# --- statistics of a graph beyond its mean
 
 #: What is taken of every channel, in the order of :func:`layer_statistics`.
 STATISTICS = ("mean", "max", "deviation")
 
 #: What follows from these and the number of nodes: the sum of every channel, and the size of the
-#: graph, as it is and as its logarithm.
+#: graph, as a number and as its logarithm.
 DERIVED = ("sum", "size")
 
 
@@ -188,15 +182,14 @@ def layer_statistics(history: History, graphs: Graphs) -> Tensor:
         ``[num_graphs, 3, sum(D_l)]``, the layers side by side, first to last.
     """
     # Layer by layer: what is made on the way is as large as one of them.
-    layers = history.unbind(1) if isinstance(history, Tensor) else history
-    return torch.cat([_statistics(layer, graphs) for layer in layers], dim=2)
+    return torch.cat([_statistics(layer, graphs) for layer in layers_of(history)], dim=2)
 
 
 def _statistics(rows: Tensor, graphs: Graphs) -> Tensor:
     """Return the statistics of rows ``[num_nodes, width]``: ``[num_graphs, 3, width]``."""
     mean = graphs.mean(rows)  # [num_graphs, width]
-    # The sum of a large graph, or of values far from zero, rounds small differences away. What
-    # is left of the rows once it is taken off says by how much.
+    # The sum over a large graph, or of values far from zero, rounds small differences away. The
+    # mean of what is left after subtracting it is the error.
     with torch.no_grad():
         correction = graphs.mean(rows - graphs.spread(mean))  # [num_graphs, width]
     mean = mean + correction

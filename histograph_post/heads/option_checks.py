@@ -1,6 +1,6 @@
-"""What is checked of a readout: its options before it is built, and its parts where it is code.
+"""Checks of readouts: options before one is built, and the parts of a custom one.
 
-A readout of one's own that lacks something, or fails, ends in one line that names its class.
+A custom readout that lacks something, or fails, ends in one line that names its class.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .base import Readout
     from .registry import HeadInfo
 
-#: What an annotation says, the values that fit it, and how an error calls them.
+#: By annotation: the types of its values, and what an error calls them.
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
     {
         "int": ((int,), "a whole number"),
@@ -32,14 +32,14 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
 
 
 def checked_options(info: HeadInfo, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a readout; those that it does not take, or not so, are refused."""
+    """Return the options of a readout; unknown ones, and values of another kind, are refused."""
     valid = info.options()
     unknown = [option for option in options if option not in valid]
     if unknown:
         raise ConfigError(
             f"head {info.name!r}: found option {unknown[0]!r}, expected one of {', '.join(valid)}"
         )
-    # The command line reads `none` as nothing, where an option may have it as text.
+    # The command line reads `none` as None, but it is a value of some options that take text.
     found = {
         name: "none" if value is None and isinstance(valid[name], str) else value
         for name, value in options.items()
@@ -52,7 +52,7 @@ def checked_options(info: HeadInfo, options: Mapping[str, Any]) -> dict[str, Any
 
 
 def _check_kind(head: str, parameter: inspect.Parameter, value: Any) -> None:
-    """Refuse a value that is not of the kind its option is annotated with, as far as that says."""
+    """Refuse a value of another kind than its option is annotated with, if that is a plain one."""
     annotation: Any = parameter.annotation
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     kinds = [part.strip() for part in str(text).split("|")]
@@ -73,9 +73,9 @@ def _check_kind(head: str, parameter: inspect.Parameter, value: Any) -> None:
 
 @contextmanager
 def own_code(head: type[Readout] | Readout) -> Iterator[None]:
-    """Turn what goes wrong inside a readout of one's own into one line that says where.
+    """Turn an exception inside a custom readout into one line that says where it was raised.
 
-    Errors of this package's readouts are ours, and stay as they are.
+    Exceptions inside the readouts of this package stay as they are.
     """
     try:
         yield
@@ -94,7 +94,7 @@ def own_code(head: type[Readout] | Readout) -> Iterator[None]:
 
 
 def declared_signature(readout: type[Readout], base: type[Readout]) -> inspect.Signature:
-    """Return what the constructor of a readout takes: what all take, then the options of ``build``.
+    """Return the signature of a readout's constructor: shared options, then those of ``build``.
 
     Options are given by name, whether or not ``build`` has a ``*`` before them.
     """
@@ -140,7 +140,7 @@ def require_parts(head: Readout, base: type[Readout]) -> None:
             f"{name}: found solved = True and weights before the classifier, expected none"
         )
     if (kind.forward, kind.classifier_inputs) != (base.forward, base.classifier_inputs):
-        return  # it does without the methods that these call
+        return  # it does not need the methods that these call
     has_graphs = kind.pool_graphs is not base.pool_graphs and head.level == "graph"
     if kind.node_rows is base.node_rows and not has_graphs:
         wanted = "pool_graphs or node_rows" if head.level == "graph" else "node_rows"

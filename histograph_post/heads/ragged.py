@@ -1,4 +1,4 @@
-"""Graphs of different sizes in one flat table of nodes: who belongs where, sums, size buckets.
+"""Graphs of different sizes in one flat table of nodes: membership, sums, size buckets.
 
 The nodes of a batch are rows of flat tensors, sorted by graph. Nothing here pads a batch to its
 largest graph; where a dense layout is needed, :func:`bucket_layout` groups graphs of similar size.
@@ -70,8 +70,8 @@ class Graphs:
     ) -> Graphs:
         """Read a PyG ``batch`` vector; ``None`` means that all nodes are one graph.
 
-        Of a vector on a device the host has to read the sizes back: where it knows them, it is
-        better given the graphs as they are.
+        The host has to read the sizes back from a vector on a device. Where it knows them already,
+        it passes graphs instead, and nothing is read.
         """
         if isinstance(batch, Graphs):
             if len(batch.index) != num_nodes:
@@ -140,7 +140,7 @@ class Graphs:
 
 @dataclass(frozen=True)
 class TracedGraphs(Graphs):
-    """Graphs whose number and sizes are not known yet: a program is being made for any of them."""
+    """Graphs of a program that is being traced, for any number of graphs and any sizes."""
 
     @property
     def num_graphs(self) -> int:

@@ -10,7 +10,7 @@ from torch_geometric.nn.models import JumpingKnowledge as JumpingKnowledgeMixtur
 
 from ..utils import LEVELS
 from .base import History, Readout, last_layer
-from .history import STATISTICS, layer_statistics
+from .history import STATISTICS, layer_statistics, layers_of
 from .ragged import Graphs, pool_nodes
 
 
@@ -176,10 +176,8 @@ class AlignLayers(nn.Module):
         """Return ``[num_nodes, num_layers, width]``."""
         if not len(self.maps):
             return history if isinstance(history, Tensor) else torch.stack(list(history), dim=1)
-        layers = history.unbind(1) if isinstance(history, Tensor) else history
-        return torch.stack(
-            [linear(layer) for linear, layer in zip(self.maps, layers, strict=True)], dim=1
-        )
+        layers = zip(self.maps, layers_of(history), strict=True)
+        return torch.stack([linear(layer) for linear, layer in layers], dim=1)
 
 
 def concatenate(history: History) -> Tensor:

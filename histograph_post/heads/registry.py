@@ -1,8 +1,8 @@
 """Every readout by name; those of this package are known without loading torch.
 
-A readout of one's own is a subclass of :class:`~.base.Readout`. It gets a name by
-:func:`register_head`, by the entry point group ``histograph_post.heads`` of an installed package,
-or where it is asked for: as ``file.py:Class``, ``package.module:Class`` or the class itself.
+A custom readout is a subclass of :class:`~.base.Readout`. It gets a name by :func:`register_head`,
+by the entry point group ``histograph_post.heads`` of an installed package, or where it is used: as
+``file.py:Class``, ``package.module:Class`` or the class itself.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class HeadInfo:
         simple: Whether it is a fixed pooling and a classifier: what a head has to beat.
         lr: The learning rate that suits it on data of many graphs, by validation scores on frozen
             molecule networks: a few linear maps need larger steps than attention does.
-        code: The specification of a readout of one's own, if it was named by one.
+        code: The specification that a custom readout was given by, if any.
     """
 
     name: str
@@ -68,7 +68,7 @@ class HeadInfo:
 
     @classmethod
     def of_class(cls, name: str, head: type[Readout], code: str | None = None) -> HeadInfo:
-        """Return what a readout of one's own says about itself."""
+        """Return what the class of a custom readout declares."""
         return cls(
             name,
             (inspect.getdoc(head) or "").partition("\n")[0].rstrip("."),
@@ -180,7 +180,7 @@ HEADS: Mapping[str, HeadInfo] = MappingProxyType({info.name: info for info in _H
 #: The readout whose features rivals are fitted on.
 RIVALS_READ = "probe"
 
-#: What readouts are compared with, and no more: it is not saved as a head.
+#: What readouts are compared with, but what is never saved as a head.
 RIVALS: Mapping[str, HeadInfo] = MappingProxyType(
     {
         "svm": _probe("svm", "RBF support vectors on what probe reads; compared only"),
@@ -188,15 +188,15 @@ RIVALS: Mapping[str, HeadInfo] = MappingProxyType(
     }
 )
 
-#: Readouts that a head has to beat to be worth it, those that are compared only among them.
+#: Readouts, rivals included, that a head has to beat to be worth it.
 SIMPLE = tuple(name for name, info in {**HEADS, **RIVALS}.items() if info.simple)
 
-#: Readouts that were given a name in this process.
+#: Readouts that were registered in this process.
 _registered: dict[str, HeadInfo] = {}
 
 
 def register_head(name: str) -> Callable[[_Class], _Class]:
-    """Give a readout of one's own a name, for every function that takes the name of a head.
+    """Give a custom readout a name, for every function that takes the name of a head.
 
     Used as a decorator::
 
@@ -230,11 +230,11 @@ def _register(name: str, head: Any, code: str | None = None) -> str:
 
 
 def head_name(head: str | type[Readout]) -> str:
-    """Return the name of a readout that the user asks for; one that is code gets a name by it.
+    """Return the name of a readout; one that is given as code is registered under its class's.
 
     Args:
         head: A name; ``file.py:Class`` or ``package.module:Class``, whose class is imported; or a
-            class. A class is called by its own name.
+            class.
     """
     if not isinstance(head, str):
         known = [name for name, info in _registered.items() if info.location is head]
@@ -251,7 +251,7 @@ def head_name(head: str | type[Readout]) -> str:
 
 
 def _classes(file: str) -> str:
-    """Return what names the classes of a file, which is read and not run."""
+    """Return the specifications of the classes of a file, which is parsed and not run."""
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -261,7 +261,7 @@ def _classes(file: str) -> str:
 
 
 def registered_heads() -> tuple[HeadInfo, ...]:
-    """Return the readouts that were given a name in this process."""
+    """Return the readouts that were registered in this process."""
     return tuple(_registered.values())
 
 
@@ -270,7 +270,7 @@ def head_names(level: str | None = None, *, rivals: bool = False) -> tuple[str, 
 
     Args:
         level: ``graph``, ``node`` or ``link``.
-        rivals: Whether those that are compared only belong to them.
+        rivals: Whether to include those that are compared only.
     """
     installed = (entry.name for entry in entry_points(group=ENTRY_POINTS))
     names = dict.fromkeys([*HEADS, *(RIVALS if rivals else ()), *installed, *_registered])
@@ -278,7 +278,7 @@ def head_names(level: str | None = None, *, rivals: bool = False) -> tuple[str, 
 
 
 def refuse_rivals(*names: str) -> None:
-    """Refuse what is compared only where a readout is to be trained and saved."""
+    """Refuse rivals where a readout is to be trained and saved."""
     for name in names:
         if name in RIVALS:
             raise ConfigError(
@@ -336,7 +336,7 @@ def build_head(
 def build_reader(
     name: str, in_dims: Sequence[int], out_dim: int, level: str = "graph", **options: Any
 ) -> Readout:
-    """Build a readout as :func:`build_head` does, or the one that a rival reads with."""
+    """Build a readout as :func:`build_head` does; for a rival, the one whose features it reads."""
     reader = RIVALS_READ if name in RIVALS else name
     return build_head(reader, in_dims, out_dim, level, **options)
 

@@ -1,12 +1,12 @@
-"""What stands before a head, never inside it: every layer of a history brought to one scale.
+"""Standardisation, always before a head and never inside it: every layer is brought to one scale.
 
 A :class:`Standardizer` uses statistics of the training rows only; :class:`EachLayerNorm` is for a
 network that is still being trained from scratch and has no such statistics.
 
 Layers of one network differ in scale by orders of magnitude, and many channels of a pretrained
-network hardly ever move. Every channel is centred and divided by its standard deviation, but never
-by less than a fraction of its layer's typical one: a channel that is constant on the training rows
-must not turn a rounding error, or the first test graph that does move it, into a huge value.
+network hardly ever vary. Every channel is centred and divided by its standard deviation, but never
+by less than a fraction of its layer's typical one: in a channel that is constant on the training
+rows, a rounding error, or the first test graph in which it varies, must not become a huge value.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import DataError
-from .history import History, split_layers
+from .history import History, check_layers
 
 #: Rows are converted to float64 in pieces of about this many bytes.
 PIECE_BYTES = 1 << 21
 
-#: A scale below this is no scale: its inverse would leave the range of float32.
+#: A smaller scale counts as zero: its inverse would leave the range of float32.
 SMALLEST_SCALE = 1e-30
 
 
@@ -96,13 +96,13 @@ class Standardizer(nn.Module):
 
     def _pieces(self, history: History) -> Iterable[Tensor]:
         """Yield the rows of a history, all layers side by side: ``[rows, sum of widths]``."""
-        layers = split_layers(history, self.in_dims)
+        num_rows, _ = check_layers(history, self.in_dims)
         step = max(1, PIECE_BYTES // (8 * max(1, sum(self.in_dims))))
-        for start in range(0, len(layers[0]), step):
+        for start in range(0, num_rows, step):
             if isinstance(history, Tensor):
                 yield history[start : start + step].flatten(1)
             else:
-                yield torch.cat([layer[start : start + step] for layer in layers], dim=1)
+                yield torch.cat([layer[start : start + step] for layer in history], dim=1)
 
     def _floored(self, mean: Tensor, variance: Tensor, precision: float) -> Tensor:
         scales = []
@@ -143,12 +143,12 @@ class Standardizer(nn.Module):
     @torch.no_grad()
     def apply_(self, history: History) -> None:
         """Standardise freshly loaded rows in place, so that they are never held twice."""
-        layers = split_layers(history, self.in_dims)
+        check_layers(history, self.in_dims)
         if isinstance(history, Tensor):
             shape = history.shape[1:]
             history.sub_(self.mean.view(shape)).div_(self.scale.view(shape))
             return
-        for index, layer in enumerate(layers):
+        for index, layer in enumerate(history):
             mean, scale = self.statistics(index)
             layer.sub_(mean).div_(scale)
 
@@ -171,11 +171,11 @@ class Standardizer(nn.Module):
 
 
 class EachLayerNorm(nn.Module):
-    """Centre and scale the row of every node in every layer; nothing to learn, nothing to keep.
+    """Centre and scale the row of every node in every layer, without statistics or weights.
 
-    Statistics of the training rows describe a network that stands still. One that starts from
-    random weights leaves them behind within an epoch, so every row is brought to one scale by
-    itself, and a graph's output stays its own.
+    Statistics of the training rows describe a frozen network. Those of one that is trained from
+    random weights are out of date within an epoch, so every row is scaled by itself, and a graph's
+    output does not depend on others.
 
     Args:
         in_dims: Width of each layer.
@@ -199,10 +199,10 @@ class EachLayerNorm(nn.Module):
 def head_behind(
     standardizer: Standardizer | None, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the weights of a head that stands behind a standardizer, whatever version saved them.
+    """Return the weights of a head that reads standardised rows, whatever version saved them.
 
-    The first version kept the statistics inside the head, and gave its shortcut rows as they were
-    captured; since then the shortcut reads standardised rows like everything else.
+    The first version had the statistics inside the head, and its shortcut read rows as captured;
+    since then the shortcut reads standardised rows like everything else.
 
     Args:
         standardizer: With its statistics, if the run standardised.

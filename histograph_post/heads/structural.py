@@ -6,8 +6,8 @@ the architecture their papers share (Cangea et al., 2018, arXiv:1811.01287).
 
 Coarsening is a discrete choice, and graphs are full of nodes that look alike (the two sides of a
 benzene ring): their scores differ by rounding only, and rounding depends on the batch. PyG sorts
-them with an unstable sort over the whole batch. So that a graph coarsens the same way in any
-batch, scores that hardly differ count as tied, and a tie goes to the node or edge that comes first.
+them with an unstable sort over the whole batch. To coarsen a graph the same way in any batch, we
+count scores that hardly differ as tied, and a tie goes to the node or edge that comes first.
 
 The dense ones (:class:`DiffPool`, :class:`MinCutPool`) softly assign nodes to clusters, on buckets
 of graphs of similar size. Their auxiliary losses are left in ``aux_loss`` as the mean over graphs

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import overload
 
 import numpy as np
 import torch
@@ -14,13 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from ..data import GraphDataset
-from ..data.batching import (
-    RowBatch,
-    count_batches,
-    make_batch,
-    row_batches,
-    to_device,
-)
+from ..data.batching import RowBatch, count_batches, make_batch, row_batches, to_device
 from ..data.links import LinkNegatives, Negatives, NonEdges
 from ..errors import ConfigError
 from ..heads.ragged import Graphs
@@ -60,8 +53,8 @@ class GraphBatches:
         dataset: The graphs.
         task: What is predicted.
         device: Where batches go.
-        ranks: Processes that train together: of a batch that is shuffled each gets its part of the
-            graphs, and every so many batches in order are one's own.
+        ranks: Processes that train together: they split the graphs of every shuffled batch, and
+            take whole batches in turn otherwise.
     """
 
     def __init__(
@@ -97,7 +90,7 @@ class GraphBatches:
                 continue
             drawn = None if random is None else self._negatives.draw(members, random)
             shares = self.ranks is not None and seed is not None
-            # Of a batch with fewer graphs than ranks, some have none: they run one without labels.
+            # In a batch with fewer graphs than ranks, the rest run the first without its labels.
             stands_in = shares and len(members.graphs) <= self._rank
             if shares:
                 members, drawn = self._part_of(members, drawn, 0 if stands_in else self._rank)
@@ -105,20 +98,19 @@ class GraphBatches:
             targets = self._targets[members.rows]  # [rows] or [rows, targets]
             positions = pairs = None
             if dataset.level == "node":
-                positions = batch.ptr[members.owners] + torch.from_numpy(members.within)  # [rows]
+                places = batch.ptr[members.owners] + torch.from_numpy(members.within)  # [rows]
+                positions = self._there(places)
             elif dataset.level == "link":
-                pairs = self._pairs(batch, members)  # [2, rows]
+                found = self._pairs(batch, members)  # [2, rows]
                 if drawn is not None:
-                    pairs = torch.cat([pairs, drawn.pairs + batch.ptr[drawn.owners]], dim=1)
+                    found = torch.cat([found, drawn.pairs + batch.ptr[drawn.owners]], dim=1)
                     targets = torch.cat([targets, targets.new_zeros(len(drawn.owners), 1)])
+                pairs = self._there(found)
             if stands_in:
                 targets = torch.full_like(targets, -1 if targets.ndim == 1 else math.nan)
             yield Step(
                 inputs=GraphInputs(
-                    to_device(batch, self._device),
-                    self._there(positions),
-                    self._there(pairs),
-                    batch.ptr.diff().numpy(),
+                    to_device(batch, self._device), positions, pairs, batch.ptr.diff().numpy()
                 ),
                 targets=self._there(targets),
                 rows=members.rows[:0] if stands_in else members.rows,
@@ -132,7 +124,7 @@ class GraphBatches:
     def _part_of(
         self, members: RowBatch, drawn: Negatives | None, rank: int
     ) -> tuple[RowBatch, Negatives | None]:
-        """Return the part of a batch that is a rank's: the graph at every so many places."""
+        """Return a rank's part of a batch: every ``size``-th graph."""
         assert self.ranks is not None
         size, graphs = self.ranks.size, members.graphs[rank :: self.ranks.size]
         if self._dataset.level == "graph":
@@ -151,16 +143,8 @@ class GraphBatches:
             )
         return part, drawn
 
-    @overload
-    def _there(self, values: Tensor) -> Tensor: ...
-
-    @overload
-    def _there(self, values: Tensor | None) -> Tensor | None: ...
-
-    def _there(self, values: Tensor | None) -> Tensor | None:
+    def _there(self, values: Tensor) -> Tensor:
         """Send values to the device; the host does not wait for it."""
-        if values is None:
-            return None
         return pinned(values, self._device).to(self._device, non_blocking=True)
 
     def _pairs(self, batch: Batch, members: RowBatch) -> Tensor:

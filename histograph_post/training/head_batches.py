@@ -31,33 +31,26 @@ class HeadInputs:
     """What a readout takes, and which rows of its output are asked for."""
 
     history: History | TableRows
-    #: Graph of each node, sorted: ``[num_nodes]``.
-    batch: Tensor
+    #: Graph of each node, sorted: ``[num_nodes]``; or the graphs, where the host knows their sizes.
+    batch: Tensor | Graphs
     num_graphs: int
     edge_index: Tensor | None = None
     #: Nodes whose outputs are asked for; None for every graph: ``[rows]``.
     positions: Tensor | None = None
     #: Statistics of the graphs, where they are known: ``[num_graphs, 3, sum(D_l)]``.
     statistics: Tensor | None = None
-    #: What is known of the one graph of which these are some nodes, for a head that needs it.
+    #: Summary of the one graph of which these are some nodes, for a head that needs it.
     whole: WholeGraph | None = None
     #: Node pairs to score, for links, negatives that were drawn for training last: ``[2, rows]``.
     pairs: Tensor | None = None
-    #: The graphs, where the host knows their sizes.
-    graphs: Graphs | None = None
-
-    @property
-    def members(self) -> Tensor | Graphs:
-        """Which graph each node belongs to, as a readout takes it."""
-        return self.batch if self.graphs is None else self.graphs
 
 
 class HeadBatches:
     """A :class:`~histograph_post.training.loop.Source` over the activations of a cache.
 
-    Links that train commonly come without negatives. Then every batch of an epoch gets as many
-    as it has links, drawn from the pairs of the same graphs by the seed of the epoch. They stand
-    behind the rows of the batch, in its inputs and in its targets.
+    Training links commonly come without negatives. Then every batch of an epoch gets as many as it
+    has links, drawn from the pairs of the same graphs by the seed of the epoch. They follow the
+    rows of the batch, in its inputs and in its targets.
 
     Args:
         loaded: The cache.
@@ -117,7 +110,7 @@ class HeadBatches:
             yield self._step(members, negatives, missing)
 
     def _step(self, members: RowBatch, negatives: Negatives | None, missing: Missing) -> Step:
-        """Make a batch; all numbers that it takes are sent to the device in one copy."""
+        """Make a batch; all indices it needs are sent to the device in one copy."""
         loaded, graphs = self._loaded, members.graphs
         ptr = self._history.ptr  # [num_graphs + 1]
         starts, stops = ptr[graphs], ptr[graphs + 1]
@@ -157,13 +150,12 @@ class HeadBatches:
             targets = torch.cat([targets, targets.new_zeros(len(negatives.owners), 1)])
         inputs = HeadInputs(
             history=history,
-            batch=there["index"],
+            batch=Graphs(there["index"], there["sizes"], sizes),
             num_graphs=len(graphs),
             edge_index=there["edges"].view(2, -1) if "edges" in there else None,
             positions=there.get("positions"),
             pairs=there["pairs"].view(2, -1) if "pairs" in there else None,
             statistics=statistics,
-            graphs=Graphs(there["index"], there["sizes"], sizes),
         )
         return Step(inputs, targets, members.rows, missing)
 
@@ -176,10 +168,10 @@ class HeadBatches:
 
 
 def prefetch(items: Iterator[_Item]) -> Iterator[_Item]:
-    """Yield items, of which the next one is made in a thread while the last one is used."""
+    """Yield items; a thread makes the next one while the last one is used."""
     nothing = object()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as pool:
         coming: Future[_Item | object] = pool.submit(next, items, nothing)
         while (item := coming.result()) is not nothing:
             coming = pool.submit(next, items, nothing)
-            yield item  # type: ignore[misc]  # not the mark of the end
+            yield item  # type: ignore[misc]  # not the end marker

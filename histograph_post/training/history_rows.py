@@ -1,15 +1,15 @@
 """The activations of a cache as training reads them: from memory, or from the file batch by batch.
 
-A history that fits is copied once, standardised on the way, and every batch is rows of it.
-One that does not fit stays in the file: a batch is read and standardised when its turn comes, in a
-thread that prefetches where there is room for it, and what was read is handed back to the system.
-A readout that takes the mean of a graph's nodes before anything else needs no more than that mean.
+A history that fits is copied once, standardised on the way, and every batch is rows of it. One that
+does not fit stays in the file: a batch is read and standardised when it is needed, by a thread that
+prefetches if there is room for it, and its pages are released afterwards. A readout that starts
+with the mean over a graph's nodes needs no more than that mean.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ..caches import Cache
-from ..heads.history import History, TableRows, last_layer, layer_statistics
+from ..heads.history import History, TableRows, last_layer, layer_statistics, layers_of, map_layers
 from ..heads.ragged import Graphs, pool_nodes, ranges
 from ..heads.standardize import Standardizer
 from ..utils.machine import free_memory, pinned, send
 from .memory import MemoryBudget, RowMemory, SharedMemory
 
-#: Share of what a device has left for a history that stays there.
+#: Share of a device's free memory for a history that stays there.
 DEVICE_SHARE = 1 / 2
 
 #: Bytes of history that are read at a time where all of it is needed.
@@ -38,7 +38,7 @@ class HistoryRows(Protocol):
 
     #: First row of each graph, and the number of rows: ``[num_graphs + 1]``.
     ptr: np.ndarray
-    #: Whether it pays to fetch the next batch while this one is used, if there is room for it.
+    #: Whether to prefetch the next batch while this one is used, if there is room for it.
     prefetches: bool
 
     def on(self, device: torch.device) -> HistoryRows:
@@ -46,7 +46,7 @@ class HistoryRows(Protocol):
         ...
 
     def select(self, graphs: np.ndarray) -> History | TableRows:
-        """Return the rows of some graphs to look at: a tensor, one per layer, or where they lie."""
+        """Return the rows of some graphs, read only: a tensor, one per layer, or where they lie."""
         ...
 
     def nodes(self, rows: np.ndarray) -> History:
@@ -60,7 +60,7 @@ class RowsInMemory:
     Args:
         history: ``[rows, L, D]``, or one ``[rows, D_l]`` per layer.
         ptr: First row of each graph, and the number of rows: ``[num_graphs + 1]``.
-        memory: Where the history lies, if other processes are to use it as well.
+        memory: Where the history lies, if it is shared with other processes.
     """
 
     prefetches = False
@@ -74,16 +74,15 @@ class RowsInMemory:
         self._moved: RowsInMemory | None = None
 
     def on(self, device: torch.device) -> HistoryRows:
-        """Return the same rows on a device: all of them, if there is room, or batch by batch."""
-        layers = [self._history] if isinstance(self._history, Tensor) else self._history
-        if layers[0].device == device:
+        """Return the same rows on a device: all of them if there is room, else batch by batch."""
+        if self.device == device:
             return self
         if self._moved is None or self._moved.device != device:
-            num_bytes = sum(layer.nbytes for layer in layers)
+            num_bytes = sum(layer.nbytes for layer in layers_of(self._history))
             if num_bytes > DEVICE_SHARE * free_memory(device):
                 return SentRows(self, device)
-            moved = [layer.to(device) for layer in layers]  # once for all fits of a fold
-            history = moved[0] if isinstance(self._history, Tensor) else moved
+            # Once for all fits of a fold.
+            history = map_layers(self._history, lambda layer: layer.to(device))
             self._moved = RowsInMemory(history, self.ptr)
         return self._moved
 
@@ -93,7 +92,7 @@ class RowsInMemory:
         return last_layer(self._history).device
 
     def __reduce__(self) -> tuple[Any, ...]:
-        assert self._memory is not None  # nothing else is sent to other processes
+        assert self._memory is not None  # only shared memory is sent to other processes
         return _shared_rows, (self._memory, isinstance(self._history, Tensor), self.ptr)
 
     def select(self, graphs: np.ndarray) -> History | TableRows:
@@ -103,21 +102,18 @@ class RowsInMemory:
         starts, stops = self.ptr[graphs], self.ptr[graphs + 1]  # [graphs] each
         if isinstance(self._history, Tensor):
             return TableRows(self._history, starts, stops - starts)
-        (rows,) = send([ranges(starts, stops)], self.device)  # [rows]
-        return [layer.index_select(0, rows) for layer in self._history]
+        return self.nodes(ranges(starts, stops))
 
     def nodes(self, rows: np.ndarray) -> History:
         """Return copies of some rows, whatever graph they belong to."""
-        (chosen,) = send([rows], self.device)
-        if isinstance(self._history, Tensor):
-            return self._history.index_select(0, chosen)  # [rows, L, D]
-        return [layer.index_select(0, chosen) for layer in self._history]
+        (chosen,) = send([rows], self.device)  # [rows]
+        return map_layers(self._history, lambda layer: layer.index_select(0, chosen))
 
 
 class RowsOnDisk:
-    """The rows of a cache that is too large for memory; each batch is read when it is asked for.
+    """The rows of a cache that is too large for memory; each batch is read when it is needed.
 
-    To another device they are sent as they are stored, and widened and standardised there: half
+    To another device they are sent as they are stored, and converted and standardised there: half
     precision is half as much to send.
 
     Args:
@@ -144,36 +140,37 @@ class RowsOnDisk:
         return RowsOnDisk, (self._cache, self._standardizer, self._device)
 
     def on(self, device: torch.device) -> HistoryRows:
-        """Return the same rows on a device, each batch when it is asked for."""
+        """Return the same rows on a device, each batch when it is needed."""
         same = device == self._device
         return self if same else RowsOnDisk(self._cache, self._standardizer, device)
 
     def select(self, graphs: np.ndarray) -> History:
-        """Read the rows of some graphs, and send them where they go."""
+        """Read the rows of some graphs, and send them to the device."""
         dtype = torch.float32 if self._device.type == "cpu" else self._cache.dtype
         return self._prepare(read_history(self._cache, graphs, dtype, self._memory))
 
     def nodes(self, rows: np.ndarray) -> History:
-        """Read some rows of the one graph there is, and send them where they go."""
+        """Read some rows of the only graph, and send them to the device."""
         chosen = torch.from_numpy(rows)
-        found = _each(self._cache[0].history, lambda each: each.index_select(0, chosen).float())
+        stored = self._cache[0].history
+        found = map_layers(stored, lambda layer: layer.index_select(0, chosen).float())
         self._cache.release()
         return self._prepare(found)
 
     def _prepare(self, stored: History) -> History:
         history = stored
         if self._device.type != "cpu":
-            history = _each(stored, lambda rows: _send_rows(rows, self._device).float())
+            history = map_layers(stored, lambda rows: _send_rows(rows, self._device).float())
         if self._standardizer is not None:
             self._standardizer.apply_(history)
         return history
 
 
 class SentRows:
-    """Rows of the host's memory, of which each batch is sent to a device ahead of its turn.
+    """Rows in the host's memory, of which each batch is sent to a device before it is needed.
 
     Args:
-        rows: In memory, and more than the device has room for.
+        rows: More than the device has room for.
         device: Where they go.
     """
 
@@ -191,16 +188,11 @@ class SentRows:
         """Send the rows of some graphs; the host does not wait until they are there."""
         found = self._rows.select(graphs)
         history = found.copy() if isinstance(found, TableRows) else found
-        return _each(history, lambda rows: _send_rows(rows, self._device))
+        return map_layers(history, lambda rows: _send_rows(rows, self._device))
 
     def nodes(self, rows: np.ndarray) -> History:
         """Send copies of some rows, whatever graph they belong to."""
-        return _each(self._rows.nodes(rows), lambda each: _send_rows(each, self._device))
-
-
-def _each(history: History, change: Callable[[Tensor], Tensor]) -> History:
-    """Do something with a history, or with each layer of it."""
-    return change(history) if isinstance(history, Tensor) else [change(rows) for rows in history]
+        return map_layers(self._rows.nodes(rows), lambda each: _send_rows(each, self._device))
 
 
 def _send_rows(rows: Tensor, device: torch.device) -> Tensor:
@@ -220,7 +212,7 @@ def history_rows(
     Args:
         budget: Of the cache.
         standardizer: Applied to every row.
-        memory: Where they are put, if other processes are to use them as well.
+        memory: Where they are put, if they are shared with other processes.
     """
     cache = budget.cache
     if not budget.histories_that_fit():
@@ -232,7 +224,7 @@ def history_rows(
 def mean_rows(
     budget: MemoryBudget, standardizer: Standardizer | None, memory: SharedMemory | None = None
 ) -> RowsInMemory | None:
-    """Return the mean of the rows of each graph as its one row; None if that takes too much memory.
+    """Return the mean of the rows of each graph, a row each; None if they take too much memory.
 
     The arguments are those of :func:`history_rows`.
     """
@@ -241,7 +233,7 @@ def mean_rows(
     cache, piece_memory, pieces = budget.cache, RowMemory(), []
     kept = np.minimum(cache.num_nodes, 1)  # rows of each graph: [num_graphs]
     for graphs in graph_pieces(cache, np.flatnonzero(kept)):
-        # Standardised first: a sum of values that hardly differ would round their difference away.
+        # Standardised first: the sum of values that hardly differ would lose their difference.
         history = _read_standardized(cache, graphs, standardizer, piece_memory)
         owners = _members(cache, graphs).index  # [num_nodes]
         layers = [history] if isinstance(history, Tensor) else history
@@ -257,10 +249,10 @@ def mean_rows(
 def statistics_rows(
     budget: MemoryBudget, standardizer: Standardizer | None, memory: SharedMemory | None = None
 ) -> RowsInMemory | None:
-    """Return statistics of every graph as its one row, ``[3, sum(D_l)]``; None if they do not fit.
+    """Return statistics of each graph, a row ``[3, sum(D_l)]`` each; None if they do not fit.
 
-    They are those of :func:`~histograph_post.heads.history.layer_statistics`, taken once for all
-    epochs, and all readouts and seeds of a fold. The arguments are those of :func:`history_rows`.
+    They are those of :func:`~histograph_post.heads.history.layer_statistics`, computed once for all
+    epochs, readouts and seeds of a fold. The arguments are those of :func:`history_rows`.
     """
     if not budget.fits_statistics():
         return None
@@ -282,12 +274,12 @@ def statistics_pieces(
 
 
 def _members(cache: Cache, graphs: np.ndarray) -> Graphs:
-    """Return which of these graphs each of their nodes belongs to."""
+    """Return which graph each node of these graphs belongs to."""
     return Graphs.of_sizes(cache.num_nodes[graphs], _CPU)
 
 
 def history_pieces(cache: Cache, graphs: np.ndarray) -> Iterator[History]:
-    """Yield the stored rows of some graphs, a moderate piece at a time."""
+    """Yield the stored rows of some graphs, in pieces of moderate size."""
     memory = RowMemory()
     for piece in graph_pieces(cache, graphs):
         yield read_history(cache, piece, cache.dtype, memory)
@@ -310,13 +302,13 @@ def read_history(
 ) -> History:
     """Return a copy of the rows of some graphs: ``[num_nodes, L, D]``, or one per layer.
 
-    At no time is there more than the copy and a small piece of the file.
+    Memory never holds more than the copy and a small piece of the file.
 
     Args:
         cache: Where they come from.
         graphs: Which, in the order of the copy.
         dtype: Of the copy.
-        memory: Where it is kept; memory of its own by default.
+        memory: Where it is put; new memory by default.
     """
     num_nodes = int(cache.num_nodes[graphs].sum())
     memory = RowMemory() if memory is None else memory
@@ -336,7 +328,7 @@ def _read_standardized(
     standardizer: Standardizer | None,
     memory: RowMemory | SharedMemory | None = None,
 ) -> History:
-    """Return a copy of the rows of some graphs in single precision, standardised if asked for."""
+    """Return a copy of the rows of some graphs in single precision, standardised if wanted."""
     history = read_history(cache, graphs, torch.float32, memory)
     if standardizer is not None:
         standardizer.apply_(history)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,17 +31,17 @@ from .memory import MemoryBudget, SharedMemory
 
 _Made = TypeVar("_Made")
 
-#: What takes much memory of all that is made.
+#: Derived data that take much memory.
 _LARGE = ("history", "means", "statistics")
 
 
 @dataclass(frozen=True)
-class LentRows:
-    """What a fit reads of a cache, on its way to another process: the memory is shared."""
+class SharedRows:
+    """What a fit in another process reads of a cache, in shared memory."""
 
     #: Label rows of the graphs that it is standardised by; None if it is not.
     rows: np.ndarray | None
-    #: What was made of them, by name.
+    #: What was made for these rows, by name.
     made: Mapping[str, Any]
 
 
@@ -50,8 +50,8 @@ class LoadedCache:
 
     Args:
         cache: The cache.
-        memory_limit: Bytes that training may take: the rows or, if they need more than their share,
-            the batches that are read of them. By default a share of the machine's memory.
+        memory_limit: Bytes that training may take, for all rows or, if they need too much of it,
+            for the batches that are read. By default a share of the machine's memory.
     """
 
     def __init__(self, cache: Cache, *, memory_limit: int | None = None) -> None:
@@ -60,18 +60,17 @@ class LoadedCache:
         self.labels = cache.labels()
         self.label_ptr = cache.label_ptr
         self.ptr = cache.node_ptr  # [num_graphs + 1]
-        #: What training may take of memory.
         self.memory = MemoryBudget(cache, memory_limit)
-        self._lends = False
+        self._shares = False
         #: What was made last under each name, and for which rows: the readouts and seeds of one
-        #: fold all ask for the same.
+        #: fold all need the same.
         self._made: dict[str, tuple[np.ndarray | None, Any]] = {}
         #: Labelled pairs of all graphs, nodes numbered through the cache: ``[2, rows]``.
         self.pairs = cache.label_pairs() if self.level == "link" else None
 
-    # Another process opens the cache for itself, and is lent the rest.
+    # Another process opens the cache itself, and :meth:`use` adds what is shared with it.
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load_cache, (self.cache, self.memory.limit)
+        return partial(LoadedCache, memory_limit=self.memory.limit), (self.cache,)
 
     @cached_property
     def edge_index(self) -> Tensor | None:
@@ -89,10 +88,10 @@ class LoadedCache:
 
     @cached_property
     def non_edges(self) -> list[NonEdges]:
-        """The pairs of each graph that neither an edge joins nor a label names.
+        """The pairs of each graph that are neither edges nor labelled.
 
         Labelled pairs of every part are left out, links and negatives alike: training on any of
-        them would tell which the others are.
+        them would leak which ones the others are.
         """
         assert self.pairs is not None  # links only
         found = []
@@ -119,27 +118,21 @@ class LoadedCache:
         return torch.cat([last_layer(piece).to(torch.float32, copy=True) for piece in pieces])
 
     def standardizer(self, rows: np.ndarray) -> Standardizer:
-        """Return the standardisation by the graphs that own these label rows."""
+        """Return the standardisation by the graphs of these label rows."""
 
         def fit() -> Standardizer:
             graphs = np.unique(np.searchsorted(self.label_ptr, rows, side="right") - 1)
-            found = Standardizer(self.cache.widths).fit(history_pieces(self.cache, graphs))
-            if not all(bool(value.isfinite().all()) for value in found.state_dict().values()):
-                raise CacheError(
-                    f"{self.cache.path}: found activations that are not finite, expected numbers; "
-                    "histograph verify says where"
-                )
-            return found
+            return Standardizer(self.cache.widths).fit(history_pieces(self.cache, graphs))
 
         return copy.deepcopy(self._make("standardizer", rows, fit))
 
     def forget(self) -> None:
-        """Release the memory of the activations, until they are asked for again."""
+        """Release the memory of the activations, until they are needed again."""
         for name in _LARGE:
             self._made.pop(name, None)
 
     def history(self, rows: np.ndarray | None) -> HistoryRows:
-        """Return the activations, standardised by the graphs that own these label rows.
+        """Return the activations, standardised by the graphs of these label rows.
 
         Args:
             rows: None for the activations as they are stored.
@@ -147,25 +140,17 @@ class LoadedCache:
         return self._read("history", rows, history_rows)
 
     def means(self, rows: np.ndarray | None) -> HistoryRows | None:
-        """Return the means of graphs, one row each; None if they take too much memory.
-
-        Args:
-            rows: As :meth:`history` takes them.
-        """
+        """Return the means of graphs, one row each; None if they take too much memory."""
         return self._read("means", rows, mean_rows)
 
     def statistics(self, rows: np.ndarray | None) -> HistoryRows | None:
-        """Return statistics of graphs, one row ``[3, sum(D_l)]`` each; None if they do not fit.
-
-        Args:
-            rows: As :meth:`history` takes them.
-        """
+        """Return statistics of graphs, one row ``[3, sum(D_l)]`` each; None if they do not fit."""
         return self._read("statistics", rows, statistics_rows)
 
     def all_statistics(self, rows: np.ndarray | None) -> Tensor | None:
-        """Return statistics of all graphs, to be solved by, ``[num_graphs, 3, sum(D_l)]``.
+        """Return statistics of all graphs, to solve a probe of them: ``[num_graphs, 3, sum(D_l)]``.
 
-        None if there is no memory for that, even where :meth:`statistics` may be kept.
+        None if there is no memory for that, even if there is for :meth:`statistics`.
         """
         if not self.memory.fits_statistics(at_once=True):
             return None
@@ -179,19 +164,19 @@ class LoadedCache:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield statistics ``[graphs, 3, sum(D_l)]`` and sizes of some graphs, in pieces.
 
-        They are the same whether all of them fit into memory or not.
+        They are the same whether or not all of them fit into memory.
         """
         standardizer = None if rows is None else self.standardizer(rows)
         for piece, statistics in statistics_pieces(self.cache, standardizer, graphs):
             yield statistics, torch.tensor(self.cache.num_nodes[piece])
 
     def once(self, rows: np.ndarray | None, key: Any, make: Callable[[], _Made]) -> _Made:
-        """Return what is made once for all seeds of a fold, and for all processes.
+        """Return a result that is computed once for all seeds of a fold, in all processes.
 
         Args:
             rows: As :meth:`history` takes them.
             key: What it depends on besides the rows.
-            make: Makes it.
+            make: Computes it.
         """
         known = self._make("results", rows, dict)
         if key not in known:
@@ -200,7 +185,7 @@ class LoadedCache:
         return found
 
     def _make(self, name: str, rows: np.ndarray | None, make: Callable[[], Any]) -> Any:
-        """Return what was made last under a name, made anew if that was for other rows."""
+        """Return what was made last under a name, or make it if that was for other rows."""
         if name not in self._made or not _same(self._made[name][0], rows):
             self._made.pop(name, None)  # before the next is made: one is large enough
             self._made[name] = rows, make()
@@ -209,32 +194,32 @@ class LoadedCache:
     def _read(self, name: str, rows: np.ndarray | None, read: Callable[..., _Made]) -> _Made:
         def make() -> _Made:
             standardizer = None if rows is None else self.standardizer(rows)
-            return read(self.memory, standardizer, SharedMemory() if self._lends else None)
+            return read(self.memory, standardizer, SharedMemory() if self._shares else None)
 
         found: _Made = self._make(name, rows, make)
         return found
 
-    def lend(
+    def share(
         self,
         rows: np.ndarray | None,
         *,
         history: bool = True,
         means: bool = False,
         statistics: bool = False,
-    ) -> LentRows:
-        """Return what a fit in another process reads, for :meth:`borrow` there.
+    ) -> SharedRows:
+        """Return what a fit in another process reads, for :meth:`use` there.
 
-        What is made :meth:`once` for these rows later on, until it is sent, goes with it.
+        It includes results that :meth:`once` adds for these rows before it is sent.
 
         Args:
             rows: As :meth:`history` takes them.
-            history: Whether it reads the activations.
-            means: Whether the means of graphs will do, if there is memory for them.
-            statistics: Whether it reads the statistics of graphs.
+            history: Whether the fit reads the activations.
+            means: Whether the means of graphs are enough, if there is memory for them.
+            statistics: Whether the fit reads the statistics of graphs.
         """
-        if not self._lends:
-            self.forget()  # memory of this process alone
-            self._lends = True
+        if not self._shares:
+            self.forget()  # in memory of this process alone
+            self._shares = True
         made = {"results": self._make("results", rows, dict)}
         if rows is not None:
             made["standardizer"] = self.standardizer(rows)
@@ -244,15 +229,11 @@ class LoadedCache:
             made["history"] = self.history(rows)
         if statistics:
             made["statistics"] = self.statistics(rows)
-        return LentRows(rows, made)
+        return SharedRows(rows, made)
 
-    def borrow(self, lent: LentRows) -> None:
-        """Use what another process has made ready."""
-        self._made |= {name: (lent.rows, made) for name, made in lent.made.items()}
-
-
-def _load_cache(cache: Cache, memory_limit: int | None) -> LoadedCache:
-    return LoadedCache(cache, memory_limit=memory_limit)
+    def use(self, shared: SharedRows) -> None:
+        """Use what another process has made."""
+        self._made |= {name: (shared.rows, made) for name, made in shared.made.items()}
 
 
 def _same(rows: np.ndarray | None, others: np.ndarray | None) -> bool:

@@ -1,8 +1,8 @@
 """The one training loop.
 
-It knows nothing of heads, backbones or caches: a *source* hands out batches and a *network* turns
-their inputs into outputs. The stages differ in where the batches come from and in which
-parameters are trainable, and in nothing else.
+It knows nothing of heads, backbones or caches: a *source* yields batches and a *network* maps their
+inputs to outputs. The stages differ only in where the batches come from and in which parameters are
+trainable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .ranks import Ranks
 #: Called after every epoch.
 OnEpoch = Callable[["Trainer"], None]
 
-#: Of the order of the batches of every run: what is compared then differs in nothing else.
+#: Seed of the order of batches in every run, so that compared runs do not differ in it.
 ORDER_SEED = 0
 
 
@@ -40,11 +40,11 @@ class Step:
 
     #: What the network's forward pass takes.
     inputs: Any
-    #: What it should give: ``[rows]`` or ``[rows, targets]``.
+    #: What it should return: ``[rows]`` or ``[rows, targets]``.
     targets: Tensor
-    #: Which labels these are, to put predictions back in order: ``[rows]``.
+    #: Label row of each target, to put predictions back in order: ``[rows]``.
     rows: np.ndarray
-    #: How many of the targets are missing; None if they have to be looked at.
+    #: Whether targets are missing; None if that is not known.
     missing: Missing | None = None
 
 
@@ -65,17 +65,17 @@ class Source(Protocol):
 
 @dataclass
 class Progress:
-    """Where a run stands: what has been seen, and the best of it."""
+    """How far a run has come, and its best epoch so far."""
 
     epoch: int = 0
-    #: The first one is 0; -1 is what the network was before it.
+    #: The first one is 0; -1 is the network before training.
     best_epoch: int = -1
     #: Validation scores of the best epoch; empty without a validation part.
     best_valid: dict[str, float] = field(default_factory=dict)
     best_loss: float = math.inf
     best_state: dict[str, Tensor] = field(default_factory=dict)
     log: list[dict[str, float]] = field(default_factory=list)
-    #: Whether the loss, or what the network gives, was not finite any more: there is no way back.
+    #: Whether the loss or an output has become NaN or infinite, which ends training.
     diverged: bool = False
 
 
@@ -84,11 +84,11 @@ class Trainer:
 
     The best epoch is the one with the best validation score, and among equals the one with the
     lowest validation loss; without a validation part it is the last one. The test part is never
-    looked at.
+    used.
 
     Args:
         network: Maps :attr:`Step.inputs` to outputs; its ``aux_loss``, if any, joins the loss.
-        source: Hands out batches.
+        source: Yields batches.
         split: Which rows train and validate.
         task: The loss and the tracked metric.
         options: How to train.
@@ -97,7 +97,7 @@ class Trainer:
         parameters: Parameter groups with an ``lr`` each; all trainable parameters by default.
         before_epoch: Called with the number of every epoch before it starts, to freeze or
             unfreeze parameters.
-        starts_solved: Whether the network is of use before it is trained, and may be the best.
+        starts_solved: Whether the network may be best before it is trained.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Trainer:
         self.options = options
         self.seed = seed
         self.progress = Progress()
-        #: The processes that train this network together, where the source shares out its batches.
+        #: The processes that train this network together, if the source splits its batches.
         self.ranks: Ranks | None = getattr(source, "ranks", None)
         self._before_epoch = before_epoch
         self._starts_solved = starts_solved
@@ -131,24 +131,21 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             groups, lr=options.lr, weight_decay=options.weight_decay, fused=True
         )
-        #: Numbers that training may change.
-        self.num_parameters = sum(
-            parameter.numel()
-            for group in self.optimizer.param_groups
-            for parameter in group["params"]
-        )
-        self._top_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
+        groups = self.optimizer.param_groups
+        #: Number of trainable values.
+        self.num_parameters = sum(each.numel() for group in groups for each in group["params"])
+        self._top_lrs = [float(group["lr"]) for group in groups]
         self._plateau_factor = 1.0
         training_labels = source.labels[split.train]  # [rows, targets]
         self.scale = TargetScale.of(task, training_labels)
         weights = task.balancing_weights(training_labels) if options.balance else {}
-        device = self.optimizer.param_groups[0]["params"][0].device
+        device = groups[0]["params"][0].device
         self._loss_weights = {name: value.to(device) for name, value in weights.items()}
 
     # --- resuming --------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return all that :meth:`restore` needs to continue as if nothing had happened."""
+        """Return all that :meth:`restore` needs to continue as if never interrupted."""
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -167,7 +164,7 @@ class Trainer:
 
     @property
     def is_done(self) -> bool:
-        """Whether all epochs are over, or nothing has become better for long enough."""
+        """Whether all epochs are over, or the score has not improved for long enough."""
         waited = self.progress.epoch - 1 - self.progress.best_epoch
         stale = 0 < self.options.patience <= waited
         return self.progress.epoch >= self.options.epochs or stale or self.progress.diverged
@@ -191,14 +188,14 @@ class Trainer:
             self.progress.epoch = -1
             self._compare(*self._evaluate(self.split.valid))
             self.progress.epoch = 0
-        # Seeded by epoch: a resumed run draws what an unbroken one would have drawn.
-        # Each rank draws its own dropout, for graphs of its own.
+        # Seeded by epoch: a resumed run draws the same numbers as an uninterrupted one.
+        # Each rank draws dropout of its own, for its own graphs.
         rank = () if self.ranks is None or self.ranks.is_first else (self.ranks.rank,)
         torch.manual_seed(_mixed(self.seed, self.progress.epoch, *rank))
         if self._before_epoch is not None:
             self._before_epoch(self.progress.epoch)
         if not self.progress.best_state:
-            self.progress.best_state = self._weights()  # of use only if the first epoch diverges
+            self.progress.best_state = self._weights()  # in case the first epoch diverges
         loss, lr = self._train_epoch()
         measured = {"epoch": self.progress.epoch, "loss": loss, "lr": lr}
         if not math.isfinite(loss):
@@ -227,7 +224,7 @@ class Trainer:
         """Train for an epoch; return the mean loss and the last learning rate."""
         self.network.train()
         network = self.network if self.ranks is None else self.ranks.wrap(self.network)
-        # Nothing of a step is read before the epoch is over: the host would wait for a device.
+        # The host reads no result before the epoch is over: it would wait for the device.
         total, seen, lr = torch.zeros(()), 0, 0.0
         rows, size = self.split.train, self.options.batch_size
         num_steps = self.source.num_batches(rows, batch_size=size)
@@ -242,8 +239,8 @@ class Trainer:
             auxiliary = getattr(self.network, "aux_loss", None)
             whole = loss if auxiliary is None else loss + auxiliary
             if self.ranks is not None:
-                # The mean over the labels of the whole batch, of which this rank has a part; the
-                # gradients are divided by the number of ranks.
+                # The mean is over the labels of the whole batch, of which this rank has a part;
+                # gradients are averaged over the ranks.
                 part = self.task.loss_weight(targets, self._loss_weights.get("class_weight"))
                 whole = whole * (self.ranks.size * part / self.ranks.sum(part).clamp(min=1e-12))
             whole.backward()
@@ -251,7 +248,7 @@ class Trainer:
                 for group in self.optimizer.param_groups:
                     nn.utils.clip_grad_norm_(group["params"], self.options.clip)
             self.optimizer.step()
-            count = len(targets) if len(step.rows) else 0  # none are those of another rank
+            count = len(targets) if len(step.rows) else 0  # a rank without graphs counts none
             total, seen = torch.add(total, loss.detach(), alpha=count), seen + count
             del step, outputs, loss, whole  # the next batch can have their memory
         if self.ranks is not None:
@@ -259,7 +256,7 @@ class Trainer:
         return self._mean(total, seen), lr
 
     def _mean(self, total: Tensor, seen: int) -> float:
-        """Return the mean of a sum over so many rows; with other ranks, over all of theirs."""
+        """Return the mean of a sum over so many rows, and over those of other ranks."""
         if self.ranks is not None:
             total, count = self.ranks.sum(torch.stack([total, total.new_tensor(seen)]))
             seen = int(count)
@@ -273,7 +270,7 @@ class Trainer:
         return self._top_lrs[0] * factor
 
     def _compare(self, outputs: np.ndarray, loss: float) -> dict[str, float]:
-        """Score the validation part and keep the weights if they are the best so far."""
+        """Score the validation part; keep the weights if they are the best so far."""
         if not (np.isfinite(outputs).all() and math.isfinite(loss)):
             self.progress.diverged = True
             return {}
@@ -287,12 +284,10 @@ class Trainer:
         return {"valid_loss": loss} | {f"valid_{name}": value for name, value in scores.items()}
 
     def _is_better(self, scores: Mapping[str, float], loss: float) -> bool:
-        if self.progress.best_loss == math.inf:  # the first
-            return True
         metric, sign = self.task.metric, 1 if self.task.higher_is_better else -1
         score, best = scores.get(metric), self.progress.best_valid.get(metric)
         if score is None or best is None or score == best:
-            return loss < self.progress.best_loss
+            return loss < self.progress.best_loss  # infinite before the first
         return sign * score > sign * best
 
     def _keep(self, scores: Mapping[str, float], loss: float) -> None:
@@ -322,39 +317,41 @@ class Trainer:
             found_by_each = self.ranks.gather(([part.cpu() for part in parts], order))
             parts = [part for own, _ in found_by_each for part in own]
             order = [each for _, own in found_by_each for each in own]
-        # The position of each row in the result: batches come in an order of their own.
+        # The position of each row in the result: batches may come in any order.
         position = np.empty(len(self.source.labels), dtype=np.int64)
         position[rows] = np.arange(len(rows))
         found = np.empty((len(rows), self.task.out_dim))
         if parts:
-            outputs = torch.cat(parts).cpu()  # [rows, out_dim], read at once
+            outputs = torch.cat(parts).cpu()  # [rows, out_dim], in one transfer
             found[position[np.concatenate(order)]] = self.scale.undo(outputs.numpy())
         return found, self._mean(total, seen)
 
 
 def _mixed(*seeds: int) -> int:
-    """Return one seed per run and epoch; neighbouring ones give unrelated streams."""
+    """Mix seeds into one, so that neighbouring seeds and epochs give unrelated streams."""
     return int(np.random.SeedSequence(seeds).generate_state(1, np.uint64)[0] >> 1)
 
 
-#: The state of a fit that is being trained; the caller removes it once the fit is saved.
+# --- resuming after a kill
+
+#: The state of a fit in training; the caller removes it once the fit is saved.
 STATE_NAME = "state.pt"
 
-#: Seconds between saved states: saving costs a few milliseconds, small fits are over in seconds.
+#: Seconds between saved states: saving takes a few milliseconds, a small fit seconds.
 SAVE_EVERY = 1.0
 
 
-def _go_on(trainer: Trainer, path: Path, plan: str) -> None:
-    """Resume from a saved state of the same plan; a damaged one is noted and ignored."""
+def _resume(trainer: Trainer, path: Path, plan: str) -> None:
+    """Resume from a saved state of the same plan; warn of a damaged one and ignore it."""
     fresh = copy.deepcopy(trainer.state())
     try:
         found = load_state(path)
         if found.pop("plan", "") == plan:
             trainer.restore(found)
-    except Exception as error:  # whatever an edited file makes of it
+    except Exception as error:  # an edited file can raise anything
         trainer.restore(fresh)
         reason = " ".join(str(error).split())[:200]
-        text = f"{path}: found a state that cannot be gone on with ({reason}); the fit begins again"
+        text = f"{path}: found a state that cannot be resumed ({reason}); the fit begins again"
         warnings.warn(text, stacklevel=3)
 
 
@@ -366,22 +363,22 @@ def train_resumably(
     on_epoch: OnEpoch | None = None,
     save_every: float = SAVE_EVERY,
 ) -> float:
-    """Train to the end, going on from the state in ``folder``; return the median epoch's seconds.
+    """Train to the end, from the state in ``folder`` if there is one; return the median epoch time.
 
-    A run that was killed and resumed gives the weights of one that was not.
+    A run that was killed and resumed has the weights of one that was not.
 
     Args:
         trainer: Made just as it was when the state was saved.
-        folder: Where the state is kept; it exists.
-        plan: Says of which run this is; the state of another one is left alone.
+        folder: Where the state is saved; it exists.
+        plan: Identifies the run; a state of another one is ignored.
         on_epoch: Called after every epoch.
         save_every: Seconds between saved states.
     """
     path = folder / STATE_NAME
     ranks, writes = trainer.ranks, trainer.ranks is None or trainer.ranks.is_first
     if writes and path.exists():
-        _go_on(trainer, path, plan)
-    if ranks is not None:  # all ranks continue from what the first has found
+        _resume(trainer, path, plan)
+    if ranks is not None:  # all ranks continue from the state of the first
         trainer.restore(ranks.state_of_first(trainer.state()))
     seconds: list[float] = []
     saved = time.perf_counter()

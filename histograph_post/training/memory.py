@@ -1,4 +1,4 @@
-"""Memory of training: how much it may take, and where the rows of a history are put."""
+"""Memory for training: how much it may take, and where the rows of a history are put."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ..caches import Cache
 from ..heads.history import STATISTICS
 from ..utils.machine import SharedTensor, machine_memory
 
-#: Share of the machine's memory that training may take, unless told otherwise.
+#: Share of the machine's memory that training may take by default.
 MEMORY_SHARE = 2 / 3
 
-#: Share of that for a history that is kept; the rest is for batches.
+#: Share of that for a history in memory; the rest is for batches.
 KEPT_SHARE = 3 / 4
 
-#: Share of what training may take for the means, and for the statistics, of graphs, which may be
-#: kept beside a history.
+#: Share of what training may take for the means, and for the statistics, of graphs, beside a
+#: history in memory.
 MEANS_SHARE = 1 / 16
 
-#: The same for statistics where the history is too large to be kept: taking them again with every
-#: batch costs more than all that is done with them.
+#: The same for statistics if the history does not fit into memory: computing them again for every
+#: batch takes longer than the rest of the step.
 STATISTICS_SHARE = 1 / 4
 
-#: Statistics of so many bytes are kept whatever the limit: what is trained does not depend on it.
+#: Statistics of up to so many bytes are kept whatever the limit.
 SMALL_BYTES = 1 << 20
 
-#: Batches that there is room for where one is in use: itself, the one before it, which is held
-#: while validating until this one is there, and as much again for what a head makes of it.
+#: Room for a batch in use, in batches: itself, the one before it, which validation holds until this
+#: one is there, and as much again for the activations of a head.
 BATCHES_IN_USE = 3
 
 
@@ -57,7 +57,7 @@ class MemoryBudget:
         return int(MEMORY_SHARE * machine_memory()) if self.limit is None else self.limit
 
     def histories_that_fit(self) -> int:
-        """Return how many folds may have their activations in memory at once; 0: they are read."""
+        """Return how many folds fit into memory at once; 0 if rows are read from the file."""
         return int(KEPT_SHARE * self.allowed) // max(row_bytes(self.cache), 1)
 
     def fits_means(self) -> bool:
@@ -70,8 +70,7 @@ class MemoryBudget:
         """Say whether statistics of all graphs may be kept.
 
         Args:
-            at_once: Whether there has to be room for what is made of all of them at once, to solve
-                a probe.
+            at_once: Whether they are used at once, to solve a probe, which takes more memory.
         """
         beside = at_once or self.histories_that_fit() > 0
         share = MEANS_SHARE if beside else STATISTICS_SHARE
@@ -95,7 +94,7 @@ class MemoryBudget:
         return max(1, int((self.allowed - kept) / max(needed, 1.0)))
 
     def batch_note(self, batch_size: int) -> str | None:
-        """Say so if training on batches of so many graphs will not stay within the limit."""
+        """Return a note if training on batches of so many graphs will exceed the limit."""
         allowed = self.allowed
         average, largest, needed = self._batch_bytes(batch_size)
         if needed <= allowed:
@@ -122,24 +121,23 @@ def row_bytes(cache: Cache, graphs: np.ndarray | None = None) -> int:
 
 
 class RowMemory:
-    """Memory for rows, which is used again when the last tensor that lies in it is gone.
+    """Memory for rows, which is reused when the last tensor in it is gone.
 
-    It comes from the system and goes back there with this object. Of what an allocator frees it
-    keeps much, above all if another thread has asked for it: batches of ever different sizes leave
-    holes that the next one does not fit in.
+    It is mapped from the system and unmapped with this object. An allocator would keep much of what
+    is freed, above all by another thread: batches of different sizes fragment it.
     """
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor of any values."""
+        """Return a tensor that is not initialised."""
         num_bytes = math.prod(shape) * dtype.itemsize
         pages = self._free.pop() if self._free else None
         if pages is None or len(pages) < num_bytes:
             pages = _map_pages(num_bytes)
         values = np.frombuffer(pages, np.uint8)
-        # What torch makes of an array keeps that array, whoever it is shared with.
+        # A tensor made from an array, and every view of it, keeps that array alive.
         weakref.finalize(values, self._free.append, pages).atexit = False
         return torch.from_numpy(values)[:num_bytes].view(dtype).view(shape)
 
@@ -151,13 +149,13 @@ class SharedMemory:
         self.layers: list[SharedTensor] = []
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor of any values."""
+        """Return a tensor that is not initialised."""
         self.layers.append(SharedTensor(tuple(shape), dtype))
         return self.layers[-1].tensor
 
 
 def _map_pages(num_bytes: int) -> mmap.mmap:
-    """Return memory for so many bytes, and room for more: what is not touched takes none."""
+    """Return memory for so many bytes and half as much again: untouched pages take none."""
     pages = mmap.mmap(-1, num_bytes + num_bytes // 2 + 1, access=mmap.ACCESS_COPY)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux; not in every build of it
         with suppress(OSError):

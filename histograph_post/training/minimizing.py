@@ -28,10 +28,10 @@ def minimize(
     dtype: torch.dtype,
     tolerance: float | None = None,
 ) -> Tensor:
-    """Return where the gradients of several functions are zero, by L-BFGS on all of them at once.
+    """Return the minima of several functions, by L-BFGS on all of them at once.
 
-    Each has its own memory and step, and leaves once it has converged, or once no step that is not
-    lost in rounding makes it better.
+    Each has its own memory and step size, and is done once it has converged, or once no step larger
+    than rounding improves it.
 
     Args:
         evaluate: From points ``[P, d]`` and the numbers of these problems ``[P]`` to their values
@@ -79,7 +79,7 @@ def minimize(
 
 
 def _descent(gradient: Tensor, memory: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """Return the direction of L-BFGS, the two loops over its memory: ``[P, d]``."""
+    """Return the direction of L-BFGS, by the two-loop recursion over its memory: ``[P, d]``."""
     direction, shares = -gradient, []
     for step, change, inverse in reversed(memory):
         share = inverse * (step * direction).sum(1, keepdim=True)  # [P, 1]
@@ -96,14 +96,14 @@ def _descent(gradient: Tensor, memory: Sequence[tuple[Tensor, Tensor, Tensor]]) 
 
 @dataclass(frozen=True)
 class LinearLoss:
-    """The loss of the training rows, for those outputs that their labels say something of.
+    """The loss of the training rows, for the outputs that their labels determine.
 
     Attributes:
         kind: Of the task.
         truth: What outputs should be, 0 where it is missing: ``[rows, K]``; for classes 0 or 1.
-        share: What a label counts, 0 if it is missing: ``[rows, K]``, for classes ``[rows, 1]``.
+        share: Weight of a label, 0 if it is missing: ``[rows, K]``, for classes ``[rows, 1]``.
         solved: Which outputs these are, ``[K]``.
-        constants: What the others are, whatever the features: ``[out_dim]``.
+        constants: Values of the others, which do not depend on the features: ``[out_dim]``.
     """
 
     kind: str
@@ -128,7 +128,7 @@ class LinearLoss:
                 share = truth @ class_weight.double().view(-1, 1)
             share = share / share.sum()  # [rows, 1]
             solved = truth.any(0).nonzero().view(-1)
-            # A class that no row has: less likely than one that half a row has.
+            # A class without a row: less likely than one with half a row.
             constants = truth.new_full((task.out_dim,), -math.log(2 * len(truth) + 1))
             return cls(task.kind, truth[:, solved], share, solved, constants)
         present = ~targets.isnan()  # [rows, T]
@@ -148,7 +148,7 @@ class LinearLoss:
 
     @property
     def num_problems(self) -> int:
-        """How many problems can be solved apart: targets each by itself, classes all together."""
+        """How many independent problems there are: one per target, one for all classes."""
         return 1 if self.kind == "multiclass" else len(self.solved)
 
     def of_problems(self, problems: Tensor) -> LinearLoss:

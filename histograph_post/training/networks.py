@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -37,7 +37,7 @@ class HeadNetwork(nn.Module):
         outputs = read_out(
             self.head,
             inputs.history,
-            inputs.members,
+            inputs.batch,
             num_graphs=inputs.num_graphs,
             edge_index=inputs.edge_index,
             **{name: value for name, value in given.items() if value is not None},
@@ -95,7 +95,9 @@ class HistoryNetwork(nn.Module):
     def forward(self, inputs: GraphInputs) -> Tensor:
         """Return an output for every row that is asked for: ``[rows, out_dim]``."""
         batch = inputs.batch
-        with self._precision():
+        # bfloat16, because float16 needs a scale of the loss to keep small gradients.
+        bfloat16 = torch.autocast("cuda", dtype=torch.bfloat16) if self._autocast else nullcontext()
+        with bfloat16:
             history = self.capture.run(batch).history  # L of [num_nodes, D_l]
         dtype = next(self.readout.parameters()).dtype
         layers = [layer.to(dtype) for layer in history]  # L of [num_nodes, D_l]
@@ -105,19 +107,14 @@ class HistoryNetwork(nn.Module):
         outputs: Tensor = self.readout(
             HeadInputs(
                 history=torch.stack(layers, dim=1) if uniform else layers,  # [num_nodes, L, D]
-                batch=batch.batch,
+                batch=batch.batch if inputs.graphs is None else inputs.graphs,
                 num_graphs=int(batch.num_graphs),
                 edge_index=batch.edge_index,
                 positions=inputs.positions,
                 pairs=inputs.pairs,
-                graphs=inputs.graphs,
             )
         )
         return outputs  # [rows, out_dim]
-
-    def _precision(self) -> AbstractContextManager[None]:
-        # bfloat16, because float16 needs a scale of the loss to keep small gradients.
-        return torch.autocast("cuda", dtype=torch.bfloat16) if self._autocast else nullcontext()
 
 
 class BackboneNetwork(nn.Module):
@@ -140,7 +137,7 @@ class BackboneNetwork(nn.Module):
 
 # --- which modules of a partly frozen model train: dropout, and running statistics
 
-#: ``frozen`` keeps running statistics bit for bit; ``train`` updates those of the
+#: ``frozen`` leaves running statistics as they are, bit for bit; ``train`` updates those of the
 #: normalisations that are trained.
 StatisticsMode = Literal["frozen", "train"]
 
@@ -148,25 +145,23 @@ StatisticsMode = Literal["frozen", "train"]
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def set_training_modes(model: nn.Module, statistics: StatisticsMode) -> None:
+def set_training_modes(
+    module: nn.Module, statistics: StatisticsMode, *, around: bool = False
+) -> None:
     """Leave what is trained in training mode, and put the rest into ``eval()``: it runs as cached.
 
     A module is trained if a parameter in it is; one without parameters goes with the module it is
-    in. A normalisation with frozen statistics stays in ``eval()``, whether its scale is trained or
-    not.
+    in (``around``). A normalisation with frozen statistics stays in ``eval()``, whether its scale
+    is trained or not.
     """
-    _set_mode(model, statistics, around=False)
-
-
-def _set_mode(module: nn.Module, statistics: StatisticsMode, *, around: bool) -> None:
     parameters = list(module.parameters())
     trains = any(parameter.requires_grad for parameter in parameters) if parameters else around
     if statistics == "frozen" and statistics_of(module):
         trains = False
-    # A model whose own train() keeps a part in eval() knows why.
+    # A model whose own train() leaves a part in eval() has its reasons.
     module.training = module.training and trains
     for child in module.children():
-        _set_mode(child, statistics, around=trains)
+        set_training_modes(child, statistics, around=trains)
 
 
 def statistics_of(module: nn.Module) -> list[str]:
@@ -174,13 +169,13 @@ def statistics_of(module: nn.Module) -> list[str]:
     return [name for name in _STATISTICS if module._buffers.get(name) is not None]
 
 
-# --- gradient checkpointing: the inside of a layer is computed again in the backward pass
+# --- gradient checkpointing
 
 
 def checkpoint_layers(model: nn.Module, plan: CapturePlan) -> int:
     """Let every layer of the history be computed again in the backward pass; return how many.
 
-    The weights, outputs and gradients stay what they are. The model keeps the change.
+    Weights, outputs and gradients do not change. The model is modified.
 
     Args:
         model: The backbone.
@@ -208,21 +203,19 @@ def _checkpoint(layer: nn.Module) -> None:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return checkpoint(
-            forward, *args, use_reentrant=False, context_fn=lambda: _contexts(layer), **kwargs
+            forward,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), _statistics_stay(layer)),
+            **kwargs,
         )
 
     layer.forward = again
 
 
-def _contexts(
-    layer: nn.Module,
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _statistics_stay(layer)
-
-
 @contextmanager
 def _statistics_stay(layer: nn.Module) -> Iterator[None]:
-    """Let normalisations see a batch a second time without counting it twice."""
+    """Let normalisations see a batch again without updating their running statistics."""
     kept = [
         (module, name, module.get_buffer(name))
         for module in layer.modules()

@@ -1,9 +1,9 @@
-"""Batches of some nodes of one large graph, for training a readout that is asked about nodes.
+"""Batches of some nodes of one large graph, for training a readout at node level.
 
 A step on all of a million nodes to learn from a few takes minutes; here it takes as long as those
-few. What a head needs of all the others comes with every batch, taken once: see
-:class:`~histograph_post.heads.histograph.large_graphs.WholeGraph`. So a batch gives what a pass
-over the whole graph gives for its nodes, gradients included.
+few. A summary of all the others, which a head needs, is taken once and comes with every batch: see
+:class:`~histograph_post.heads.histograph.large_graphs.WholeGraph`. So a batch has the outputs and
+gradients that a pass over the whole graph has for its nodes.
 """
 
 from __future__ import annotations
@@ -29,61 +29,53 @@ from .history_rows import HistoryRows
 from .loaded_cache import LoadedCache
 from .loop import Step
 
-#: Nodes of a batch that are asked about.
+#: Nodes of a batch whose outputs are needed.
 NODES_PER_BATCH = 8192
 
-#: Graphs of fewer nodes are not worth a word.
-WORTH_A_WORD = EXACT_NODES // 2
+#: The cost of attention is noted for graphs of more nodes.
+NOTED_NODES = EXACT_NODES // 2
 
-#: What a step takes, in units of what its forward pass takes.
-BACKWARD_SHARE = 3.5
+#: Time of a step, in forward passes.
+STEP_PASSES = 3.5
 
 #: Queries and keys whose attention is timed.
 _TIMED = 1024, 4096
 
 
 def goes_by_nodes(head: Readout, loaded: LoadedCache) -> bool:
-    """Say whether a head is trained on some nodes at a time: one large graph, and it can be."""
+    """Say whether a head is trained on some nodes of one large graph at a time."""
     if not is_one_large_graph(loaded):
         return False
     if isinstance(head, HistoGraphHead):
         return head.options.node_attention != "exact"
-    return type(head).forward is Readout.forward  # a row for each node, by itself
+    return type(head).forward is Readout.forward  # the output of a node depends on no other
 
 
 def is_one_large_graph(loaded: LoadedCache) -> bool:
-    """Say whether a cache asks about the nodes of one graph, and that is large."""
+    """Say whether a cache has the labels of nodes of one graph, and that is large."""
     return loaded.level == "node" and len(loaded.cache) == 1 and loaded.ptr[-1] > EXACT_NODES
 
 
 def most_steps(loaded: LoadedCache, rows: np.ndarray) -> int:
-    """Return how many steps an epoch on these rows may have: a graph or some nodes for each."""
+    """Return the most steps an epoch on these rows may have, each on a graph or some nodes."""
     return -(-len(rows) // NODES_PER_BATCH) if is_one_large_graph(loaded) else len(loaded.cache)
 
 
 def whole_graph(
     head: Readout, loaded: LoadedCache, rows: np.ndarray | None, history: HistoryRows
 ) -> WholeGraph | None:
-    """Return what a head needs of the nodes that are not in a batch, made once for all seeds."""
+    """Return the summary of all nodes that a head needs, made once for all seeds."""
     if not isinstance(head, HistoGraphHead):
         return None
     options = head.options
-    key = ("whole", options.history_layers, options.node_attention, options.landmarks)
-    return loaded.once(
-        rows, key, lambda: WholeGraph.of(_Pieces(history), head.kept_dims, head.landmarks)
-    )
 
-
-class _Pieces:
-    """All nodes of a graph, a batch of them at a time, as often as they are asked for."""
-
-    def __init__(self, history: HistoryRows) -> None:
-        self._history = history
-
-    def __iter__(self) -> Iterator[History]:
-        stop = int(self._history.ptr[-1])
+    def pieces() -> Iterator[History]:
+        stop = int(history.ptr[-1])
         for first in range(0, stop, NODES_PER_BATCH):
-            yield self._history.nodes(np.arange(first, min(first + NODES_PER_BATCH, stop)))
+            yield history.nodes(np.arange(first, min(first + NODES_PER_BATCH, stop)))
+
+    key = ("whole", options.history_layers, options.node_attention, options.landmarks)
+    return loaded.once(rows, key, lambda: WholeGraph.of(pieces, head.kept_dims, head.landmarks))
 
 
 class NodeBatches(HeadBatches):
@@ -94,8 +86,8 @@ class NodeBatches(HeadBatches):
         history: Its activations, standardised or not.
         task: Gives the targets.
         device: Where batches go.
-        edges: Whether the nodes with an edge to one of a batch, and those edges, come with it.
-        whole: What the head needs of all other nodes.
+        edges: Whether a batch includes the nodes with an edge to one of its own, and those edges.
+        whole: Summary of all nodes, for a head that needs it.
     """
 
     def __init__(
@@ -113,7 +105,7 @@ class NodeBatches(HeadBatches):
         self._whole = None if whole is None else whole.to(device)
 
     def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
-        """Return how many batches these rows make, whatever number of graphs is asked for."""
+        """Return how many batches these rows make, whatever the batch size in graphs."""
         return -(-len(rows) // NODES_PER_BATCH)
 
     def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
@@ -130,25 +122,23 @@ class NodeBatches(HeadBatches):
             found, own, edges = self._incoming.around(nodes)
             numbers = [nodes, own, edges.reshape(-1)]
         rows, positions, *joined = send(numbers, self._device)  # [rows] twice, [2 * edges]
-        graphs = Graphs.of_sizes(np.array([len(found)]), self._device)
         inputs = HeadInputs(
             history=self._history.nodes(found),
-            batch=graphs.index,
+            batch=Graphs.of_sizes(np.array([len(found)]), self._device),
             num_graphs=1,
             edge_index=joined[0].view(2, -1) if joined else None,
             positions=positions,
             whole=self._whole,
-            graphs=graphs,
         )
         targets = self._targets_there.index_select(0, rows)  # [rows] or [rows, targets]
         return Step(inputs, targets, nodes, self._task.missing(self._targets[nodes]))
 
 
 class _Incoming:
-    """The edges of the one graph of a cache, by the node they lead to."""
+    """The edges of the one graph of a cache, by target node."""
 
     def __init__(self, loaded: LoadedCache) -> None:
-        assert loaded.edge_ptr is not None  # refuses a cache without edges
+        assert loaded.edge_ptr is not None  # raises for a cache without edges
         assert loaded.edge_index is not None
         source, target = loaded.edge_index.numpy()
         self._source = source[np.argsort(target, kind="stable")]  # [num_edges]
@@ -156,7 +146,7 @@ class _Incoming:
         self._ptr = np.concatenate([[0], np.cumsum(degrees)])  # [num_nodes + 1]
 
     def around(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return nodes with those that have an edge to them, their own places, and the edges."""
+        """Return nodes and their neighbours, the places of the former among them, and the edges."""
         starts, stops = self._ptr[nodes], self._ptr[nodes + 1]
         sources = self._source[ranges(starts, stops)]  # [their edges]
         found, places = np.unique(np.concatenate([nodes, sources]), return_inverse=True)
@@ -164,13 +154,13 @@ class _Incoming:
         return found, own, np.stack([others, np.repeat(own, stops - starts)])  # [2, their edges]
 
 
-# --- what node attention over a large graph will cost, said before it starts
+# --- the cost of node attention over a large graph, noted before training
 
 
 def attention_note(head: nn.Module, loaded: LoadedCache) -> str | None:
-    """Say how nodes of the largest graph are attended to, and what a step takes; None if little."""
+    """Note the kind of attention in the largest graph and the cost of a step; None if small."""
     nodes = int(loaded.cache.num_nodes.max())
-    if not isinstance(head, HistoGraphHead) or head.node_attention is None or nodes <= WORTH_A_WORD:
+    if not isinstance(head, HistoGraphHead) or head.node_attention is None or nodes <= NOTED_NODES:
         return None
     options, kind = head.options, head.options.node_attention
     if kind == "auto":
@@ -180,9 +170,9 @@ def attention_note(head: nn.Module, loaded: LoadedCache) -> str | None:
     if keys is None:
         edges = loaded.edge_index
         keys = 1 + (0 if edges is None else edges.shape[1]) / nodes
-    seconds = BACKWARD_SHARE * asked * keys * _seconds_of_a_score(kind, options.dim, options.heads)
+    seconds = STEP_PASSES * asked * keys * _seconds_of_a_score(kind, options.dim, options.heads)
     rows = asked + (keys * asked if kind == "neighbors" else keys)
-    # Queries, keys, values and what they find, and the gradients of all of them.
+    # Queries, keys, values and contexts, and the gradients of all of them.
     num_bytes = 8 * 4 * rows * options.dim
     chosen = f"{kind}, because {nodes:,} nodes are more than {EXACT_NODES:,}"
     how = chosen if options.node_attention != kind and kind == "landmark" else kind
@@ -198,7 +188,7 @@ def _short(number: float) -> str:
 
 
 def _seconds_of_a_score(kind: str, dim: int, heads: int) -> float:
-    """Time attention between random rows; an estimate, not a promise."""
+    """Estimate the time of one attention score, by timing attention between rows of zeros."""
     queries, keys = _TIMED
     rows = torch.zeros(keys, 3, heads, dim // heads)
     if kind == "neighbors":
@@ -208,7 +198,7 @@ def _seconds_of_a_score(kind: str, dim: int, heads: int) -> float:
         query, key, value = rows.permute(1, 2, 0, 3).unsqueeze(1)  # [1, heads, keys, d] each
         attention = functional.scaled_dot_product_attention
         scores, attend = queries * keys, partial(attention, query[:, :, :queries], key, value)
-    attend()  # wakes threads up
+    attend()  # starts threads
     started = time.perf_counter()
     attend()
     return (time.perf_counter() - started) / scores

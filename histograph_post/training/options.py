@@ -18,9 +18,9 @@ PLATEAU_EPOCHS = 10
 
 
 def suggested_lr(most_steps: int, usual: float = 1e-3) -> float:
-    """Return the learning rate for epochs of so many steps at most; ``usual`` is that for many.
+    """Return the learning rate for epochs of at most so many steps; ``usual`` is that for many.
 
-    An epoch on a single graph is a single step, and a hundred steps need to be larger.
+    An epoch on a single graph is a single step, and a hundred steps have to be larger ones.
     """
     return 1e-2 if most_steps == 1 else usual
 
@@ -57,7 +57,7 @@ class TrainingOptions:
 
         Args:
             epochs_done: Epochs of the run when the step ends, with a fraction.
-            plateau_factor: What the plateau schedule has come down to.
+            plateau_factor: The current fraction of the plateau schedule.
         """
         factor = plateau_factor
         if self.schedule == "cosine":

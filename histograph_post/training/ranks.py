@@ -1,8 +1,8 @@
 """Several processes that train one network together, as ``torchrun`` starts them.
 
 Each process (*rank*) takes its part of the graphs of every batch, and DistributedDataParallel sums
-the gradients, so that a step is that of one process with the same batch. The first rank alone
-writes; what it says, the others follow.
+the gradients, so that a step is that of one process with the same batch. Only the first rank
+writes, and the others follow its decisions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..errors import WorkerError
 
 _Value = TypeVar("_Value")
 
-#: The others wait while the first rank trains something small by itself, or writes. A rank that
-#: ends is noticed by `torchrun`, and by the connection, at once.
+#: The others wait while the first rank writes, or trains something small by itself. If a rank
+#: ends, `torchrun` and the connection notice at once.
 _TIMEOUT = timedelta(days=7)
 
-#: Where the rank that failed first is written down.
+#: Key of the rank that failed first.
 _FAILED = "histograph failed"
 
 
@@ -44,12 +44,12 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
-    #: Where ranks leave notes for each other.
+    #: Keys and values that all ranks can read and set.
     store: Any
 
     @classmethod
     def start(cls, device: torch.device) -> Ranks | None:
-        """Meet the other processes; None where there are none. Called once, by each of them."""
+        """Join the other processes; None if there are none. Every process calls it once."""
         global _current
         if _current is None and asked_for_ranks():
             # Not every build of torch has these.
@@ -70,17 +70,17 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is this process that writes."""
+        """Whether this process is the one that writes."""
         return self.rank == 0
 
     def from_first(self, value: Any = None) -> Any:
-        """Return what the first rank gives; called by all of them."""
+        """Return the value of the first rank; every rank has to call it."""
         values = [value]
         dist.broadcast_object_list(values, src=0, device=self.device)
         return values[0]
 
     def state_of_first(self, state: Mapping[str, Any]) -> Any:
-        """Return the state of a training that the first rank has, whatever its device."""
+        """Return the training state of the first rank, whatever its device."""
         packed = io.BytesIO()
         if self.is_first:
             torch.save(dict(state), packed)
@@ -88,7 +88,7 @@ class Ranks:
         return torch.load(io.BytesIO(sent), weights_only=True, map_location="cpu")
 
     def gather(self, value: _Value) -> list[_Value]:
-        """Return what every rank gives, in their order; called by all of them."""
+        """Return the values of all ranks, in order; every rank has to call it."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
@@ -107,18 +107,18 @@ class Ranks:
         return DistributedDataParallel(network, find_unused_parameters=True)
 
     def same_buffers(self, network: nn.Module) -> None:
-        """Give all ranks the buffers of the first: running statistics saw other graphs in each."""
+        """Give all ranks the buffers of the first: running statistics are of each rank's graphs."""
         for buffer in network.buffers():
             dist.broadcast(buffer, src=0)
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Let one rank, the first that fails, say why; the others end without a word."""
+        """Let the first rank that fails raise its error; the others exit silently."""
         try:
             yield
         except BaseException as error:
             first = str(self.rank)
-            with suppress(Exception):  # the store ends with whoever keeps it
+            with suppress(Exception):  # the store ends with the process that hosts it
                 first = self.store.compare_set(_FAILED, "", str(self.rank)).decode()
             if first != str(self.rank):
                 raise SystemExit(1) from None
@@ -131,7 +131,7 @@ class Ranks:
             raise
 
 
-#: Those of this process.
+#: Set once, by :meth:`Ranks.start`.
 _current: Ranks | None = None
 
 

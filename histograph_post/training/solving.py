@@ -1,8 +1,8 @@
-"""Linear maps solved to their optimum: a readout that is convex needs no steps and no seed.
+"""Linear maps solved to their optimum: a convex readout needs no training and no seed.
 
 The objective is the mean loss of each target over the labels it has, summed over targets, plus
 ``strength / 2`` times the squared weights. Features are standardised by the training rows and the
-bias is free. A strength so means the same for any number of rows, labels and targets; it is
+bias is not penalised. A strength means the same for any number of rows, labels and targets; it is
 ``1 / (C * rows)`` of scikit-learn's ``LogisticRegression``, and ``2 * alpha / rows`` of ``Ridge``.
 """
 
@@ -25,15 +25,15 @@ from .minimizing import LinearLoss, minimize
 #: The path of penalties, strongest first: two in a decade, from 1000 to 1e-8.
 STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(6, -17, -1))
 
-#: The penalty where there is no validation part to choose one by: for statistics of frozen layers,
-#: validation parts have mostly chosen 0.1 to 1.
+#: The penalty without a validation part to choose it: for statistics of frozen layers, validation
+#: has mostly chosen 0.1 to 1.
 USUAL_STRENGTH = 0.3
 
-#: The path ends after so many strengths at which neither score nor loss on validation got better.
+#: The path ends after so many strengths without a better score or a lower loss on validation.
 PATIENCE = 3
 
-#: They count once the training loss is below this share of the strongest penalty's: as long as
-#: there is next to nothing fitted, validation goes up and down by chance.
+#: They count once the training loss is below this share of the strongest penalty's: before that,
+#: next to nothing is fitted, and validation goes up and down by chance.
 FITTED_SHARE = 0.9
 
 #: Largest entry of the gradient on the path, where solutions need only be told apart by their
@@ -46,7 +46,7 @@ DOUBLE_VALUES = 1 << 24
 
 @dataclass(frozen=True)
 class PathPoint:
-    """The solution for one strength, as it was measured."""
+    """How good the solution for one strength is."""
 
     strength: float
     #: Mean loss over the labels of a part, without the penalty; NaN without a validation part.
@@ -56,7 +56,7 @@ class PathPoint:
     valid_scores: Mapping[str, float] = field(default_factory=dict)
 
     def measured(self) -> dict[str, float]:
-        """Return the point as an entry of a log of training."""
+        """Return the point as an entry of a training log."""
         valid = {} if math.isnan(self.valid_loss) else {"valid_loss": self.valid_loss}
         scores = {f"valid_{name}": value for name, value in self.valid_scores.items()}
         return {"loss": self.train_loss, "strength": self.strength, **valid, **scores}
@@ -64,14 +64,14 @@ class PathPoint:
 
 @dataclass(frozen=True)
 class Solution:
-    """A linear map of features as they are, and how it was chosen.
+    """A linear map of features that are not standardised, and how it was chosen.
 
     Attributes:
         weight: ``[out_dim, F]``.
         bias: ``[out_dim]``.
         chosen: Its place on the path.
         path: What was tried, strongest penalty first.
-        scale: What its outputs are at; regression learns its targets at their training scale.
+        scale: The scale of its outputs: that of the training targets, in regression.
     """
 
     weight: Tensor
@@ -102,9 +102,9 @@ def solve_linear(
     """Return the linear map from features to outputs with the least penalised loss.
 
     It is solved for one strength of the penalty after the other, each from the solution before it,
-    until neither score nor loss on validation has become better for ``PATIENCE`` of them.
-    The best score decides, among equals the lower loss, and that one is solved to convergence.
-    Without a validation part it is solved for ``USUAL_STRENGTH`` alone.
+    until neither score nor loss on validation has improved for ``PATIENCE`` of them. The best score
+    decides, among equals the lower loss, and that one is solved to convergence. Without a
+    validation part it is solved for ``USUAL_STRENGTH`` alone.
 
     Args:
         features: ``[rows, F]``, single precision.
@@ -116,14 +116,11 @@ def solve_linear(
         widths: Columns that belong together, whose typical scale is the floor of each column's; all
             by default. See :class:`~histograph_post.heads.standardize.Standardizer`.
         balance: Weigh classes (or positives) by how rare they are in the training part.
-        scaled: Whether the features are at their scale already, and are taken as they are.
-        on_point: Called with every strength.
+        scaled: Whether the features are standardised already.
+        on_point: Called after every strength.
     """
     features, labelled = torch.as_tensor(features), _labelled(targets)
-    train, valid = (
-        train[labelled[train]],
-        valid[labelled[valid]],
-    )  # copies, which torch can index by
+    train, valid = (part[labelled[part]] for part in (train, valid))  # torch can index by a copy
     if not len(train):
         raise DataError("solve: found no training row with a label, expected at least one")
     scale = TargetScale.of(task, targets[train].double().numpy())
@@ -166,18 +163,18 @@ def solve_linear(
         path[chosen] = measure(strength, *converged[chosen])
         chosen = _best(path, task)
     weight, bias = converged[chosen]  # [out_dim, r], [out_dim]
-    # W (x - mean) / scale + b is a linear map of x as it is.
+    # W (x - mean) / scale + b is a linear map of x itself.
     weight = space.leave(weight) / standardizer.scale.double()  # [out_dim, F]
     bias = bias - weight @ standardizer.mean.double()  # [out_dim]
     return Solution(weight.float(), bias.float(), chosen, tuple(path), scale)
 
 
 def _best(path: Sequence[PathPoint], task: Task) -> int:
-    """Return the place of the best score, among equals of the lowest loss."""
+    """Return the position of the best score, among equals of the lowest loss."""
     sign = 1 if task.higher_is_better else -1
 
     def merit(place: int) -> tuple[float, float]:
-        # Which metrics there are depends on the labels alone: all have a score, or none.
+        # Which metrics are defined depends on the labels alone: all points have a score, or none.
         return sign * path[place].valid_scores.get(task.metric, 0.0), -path[place].valid_loss
 
     return max(range(len(path)), key=merit)
@@ -220,7 +217,7 @@ class _Space:
     """Where a linear map is solved: ``x = z basis^T`` for training rows, with fewer columns in z.
 
     With ``X^T = Q R``, rows ``X = R^T Q^T`` and weights ``W = A Q^T`` give the outputs ``R^T A^T``
-    at the same penalty: no weight outside of the span of the rows does any good.
+    at the same penalty: weights outside of the span of the rows cannot lower the loss.
 
     Attributes:
         rows: Training rows, ``[rows, r]``.
@@ -254,7 +251,7 @@ class _Space:
 
 
 def _apply(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return outputs in double precision, of products in that of the rows: ``[rows, out_dim]``."""
+    """Return outputs, ``[rows, out_dim]``: products in the rows' precision, sums in double."""
     return F.linear(rows, weight.to(rows.dtype)).double() + bias
 
 
@@ -314,7 +311,7 @@ def _minimize(
 def _factor(matrix: Tensor, added: float) -> Tensor:
     """Return the Cholesky factor of a matrix with something added to its diagonal.
 
-    It need not be exact, so that more is added where rounding asks for it.
+    It need not be exact: more is added where rounding requires it.
     """
     smallest = 10 * torch.finfo(matrix.dtype).eps * float(matrix.diagonal().sum())
     shifted = matrix.clone()

@@ -239,7 +239,7 @@ class TestSomeNodes:
         head.zero_grad()
 
         pieces = [[layer[:7] for layer in layers], [layer[7:] for layer in layers]]
-        whole = WholeGraph.of(pieces, head.kept_dims, head.landmarks)
+        whole = WholeGraph.of(lambda: pieces, head.kept_dims, head.landmarks)
         given, own = asked, edges[:, :0]
         if kind == "neighbors":
             own = edges[:, torch.isin(edges[1], asked)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.heads.histograph.mixing import GraphStatistics, WideDropout
 from histograph_post.heads.history import STATISTICS, layer_statistics
 from histograph_post.heads.ragged import Graphs
@@ -112,6 +113,18 @@ def test_a_row_has_what_is_asked_for_and_size_weighs_ten_columns() -> None:
     torch.testing.assert_close(found.mean(0), torch.zeros(12), rtol=0, atol=1e-5)
     deviations = found.std(0, correction=0)
     torch.testing.assert_close(deviations, torch.tensor([1.0] * 10 + [10.0] * 2))
+
+
+@pytest.mark.parametrize("mix", ["statistics", "all", "last"])
+@pytest.mark.parametrize("widths", [(4, 4, 4), (5, 2, 5)], ids=["one width", "alternating"])
+def test_a_head_describes_a_graph_alike_by_its_layers_and_by_its_statistics(
+    mix: str, widths: tuple[int, ...]
+) -> None:
+    head = HistoGraphHead(widths, 1, dim=4, mix=mix, statistics="mean+max")
+    layers, graphs = random_layers(widths, SIZES), graphs_of(SIZES)
+    (found,), last = head.describe_by(layer_statistics(layers, graphs), graphs)
+    torch.testing.assert_close(found, torch.cat(head.describe(layers, graphs), dim=1))
+    torch.testing.assert_close(last, graphs.mean(layers[-1]))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])

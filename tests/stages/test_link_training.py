@@ -16,6 +16,7 @@ from histograph_post.caches.caching import cache
 from histograph_post.data import DataSpec, LinkOptions, from_graphs, load_data
 from histograph_post.errors import SplitError
 from histograph_post.experiments.head_training import compare, train_head
+from histograph_post.heads.ragged import Graphs
 from histograph_post.heads.registry import build_head, head_names
 from histograph_post.models import build_model
 from histograph_post.models.spec import ModelSpec, load_pretrained
@@ -60,16 +61,17 @@ def cache_pairs(step: Step, order: list[int], stored: Cache) -> list[tuple[int, 
     inputs = step.inputs
     assert isinstance(inputs, HeadInputs)
     assert inputs.pairs is not None
-    first_in_batch = torch.tensor([0, *torch.bincount(inputs.batch).cumsum(0)[:-1].tolist()])
+    assert isinstance(inputs.batch, Graphs)
+    first_in_batch = torch.tensor([0, *inputs.batch.counts.cumsum(0)[:-1].tolist()])
     first_in_cache = torch.from_numpy(np.cumsum(stored.num_nodes) - stored.num_nodes)[order]
-    owner = inputs.batch[inputs.pairs]  # [2, pairs]
+    owner = inputs.batch.index[inputs.pairs]  # [2, pairs]
     assert torch.equal(owner[0], owner[1])  # never between graphs
     pairs = inputs.pairs - first_in_batch[owner] + first_in_cache[owner]
     return [(min(pair), max(pair)) for pair in pairs.t().tolist()]
 
 
 def graph_order(step: Step, stored: Cache) -> list[int]:
-    sizes = torch.bincount(step.inputs.batch).tolist()
+    sizes = step.inputs.batch.counts.tolist()
     return [stored.num_nodes.tolist().index(size) for size in sizes]  # all sizes differ
 
 

@@ -84,7 +84,7 @@ def test_a_large_graph_is_trained_on_by_nodes_and_the_cost_is_said_before(
 ) -> None:
     _by_nodes(monkeypatch, 64)
     monkeypatch.setattr(node_batches, "NODES_PER_BATCH", 64)
-    monkeypatch.setattr(node_batches, "WORTH_A_WORD", NODES - 1)
+    monkeypatch.setattr(node_batches, "NOTED_NODES", NODES - 1)
     said: list[str] = []
     run = hg.train_head(
         graph_cache,

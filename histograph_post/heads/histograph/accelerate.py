@@ -1,8 +1,8 @@
 """The fast path of the HistoGraph head on a CPU: the only file that knows of one.
 
 :func:`read_out` returns what a head does, on whichever path. The fast one goes by an *allow* list
-of options, modules and inputs: a head that gains any of them runs as it is written until somebody
-adds it here. The kernels do what is done for every node; what is done for a graph is left to the
+of options, modules and inputs: a head that gains any of them runs as it is written until it is
+added here. The kernels do what is done for every node; what is done for a graph is left to the
 head's own modules, so a new normalisation needs nothing here.
 """
 
@@ -37,7 +37,7 @@ OLDEST_NUMBA = (0, 62)
 #: Set to False to do without the kernels.
 enabled = True
 
-#: Graphs with more nodes are left to the head: PyTorch's threads share out the work on one graph.
+#: Graphs with more nodes are left to the head: PyTorch's threads share the work on one graph.
 LARGEST_GRAPH = 1024
 
 #: Nodes of a part of a batch: enough for matrix products to be fast.
@@ -46,8 +46,8 @@ PART_NODES = 128
 #: Columns of wide rows that a thread maps at a time.
 COLUMNS = 1024
 
-#: Every option, with the values that the kernels are made for; None where any will do: sizes, and
-#: what the head's own modules take. In graphs of up to ``LARGEST_GRAPH`` nodes ``auto`` is exact.
+#: Every option, with the values that the kernels are written for; None if they take any value:
+#: sizes, and options of the head's own modules. Up to ``LARGEST_GRAPH`` nodes, ``auto`` is exact.
 OPTIONS: dict[str, Any] = {
     **dict.fromkeys(("in_dims", "out_dim", "dim", "heads", "layer_heads", "history_layers")),
     **dict.fromkeys(("normalization", "eps", "radius", "residual", "landmarks", "standardize")),
@@ -58,8 +58,8 @@ OPTIONS: dict[str, Any] = {
     **{"attention_dropout": (0.0,), "key_dropout": (0.0,)},
 }
 
-#: The modules that the kernels stand for, the one that has no part in small graphs, and those that
-#: are called as they are.
+#: The modules that the kernels replace, the one that small graphs do not use, and those that are
+#: called as they are.
 MODULES = {
     *("layer_weights", "node_attention", "landmarks", "statistics", "statistics_dropout"),
     *("all_layers", "mixing", "output_norm", "mlp", "output", "shortcut", "probe", "probe_share"),
@@ -81,7 +81,7 @@ def kernels() -> Any:
 
 
 def allows(head: nn.Module) -> bool:
-    """Say whether the kernels are made for a head, as it is now, whatever it reads."""
+    """Say whether the kernels are written for a head, as it is now, on any inputs."""
     if type(head) is not HistoGraphHead or not _allows_options(head.options):
         return False
     layers, attention, dim = head.layer_weights, head.node_attention, head.dim
@@ -105,7 +105,7 @@ def allows(head: nn.Module) -> bool:
 
 
 def _members(module: nn.Module) -> list[str]:
-    """Return the names of all that a module consists of."""
+    """Return the names of the parameters, buffers and modules of a module."""
     return [*module._parameters, *module._buffers, *module._modules]
 
 
@@ -120,7 +120,7 @@ def _allows_options(options: HistoGraphConfig) -> bool:
 
 
 def read_out(head: nn.Module, history: Any, batch: Any, **others: Any) -> Tensor:
-    """Return what a readout of any kind does; the arguments are those of its ``forward``."""
+    """Return the outputs of any readout; the arguments are those of its ``forward``."""
     known = others.get("num_graphs"), others.get("statistics")
     outputs = fast_outputs(head, history, batch, *known)
     return head(history, batch, **others) if outputs is None else outputs
@@ -168,14 +168,13 @@ def fast_outputs(
 def _attend_small(
     head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graphs, small: np.ndarray
 ) -> Tensor:
-    """Do what :func:`_attend` does for small graphs, and let the head read the others itself."""
+    """Run :func:`_attend` on the small graphs, and the head itself on the others."""
     if small.all():
         return _attend(head, table, starts, graphs)
     few, many = np.flatnonzero(~small), np.flatnonzero(small)
     large, others = graphs.take(few)[0], graphs.take(many)[0]
     layers, _ = head.read(TableRows(table, starts[few], large.sizes), large, None)
-    nodes, _ = head.layer_weights(layers, large)  # [their nodes, dim]
-    attended = head.attend(nodes, large, head.reach(nodes, layers, large, None))
+    attended = head.attend(layers, large)  # [large graphs, dim]
     found = torch.cat([attended, _attend(head, table, starts[many], others)])
     return found[torch.from_numpy(np.concatenate([few, many])).argsort()]
 
@@ -238,7 +237,7 @@ class _Kernel(Function):
 
 
 class _Map(Function):
-    """What the head's ``map_parts`` does, of constant rows so wide that threads share columns."""
+    """The head's ``map_parts`` for constant rows so wide that threads share the columns."""
 
     @classmethod
     def of(cls, linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
@@ -314,18 +313,18 @@ def _share(work: Callable[[int], object], count: int) -> None:
 
 @cache
 def _shared() -> tuple[threading.Lock, ThreadPoolExecutor]:
-    """Return what is held while kernels run, as the BLAS has one number of threads, and threads."""
+    """Return a lock, held while kernels run as the BLAS has one number of threads, and a pool."""
     return threading.Lock(), ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="kernels")
 
 
-if hasattr(os, "register_at_fork"):  # a process that was forked has none of the threads
+if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
     os.register_at_fork(after_in_child=_shared.cache_clear)
 
 
 @cache
 def _blas() -> Any:
     """Return what sets the threads of the BLAS that numba calls, which is scipy's."""
-    import scipy.linalg.cython_blas  # noqa: F401  # it is there to be found
+    import scipy.linalg.cython_blas  # noqa: F401  # loads that BLAS
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")

@@ -16,11 +16,11 @@ from .node_attention import NODE_ATTENTIONS
 MIXINGS = ("learned", "fixed", "delayed")
 BASES = ("statistics", "all", "last")
 
-#: What ``node_attention`` was in the first version, by what it is.
+#: Values of ``node_attention`` in the first version.
 _FIRST_VERSION = {True: "exact", False: "none"}
 
 
-#: A name; what the first version had in its place is read as one.
+#: A name, or a value of the first version.
 AttentionName: TypeAlias = str
 
 
@@ -58,7 +58,7 @@ class HistoGraphConfig:
         layer_norm: LayerNorm of every node after the node attention (and the residual).
         mix: What the result is mixed with, projected: ``statistics`` of all layers over the nodes
             of the graph, the means of ``all`` layers, or the mean of the ``last`` layer. At other
-            levels than ``graph`` a node's own layers stand in the place of means and statistics.
+            levels than ``graph`` a node's own layers take the place of means and statistics.
         statistics: Which, joined by ``+``: ``mean``, ``max`` and ``deviation`` of every channel,
             its ``sum``, and the graph's ``size``.
         statistics_dropout: Dropout of the statistics before they are projected.
@@ -67,7 +67,7 @@ class HistoGraphConfig:
         mixing_init: Initial ``a``.
         mixing_delay: Training steps before a ``delayed`` coefficient starts to learn.
         output_norm: LayerNorm of what the MLP reads: a graph's readout, or a node's.
-        mlp_layers: Hidden layers of the MLP after all that; 0 is a linear map.
+        mlp_layers: Hidden layers of the MLP; 0 is a linear map.
         dropout: Dropout inside the MLP.
         shortcut: A linear map from the last layer's mean straight to the outputs, as
             :meth:`~histograph_post.heads.histograph.HistoGraphHead.warm_start` adds it.
@@ -76,7 +76,7 @@ class HistoGraphConfig:
         solved: Whether there is such a probe, as
             :meth:`~histograph_post.heads.histograph.HistoGraphHead.start_at` adds it.
         standardize: Without effect, for runs and scripts of the first version: standardisation
-            stands before a head, see :mod:`~histograph_post.heads.standardize`.
+            comes before a head, see :mod:`~histograph_post.heads.standardize`.
     """
 
     in_dims: tuple[int, ...]

@@ -8,17 +8,17 @@ activations ``X [N, L, D_in]`` of N nodes after L layers:
 3. ``Q = X~_last Wq``, ``K = X~ Wk``, ``V = X~``.
 4. ``c = mean over nodes of (Q K^T / sqrt(D))``: a score per layer.
 5. ``alpha = normalize(c)``, ``H = sum_l alpha_l X~_l``: the layers of every node are summed.
-6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph, or of a large one over groups.
+6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph; in a large one, over groups.
 7. ``G = mean over nodes of Z``; node and link tasks keep ``Z``.
-8. ``Y = a G + (1 - a) base``, where ``base`` is what statistics of all layers over the nodes (or
-   the mean of the last layer) are projected to.
+8. ``Y = a G + (1 - a) base``, where ``base`` is a projection of statistics of all layers over the
+   nodes (or of the mean of the last layer).
 9. An MLP turns ``Y`` into outputs. A head that is trained on a cache predicts the mean of these and
-   of those of a linear probe of the same statistics, solved beforehand.
+   of the outputs of a linear probe of the same statistics, solved beforehand.
 
-:meth:`HistoGraphHead.forward` takes these steps in order. Steps 1 to 5 are in
-:mod:`.layer_attention`, step 6 in :mod:`.node_attention`, what is mixed in steps 8 and 9 in
-:mod:`.mixing`. A graph never sees its batch-mates: all means and all attention are taken inside
-each graph, so a graph has one output, whatever it is batched with.
+:meth:`HistoGraphHead.forward` takes these steps in order, steps 1 to 7 in :meth:`~.attend`. Steps 1
+to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`, what is mixed in steps 8 and
+9 in :mod:`.mixing`. A graph never sees its batch-mates: all means and all attention are taken
+inside each graph, so a graph has one output, whatever it is batched with.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class HistoGraphHead(LinearStarts):
         options: Any other field of :class:`HistoGraphConfig`: ``dim``, ``heads``, ``level``...
 
     Shapes:
-        - **history:** ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer
+        - **history:** ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer, any float type
         - **batch:** graph of each node, sorted, ``[num_nodes]``
         - **output:** ``[num_graphs, out_dim]``; ``[num_nodes, out_dim]`` at node level; node
           embeddings ``[num_nodes, dim]`` for :meth:`score` at link level
@@ -98,17 +98,16 @@ class HistoGraphHead(LinearStarts):
         if config.mix == "statistics" and self.level == "graph":
             self.statistics = GraphStatistics(kept, config.statistics_names)
             self.described_dim = self.statistics.width
-        dropped = 0.0 if self.statistics is None else config.statistics_dropout
-        self.statistics_dropout = WideDropout(dropped)
+        self.statistics_dropout = WideDropout(config.statistics_dropout if self.statistics else 0.0)
         self.all_layers = None if config.mix == "last" else nn.Linear(self.described_dim, dim)
         self.mixing = Mixing(config.mixing, config.mixing_init, config.mixing_delay)
         self.output_norm = nn.LayerNorm(dim) if config.output_norm else None
+        # Step 9
         hidden: list[nn.Module] = []
         for _ in range(config.mlp_layers):
             hidden += [nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(config.dropout)]
         self.mlp = nn.Sequential(*hidden)
         self.output = nn.Linear(dim, config.out_dim)
-        # Step 9
         self.shortcut = nn.Linear(config.in_dims[-1], config.out_dim) if config.shortcut else None
         self.probe = None
         if config.solved:
@@ -129,62 +128,56 @@ class HistoGraphHead(LinearStarts):
         statistics: Tensor | None = None,
         whole: WholeGraph | None = None,
     ) -> Tensor:
-        """Read the history out.
+        """Read out a batch of graphs, as :meth:`.Readout.forward` does.
 
         Args:
-            history: ``[num_nodes, L, D]`` or one ``[num_nodes, D_l]`` per layer, any float type;
-                or where rows of it lie in a table.
-            batch: Graph of each node, sorted, ``[num_nodes]``; ``None`` for a single graph; or the
-                graphs themselves, where the host knows their sizes.
-            num_graphs: Graphs in the batch, if the last ones may be empty.
-            edge_index: Edges of the batch ``[2, num_edges]``, for attention along them.
-            statistics: Of all layers of these graphs, as
-                :func:`~histograph_post.heads.history.layer_statistics` gives them, if they are
-                known already: ``[num_graphs, 3, sum(D_l)]``.
-            whole: What there is to know of the one graph of which only some nodes are given, at
-                node level.
-
-        Returns:
-            ``[num_graphs, out_dim]``, ``[num_nodes, out_dim]`` or ``[num_nodes, dim]``, by level.
+            statistics: What :func:`~histograph_post.heads.history.layer_statistics` returns for all
+                layers of these graphs, if it is known already: ``[num_graphs, 3, sum(D_l)]``.
+            whole: Summary of the one graph of which only some nodes are given, at node level.
         """
         layers, graphs = self.read(history, batch, num_graphs)
-        # 1 to 4. Layers are embedded, encoded and scored; 5. scores become weights ...
-        weights = self.layer_weights.weights(layers, graphs, whole)  # [num_graphs, layer_heads, L]
-        # ... by which the layers of every node are summed.
-        nodes = self.layer_weights.combine(layers, weights, graphs)  # [num_nodes, dim]
-        # 6. Nodes attend to each other; 7. at graph level they are averaged.
-        if whole is None or self.landmarks is None:
-            reach = self.reach(nodes, layers, graphs, edge_index)
-        else:
-            reach = whole.landmarks_by(self.layer_weights, weights)
-        attended = self.attend(nodes, graphs, reach)  # [rows, dim]
+        # 1 to 7. Every node attends to its layers, then to the other nodes of its graph.
+        attended = self.attend(layers, graphs, edge_index, whole)  # [rows, dim]
         # 8. What is known without attention is mixed in.
         described = self.describe(layers, graphs, statistics)  # parts of [rows, described_dim]
         mixed = self.mix(attended, described, graphs)  # [rows, dim]
         if self.level == "link":
             return mixed  # for pairs of nodes to be scored
-        # 9. An MLP turns the mixture into outputs, to which linear maps may add theirs.
+        # 9. An MLP turns the mixture into outputs; a shortcut and a probe may add theirs.
         last = None if self.shortcut is None else self.last_rows(layers, graphs)
         return self.predict(mixed, described, last)  # [rows, out_dim]
+
+    def attend(
+        self,
+        layers: History,
+        graphs: Graphs,
+        edge_index: Tensor | None = None,
+        whole: WholeGraph | None = None,
+    ) -> Tensor:
+        """Take steps 1 to 7, from the layers that are kept to rows of graphs or nodes."""
+        # 1 to 5. Layers are embedded, encoded, scored, and summed by the weights of the graph.
+        nodes, weights = self.layer_weights(layers, graphs, whole)  # [num_nodes, dim], [.., L]
+        # 6. Nodes attend to each other; 7. at graph level they are averaged.
+        if whole is None or self.landmarks is None:
+            reach = self.reach(nodes, layers, graphs, edge_index)
+        else:
+            reach = whole.landmarks_by(self.layer_weights, weights)
+        if self.level != "graph":
+            return self.attend_nodes(nodes, graphs, reach)  # [num_nodes, dim]
+        if self.node_attention is None or self.norm is not None:
+            return graphs.mean(self.attend_nodes(nodes, graphs, reach))  # [num_graphs, dim]
+        # The mean over nodes commutes with what follows: it is taken first.
+        return self.node_attention.pool(nodes, graphs, reach, residual=self.options.residual)
 
     def reach(
         self, nodes: Tensor, layers: History, graphs: Graphs, edge_index: Tensor | None
     ) -> Reach:
-        """Return what nodes may attend to instead of all nodes of their graph."""
+        """Return what nodes attend to; None for all nodes of their graph."""
         if not self.needs_edge_index:
             return None if self.landmarks is None else self.landmarks(nodes, layers, graphs)
         if edge_index is None:
             raise DataError("node_attention='neighbors': found no edge_index, expected the edges")
         return edge_index
-
-    def attend(self, nodes: Tensor, graphs: Graphs, reach: Reach) -> Tensor:
-        """Let nodes ``[num_nodes, dim]`` attend to each other, steps 6 and 7: ``[rows, dim]``."""
-        if self.level != "graph":
-            return self.attend_nodes(nodes, graphs, reach)
-        if self.node_attention is None or self.norm is not None:
-            return graphs.mean(self.attend_nodes(nodes, graphs, reach))
-        # The mean over nodes commutes with what follows: it is taken first.
-        return self.node_attention.pool(nodes, graphs, reach, residual=self.options.residual)
 
     def attend_nodes(self, nodes: Tensor, graphs: Graphs, reach: Reach) -> Tensor:
         """Node attention with residual and LayerNorm, step 6: ``[num_nodes, dim]``."""
@@ -198,14 +191,9 @@ class HistoGraphHead(LinearStarts):
     def describe(
         self, layers: History, graphs: Graphs, statistics: Tensor | None = None
     ) -> list[Tensor]:
-        """Return what is known of graphs or nodes without attention: ``[rows, described_dim]``.
+        """Describe graphs or nodes without attention: ``[rows, described_dim]``, in parts.
 
-        It comes in parts, side by side: layers in half precision are converted one by one.
-
-        Args:
-            layers: Those that are kept, as :meth:`read` returns them.
-            graphs: Which graph each node belongs to.
-            statistics: Of all layers, if they are known already: ``[num_graphs, 3, sum(D_l)]``.
+        The parts stand side by side: layers in half precision are converted one by one.
         """
         if self.options.mix == "last":
             return [self.last_rows(layers, graphs)]  # [rows, D_last]
@@ -217,15 +205,23 @@ class HistoGraphHead(LinearStarts):
         return [graphs.mean(part) if self.level == "graph" else part for part in parts]
 
     def describe_by(self, statistics: Tensor, graphs: Graphs) -> tuple[list[Tensor], Tensor]:
-        """Return what :meth:`describe` does, from statistics alone, and the mean last layer.
+        """Do what :meth:`describe` does for graphs, from statistics of all layers alone.
 
-        Statistics are ``[num_graphs, 3, sum(D_l)]``; the mean last layer ``[num_graphs, D_last]``.
+        Args:
+            statistics: ``[num_graphs, 3, sum(D_l)]``.
+            graphs: Whose sizes are known.
+
+        Returns:
+            One part ``[num_graphs, described_dim]``; the mean last layer ``[num_graphs, D_last]``.
         """
         kept = statistics[:, :, -sum(self.kept_dims) :]  # [num_graphs, 3, sum(kept_dims)]
         last = kept[:, 0, -self.kept_dims[-1] :]  # [num_graphs, D_last]
         if self.statistics is not None:
             return [self.statistics(kept, graphs.counts_as(kept.dtype))], last
-        return [last if self.options.mix == "last" else kept[:, 0]], last
+        if self.options.mix == "last":
+            return [last], last
+        means = kept[:, 0].split(self.kept_dims, dim=1)  # [num_graphs, D_l] each
+        return [torch.cat([means[layer] for layer in self.layer_weights.order], dim=1)], last
 
     def last_rows(self, layers: History, graphs: Graphs) -> Tensor:
         """Return the last layer, averaged per graph at graph level: ``[rows, D_last]``."""
@@ -239,9 +235,9 @@ class HistoGraphHead(LinearStarts):
         graphs: Graphs,
         apply: Callable[[nn.Linear, Sequence[Tensor]], Tensor] = map_parts,
     ) -> Tensor:
-        """Mix what attention made with what is known without it, step 8: ``[rows, dim]``.
+        """Mix attended rows with a projection of the description, step 8: ``[rows, dim]``.
 
-        ``apply`` applies a linear map to rows that come in parts.
+        ``apply`` applies a linear map to rows in parts.
         """
         project = self.layer_weights.last_embedding if self.all_layers is None else self.all_layers
         base = apply(project, [self.statistics_dropout(part) for part in described])  # [rows, dim]
@@ -262,10 +258,10 @@ class HistoGraphHead(LinearStarts):
         last: Tensor | None,
         apply: Callable[[nn.Linear, Sequence[Tensor]], Tensor] = map_parts,
     ) -> Tensor:
-        """Classify what was mixed, and add the linear maps, step 9: ``[rows, out_dim]``.
+        """Classify mixed rows, and add shortcut and probe, step 9: ``[rows, out_dim]``.
 
-        The shortcut reads the (mean) ``last`` layer, ``[rows, D_last]``, the probe what is known
-        without attention. ``apply`` applies a linear map to rows that come in parts.
+        The shortcut reads the (mean) ``last`` layer, ``[rows, D_last]``, the probe the description.
+        ``apply`` applies a linear map to rows in parts.
         """
         outputs = self.classify(mixed)  # [rows, out_dim]
         if self.shortcut is not None:
@@ -290,9 +286,7 @@ class HistoGraphHead(LinearStarts):
     ) -> Tensor:
         """Return what the MLP reads, steps 1 to 8: ``[rows, dim]``."""
         layers, graphs = self.read(history, batch, num_graphs)
-        nodes, _ = self.layer_weights(layers, graphs)  # [num_nodes, dim]
-        reach = self.reach(nodes, layers, graphs, edge_index)
-        attended = self.attend(nodes, graphs, reach)  # [rows, dim]
+        attended = self.attend(layers, graphs, edge_index)  # [rows, dim]
         return self.mix(attended, self.describe(layers, graphs), graphs)
 
     @torch.no_grad()
@@ -307,7 +301,7 @@ class HistoGraphHead(LinearStarts):
     ) -> Explanation:
         """Return the layer weights and the node attention behind a prediction, without dropout.
 
-        Without ``edge_index`` there is no attention along edges to be told: all nodes count alike.
+        Where attention is along edges, but no ``edge_index`` is given, all nodes count alike.
         """
         layers, graphs = self.read(history, batch, num_graphs)
         nodes, weights = self.layer_weights(layers, graphs)
@@ -320,7 +314,7 @@ class HistoGraphHead(LinearStarts):
         return Explanation(weights.squeeze(1), attention)
 
     def node_embeddings(self, history: History, graphs: Graphs) -> dict[str, Tensor]:
-        """Return every node with its layers summed, then attended to: ``[num_nodes, dim]`` each."""
+        """Return the nodes after each kind of attention: ``[num_nodes, dim]`` each."""
         nodes, _ = self.layer_weights(history, graphs)
         found: dict[str, Tensor] = {"after layer attention": nodes}
         if self.node_attention is not None and not self.needs_edge_index:

@@ -1,28 +1,27 @@
-"""Node attention for graphs in which all nodes attending to all others would take too long.
+"""Node attention for graphs that are too large for every node to attend to every other.
 
 That takes N^2 scores, hours for a million nodes. Two other forms have the same weights:
 
-*Landmarks.* A node attends to the means of k groups of nodes that are alike, N k scores, and a
-group counts as often as it has nodes::
+*Landmarks.* A node attends to the means of k groups of similar nodes, N k scores, and a group
+counts once for each of its nodes::
 
     softmax over groups g of (q . k_g / sqrt(d) + log n_g)
 
 which is the exact attention of a graph in which every node is replaced by the mean of its group.
-Which group a node belongs to depends on its activations alone: on which side of a few planes
-through the mean of its graph they lie. It depends neither on the order of the nodes nor on other
-graphs, nor on weights: groups stay what they are while a head is trained, and the mean over a group
-of what is linear in the activations follows from the means of the activations.
+The group of a node depends on its activations alone: on which side of a few planes through the mean
+of its graph they lie. It depends neither on the order of the nodes nor on other graphs nor on
+weights: groups do not change while a head is trained, and the mean over a group of anything linear
+in the activations follows from the means of the activations.
 
-*Edges.* A node attends to the nodes with an edge to it, and to itself. Time and memory are linear
-in the edges, and of many edges those of some nodes are handled at a time and made again for the
-gradient. Edges to a node itself do not count beside its own place; one that is there twice counts
-twice.
+*Edges.* A node attends to itself and to the nodes with an edge to it. Time and memory are linear in
+the edges. If there are many, they are handled in blocks, which are computed again in the backward
+pass. A self-loop in the data is not counted again; a repeated edge counts twice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,13 +32,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ..history import History
+from ..history import History, layers_of
 from ..ragged import Graphs
 
 if TYPE_CHECKING:
     from .layer_attention import LayerAttention
 
-#: Edges that are handled at a time: 128 MB of keys and values of 64 channels.
+#: Edges of a block: 128 MB of keys and values of 64 channels.
 EDGES_AT_ONCE = 1 << 18
 
 
@@ -54,7 +53,7 @@ class Landmarks:
         rows: Their means, zero for an empty group: ``[num_graphs, k, dim]``.
         counts: Nodes of each: ``[num_graphs, k]``.
         used: Which graphs are attended to in this way, ``[num_graphs]``.
-        groups: The group of each node, where all nodes are there: ``[num_nodes]``.
+        groups: The group of each node, if all nodes are given: ``[num_nodes]``.
     """
 
     rows: Tensor
@@ -76,14 +75,14 @@ class Landmarks:
         return cls(rows.view(*shape, -1), counts.view(shape), used, groups)
 
     def take(self, graphs: npt.NDArray[np.int64], nodes: Tensor) -> Landmarks:
-        """Return those of some graphs, whose nodes these are."""
+        """Return the landmarks of some graphs, which have these nodes."""
         chosen = torch.from_numpy(graphs).to(self.rows.device)
         groups = None if self.groups is None else self.groups[nodes]
         return Landmarks(self.rows[chosen], self.counts[chosen], self.used[graphs], groups)
 
 
 class LandmarkGroups(nn.Module):
-    """Tells which group a node of a large graph belongs to.
+    """Assigns the nodes of large graphs to groups.
 
     Args:
         in_dims: Width of each layer that is read.
@@ -97,19 +96,19 @@ class LandmarkGroups(nn.Module):
         super().__init__()
         self.in_dims, self.count, self.larger_than = tuple(in_dims), count, larger_than
         planes = count.bit_length() - 1
-        # The same for every head: they are not learned, and not saved.
+        # The same for every head: they are neither learned nor saved.
         random = torch.Generator().manual_seed(0)
         drawn = torch.randn(sum(in_dims), planes, generator=random, device="cpu")
         self.register_buffer("directions", drawn, persistent=False)
 
     def forward(self, nodes: Tensor, history: History, graphs: Graphs) -> Landmarks | None:
-        """Return the landmarks of the large graphs; None if there is none.
+        """Return the landmarks of the large graphs; None if no graph is large.
 
-        A program that is exported, for graphs of any size, has them if all graphs have.
+        An exported program, which is for graphs of any size, has landmarks if all graphs have.
 
         Args:
             nodes: To be averaged, ``[num_nodes, dim]``.
-            history: Says which of them are alike.
+            history: By which they are grouped.
             graphs: Which graph each node belongs to.
         """
         used = graphs.sizes > self.larger_than  # [num_graphs]
@@ -124,22 +123,22 @@ class LandmarkGroups(nn.Module):
         return self.side(places - graphs.spread(graphs.mean(places)))
 
     def places(self, history: History) -> Tensor:
-        """Return where nodes lie on the axis of every plane: ``[num_nodes, planes]``."""
-        layers = history.unbind(1) if isinstance(history, Tensor) else history
-        # A history that is on another device is looked at there, once for all steps.
+        """Project nodes on the axis of every plane: ``[num_nodes, planes]``."""
+        layers = layers_of(history)  # [num_nodes, D_l] each
+        # A history on another device is projected there.
         axes = self.directions.to(layers[0].device).split(self.in_dims)  # one [D_l, planes] each
         parts = [layer.to(axis.dtype) @ axis for layer, axis in zip(layers, axes, strict=True)]
         return torch.stack(parts).sum(0)
 
     def side(self, places: Tensor) -> Tensor:
-        """Return the number that the sides of all planes make, ``[num_nodes]``."""
+        """Return groups, ``[num_nodes]``: the sides of the planes are the bits of their number."""
         bits = 2 ** torch.arange(places.size(1), device=places.device)  # [planes]
         return ((places > 0) * bits).sum(1)
 
 
 @dataclass(frozen=True)
 class WholeGraph:
-    """What a head has to know of a graph of which it is given some nodes only.
+    """Summary of a graph of which a head is given some nodes only.
 
     Step 4 of the paper is a mean over all nodes of products of their layers, and landmarks are
     means over groups of them. Taken once, they make a batch of some nodes exact.
@@ -159,51 +158,53 @@ class WholeGraph:
     @classmethod
     @torch.no_grad()
     def of(
-        cls, pieces: Iterable[History], kept_dims: Sequence[int], groups: LandmarkGroups | None
+        cls,
+        pieces: Callable[[], Iterable[History]],
+        kept_dims: Sequence[int],
+        groups: LandmarkGroups | None,
     ) -> WholeGraph:
-        """Take it of a history that comes in pieces, each time it is asked for.
+        """Summarise the graph in two passes over a history that comes in pieces.
 
         Args:
-            pieces: Each with all layers.
-            kept_dims: Widths of the last layers, which are looked at.
+            pieces: Returns them, each with all layers, for every pass.
+            kept_dims: Widths of the last layers, those that are used.
             groups: Says which landmark a node belongs to, if there are any.
         """
-        products: list[Tensor] = []
-        means: list[Tensor] = []
-        total = 0
-        for piece in pieces:
+        width, exact, total = kept_dims[-1], torch.float64, 0
+        products = [torch.zeros(width, each, dtype=exact) for each in kept_dims]
+        sums = [torch.zeros(each, dtype=exact) for each in kept_dims]
+        for piece in pieces():
             layers = _last_layers(piece, len(kept_dims))  # L of [rows, D_l]
-            found = [(layers[-1].t() @ layer).double() for layer in layers]
-            sums = [layer.sum(0, dtype=torch.float64) for layer in layers]
-            products = found if not total else [a + b for a, b in zip(products, found, strict=True)]
-            means = sums if not total else [a + b for a, b in zip(means, sums, strict=True)]
+            for product, sum_of, layer in zip(products, sums, layers, strict=True):
+                product += layers[-1].t() @ layer
+                sum_of += layer.sum(0, dtype=exact)
             total += len(layers[-1])
         whole = cls(
             tuple((product / total).float() for product in products),
-            tuple((mean / total).float() for mean in means),
+            tuple((sum_of / total).float() for sum_of in sums),
         )
         if groups is None:
             return whole
         centre = groups.places([mean.unsqueeze(0) for mean in whole.means])  # [1, planes]
         counts = torch.zeros(groups.count)
         landmarks = [torch.zeros(groups.count, len(mean)) for mean in whole.means]
-        for piece in pieces:
-            layers = _last_layers(piece, len(kept_dims))
+        for piece in pieces():
+            layers = _last_layers(piece, len(kept_dims))  # L of [rows, D_l]
             group = groups.side(groups.places(layers) - centre)  # [rows]
             counts.index_add_(0, group, torch.ones(len(group)))
-            for total_of, layer in zip(landmarks, layers, strict=True):
-                total_of.index_add_(0, group, layer)
+            for sum_of, layer in zip(landmarks, layers, strict=True):
+                sum_of.index_add_(0, group, layer)
         shares = counts.clamp(min=1).unsqueeze(-1)  # [k, 1]
         return replace(whole, landmarks=tuple(layer / shares for layer in landmarks), counts=counts)
 
     def landmarks_by(self, attention: LayerAttention, weights: Tensor) -> Landmarks:
-        """Sum the layers of the landmarks by layer weights, as those of the nodes are summed.
+        """Sum the layers of the landmarks by layer weights, as is done for the nodes.
 
         Args:
             attention: Embeds and sums layers.
             weights: Of the layers of this graph, ``[1, heads, L]``.
         """
-        assert self.counts is not None  # it was made for a head with landmarks
+        assert self.counts is not None  # made for a head with landmarks
         one = Graphs.from_batch(None, len(self.counts), 1, weights.device)
         rows = attention.combine(self.landmarks, weights, one)  # [k, dim]
         counts = self.counts.to(rows.dtype).unsqueeze(0)  # [1, k]
@@ -221,8 +222,7 @@ class WholeGraph:
 
 def _last_layers(history: History, depth: int) -> list[Tensor]:
     """Return the last layers in single precision, each ``[rows, D_l]``."""
-    layers = history.unbind(1) if isinstance(history, Tensor) else history
-    return [layer.float() for layer in layers[-depth:]]
+    return [layer.float() for layer in layers_of(history)[-depth:]]
 
 
 # --- edges
@@ -235,7 +235,7 @@ def attend_along_edges(
     dropout: float = 0.0,
     kept: Tensor | None = None,
 ) -> Tensor:
-    """Return what every node finds: ``[num_nodes, heads * d]``.
+    """Return the context of every node: ``[num_nodes, heads * d]``.
 
     Args:
         projected: Queries, keys and values, ``[num_nodes, 3, heads, d]``.
@@ -269,13 +269,13 @@ def attend_along_edges(
 def received_along_edges(
     projected: Tensor, edge_index: Tensor, zero_token: bool, share: Tensor
 ) -> Tensor:
-    """Return the attention each node gets: ``[num_nodes]``.
+    """Return the attention each node receives: ``[num_nodes]``.
 
     Args:
         projected: Queries, keys and values, ``[num_nodes, 3, heads, d]``.
         edge_index: ``[2, num_edges]``.
         zero_token: Whether there is a key of zeros as well.
-        share: What each node that attends counts, ``[num_nodes]``.
+        share: Weight of each node as a query, ``[num_nodes]``.
     """
     source, target = _with_loops(edge_index, len(projected), None)
     query, key, _ = projected.unbind(1)
@@ -296,7 +296,7 @@ def _contexts(
     weights = _weights(query, key, source, target, zero_token)  # [num_edges, heads]
     weights = functional.dropout(weights, dropout)
     found = weights.unsqueeze(-1) * value.index_select(0, source)  # [num_edges, heads, d]
-    zeros = query.new_zeros(len(query), found[0].numel())  # flat: else it is slow on a CPU
+    zeros = query.new_zeros(len(query), found[0].numel())  # flat: more dimensions are slow on a CPU
     return zeros.index_add(0, target, found.flatten(1)).view_as(query)
 
 
@@ -307,7 +307,7 @@ def _weights(
     products = query.index_select(0, target) * key.index_select(0, source)  # [num_edges, heads, d]
     scores = products.sum(-1) / math.sqrt(query.size(-1))  # [num_edges, heads]
     shape = (len(query), scores.size(1))
-    # A token has the score 0, at every node.
+    # The token has the score 0 for every query.
     top = scores.new_full(shape, 0.0 if zero_token else -math.inf)
     slots = target.unsqueeze(-1).expand_as(scores)
     top = top.scatter_reduce(0, slots, scores.detach(), "amax")  # [queries, heads]
@@ -329,7 +329,7 @@ def _with_loops(edge_index: Tensor, num_nodes: int, kept: Tensor | None) -> tupl
 
 
 def _bounds(target: Tensor, num_nodes: int) -> list[int]:
-    """Return where ranges of nodes end that have about as many edges as are handled at a time."""
+    """Return the ends of ranges of nodes with about as many edges as a block has."""
     ends = target[EDGES_AT_ONCE - 1 :: EDGES_AT_ONCE].unique() + 1  # sorted already
     found: list[int] = ends.tolist()
     return found if found and found[-1] == num_nodes else [*found, num_nodes]

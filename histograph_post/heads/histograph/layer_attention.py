@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 LAYER_ATTENTIONS = ("learned", "mean", "last", "random")
 
-#: A deviation of scores beside which 1 is lost in rounding, and whose square is far from infinite.
+#: A deviation of scores to which adding 1 is lost in rounding, but whose square is finite.
 HUGE_SCORE = 2.0**30
 
 
@@ -53,12 +53,12 @@ def bounded_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
     layers is its centre, one layer alone at distance < 1, one layer plus a first difference at
     < sqrt(3).
     """
-    # LayerNorm is d / sqrt(eps + |d|^2 / L). It centres as well: the mean is taken off before, and
-    # without a gradient, because the rounding error of a large mean is no deviation.
+    # LayerNorm is d / sqrt(eps + |d|^2 / L). It centres, too; the mean is subtracted before it,
+    # without a gradient, so that the rounding error of a large mean does not count as deviation.
     num_layers, dtype = scores.size(-1), scores.dtype
     scores = scores.to(torch.promote_types(dtype, torch.float32))  # half has no HUGE_SCORE
     deviation = scores - scores.detach().mean(-1, keepdim=True)  # [..., L]
-    # Squares of huge scores would overflow. They are scaled down, which leaves their direction.
+    # Squares of huge scores would overflow. Scaling them down keeps their direction.
     unit = deviation.detach().abs().amax(-1, keepdim=True).clamp(min=HUGE_SCORE)  # [..., 1]
     eps = 1 / num_layers / HUGE_SCORE**2
     direction = functional.layer_norm(deviation / unit, (num_layers,), eps=eps)  # [..., L]
@@ -66,7 +66,7 @@ def bounded_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
 
 
 def signed_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
-    """Divide by the sum, as the paper does; near zero it keeps its sign and counts as ``eps``."""
+    """Divide by the sum, as the paper does; a sum near zero becomes ``eps`` with its sign."""
     total = scores.sum(-1, keepdim=True)  # [..., 1]
     sign = torch.where(total < 0, -1.0, 1.0).to(scores.dtype)
     return scores / (sign * total.abs().clamp(min=options.eps))
@@ -82,8 +82,8 @@ def plain_scores(scores: Tensor, options: HistoGraphConfig) -> Tensor:
     return scores
 
 
-#: How scores become layer weights, both ``[num_graphs, heads, L]``. Each function is also given all
-#: options of the head, for those that are its own. Names are what the option takes.
+#: How scores become layer weights, both ``[num_graphs, heads, L]``, by the value of the option.
+#: Each function also gets all options of the head, for those that it needs.
 NORMALIZATIONS: dict[str, Callable[[Tensor, HistoGraphConfig], Tensor]] = {
     "bounded": bounded_weights,
     "signed": signed_weights,
@@ -131,6 +131,8 @@ class LayerAttention(nn.Module):
         widths = list(dict.fromkeys(self.in_dims))
         #: Index of the embedding of each layer.
         self.embedding_of = [widths.index(width) for width in self.in_dims]
+        #: The layers width by width, in the order in which the widths first occur.
+        self.order = sorted(range(len(self.in_dims)), key=self.embedding_of.__getitem__)
         self.embeddings = nn.ModuleList(nn.Linear(width, self.dim) for width in widths)
         #: Columns of :meth:`maps`: the channels of each embedding, then the layers.
         self.columns = [*widths, len(self.in_dims)]
@@ -170,7 +172,7 @@ class LayerAttention(nn.Module):
         Args:
             history: The layers that are kept, ``[num_nodes, L, D]`` or L of ``[num_nodes, D_l]``.
             graphs: Which graph each node belongs to.
-            whole: What there is to know of the one graph whose nodes these are some of.
+            whole: Summary of the one graph of which these are some nodes.
 
         Returns:
             Node embeddings ``[num_nodes, dim]`` and layer weights ``[num_graphs, heads, L]``.
@@ -222,11 +224,11 @@ class LayerAttention(nn.Module):
             parts.append(filters[embedding] @ rows.mT)  # [num_nodes, heads, layers of the block]
         products = parts[0]
         if len(parts) > 1:  # a layer each: put them back into the order of the layers
-            products = torch.cat([parts[place] for place in np.argsort(self._order())], dim=2)
+            products = torch.cat([parts[place] for place in np.argsort(self.order)], dim=2)
         return graphs.mean(products + fixed)
 
     def scores_of(self, whole: WholeGraph) -> Tensor:
-        """Return what :meth:`scores` does for all nodes of a graph, from what is known of them.
+        """Return what :meth:`scores` returns for all nodes of a graph, from its summary.
 
         With ``q = x_last A + a``, the mean over nodes of ``q . (x_l B)`` is the sum over channels
         of ``A * (S_l B) + a * (m_l B)``, where ``S_l`` is the mean of the products of the channels
@@ -246,15 +248,12 @@ class LayerAttention(nn.Module):
         return self._by_head(channels).sum(1).unsqueeze(0)
 
     def blocks(self, history: History) -> Iterator[LayerBlock]:
-        """Yield all layers: at once if they need not be converted, else one after the other.
-
-        They come width by width, in the order in which the widths first occur.
-        """
+        """Yield all layers: at once if they need not be converted, else one by one in ``order``."""
         dtype = self.encoding.dtype
         if isinstance(history, Tensor) and history.dtype == dtype:
             yield LayerBlock(slice(0, len(self.in_dims)), history, 0)
             return
-        for layer in self._order():
+        for layer in self.order:
             rows = history[:, layer] if isinstance(history, Tensor) else history[layer]
             place = slice(layer, layer + 1)
             yield LayerBlock(place, rows.unsqueeze(1).to(dtype), self.embedding_of[layer])
@@ -265,20 +264,16 @@ class LayerAttention(nn.Module):
         return cast(nn.Linear, self.embeddings[self.embedding_of[-1]])
 
     def offsets(self) -> Tensor:
-        """Return what a layer adds whatever its activations, ``b + P_l``: ``[L, dim]``."""
+        """Return the constant part of each embedded layer, ``b + P_l``: ``[L, dim]``."""
         biases = [cast(nn.Linear, embedding).bias for embedding in self.embeddings]
         if len(biases) == 1:
             return biases[0] + self.encoding
         return torch.stack([biases[own] for own in self.embedding_of]) + self.encoding
 
     def maps(self) -> Tensor:
-        """Return the embeddings and what a layer adds side by side, ``M``: ``[dim, columns]``."""
+        """Return the embeddings and the offsets side by side, ``M``: ``[dim, columns]``."""
         weights = [cast(nn.Linear, embedding).weight for embedding in self.embeddings]
         return torch.cat([*weights, self.offsets().t()], dim=1)
-
-    def _order(self) -> list[int]:
-        """Return the layers width by width, in the order in which the widths first occur."""
-        return sorted(range(len(self.in_dims)), key=self.embedding_of.__getitem__)
 
     def _by_head(self, maps: Tensor) -> Tensor:
         """View a map to ``dim`` channels, ``[dim, ...]``, as ``[heads, dim / heads, ...]``."""

@@ -1,12 +1,12 @@
-"""What is mixed with what attention makes: step 8 of the paper, and the linear starts of a head.
+"""What is mixed with attended rows, step 8 of the paper, and the linear starts of a head.
 
 Statistics of all layers over the nodes of a graph become a row of columns at one scale
-(:class:`GraphStatistics`), are dropped in part and projected, and mixed in (:class:`Mixing`).
+(:class:`GraphStatistics`), which goes through dropout and a projection and is mixed in
+(:class:`Mixing`).
 
-A head that starts from random weights first has to find what a linear map of the same layers gives
-away at once. So it may start there: at the classifier of the network it reads
-(:meth:`LinearStarts.warm_start`), or at a linear probe that was solved on the training rows
-(:meth:`LinearStarts.start_at`).
+A head with random weights has yet to learn what a linear map of the same layers predicts. So it may
+start there: at the classifier of the network it reads (:meth:`LinearStarts.warm_start`), or at a
+linear probe that was solved on the training rows (:meth:`LinearStarts.start_at`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..history import DERIVED, STATISTICS
 from ..standardize import Standardizer
 from .config import HistoGraphConfig
 
-#: The size is two columns beside thousands, and a penalty on weights that treats all columns alike
-#: would all but forbid its use: it is scaled to so many deviations.
+#: The size is two columns beside thousands, and the same penalty on all weights would all but
+#: exclude it: it is scaled to this standard deviation.
 SIZE_DEVIATION = 10.0
 
 
@@ -34,7 +34,7 @@ class GraphStatistics(nn.Module):
     """Statistics of a graph as one row, each column at one scale.
 
     A property that adds up over the nodes, such as the weight of a molecule, is in the sum of a
-    channel and not in its mean; so sums and the size can be asked for besides.
+    channel and not in its mean; so sums and the size are among them.
 
     Args:
         in_dims: Width of each layer that is used.
@@ -49,7 +49,7 @@ class GraphStatistics(nn.Module):
         self.scaling = Standardizer(groups)
         self.width = sum(groups)
         self._widths = [2 if name == "size" else sum(in_dims) for name in names]
-        # Sums and sizes are as large as graphs are: they count once their scale is known.
+        # Sums and sizes are as large as graphs are: they are zero until their scale is known.
         for columns in self._columns(*DERIVED):
             self.scaling.scale[columns] = torch.inf
 
@@ -64,10 +64,10 @@ class GraphStatistics(nn.Module):
         return rows.sub_(self.scaling.mean).div_(self.scaling.scale)
 
     def rows(self, statistics: Tensor, counts: Tensor) -> Tensor:
-        """Return the row of every graph as it is, before it is scaled: ``[num_graphs, width]``."""
+        """Return the row of every graph before scaling: ``[num_graphs, width]``."""
         sizes = counts.to(statistics.dtype).unsqueeze(-1)  # [num_graphs, 1]
         columns, names = [], self.names
-        if names[: len(STATISTICS)] == STATISTICS:  # they lie side by side: copied at once
+        if names[: len(STATISTICS)] == STATISTICS:  # contiguous: copied at once
             columns, names = [statistics.flatten(1)], names[len(STATISTICS) :]
         for name in names:
             if name == "size":
@@ -90,7 +90,7 @@ class GraphStatistics(nn.Module):
             self.scaling.scale[columns] /= SIZE_DEVIATION
 
     def _columns(self, *names: str) -> Iterator[slice]:
-        """Yield where statistics of these names stand in a row."""
+        """Yield the columns of the statistics of these names."""
         start = 0
         for name, width in zip(self.names, self._widths, strict=True):
             if name in names:
@@ -115,13 +115,13 @@ class WideDropout(nn.Dropout):
             return super().forward(rows)
         words = torch.empty(rows.numel() // 4 + 1, dtype=torch.int64)
         bits = words.random_(-(1 << 63), None).view(torch.int16)[: rows.numel()]  # of each value
-        dropped = min(round(self.p * (1 << 16)), (1 << 16) - 1)  # of the 2^16 that may be drawn
-        kept = bits.to(rows.dtype).ge_(dropped - (1 << 15)).view_as(rows)  # 1 or 0, as they lie
+        dropped = min(round(self.p * (1 << 16)), (1 << 16) - 1)  # of the 2^16 possible values
+        kept = bits.to(rows.dtype).ge_(dropped - (1 << 15)).view_as(rows)  # 1 or 0
         return rows * kept.mul_((1 << 16) / ((1 << 16) - dropped))  # [num_rows, width]
 
 
 def map_parts(linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
-    """Apply a linear map to rows that come in parts, without joining them: ``[rows, out]``."""
+    """Apply a linear map to rows in parts, without joining them: ``[rows, out]``."""
     if len(parts) == 1:
         return cast(Tensor, linear(parts[0]))
     widths = [part.size(1) for part in parts]
@@ -176,23 +176,23 @@ class LinearStarts(Readout):
     options: HistoGraphConfig
     #: The last map, from what the MLP returns to the outputs.
     output: nn.Linear
-    #: Width of what is known of a row without attention.
+    #: Width of the description of a graph or node, which needs no attention.
     described_dim: int
     #: From the (mean) last layer straight to the outputs.
     shortcut: nn.Linear | None
-    #: From what is known without attention to the outputs; it is not trained.
+    #: From the description to the outputs; it is not trained.
     probe: nn.Linear | None
-    #: Share of the probe in the predictions: all of it until training begins.
+    #: Share of the probe in the predictions: 1 until training begins.
     probe_share: Tensor
 
     @torch.no_grad()
     def warm_start(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Start where a mean-pool network stands: predict ``weight @ mean(last layer) + bias``.
+        """Start from the predictions of a mean-pool network: ``weight @ mean(last layer) + bias``.
 
         The network's classifier becomes a shortcut from the last layer, as the head is given it, to
         the outputs, and the head's own output map starts at zero: exact for every option, and
         all of it is trained. At node level there is no mean. Call it before making an optimizer.
-        For rows that are standardised before they get here, see
+        For rows that are standardised first, see
         :meth:`~histograph_post.heads.standardize.Standardizer.fold_into`.
 
         Args:
@@ -209,13 +209,13 @@ class LinearStarts(Readout):
 
     @torch.no_grad()
     def start_at(self, weight: Tensor, bias: Tensor) -> None:
-        """Start where a solved linear probe stands: predict what it predicts.
+        """Start from the predictions of a solved linear probe of the description.
 
-        Once training has begun, its share is that of the options: the head learns by itself, and
-        predicts the mean of both.
+        Once training has begun, the probe has the share that ``options.probe`` gives it: the head
+        learns without it, and predicts the weighted mean of both.
 
         Args:
-            weight: Of the probe of what is known without attention, ``[out_dim, described_dim]``.
+            weight: Of the probe, ``[out_dim, described_dim]``.
             bias: Of the same, ``[out_dim]``.
         """
         _require_shape("probe", weight, [self.out_dim, self.described_dim])

@@ -1,11 +1,11 @@
 """Attention between the nodes of each graph: step 6 of the paper, for graphs of any size.
 
-Graphs of similar size share a dense bucket under a padding budget; a large graph is on its own,
-with fused attention whose memory is linear in its nodes. No graph is padded to the largest of its
-batch, and no graph sees another.
+Graphs of similar size share a dense bucket under a padding budget; a large graph has one of its
+own, with fused attention whose memory is linear in its nodes. No graph is padded to the largest of
+its batch, and no graph sees another.
 
-To all nodes of a graph is the paper's form, and takes time in the square of them. Two others, in
-:mod:`.large_graphs`, have the same weights and take less: groups of alike nodes, and along edges.
+In the paper's form a node attends to all nodes of its graph, in quadratic time. Two forms in
+:mod:`.large_graphs` have the same weights and take less: groups of similar nodes, and edges.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ EXACT_NODES = 1 << 14
 
 
 def resolve_auto(options: dict[str, Any], smallest: int) -> dict[str, Any]:
-    """Return options of a head, in which ``auto`` is resolved if the smallest graph is large.
+    """Return options of a head, with ``landmark`` for ``auto`` if even the smallest graph is large.
 
-    The head is saved as it was trained: it then attends by landmarks in graphs of any size.
+    A head is used as it was trained: it then attends to landmarks in graphs of any size.
     """
     auto = options.get("node_attention", "auto") == "auto"
     return {**options, "node_attention": "landmark"} if auto and smallest > EXACT_NODES else options
@@ -42,19 +42,19 @@ def resolve_auto(options: dict[str, Any], smallest: int) -> dict[str, Any]:
 #: Scores a bucket may waste on padding: computing them costs about as much as one more bucket.
 PADDING_BUDGET = 1 << 14
 
-#: Attention weights of a bucket: as many as stay in a processor's cache (2 MB).
+#: Attention weights of a bucket: as many as fit into a processor's cache (2 MB).
 BUCKET_WEIGHTS = 1 << 19
 
 #: Graphs with more nodes than this have a bucket of their own.
 LARGE_GRAPH = 256
 
-#: The same on other devices, where launching a kernel takes longer than computing: a million scores
-#: take about as long as the dozen kernels of another bucket. By arithmetic: no GPU has been timed.
+#: The same on other devices, where launching a kernel takes longer than running it: a million
+#: scores take about as long as the dozen kernels of another bucket. Estimated, not timed on a GPU.
 DEVICE_PADDING = 1 << 22
 DEVICE_WEIGHTS = 1 << 26
 DEVICE_LARGE_GRAPH = 2048
 
-#: Attention weights that are held at a time where they are not fused away (32 MB).
+#: Attention weights in memory at a time, where attention is not fused (32 MB).
 BLOCK_WEIGHTS = 1 << 23
 
 
@@ -121,11 +121,11 @@ class NodeAttention(nn.Module):
         contexts = self.contexts(nodes, graphs, reach)  # [num_nodes, dim]
         both = torch.cat([contexts, nodes], dim=1) if residual else contexts
         means = graphs.mean(both).split(self.dim, dim=1)  # one or two [num_graphs, dim]
-        pooled: Tensor = graphs.empty_to_zero(self.out_projection(means[0]))  # nor has it a bias
+        pooled: Tensor = graphs.empty_to_zero(self.out_projection(means[0]))  # without the bias
         return pooled + means[1] if residual else pooled
 
     def contexts(self, nodes: Tensor, graphs: Graphs, reach: Reach = None) -> Tensor:
-        """Return what every node finds, before the output projection: ``[num_nodes, dim]``."""
+        """Return the context of every node, before the output projection: ``[num_nodes, dim]``."""
         if isinstance(reach, Tensor):
             projected = self.in_projection(nodes).unflatten(-1, (3, self.heads, -1))
             drop, kept = self.dropout if self.training else 0.0, self._kept_keys(graphs)
@@ -140,7 +140,7 @@ class NodeAttention(nn.Module):
         exact: Callable[[Tensor, Graphs], Tensor],
         by_landmarks: Callable[[Tensor, Graphs, Landmarks], Tensor],
     ) -> Tensor:
-        """Let every graph be attended to in its own way: a row for each node."""
+        """Use landmarks in graphs that have them, and exact attention elsewhere: a row per node."""
         if landmarks is None:
             return exact(nodes, graphs)
         if landmarks.used.all():
@@ -198,10 +198,10 @@ class NodeAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return queries ``[num_nodes, dim]``, keys and values ``[num_graphs, heads, k, d]``.
 
-        And what is added to scores: the logarithm of how many nodes a group stands for,
+        The last is added to scores: the logarithm of the number of nodes in a group,
         ``[num_graphs, 1, 1, k]``.
         """
-        mask = self._with_token(counts.log().unsqueeze(-1)).squeeze(-1)  # a token counts as one
+        mask = self._with_token(counts.log().unsqueeze(-1)).squeeze(-1)  # a token counts once
         weights, biases = self.in_projection.weight, self.in_projection.bias
         query = functional.linear(nodes, weights[: self.dim], biases[: self.dim])
         both = functional.linear(rows, weights[self.dim :], biases[self.dim :])
@@ -210,7 +210,7 @@ class NodeAttention(nn.Module):
 
     @torch.no_grad()
     def received(self, nodes: Tensor, graphs: Graphs, reach: Reach = None) -> Tensor:
-        """Return the attention each node gets, averaged over queries and heads: ``[num_nodes]``.
+        """Return the attention each node receives, mean over queries and heads: ``[num_nodes]``.
 
         It sums to one over each graph (to less if there is a zero token). Nothing is dropped.
         """
@@ -230,9 +230,7 @@ class NodeAttention(nn.Module):
         for bucket, rows in zip(layout.buckets, layout.pad(self.in_projection(nodes)), strict=True):
             query, key, _ = self._heads(rows)  # [graphs, heads, width, d] each
             key, mask = self._with_token(key), self._key_mask(bucket, None)
-            share = bucket.occupied().to(query.dtype) / bucket.sizes.unsqueeze(
-                -1
-            )  # [graphs, width]
+            share = bucket.occupied().to(query.dtype) / bucket.sizes[:, None]  # [graphs, width]
             total = query.new_zeros(len(query), key.size(2))  # [graphs, keys]
             size = self._block_size(key)
             for queries, shares in zip(query.split(size, 2), share.split(size, 1), strict=True):
@@ -244,8 +242,8 @@ class NodeAttention(nn.Module):
         return layout.unpad(parts).squeeze(-1)  # [num_nodes]
 
     def _received_by_landmarks(self, nodes: Tensor, graphs: Graphs, landmarks: Landmarks) -> Tensor:
-        """Return the attention each node gets where its group shares it out: ``[num_nodes]``."""
-        assert landmarks.groups is not None  # all nodes are there
+        """Return the attention of nodes, an equal part of their group's each: ``[num_nodes]``."""
+        assert landmarks.groups is not None  # all nodes are given
         query, key, _, mask = self._by_landmarks(nodes, landmarks.rows, landmarks.counts)
         count, found = landmarks.counts.size(1), torch.zeros_like(landmarks.counts)
         for graph, rows in enumerate(query.split(graphs.sizes.tolist())):
@@ -265,7 +263,7 @@ class NodeAttention(nn.Module):
             return functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, dropout_p=dropout
             )
-        # Not fused on a CPU: a block of queries at a time, made again for the gradient.
+        # Not fused on a CPU: a block of queries at a time, computed again in the backward pass.
         blocks = [
             checkpoint(
                 functional.scaled_dot_product_attention,
@@ -298,20 +296,20 @@ class NodeAttention(nn.Module):
         return kept | graphs.spread(graphs.sum(kept.long()) == 0)
 
     def _key_mask(self, bucket: Bucket, kept: Tensor | None) -> Tensor | None:
-        """Return what is added to scores, ``[graphs, 1, 1, keys]``; None if that is nothing.
+        """Return what is added to scores, ``[graphs, 1, 1, keys]``; None if it is zero everywhere.
 
-        Minus infinity where there is no node, or one that is not kept, and else 0.
+        It is minus infinity where there is no node, or one that was dropped, else 0.
         """
         if kept is None and len(bucket.sizes) == 1:
             return None
         dtype = self.in_projection.weight.dtype
-        nothing = torch.full(
+        mask = torch.full(
             (len(bucket.sizes) * bucket.width,), -math.inf, dtype=dtype, device=bucket.slots.device
         )
         if kept is None:
-            mask = nothing.index_fill_(0, bucket.slots, 0.0)
+            mask.index_fill_(0, bucket.slots, 0.0)
         else:
-            mask = nothing.index_copy_(0, bucket.slots, kept[bucket.nodes].to(dtype).log())
+            mask.index_copy_(0, bucket.slots, kept[bucket.nodes].to(dtype).log())
         mask = mask.view(len(bucket.sizes), bucket.width)
         if self.zero_token:
             mask = functional.pad(mask, (0, 1))  # [graphs, width + 1]
@@ -327,10 +325,10 @@ class NodeAttention(nn.Module):
         return functional.pad(rows, (0, 0, 0, 1)) if self.zero_token else rows
 
     def _padded_contexts(self, projected: Tensor, graphs: Graphs) -> Tensor:
-        """Do what :meth:`contexts` does in a program that is exported, without dropout.
+        """Do what :meth:`contexts` does in an exported program, without dropout.
 
-        How many buckets there are would be fixed in it, so all graphs are padded to the largest
-        one, whose size the program finds when it runs.
+        The number of buckets would be fixed in it, so all graphs are padded to the largest one,
+        whose size the program finds when it runs.
         """
         width = cast(int, graphs.counts.max().item())  # not known until the program runs
         torch._check(width >= 1)
