@@ -27,7 +27,7 @@ from ..utils.tensors import load_arrays, save_arrays, save_tensors
 from .folder import BrokenFitError, check_seal, require_sealed, seal
 from .records import check_fit
 from .run import HEAD_NAME as HEAD_NAME
-from .run import MODEL_NAME, fit_place, read_json
+from .run import MODEL_NAME, fit_place, read_json, staged_name
 
 FIT_NAME = "fit.json"
 #: Outputs for the test rows and for the validation rows; of earlier versions for the former only.
@@ -49,7 +49,7 @@ class FitSpec:
     standardize: bool = True
     #: Start where the checkpoint's own readout stands (heads that can).
     warm_start: bool = False
-    #: What is trained besides the head, in a word; empty for the head alone.
+    #: :data:`~.run.TUNED`, ...; empty for a head on a frozen backbone.
     stage: str = ""
     #: Hash of all that the run depends on: a fit of another one is not taken for this one's.
     plan: str = ""
@@ -57,7 +57,7 @@ class FitSpec:
     @property
     def name(self) -> str:
         """What the fit is called in tables and results."""
-        return f"{self.head}-{self.stage}" if self.stage else self.head
+        return staged_name(self.head, self.stage)
 
     @property
     def label(self) -> str:

@@ -384,6 +384,23 @@ class Run:
             ) from error
 
 
+#: Stages of fits, beside that of a head on a frozen backbone.
+TUNED, FINETUNED, END_TO_END = "tuned", "finetuned", "end-to-end"
+
+
+def staged_name(head: str, stage: str) -> str:
+    """Return the name of the fits of a readout in tables and results."""
+    return f"{head}-{stage}" if stage else head
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the readout and the stage of fits with that name, see :func:`staged_name`."""
+    for stage in (TUNED, FINETUNED, END_TO_END):
+        if name.endswith(f"-{stage}"):
+            return name.removesuffix(f"-{stage}"), stage
+    return name, ""
+
+
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a run, finished or not."""
     return (folder / RUN_NAME).is_file() or (folder / RESULTS_NAME).is_file()
