@@ -28,7 +28,7 @@ from ..heads.registry import (
 from ..runs.fits import Fit, FitSpec
 from ..runs.predictions import LabelRows, row_names
 from ..runs.run import Run
-from ..runs.saved_backbone import describe_backbone
+from ..runs.saved_backbone import SavedBackbone
 from ..tasks import TargetScale, infer_task
 from ..training.loaded_cache import LentRows
 from ..training.loop import OnEpoch
@@ -170,7 +170,9 @@ class Experiment(ReadoutStage):
 
     def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
         """Return how the cache of a fit's fold describes its backbone."""
-        return describe_backbone(self.folds[fit.spec.fold].loaded.cache, folder)
+        saved = SavedBackbone.of_cache(self.folds[fit.spec.fold].loaded.cache)
+        saved.carry_canary(folder)
+        return saved.to_json(folder)
 
     def weights_of(self, fit: Fit) -> str:
         """Return the hash of the backbone that the cache of a fit's fold was made with."""

@@ -15,14 +15,7 @@ from ..errors import ConfigError
 from ..heads.registry import RIVALS, SIMPLE, is_solved
 from ..metrics import Key, paired_difference, summarize
 from ..runs.fits import Fit, read_fit
-from ..runs.predictions import (
-    LabelRows,
-    member_spread,
-    number_cells,
-    prediction_cells,
-    prediction_columns,
-    spread_columns,
-)
+from ..runs.predictions import LabelRows, Predictions, member_spread, prediction_columns
 from ..runs.run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME, member_prefix
 from ..runs.verdict import OWN as OWN
 from ..runs.verdict import verdict_of
@@ -252,19 +245,22 @@ def write_predictions(
 ) -> None:
     """Write the predictions for the test rows of every fold, the seeds of a fold averaged."""
     targets = label_rows.target_names
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    found = outputs_by_fold(distinct(named(fits, name)))
-    columns = prediction_columns(task, targets)
-    if any(len(outputs.each) > 1 for outputs in found):
-        columns += spread_columns(task, targets)
-    labelled = [f"label_{target}" for target in targets]
-    writer.writerow(["id", "fold", *columns, *labelled])
-    for outputs in found:
+    columns = [*prediction_columns(task, targets), *(f"label_{target}" for target in targets)]
+    lines: list[list[str]] = [["id", "fold", *columns]]
+    for outputs in outputs_by_fold(distinct(named(fits, name))):
         each = outputs.each / temperature  # [seeds, rows, out_dim]
-        cells, spread = prediction_cells(task, each.mean(axis=0)), member_spread(task, each)
-        more = [[] for _ in cells] if spread is None else number_cells(spread)
-        for row, predicted, spreads in zip(outputs.rows, cells, more, strict=True):
-            truth = ["" if value != value else f"{value:g}" for value in label_rows.labels[row]]
-            writer.writerow([label_rows.names[row], outputs.fold, *predicted, *spreads, *truth])
+        predictions = Predictions(
+            task=task,
+            target_names=targets,
+            ids=[label_rows.names[row] for row in outputs.rows],
+            rows=outputs.rows,
+            outputs=each.mean(axis=0),
+            spread=member_spread(task, each),
+            labels=label_rows.labels[outputs.rows],
+        )
+        (_, *columns), *rows = predictions.csv_rows()
+        lines[0] = ["id", "fold", *columns]  # with the spread of several seeds
+        lines += [[row_id, str(outputs.fold), *cells] for row_id, *cells in rows]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
     write_text(folder / PREDICTIONS_NAME, text.getvalue())
