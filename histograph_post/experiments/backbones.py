@@ -24,16 +24,19 @@ from ..models import BUILT_IN, ModelSpec, call_model
 from ..models.checkpoints import weights_sha256
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.run import MODEL_NAME, staged_name
-from ..runs.saved_backbone import SavedBackbone
+from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..tasks import Task
 from ..training.graph_batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import BackboneNetwork, HistoryNetwork, checkpoint_layers
 from ..training.ranks import current_ranks
+from ..utils.files import copy_file
 from ..utils.specifications import IN_MEMORY
 from ..utils.tensors import save_tensors
-from .folds import fold_checkpoints, write_folds
+from .averaging import named
+from .folds import TrainedFold, fold_checkpoints, fold_name, save_fold
 from .options import HeadSpec
+from .results import choose_fit
 from .stage import ReadoutStage
 from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing
 
@@ -220,6 +223,10 @@ class BackboneStage(ReadoutStage):
 
     head: HeadSpec
     options: BackboneOptions
+    dataset: GraphDataset
+    #: The model and the data as the user names them.
+    model_spec: ModelSpec
+    data_spec: DataSpec
     #: The layers that are captured of a backbone.
     capture: CapturePlan
     #: Layer of each of its parameters, from :func:`~.unfreezing.layers_of_parameters`.
@@ -230,19 +237,46 @@ class BackboneStage(ReadoutStage):
         """The name of its fits in tables and results."""
         return staged_name(self.head.name, self.STAGE)
 
-    @property
     @abstractmethod
-    def named_as(self) -> tuple[ModelSpec, DataSpec]:
-        """The model and the data as the user names them."""
+    def start(self, spec: FitSpec, folder: Path) -> tuple[nn.Module, SavedBackbone]:
+        """Return the backbone of a fit before training, and its record in the run's folder."""
 
     def check(self, device: torch.device) -> None:
         """Refuse mixed precision on a device that has none."""
         self.options.check(device)
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
-        """Write a checkpoint per fold."""
-        write_folds(folder, fits, chosen, self.task, self.splits, *self.named_as)
+        """Write the best backbone of every fold, by validation, as a checkpoint."""
+        for number in dict.fromkeys(fit.spec.fold for fit in named(fits, chosen)):
+            best = choose_fit([fit for fit in fits if fit.spec.fold == number], chosen, self.task)
+            assert best.backbone is not None  # of fits of that name
+            place = folder / fold_name(number)
+            place.mkdir(exist_ok=True)
+            copy_file(folder / best.spec.folder / MODEL_NAME, place / MODEL_NAME)
+            trained = TrainedFold(
+                fold=number,
+                seed=best.spec.seed,
+                best_epoch=best.best_epoch,
+                epochs=best.num_epochs,
+                scores=best.scores,
+                num_parameters=best.num_parameters,
+                weights_sha256=best.backbone["weights_sha256"],
+                head=best.spec.head,
+                diverged=best.diverged,
+            )
+            specs, plan = (self.model_spec, self.data_spec), best.spec.plan
+            save_fold(place, trained, *specs, self.splits, best.log, plan=plan)
         return {}
+
+    def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
+        """Return how to rebuild the backbone of a fit, whose weights are in the run."""
+        assert fit.backbone is not None  # of a fit with a head
+        before, saved = self.start(fit.spec, folder)
+        weights = folder / fit.spec.folder / MODEL_NAME
+        code = write_provenance(folder, before, weights, self.capture, self.dataset)
+        sha256 = fit.backbone["weights_sha256"]
+        model = replace(saved.model, checkpoint=Path(MODEL_NAME), weights_sha256=sha256)
+        return replace(saved, model=model, in_run=True, provenance=code).to_json(folder)
 
     def fit_network(
         self,
@@ -250,7 +284,6 @@ class BackboneStage(ReadoutStage):
         before: nn.Module,
         head: nn.Module,
         standardizer: nn.Module | None,
-        dataset: GraphDataset,
         folder: Path,
         *,
         device: torch.device,
@@ -279,7 +312,7 @@ class BackboneStage(ReadoutStage):
             raise ConfigError(f"head {spec.head!r}: found no trainable parameters, expected some")
         trainer = Trainer(
             network,
-            GraphBatches(dataset, self.task, device, current_ranks()),
+            GraphBatches(self.dataset, self.task, device, current_ranks()),
             self.splits.folds[spec.fold],
             self.task,
             spec.training,

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 from torch_geometric.data import Batch
 
 from ..capture import plan_capture
@@ -24,15 +25,12 @@ from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
 from ..heads.standardize import EachLayerNorm
 from ..metrics import Key
-from ..models import ModelSpec
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.predictions import LabelRows
-from ..runs.run import END_TO_END, HEAD_CONFIG_NAME, MODEL_NAME, Run
-from ..runs.saved_backbone import SavedBackbone, write_provenance
-from ..training.graph_batches import GraphBatches
-from ..training.loop import OnEpoch, Trainer
-from ..training.networks import BackboneNetwork, statistics_of
-from ..training.ranks import current_ranks
+from ..runs.run import END_TO_END, HEAD_CONFIG_NAME, Run
+from ..runs.saved_backbone import SavedBackbone
+from ..training.loop import OnEpoch
+from ..training.networks import statistics_of
 from .averaging import named, outputs_by_fold
 from .backbones import BackboneStage, untrained_model
 from .options import ExperimentOptions, HeadSpec, with_keywords
@@ -53,11 +51,6 @@ class EndToEnd(BackboneStage):
     baseline: bool
     #: Whether every row of the history is brought to one scale before the head.
     normalize: bool
-
-    @property
-    def named_as(self) -> tuple[ModelSpec, DataSpec]:
-        """The model and the data as the user names them."""
-        return self.pretraining.model_spec, self.pretraining.data_spec
 
     def plan(self) -> dict[str, Any]:
         """Return all that the result depends on, as plain values."""
@@ -96,24 +89,19 @@ class EndToEnd(BackboneStage):
         self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train the backbone with its own readout, or with the head."""
-        given, task = self.pretraining, self.task
-        model = untrained_model(given.model_spec, given.dataset, given.labels_width, seed=spec.seed)
+        model, _ = self.start(spec, folder)
+        task = self.task
         if not spec.stage:
-            source = GraphBatches(given.dataset, task, device, current_ranks())
-            network = BackboneNetwork(model).to(device)
-            split = self.splits.folds[spec.fold]
-            trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
+            trainer = self.pretraining.trainer(model, spec, device)
             return train_fit(spec, trainer, folder / spec.folder, head=None, on_epoch=on_epoch)
         torch.manual_seed(spec.seed)
         head = build_head(spec.head, self.capture.widths, task.out_dim, task.level, **spec.options)
         norm = EachLayerNorm(self.capture.widths) if self.normalize else None
-        return self.fit_network(
-            spec, model, head, norm, given.dataset, folder, device=device, on_epoch=on_epoch
-        )
+        return self.fit_network(spec, model, head, norm, folder, device=device, on_epoch=on_epoch)
 
     def notes(self) -> list[str]:
         """Return notes on the data and the layers, and what cannot be scored."""
-        return [*self.pretraining.dataset.notes, *self.capture.notes, *super().notes()]
+        return [*self.dataset.notes, *self.capture.notes, *super().notes()]
 
     def own_scores(self, fits: Sequence[Fit], labels: np.ndarray) -> dict[Key, float]:
         """Return the test score of each backbone that was trained with its own readout."""
@@ -127,29 +115,22 @@ class EndToEnd(BackboneStage):
         """Return the label rows of the data."""
         return self.pretraining.label_rows()
 
-    def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
-        """Return how to build the backbone of a fit again; its weights are in the run."""
-        assert fit.backbone is not None  # of a fit with a head
-        given, filled, seed = self.pretraining, dict[str, Any](), fit.spec.seed
-        sizes = (given.dataset, given.labels_width)
-        model = untrained_model(given.model_spec, *sizes, seed=seed, filled=filled)
-        weights = folder / fit.spec.folder / MODEL_NAME
+    def start(self, spec: FitSpec, folder: Path) -> tuple[nn.Module, SavedBackbone]:
+        """Return a backbone with random weights, and how to build it again."""
+        width, filled = self.pretraining.labels_width, dict[str, Any]()
+        model = untrained_model(self.model_spec, self.dataset, width, seed=spec.seed, filled=filled)
         saved = SavedBackbone(
             file=folder / HEAD_CONFIG_NAME,
             model=replace(
-                given.model_spec,
-                checkpoint=Path(MODEL_NAME),
-                out_dim=None if self.task.level == "link" else given.labels_width,
-                weights_sha256=fit.backbone["weights_sha256"],
+                self.model_spec,
+                out_dim=None if self.task.level == "link" else width,
                 filled=filled,
             ),
-            data=DataSpec.of(given.dataset, given.data_spec.args),
+            data=DataSpec.of(self.dataset, self.data_spec.args),
             capture=self.capture,
             cache=folder,
-            in_run=True,
-            provenance=write_provenance(folder, model, weights, self.capture, given.dataset),
         )
-        return saved.to_json()
+        return model, saved
 
 
 def plan_end_to_end(
@@ -202,6 +183,9 @@ def plan_end_to_end(
         pretraining=given,
         head=head,
         options=backbone,
+        dataset=given.dataset,
+        model_spec=given.model_spec,
+        data_spec=given.data_spec,
         capture=capture,
         layers=reached,
         baseline=baseline,

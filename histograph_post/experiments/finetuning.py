@@ -20,16 +20,15 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 
 from ..caches import Cache
-from ..data import DataSpec, GraphDataset
+from ..data import GraphDataset
 from ..data.batching import probe_graphs
 from ..errors import CacheError, ConfigError
 from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
-from ..models import ModelSpec
 from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit
 from ..runs.predictions import LabelRows
-from ..runs.run import BEST_NAME, FINETUNED, MODEL_NAME, RUN_NAME, Run
-from ..runs.saved_backbone import SavedBackbone, write_provenance
+from ..runs.run import BEST_NAME, FINETUNED, RUN_NAME, Run
+from ..runs.saved_backbone import SavedBackbone
 from ..training.loaded_cache import LentRows
 from ..training.loop import OnEpoch
 from ..utils.files import sha256_file
@@ -71,10 +70,6 @@ def open_source(source: str | Path | Run | Cache) -> Run | None:
     return run
 
 
-def _heads(run: Run) -> list[HeadSpec]:
-    return [HeadSpec(entry["name"], entry["options"]) for entry in run.plan["heads"]]
-
-
 def source_experiment(
     run: Run, options: ExperimentOptions, *, cache: str | Path | None
 ) -> Experiment:
@@ -103,7 +98,7 @@ def source_experiment(
         seeds=tuple(options.seeds or known),
         caches=tuple(caches),
         folds=tuple(load_folds(caches, run.splits, memory_limit=options.memory_limit)),
-        heads=tuple(_heads(run)),
+        heads=tuple(HeadSpec(entry["name"], entry["options"]) for entry in plan["heads"]),
         training=options.training_options(),
         standardize=plan["standardize"],
         warm_start=plan["warm_start"],
@@ -124,11 +119,6 @@ class Finetuning(BackboneStage):
     source: Run | None
     #: Notes on what is not trained.
     layer_notes: tuple[str, ...] = ()
-
-    @property
-    def named_as(self) -> tuple[ModelSpec, DataSpec]:
-        """The model and the data as the user names them."""
-        return self.backbones.model, self.backbones.data
 
     def plan(self) -> dict[str, Any]:
         """Return all that the result depends on, as plain values."""
@@ -175,15 +165,9 @@ class Finetuning(BackboneStage):
         else:
             made = make_head(spec, fold.loaded, fold.split, self.task)
             head, standardizer = made.head, made.standardizer
+        before, _ = self.start(spec, folder)
         return self.fit_network(
-            spec,
-            self._backbone(spec),
-            head,
-            standardizer,
-            self.backbones.dataset,
-            folder,
-            device=device,
-            on_epoch=on_epoch,
+            spec, before, head, standardizer, folder, device=device, on_epoch=on_epoch
         )
 
     def share(self, spec: FitSpec) -> LentRows | None:
@@ -207,23 +191,10 @@ class Finetuning(BackboneStage):
         """Return the label rows of the cached data."""
         return self.frozen.label_rows()
 
-    def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
-        """Return how the cache describes a fit's backbone, with the weights it has now."""
-        assert fit.backbone is not None  # of a fine-tuned fit
-        cached = SavedBackbone.of_cache(self.frozen.folds[fit.spec.fold].loaded.cache)
-        weights, data = folder / fit.spec.folder / MODEL_NAME, self.backbones.dataset
-        code = write_provenance(folder, self._backbone(fit.spec), weights, self.capture, data)
-        return {
-            **cached.to_json(folder),
-            "weights_sha256": fit.backbone["weights_sha256"],
-            "checkpoint": MODEL_NAME,
-            "in_run": True,
-            "provenance": code.to_json(),
-        }
-
-    def _backbone(self, spec: FitSpec) -> nn.Module:
-        """Return the cached backbone that a fit starts from."""
-        return self.backbones.models[spec.fold % len(self.backbones.models)]
+    def start(self, spec: FitSpec, folder: Path) -> tuple[nn.Module, SavedBackbone]:
+        """Return the cached backbone, and how the cache describes it."""
+        saved = SavedBackbone.of_cache(self.frozen.folds[spec.fold].loaded.cache)
+        return self.backbones.models[spec.fold % len(self.backbones.models)], saved
 
     def trainable(self) -> ParameterCounts:
         """Count what training may change, refusing what cannot be trained."""
@@ -324,6 +295,9 @@ def plan_finetuning(
         head=chosen,
         backbones=backbones,
         options=asked,
+        dataset=backbones.dataset,
+        model_spec=backbones.model,
+        data_spec=backbones.data,
         capture=backbones.capture,
         layers=layers,
         source=run,

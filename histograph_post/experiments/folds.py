@@ -25,7 +25,6 @@ from ..caches.manifest import MANIFEST_NAME, Provenance, read_manifest
 from ..data import DataSpec
 from ..errors import CacheError, ConfigError, NotFoundError
 from ..models import ModelSpec, parse_args
-from ..runs.fits import Fit
 from ..runs.folder import require_sealed, seal
 from ..runs.run import (
     CONFIG_NAME,
@@ -38,14 +37,11 @@ from ..runs.run import (
     read_json,
 )
 from ..splits import Split, Splits, resolve_splits
-from ..tasks import Task
 from ..training.loaded_cache import LoadedCache
 from ..utils.decoding import decode, read_toml_file
-from ..utils.files import copy_file, write_json, write_text
+from ..utils.files import write_json, write_text
 from ..utils.specifications import IN_MEMORY, Specification
 from ..utils.trust import Trusted, code_to_trust
-from .averaging import named
-from .results import choose_fit
 
 
 @dataclass(frozen=True)
@@ -319,41 +315,6 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
         raise ConfigError(f"{path}: found no {error}, expected what training wrote") from None
     except TypeError as error:
         raise ConfigError(f"{path}: found a value of another type ({error})") from None
-
-
-def write_folds(
-    folder: Path,
-    fits: Sequence[Fit],
-    chosen: str,
-    task: Task,
-    splits: Splits,
-    model: ModelSpec,
-    data: DataSpec,
-) -> None:
-    """Write the backbone of every fold, of the seed that is best by validation, as a checkpoint.
-
-    ``chosen`` names its fits; the other arguments are those of :func:`save_fold`.
-    """
-    trained_fits = named(fits, chosen)
-    for number in dict.fromkeys(fit.spec.fold for fit in trained_fits):
-        members = [fit for fit in trained_fits if fit.spec.fold == number]
-        best = choose_fit(members, chosen, task)
-        assert best.backbone is not None  # of fits of that name
-        place = folder / fold_name(number)
-        place.mkdir(exist_ok=True)
-        copy_file(folder / best.spec.folder / MODEL_NAME, place / MODEL_NAME)
-        trained = TrainedFold(
-            fold=number,
-            seed=best.spec.seed,
-            best_epoch=best.best_epoch,
-            epochs=best.num_epochs,
-            scores=best.scores,
-            num_parameters=best.num_parameters,
-            weights_sha256=best.backbone["weights_sha256"],
-            head=best.spec.head,
-            diverged=best.diverged,
-        )
-        save_fold(place, trained, model, data, splits, best.log, plan=best.spec.plan)
 
 
 # --- the code that a run, a cache or a pretraining names, which ``histograph trust`` approves

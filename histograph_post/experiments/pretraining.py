@@ -124,11 +124,8 @@ class Pretraining(Stage):
         """Train the backbone on one fold."""
         folder = folder / self.place(spec)
         folder.mkdir(parents=True, exist_ok=True)
-        task, split = self.task, self.splits.folds[spec.fold]
         model = copy.deepcopy(self.model)
-        source = GraphBatches(self.dataset, task, device, current_ranks())
-        network = BackboneNetwork(model).to(device)
-        trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
+        trainer = self.trainer(model, spec, device)
         if not isinstance(model, GNN):
             # The checkpoint has to predict in the units of the labels, and a user's model has no
             # known layer that could undo a scale: it is trained without one.
@@ -143,8 +140,8 @@ class Pretraining(Stage):
             best_epoch=trainer.progress.best_epoch,
             epochs=trainer.progress.epoch,
             scores={
-                part: task.scores(trainer.predict(rows), source.labels[rows])
-                for part, rows in zip(PARTS, split.parts, strict=True)
+                part: self.task.scores(trainer.predict(rows), trainer.source.labels[rows])
+                for part, rows in zip(PARTS, trainer.split.parts, strict=True)
                 if len(rows)
             },
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -156,6 +153,12 @@ class Pretraining(Stage):
         save_fold(folder, trained, *named, self.splits, log, plan=spec.plan)
         (folder / STATE_NAME).unlink(missing_ok=True)
         return self._as_fit(spec, trained, log, seconds)
+
+    def trainer(self, model: nn.Module, spec: FitSpec, device: torch.device) -> Trainer:
+        """Return what trains a model with its own readout on the fold of a fit."""
+        source = GraphBatches(self.dataset, self.task, device, current_ranks())
+        network, split = BackboneNetwork(model).to(device), self.splits.folds[spec.fold]
+        return Trainer(network, source, split, self.task, spec.training, seed=spec.seed)
 
     def _as_fit(
         self,
