@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import histograph_post as hg
+from histograph_post.runs.run import TUNED, split_name
 from histograph_post.utils.text import duration, score, setting
 
 from . import options as opt
@@ -190,7 +191,7 @@ def tune(
     versus = run.results["versus_default"]
     if versus is not None:
         terminal.info(f"{run.results['head']} against {head} with its defaults: {gain(versus)}")
-    elif not run.results["head"].endswith("-tuned"):
+    elif split_name(run.results["head"])[1] != TUNED:
         terminal.info(
             "No trial had a better validation score than the defaults, so these are kept."
         )

@@ -1,4 +1,4 @@
-"""Seeds averaged: the fits of one readout that predict together, and what they say together."""
+"""Seeds averaged: the fits of one readout that predict together, and their mean predictions."""
 
 from __future__ import annotations
 
@@ -9,22 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..metrics import (
-    Difference,
-    Key,
-    paired_difference,
-    resampled_interval,
-    resampled_rows,
-)
+from ..metrics import Difference, Key, paired_difference, resampled_interval, resampled_rows
 from ..runs.fits import Fit
-from ..runs.predictions import (
-    calibration_error,
-    fit_temperature,
-)
-from ..runs.verdict import OWN as OWN
+from ..runs.predictions import calibration_error, fit_temperature
+from ..runs.verdict import OWN
 from ..tasks import Task
 
-#: Draws of test rows for an interval; fewer where there are many targets or folds to score in each.
+#: Bootstrap samples for an interval; fewer if there are many targets or folds to score in each.
 _DRAWS = 1000
 _FEWEST_DRAWS = 100
 _DRAWN_COLUMNS = 5000
@@ -35,7 +26,7 @@ _DRAWN_ROWS = 1 << 25
 
 @dataclass(frozen=True)
 class FoldOutputs:
-    """What the fits of one fold say of the rows of a part."""
+    """The outputs of the fits of one fold for the rows of a part."""
 
     fold: int
     #: Label rows of the part, ``[rows]``.
@@ -50,7 +41,7 @@ class FoldOutputs:
 
 
 def outputs_by_fold(fits: Sequence[Fit], part: str = "test") -> list[FoldOutputs]:
-    """Return what the seeds of each fold say of the rows of a part, ``test`` or ``valid``."""
+    """Return the outputs of the seeds of each fold for a part, ``test`` or ``valid``."""
     found = []
     for fold in dict.fromkeys(fit.spec.fold for fit in fits):
         parts = [
@@ -69,8 +60,8 @@ def outputs_by_fold(fits: Sequence[Fit], part: str = "test") -> list[FoldOutputs
 def members_with(best: Fit, fits: Sequence[Fit], weights_of: Callable[[Fit], str]) -> list[Fit]:
     """Return the fits that predict together with the best one, those of a fold together.
 
-    They are all fits of its readout that read exactly its backbone, by the hash of its weights:
-    others give other activations, which would need a backbone of their own to run beside it.
+    They are the fits of its readout on exactly its backbone, by the hash of its weights: others
+    would need another backbone to run as well.
     """
     own = weights_of(best)
     members = [fit for fit in named(fits, best.spec.name) if weights_of(fit) == own]
@@ -79,10 +70,7 @@ def members_with(best: Fit, fits: Sequence[Fit], weights_of: Callable[[Fit], str
 
 
 def distinct(fits: Sequence[Fit]) -> list[Fit]:
-    """Return fits of one readout that differ: of one that is solved, the first of each fold.
-
-    A solution does not depend on the seed, and five times the same is no better than once.
-    """
+    """Return distinct fits of one readout: a solution does not depend on the seed."""
     solved = {fit.spec.fold: fit for fit in reversed(fits)}
     return [fit for fit in fits if fit.strength is None or solved[fit.spec.fold] is fit]
 
@@ -111,11 +99,11 @@ class Averages:
 
     @property
     def labelled_rows(self) -> int:
-        """Rows that have a label, of whatever part: as many can be tested."""
+        """Rows of any part that have a label: as many could be tested."""
         return int((~np.isnan(self._labels)).any(axis=1).sum())
 
     def scores(self, name: str, part: str = "test") -> dict[Key, float]:
-        """Return the score of each fold that has one, under its fold and 0 for the seed."""
+        """Return the score of each fold that has one, with 0 as the seed."""
         found = {
             (fold, 0): self._task.score(outputs, self._labels[rows])
             for fold, (rows, outputs) in self._outputs.get((part, name), {}).items()
@@ -125,8 +113,8 @@ class Averages:
     def difference(self, name: str, other: str) -> Difference | None:
         """Return how much better one readout is than another on the test part.
 
-        Paired over folds where there are several, with the interval over all test rows beside it,
-        else over the test rows of the only one.
+        Paired over folds if there are several, with an interval over all test rows as well, else
+        over the test rows of the only fold.
         """
         scores, others = self.scores(name), self.scores(other)
         found = paired_difference(scores, others)
@@ -146,7 +134,7 @@ class Averages:
         return replace(found, rows={"low": low, "high": high, "count": count})
 
     def _drawn(self, name: str, fold: int) -> np.ndarray:
-        """Return the scores of a readout on rows that are drawn again and again: ``[draws]``."""
+        """Return the scores of a readout on bootstrap samples of the test rows: ``[draws]``."""
         if (name, fold) not in self._resampled:
             own_rows, outputs = self._outputs["test", name][fold]
             labels = self._labels[own_rows]
@@ -159,9 +147,9 @@ class Averages:
         return self._resampled[name, fold]
 
     def calibration(self, name: str, temperature: float) -> dict[str, Any] | None:
-        """Return how well the probabilities for all test rows are calibrated, before and after.
+        """Return the calibration error on all test rows, before and after temperature scaling.
 
-        Before and after logits are divided by the temperature; None for a regression.
+        None for a regression.
         """
         found = self._outputs.get(("test", name))
         if self._task.kind == "regression" or not found:
@@ -178,10 +166,10 @@ class Averages:
 def temperature_of(
     task: Task, fits: Sequence[Fit], labels: np.ndarray, weights_of: Callable[[Fit], str]
 ) -> float:
-    """Return the temperature of a readout: fitted on the validation rows of all folds together.
+    """Return the temperature of a readout, fitted on the validation rows of all folds together.
 
-    What is calibrated is what predicts: the mean of the fits that share a backbone, by the hash of
-    its weights, fold by fold.
+    It calibrates what the run predicts: the mean of the fits of a fold that share a backbone, by
+    the hash of its weights.
     """
     groups: dict[str, list[Fit]] = {}
     for fit in fits:

@@ -1,4 +1,4 @@
-"""Backbones that are trained: built for the data, or rebuilt from caches, fitted with a head."""
+"""Backbones to train: built for the data or rebuilt from caches, and trained with a head."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ from ..errors import CacheError, ConfigError, DataError, HistographError, NotFou
 from ..models import BUILT_IN, ModelSpec, call_model
 from ..models.checkpoints import weights_sha256
 from ..runs.fits import Fit, FitSpec, train_fit
-from ..runs.run import MODEL_NAME
-from ..runs.saved_backbone import SavedBackbone
+from ..runs.run import MODEL_NAME, staged_name
+from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..tasks import Task
 from ..training.graph_batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import BackboneNetwork, HistoryNetwork, checkpoint_layers
 from ..training.ranks import current_ranks
+from ..utils.files import copy_file
 from ..utils.specifications import IN_MEMORY
 from ..utils.tensors import save_tensors
-from .folds import fold_checkpoints, write_folds
+from .averaging import named
+from .folds import TrainedFold, fold_checkpoints, fold_name, save_fold
 from .options import HeadSpec
+from .results import choose_fit
 from .stage import ReadoutStage
-from .unfreezing import (
-    BackboneOptions,
-    ParameterCounts,
-    Unfreezing,
-)
+from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing
 
-# --- a backbone before training: built for the data, with weights drawn by a seed
+# --- a backbone before training: built for the data, with random weights
 
 
 def untrained_model(
@@ -52,10 +51,10 @@ def untrained_model(
     seed: int,
     filled: dict[str, Any] | None = None,
 ) -> nn.Module:
-    """Build a model with initial weights of its own.
+    """Build a model with random weights.
 
     Args:
-        dataset: Says how many features, or categories of features, the nodes have.
+        dataset: Gives the number of features, or of categories of each feature.
         out_dim: Number of outputs that the labels ask for.
         filled: Receives the arguments that were filled in.
     """
@@ -65,7 +64,7 @@ def untrained_model(
     if any(is_lazy(parameter) for parameter in built.parameters()):
         with torch.no_grad():
             call_model(built.eval(), Batch.from_data_list(probe_graphs(dataset)))
-    # A specification may name a module that exists: every caller gets its own.
+    # A specification may name an existing module: every caller gets its own.
     return copy.deepcopy(built)
 
 
@@ -99,7 +98,7 @@ class CachedBackbones:
 
     models: tuple[nn.Module, ...]
     dataset: GraphDataset
-    #: The model and the data as they were named, for the checkpoints to come.
+    #: The model and the data as the user names them.
     model: ModelSpec
     data: DataSpec
     #: The layers that are captured of each.
@@ -107,7 +106,7 @@ class CachedBackbones:
     #: Whether the models were handed over, not built from their specification.
     in_memory: bool
 
-    # Another process builds the models anew: a class from a user's file cannot be imported there.
+    # Another process rebuilds the models: a class from a user's file cannot be imported there.
     def __getstate__(self) -> dict[str, Any]:
         weights = tuple(model.state_dict() for model in self.models)
         return vars(self) if self.in_memory else {**vars(self), "models": weights}
@@ -121,7 +120,7 @@ class CachedBackbones:
         in_dim = int(self.dataset.graphs[0].num_node_features)
         built = self.model.build(state_dict=weights, in_dim=in_dim)
         built.load_state_dict(weights)
-        return copy.deepcopy(built).eval()  # a specification may name a module that exists
+        return copy.deepcopy(built).eval()  # a specification may name an existing module
 
 
 def load_backbones(
@@ -134,7 +133,7 @@ def load_backbones(
     key_map: Path | None,
     trust: bool,
 ) -> CachedBackbones:
-    """Build the models of the caches anew, with the cached weights, and load the cached data."""
+    """Rebuild the models of the caches, with the cached weights, and load the cached data."""
     known = [SavedBackbone.of_cache(cache) for cache in caches]
     for saved in known[1:]:
         if saved.capture != known[0].capture:
@@ -142,7 +141,7 @@ def load_backbones(
                 f"{saved.folder}: found other layers than those of {known[0].folder.name}, "
                 "expected the caches of one model, trained fold by fold"
             )
-    # Asked of all caches before anything is built or loaded: a manifest names no code.
+    # Checked for all caches before anything is built: a manifest does not decide what code runs.
     models = [
         saved.model if isinstance(model, nn.Module) else saved.model.to_follow(model)
         for saved in known
@@ -164,7 +163,7 @@ def load_backbones(
         )
     built = [
         saved.build(
-            # The user's own one stays as it is.
+            # The user's own module is not changed.
             model=copy.deepcopy(model) if isinstance(model, nn.Module) else model,
             checkpoint=file,
             key_map=key_map,
@@ -207,7 +206,7 @@ def _data_root(
     try:
         folds = fold_checkpoints(checkpoint.parent, model=model.spec, data=data.spec)
         return folds[0].data.root
-    except HistographError:  # a checkpoint from elsewhere
+    except HistographError:  # a checkpoint that we did not train
         return None
 
 
@@ -215,85 +214,105 @@ def _data_root(
 
 
 @dataclass(frozen=True)
-class NetworkParts:
-    """A backbone and a head that are to be trained together."""
-
-    backbone: nn.Module
-    capture: CapturePlan
-    #: Layer of each parameter, from :func:`~.unfreezing.layers_of_parameters`.
-    layers: Mapping[str, int]
-    head: nn.Module
-    standardizer: nn.Module | None
-
-
-@dataclass(frozen=True)
 class BackboneStage(ReadoutStage):
     """A stage that trains backbones together with a head over their history."""
 
     trains_backbone: ClassVar[bool] = True
-    #: What its fits are called after the name of their head.
+    #: The stage of its fits.
     STAGE: ClassVar[str]
 
     head: HeadSpec
     options: BackboneOptions
+    dataset: GraphDataset
+    #: The model and the data as the user names them.
+    model_spec: ModelSpec
+    data_spec: DataSpec
+    #: The layers that are captured of a backbone.
+    capture: CapturePlan
+    #: Layer of each of its parameters, from :func:`~.unfreezing.layers_of_parameters`.
+    layers: Mapping[str, int]
 
     @property
     def name(self) -> str:
-        """What the network is called in tables and results."""
-        return f"{self.head.name}-{self.STAGE}"
+        """The name of its fits in tables and results."""
+        return staged_name(self.head.name, self.STAGE)
 
-    @property
     @abstractmethod
-    def named_as(self) -> tuple[ModelSpec, DataSpec]:
-        """The model and the data as the user names them."""
+    def start(self, spec: FitSpec, folder: Path) -> tuple[nn.Module, SavedBackbone]:
+        """Return the backbone of a fit before training, and its record in the run's folder."""
 
     def check(self, device: torch.device) -> None:
         """Refuse mixed precision on a device that has none."""
         self.options.check(device)
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
-        """Write a checkpoint per fold."""
-        write_folds(folder, fits, chosen, self.task, self.splits, *self.named_as)
+        """Write the best backbone of every fold, by validation, as a checkpoint."""
+        for number in dict.fromkeys(fit.spec.fold for fit in named(fits, chosen)):
+            best = choose_fit([fit for fit in fits if fit.spec.fold == number], chosen, self.task)
+            assert best.backbone is not None  # of fits of that name
+            place = folder / fold_name(number)
+            place.mkdir(exist_ok=True)
+            copy_file(folder / best.spec.folder / MODEL_NAME, place / MODEL_NAME)
+            trained = TrainedFold(
+                fold=number,
+                seed=best.spec.seed,
+                best_epoch=best.best_epoch,
+                epochs=best.num_epochs,
+                scores=best.scores,
+                num_parameters=best.num_parameters,
+                weights_sha256=best.backbone["weights_sha256"],
+                head=best.spec.head,
+                diverged=best.diverged,
+            )
+            specs, plan = (self.model_spec, self.data_spec), best.spec.plan
+            save_fold(place, trained, *specs, self.splits, best.log, plan=plan)
         return {}
+
+    def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
+        """Return how to rebuild the backbone of a fit, whose weights are in the run."""
+        assert fit.backbone is not None  # of a fit with a head
+        before, saved = self.start(fit.spec, folder)
+        weights = folder / fit.spec.folder / MODEL_NAME
+        code = write_provenance(folder, before, weights, self.capture, self.dataset)
+        sha256 = fit.backbone["weights_sha256"]
+        model = replace(saved.model, checkpoint=Path(MODEL_NAME), weights_sha256=sha256)
+        return replace(saved, model=model, in_run=True, provenance=code).to_json(folder)
 
     def fit_network(
         self,
         spec: FitSpec,
-        parts: NetworkParts,
-        dataset: GraphDataset,
+        before: nn.Module,
+        head: nn.Module,
+        standardizer: nn.Module | None,
         folder: Path,
         *,
         device: torch.device,
-        before: nn.Module,
         on_epoch: OnEpoch | None = None,
     ) -> Fit:
-        """Train a backbone and its head on one fold, or resume that.
+        """Train a copy of a backbone and a head on one fold, or resume that.
 
-        ``before`` is the backbone before training, which this leaves alone: what changed in the
-        one among the parts is counted.
+        ``before`` is the backbone before training, which stays as it is.
         """
-        options = self.options
-        unfreezing = Unfreezing(parts.backbone, parts.layers, len(parts.capture.points), options)
+        options, backbone = self.options, copy.deepcopy(before)
+        unfreezing = Unfreezing(backbone, self.layers, len(self.capture.points), options)
         if options.checkpoint_layers:
-            checkpoint_layers(parts.backbone, parts.capture)
+            checkpoint_layers(backbone, self.capture)
         network = HistoryNetwork(
-            parts.backbone,
-            parts.capture,
-            parts.head,
-            parts.standardizer,
+            backbone,
+            self.capture,
+            head,
+            standardizer,
             statistics=options.bn,
             autocast=options.autocast,
         ).to(device)
-        trainable = ParameterCounts.trainable(parts.backbone, unfreezing, parts.head)
-        head_before = {
-            name: value.detach().clone() for name, value in parts.head.named_parameters()
-        }
-        head_parameters = [p for p in parts.head.parameters() if p.requires_grad]
+        trainable = ParameterCounts.trainable(backbone, unfreezing, head)
+        head_before = {name: value.detach().clone() for name, value in head.named_parameters()}
+        head_parameters = [p for p in head.parameters() if p.requires_grad]
         if not head_parameters:
             raise ConfigError(f"head {spec.head!r}: found no trainable parameters, expected some")
         trainer = Trainer(
             network,
-            GraphBatches(dataset, self.task, device, current_ranks()),
+            GraphBatches(self.dataset, self.task, device, current_ranks()),
             self.splits.folds[spec.fold],
             self.task,
             spec.training,
@@ -306,9 +325,9 @@ class BackboneStage(ReadoutStage):
         )
 
         def save_backbone(folder: Path) -> dict[str, Any]:
-            state = parts.backbone.state_dict()
+            state = backbone.state_dict()
             save_tensors(folder / MODEL_NAME, state)
-            changed = ParameterCounts.changed(parts.backbone, before, parts.head, head_before)
+            changed = ParameterCounts.changed(backbone, before, head, head_before)
             return {
                 "weights_sha256": weights_sha256(state),
                 "asked": asdict(trainable),
@@ -319,8 +338,8 @@ class BackboneStage(ReadoutStage):
             spec,
             trainer,
             folder / spec.folder,
-            head=parts.head,
-            standardizer=parts.standardizer,
+            head=head,
+            standardizer=standardizer,
             on_epoch=on_epoch,
             save_backbone=save_backbone,
         )

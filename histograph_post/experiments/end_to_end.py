@@ -1,13 +1,12 @@
 """End-to-end training: a backbone and a head over its history, both from random weights.
 
-Beside it the same backbone, with the same initial weights, is trained with its own readout. The
-standardisation of the head stage has no place here: its statistics describe a network that stands
-still. Every row of the history is normalised by itself instead (see heads/standardize.py).
+As a baseline the same backbone, with the same initial weights, is trained with its own readout.
+Layers are not standardised as in the head stage, whose statistics describe a frozen network: every
+row of the history is normalised by itself instead (see heads/standardize.py).
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 from torch_geometric.data import Batch
 
-from ..capture import CapturePlan, plan_capture
+from ..capture import plan_capture
 from ..data import DataSpec
 from ..data.batching import probe_graphs
 from ..errors import ConfigError
@@ -25,17 +25,14 @@ from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
 from ..heads.standardize import EachLayerNorm
 from ..metrics import Key
-from ..models import ModelSpec
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.predictions import LabelRows
-from ..runs.run import HEAD_CONFIG_NAME, MODEL_NAME, Run
-from ..runs.saved_backbone import SavedBackbone, write_provenance
-from ..training.graph_batches import GraphBatches
-from ..training.loop import OnEpoch, Trainer
-from ..training.networks import BackboneNetwork, statistics_of
-from ..training.ranks import current_ranks
+from ..runs.run import END_TO_END, HEAD_CONFIG_NAME, Run
+from ..runs.saved_backbone import SavedBackbone
+from ..training.loop import OnEpoch
+from ..training.networks import statistics_of
 from .averaging import named, outputs_by_fold
-from .backbones import BackboneStage, NetworkParts, untrained_model
+from .backbones import BackboneStage, untrained_model
 from .options import ExperimentOptions, HeadSpec, with_keywords
 from .pretraining import Pretraining, plan_pretraining
 from .results import OWN, scores_of
@@ -47,19 +44,13 @@ from .unfreezing import BackboneOptions, check_gradients, layers_of_parameters
 class EndToEnd(BackboneStage):
     """A backbone, a head, folds and seeds: everything an end-to-end training does."""
 
-    STAGE: ClassVar[str] = "end-to-end"
+    STAGE: ClassVar[str] = END_TO_END
 
     pretraining: Pretraining
-    capture: CapturePlan
     #: Whether the backbone is trained with its own readout too.
     baseline: bool
     #: Whether every row of the history is brought to one scale before the head.
     normalize: bool
-
-    @property
-    def named_as(self) -> tuple[ModelSpec, DataSpec]:
-        """The model and the data as the user names them."""
-        return self.pretraining.model_spec, self.pretraining.data_spec
 
     def plan(self) -> dict[str, Any]:
         """Return all that the result depends on, as plain values."""
@@ -98,71 +89,48 @@ class EndToEnd(BackboneStage):
         self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train the backbone with its own readout, or with the head."""
-        given, task = self.pretraining, self.task
-        model = untrained_model(given.model_spec, given.dataset, given.labels_width, seed=spec.seed)
+        model, _ = self.start(spec, folder)
+        task = self.task
         if not spec.stage:
-            source = GraphBatches(given.dataset, task, device, current_ranks())
-            network = BackboneNetwork(model).to(device)
-            split = self.splits.folds[spec.fold]
-            trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
+            trainer = self.pretraining.trainer(model, spec, device)
             return train_fit(spec, trainer, folder / spec.folder, head=None, on_epoch=on_epoch)
-        layers = layers_of_parameters(model, self.capture, self._probe())
         torch.manual_seed(spec.seed)
         head = build_head(spec.head, self.capture.widths, task.out_dim, task.level, **spec.options)
         norm = EachLayerNorm(self.capture.widths) if self.normalize else None
-        return self.fit_network(
-            spec,
-            NetworkParts(model, self.capture, layers, head, norm),
-            given.dataset,
-            folder,
-            device=device,
-            before=copy.deepcopy(model),
-            on_epoch=on_epoch,
-        )
-
-    def _probe(self) -> Batch:
-        return Batch.from_data_list(probe_graphs(self.pretraining.dataset))
+        return self.fit_network(spec, model, head, norm, folder, device=device, on_epoch=on_epoch)
 
     def notes(self) -> list[str]:
-        """Return what the user should know: of the data, of the layers, what cannot be scored."""
-        about = (*self.pretraining.dataset.notes, *self.capture.notes)
-        return [*about, *super().notes()]
+        """Return notes on the data and the layers, and what cannot be scored."""
+        return [*self.dataset.notes, *self.capture.notes, *super().notes()]
 
     def own_scores(self, fits: Sequence[Fit], labels: np.ndarray) -> dict[Key, float]:
         """Return the test score of each backbone that was trained with its own readout."""
         return scores_of(named(fits, OWN), "test", self.task.metric)
 
     def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:
-        """Return what the backbones with their own readout say together, their seeds averaged."""
+        """Return the outputs of the backbones with their own readout, seeds averaged."""
         return {found.fold: found.mean for found in outputs_by_fold(named(fits, OWN))}
 
     def label_rows(self) -> LabelRows:
         """Return the label rows of the data."""
         return self.pretraining.label_rows()
 
-    def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
-        """Return how to build the backbone of a fit again; its weights are in the run."""
-        assert fit.backbone is not None  # of a fit with a head
-        given, filled, seed = self.pretraining, dict[str, Any](), fit.spec.seed
-        sizes = (given.dataset, given.labels_width)
-        model = untrained_model(given.model_spec, *sizes, seed=seed, filled=filled)
-        weights = folder / fit.spec.folder / MODEL_NAME
+    def start(self, spec: FitSpec, folder: Path) -> tuple[nn.Module, SavedBackbone]:
+        """Return a backbone with random weights, and how to build it again."""
+        width, filled = self.pretraining.labels_width, dict[str, Any]()
+        model = untrained_model(self.model_spec, self.dataset, width, seed=spec.seed, filled=filled)
         saved = SavedBackbone(
             file=folder / HEAD_CONFIG_NAME,
             model=replace(
-                given.model_spec,
-                checkpoint=Path(MODEL_NAME),
-                out_dim=None if self.task.level == "link" else given.labels_width,
-                weights_sha256=fit.backbone["weights_sha256"],
+                self.model_spec,
+                out_dim=None if self.task.level == "link" else width,
                 filled=filled,
             ),
-            data=DataSpec.of(given.dataset, given.data_spec.args),
+            data=DataSpec.of(self.dataset, self.data_spec.args),
             capture=self.capture,
             cache=folder,
-            in_run=True,
-            provenance=write_provenance(folder, model, weights, self.capture, given.dataset),
         )
-        return saved.to_json()
+        return model, saved
 
 
 def plan_end_to_end(
@@ -178,7 +146,7 @@ def plan_end_to_end(
     amp: bool = False,
     **pretraining: Any,
 ) -> EndToEnd:
-    """Load the data, build the backbone, find its layers, and lay out what is to be trained.
+    """Load the data, build the backbone, find its layers, and plan what is trained.
 
     Args:
         model: A built-in name, ``file.py:Name`` or ``package.module:Name``.
@@ -214,8 +182,12 @@ def plan_end_to_end(
         seeds=seeds,
         pretraining=given,
         head=head,
-        capture=capture,
         options=backbone,
+        dataset=given.dataset,
+        model_spec=given.model_spec,
+        data_spec=given.data_spec,
+        capture=capture,
+        layers=reached,
         baseline=baseline,
         normalize=normalize,
         calibrate=options.calibrate,
@@ -250,7 +222,7 @@ def pretrain(
     options, planning = with_keywords(options, keywords)
     options.refuse(
         *("task", "warm_start", "memory_limit", *(() if head is not None else ("standardize",))),
-        reason="a backbone that is trained from random weights has no such choice",
+        reason="it does not apply to a backbone that is trained from random weights",
     )
     if head is not None:
         planning = {"normalize": options.standardize, **planning}

@@ -1,15 +1,15 @@
 """Fine-tuning: train a cached backbone together with its head, through the captured activations.
 
 The source is a cache (the head starts fresh) or a run on one (every fold and seed continues its own
-trained head: another fold's has seen this one's test rows). Beside the tuned network the
-results show the checkpoint's own readout and the heads on the frozen backbone.
+trained head: another fold's has seen this one's test rows). The results compare the fine-tuned
+network with the checkpoint's own readout and with the heads on the frozen backbone.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,23 +20,22 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 
 from ..caches import Cache
-from ..capture import CapturePlan
-from ..data import DataSpec, GraphDataset
+from ..data import GraphDataset
 from ..data.batching import probe_graphs
 from ..errors import CacheError, ConfigError
 from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
-from ..models import ModelSpec
 from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit
 from ..runs.predictions import LabelRows
-from ..runs.run import BEST_NAME, MODEL_NAME, RUN_NAME, Run
-from ..runs.saved_backbone import SavedBackbone, write_provenance
+from ..runs.run import BEST_NAME, FINETUNED, RUN_NAME, Run
+from ..runs.saved_backbone import SavedBackbone
+from ..training.loaded_cache import SharedRows
 from ..training.loop import OnEpoch
 from ..utils.files import sha256_file
 from .averaging import named
-from .backbones import BackboneStage, CachedBackbones, NetworkParts, load_backbones
+from .backbones import BackboneStage, CachedBackbones, load_backbones
 from .folds import load_folds, open_caches
-from .head_fits import lend_rows, make_head
+from .head_fits import make_head, share_rows
 from .head_training import Experiment, plan_experiment
 from .options import ExperimentOptions, HeadSpec, with_baseline, with_keywords
 from .results import versus
@@ -71,10 +70,6 @@ def open_source(source: str | Path | Run | Cache) -> Run | None:
     return run
 
 
-def _heads(run: Run) -> list[HeadSpec]:
-    return [HeadSpec(entry["name"], entry["options"]) for entry in run.plan["heads"]]
-
-
 def source_experiment(
     run: Run, options: ExperimentOptions, *, cache: str | Path | None
 ) -> Experiment:
@@ -103,7 +98,7 @@ def source_experiment(
         seeds=tuple(options.seeds or known),
         caches=tuple(caches),
         folds=tuple(load_folds(caches, run.splits, memory_limit=options.memory_limit)),
-        heads=tuple(_heads(run)),
+        heads=tuple(HeadSpec(entry["name"], entry["options"]) for entry in plan["heads"]),
         training=options.training_options(),
         standardize=plan["standardize"],
         warm_start=plan["warm_start"],
@@ -115,27 +110,15 @@ def source_experiment(
 class Finetuning(BackboneStage):
     """Backbones, heads, folds and seeds: everything a fine-tuning does."""
 
-    STAGE: ClassVar[str] = "finetuned"
+    STAGE: ClassVar[str] = FINETUNED
 
-    #: The head stage on the same caches: its folds, and the frozen heads to compare with.
+    #: The head stage on the same caches: its folds, and the baselines on the frozen backbone.
     frozen: Experiment
     backbones: CachedBackbones
     #: The run whose heads are trained further; None for fresh ones.
     source: Run | None
-    #: Layer of each parameter; the folds' backbones are alike.
-    layers: Mapping[str, int]
-    #: What there is to know about them.
+    #: Notes on what is not trained.
     layer_notes: tuple[str, ...] = ()
-
-    @property
-    def named_as(self) -> tuple[ModelSpec, DataSpec]:
-        """The model and the data as the user names them."""
-        return self.backbones.model, self.backbones.data
-
-    @property
-    def capture(self) -> CapturePlan:
-        """What is recorded of a backbone."""
-        return self.backbones.capture
 
     def plan(self) -> dict[str, Any]:
         """Return all that the result depends on, as plain values."""
@@ -154,7 +137,7 @@ class Finetuning(BackboneStage):
         return [sha256_file(folder / HEAD_NAME) for folder in folders]
 
     def fits(self) -> list[FitSpec]:
-        """Return the frozen heads that no run brings, and the tuned networks, a fold at a time."""
+        """Return the fine-tuned networks and, without a run, the frozen heads, fold by fold."""
         frozen = () if self.source is not None else self.frozen.heads
         heads = [*((head, "") for head in frozen), (self.head, self.STAGE)]
         return [
@@ -165,7 +148,7 @@ class Finetuning(BackboneStage):
         ]
 
     def earlier_fits(self) -> list[Fit]:
-        """Return the frozen heads of the run this continues."""
+        """Return the frozen heads of the run that this continues."""
         if self.source is None:
             return []
         return [load_fit(spec, self.source.folder / spec.folder) for spec in self.frozen.fits()]
@@ -177,68 +160,44 @@ class Finetuning(BackboneStage):
         if not spec.stage:
             return self.frozen.fit(spec, folder, device=device, on_epoch=on_epoch)
         fold = self.frozen.folds[spec.fold]
-        before = self._backbone(spec)
         if self.source is not None:
             head, standardizer = self.source.load_head(spec.fold, spec.seed)
         else:
             made = make_head(spec, fold.loaded, fold.split, self.task)
             head, standardizer = made.head, made.standardizer
+        before, _ = self.start(spec, folder)
         return self.fit_network(
-            spec,
-            NetworkParts(copy.deepcopy(before), self.capture, self.layers, head, standardizer),
-            self.backbones.dataset,
-            folder,
-            device=device,
-            before=before,
-            on_epoch=on_epoch,
+            spec, before, head, standardizer, folder, device=device, on_epoch=on_epoch
         )
 
-    def lend(self, spec: FitSpec) -> Any:
+    def share(self, spec: FitSpec) -> SharedRows | None:
         """Return the activations for a frozen head, and their statistics for a fresh one."""
         if not spec.stage:
-            return self.frozen.lend(spec)
+            return self.frozen.share(spec)
         if self.source is not None:
             return None
         fold = self.frozen.folds[spec.fold]
-        return lend_rows(spec, fold.loaded, fold.split, self.task, history=False)
+        return share_rows(spec, fold.loaded, fold.split, self.task, history=False)
 
-    @contextmanager
-    def borrowing(self, spec: FitSpec, lent: Any) -> Iterator[None]:
-        """Use what another process has lent for a fit."""
-        if lent is None:
-            yield
-        else:
-            with self.frozen.borrowing(spec, lent):
-                yield
+    def using(self, spec: FitSpec, shared: SharedRows | None) -> AbstractContextManager[None]:
+        """Use the activations that another process shares."""
+        return self.frozen.using(spec, shared)
 
     def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:
-        """Return what the checkpoint's own readout says of the test rows of each fold."""
+        """Return the outputs of the checkpoint's own readout for the test rows of each fold."""
         return self.frozen.own_outputs(fits)
 
     def label_rows(self) -> LabelRows:
         """Return the label rows of the cached data."""
         return self.frozen.label_rows()
 
-    def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
-        """Return what the cache says of a fit's backbone, with the weights it has now."""
-        assert fit.backbone is not None  # of a tuned fit
-        cached = SavedBackbone.of_cache(self.frozen.folds[fit.spec.fold].loaded.cache)
-        weights, data = folder / fit.spec.folder / MODEL_NAME, self.backbones.dataset
-        code = write_provenance(folder, self._backbone(fit.spec), weights, self.capture, data)
-        return {
-            **cached.to_json(folder),
-            "weights_sha256": fit.backbone["weights_sha256"],
-            "checkpoint": MODEL_NAME,
-            "in_run": True,
-            "provenance": code.to_json(),
-        }
-
-    def _backbone(self, spec: FitSpec) -> nn.Module:
-        """Return the cached backbone that a fit starts from."""
-        return self.backbones.models[spec.fold % len(self.backbones.models)]
+    def start(self, spec: FitSpec, folder: Path) -> tuple[nn.Module, SavedBackbone]:
+        """Return the cached backbone, and how the cache describes it."""
+        saved = SavedBackbone.of_cache(self.frozen.folds[spec.fold].loaded.cache)
+        return self.backbones.models[spec.fold % len(self.backbones.models)], saved
 
     def trainable(self) -> ParameterCounts:
-        """Count what training may change; what cannot be trained is refused."""
+        """Count what training may change, refusing what cannot be trained."""
         backbone = copy.deepcopy(self.backbones.models[0])
         unfreezing = Unfreezing(backbone, self.layers, len(self.capture.points), self.options)
         if self.source is not None:
@@ -249,11 +208,11 @@ class Finetuning(BackboneStage):
         return ParameterCounts.trainable(backbone, unfreezing, head)
 
     def notes(self) -> list[str]:
-        """Return what the user should know: what is trained, and what cannot be scored."""
+        """Return what is trained, and what cannot be scored."""
         return [*self.layer_notes, f"training changes {self.trainable()}", *super().notes()]
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
-        """Write a checkpoint per fold; return what was trained, and the gain over a frozen one."""
+        """Write a checkpoint per fold; return what was trained and gained over the frozen head."""
         first = named(fits, chosen)[0].backbone
         return {
             **super().finish(folder, fits, chosen),
@@ -276,7 +235,7 @@ def plan_finetuning(
     key_map: Path | None = None,
     trust: bool = False,
 ) -> Finetuning:
-    """Rebuild the backbone of a run or a cache and lay out what is to be trained.
+    """Rebuild the backbone of a run or a cache, and plan what is trained.
 
     Args:
         source: A run on a cache, a cache, or a folder of per-fold caches.
@@ -311,7 +270,7 @@ def plan_finetuning(
             )
         place = source if isinstance(source, (str, Path, Cache)) else source.folder
         chosen = head or HeadSpec("histograph")
-        options = replace(options, seeds=options.seeds or (0,))  # a backbone a seed is dear
+        options = replace(options, seeds=options.seeds or (0,))  # a backbone per seed is costly
         wanted = plan_experiment(place, [chosen], options)
         baseline = [other for other in with_baseline(chosen, wanted.task.level) if other != chosen]
         frozen = replace(wanted, heads=tuple(baseline))
@@ -336,9 +295,13 @@ def plan_finetuning(
         head=chosen,
         backbones=backbones,
         options=asked,
+        dataset=backbones.dataset,
+        model_spec=backbones.model,
+        data_spec=backbones.data,
+        capture=backbones.capture,
+        layers=layers,
         source=run,
         calibrate=options.calibrate,
-        layers=layers,
         layer_notes=tuple(notes),
     )
     planned.trainable()  # refuses before anything is trained or written
@@ -361,7 +324,7 @@ def finetune(
     options: ExperimentOptions | None = None,
     **keywords: Any,
 ) -> Run:
-    """Train a cached backbone and its head together, and say what that gained.
+    """Train a cached backbone and its head together, and compare that with the frozen head.
 
     Args:
         source: A run on a cache, a cache, or a folder of per-fold caches.

@@ -1,4 +1,4 @@
-"""Folds: the rows and the cache that each one uses, and the checkpoint of a backbone it leaves.
+"""Folds: the rows and the cache of each, and the checkpoint of a backbone trained on it.
 
 The folder of a fold is a checkpoint that needs nothing else:
 
@@ -6,7 +6,7 @@ model.safetensors   the weights of the best epoch
 config.toml         the model and its data, as ``histograph cache`` takes them
 splits.json         that fold alone
 metrics.jsonl       a line per epoch
-results.json        the scores; written last, so it makes the folder complete
+results.json        the scores; written last, which marks the fold as finished
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from ..caches.manifest import MANIFEST_NAME, Provenance, read_manifest
 from ..data import DataSpec
 from ..errors import CacheError, ConfigError, NotFoundError
 from ..models import ModelSpec, parse_args
-from ..runs.fits import Fit
 from ..runs.folder import require_sealed, seal
 from ..runs.run import (
     CONFIG_NAME,
@@ -38,14 +37,11 @@ from ..runs.run import (
     read_json,
 )
 from ..splits import Split, Splits, resolve_splits
-from ..tasks import Task
 from ..training.loaded_cache import LoadedCache
 from ..utils.decoding import decode, read_toml_file
-from ..utils.files import copy_file, write_json, write_text
+from ..utils.files import write_json, write_text
 from ..utils.specifications import IN_MEMORY, Specification
 from ..utils.trust import Trusted, code_to_trust
-from .averaging import named
-from .results import choose_fit
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,7 @@ def make_folds(
         splits = Splits("per-fold caches", owns[0].unit, owns[0].total, None, chosen)
     elif split is not None:
         molecules = first.molecules()
-        rows: Any = SimpleNamespace(  # the labels of the cache, to be split anew
+        rows: Any = SimpleNamespace(  # the labels of the cache, to be split again
             spec=str(first.path),
             level=first.manifest.layout.level,
             official=first.splits,
@@ -137,7 +133,7 @@ def make_folds(
 def load_folds(
     caches: Sequence[Cache], splits: Splits, *, memory_limit: int | None = None
 ) -> list[Fold]:
-    """Make one cache, or one per fold, ready for training, for folds that are known."""
+    """Load one cache, or one per fold, for training on known splits."""
     splits.validate()
     loaded = [LoadedCache(cache, memory_limit=memory_limit) for cache in caches]
     if len(caches) == 1:
@@ -155,7 +151,7 @@ def load_folds(
 
 @dataclass(frozen=True)
 class TrainedFold:
-    """How a backbone that was trained on one fold did."""
+    """The results of a backbone that was trained on one fold."""
 
     fold: int
     seed: int
@@ -167,11 +163,11 @@ class TrainedFold:
     weights_sha256: str
     #: The readout it was trained with, if that was not the model's own.
     head: str | None = None
-    #: Whether training had to stop because the loss was not finite.
+    #: Whether training stopped because the loss was not finite.
     diverged: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is the same on every run with the same seed on the same machine."""
+        """Return plain values, the same on every run with the same seed on the same machine."""
         found = asdict(self)
         if not self.diverged:
             del found["diverged"]
@@ -180,9 +176,9 @@ class TrainedFold:
 
 @dataclass(frozen=True)
 class FoldCheckpoint:
-    """A trained backbone with the data it goes with, as the folder of a fold records them."""
+    """A trained backbone and its data, as the folder of a fold records them."""
 
-    #: The folder, or a file of weights that somebody else wrote.
+    #: The folder, or a file of weights from elsewhere.
     folder: Path
     model: ModelSpec
     data: DataSpec
@@ -193,7 +189,7 @@ class FoldCheckpoint:
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of the checkpoint."""
+        """What the user should know about the checkpoint."""
         if self.head is None:
             return []
         trained = f"{self.folder.name} was trained with the readout {self.head!r}"
@@ -206,13 +202,13 @@ def fold_name(fold: int) -> str:
 
 
 def fold_folders(folder: Path) -> list[Path]:
-    """Return the folders of the folds that are there, finished or not, in order."""
+    """Return the existing folders of folds, finished or not, in order."""
     numbers = [path.name.removeprefix("fold-") for path in folder.glob("fold-*") if path.is_dir()]
     return [folder / fold_name(n) for n in sorted(int(n) for n in numbers if n.isdecimal())]
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether training of the fold in this folder is over."""
+    """Whether the fold in this folder is trained."""
     return (folder / RESULTS_NAME).is_file()
 
 
@@ -226,7 +222,7 @@ def save_fold(
     *,
     plan: str,
 ) -> None:
-    """Write all that is needed to use a trained backbone, whose weights are there, and its scores.
+    """Complete the folder of a fold, which holds the weights of the trained backbone.
 
     Args:
         splits: Of all folds.
@@ -265,16 +261,16 @@ def fold_checkpoints(
     key_map: Path | None = None,
     trust: bool = False,
 ) -> list[FoldCheckpoint]:
-    """Read what the checkpoints of a pretraining are: of all its folds, in order.
+    """Return the checkpoints of a pretraining or fine-tuning, of all folds in order.
 
     Args:
-        folder: What pretraining or fine-tuning wrote, or the folder of one of its folds.
+        folder: Its run folder, or the folder of one fold.
         model: Specification of the model; needed unless the recorded one is built in.
-        data: The same of the data.
-        model_args: Arguments of the model, beside those that are recorded.
-        data_args: The same of the data.
-        data_root: Where the data are, if not where they were.
-        key_map: Renames weights.
+        data: The same for the data.
+        model_args: Arguments of the model, added to the recorded ones.
+        data_args: The same for the data.
+        data_root: Where the data are now, if they were moved.
+        key_map: Old weight names to new ones.
         trust: Unpickle a checkpoint that can run code.
     """
     found = []
@@ -288,7 +284,7 @@ def fold_checkpoints(
 
 
 def recorded_folds(folder: Path) -> list[FoldCheckpoint]:
-    """Read what the folds of a pretraining record, with model and data as they are named there."""
+    """Read the checkpoints of all folds, with model and data as they are recorded."""
     members = fold_folders(folder)
     if not members and not (folder / MODEL_NAME).is_file():
         raise NotFoundError(
@@ -321,49 +317,14 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
         raise ConfigError(f"{path}: found a value of another type ({error})") from None
 
 
-def write_folds(
-    folder: Path,
-    fits: Sequence[Fit],
-    chosen: str,
-    task: Task,
-    splits: Splits,
-    model: ModelSpec,
-    data: DataSpec,
-) -> None:
-    """Write the best backbone of every fold (of its seeds, by validation) as a checkpoint.
-
-    Those are the fits of the chosen name; the other arguments are those of :func:`save_fold`.
-    """
-    tuned = named(fits, chosen)
-    for number in dict.fromkeys(fit.spec.fold for fit in tuned):
-        members = [fit for fit in tuned if fit.spec.fold == number]
-        best = choose_fit(members, chosen, task)
-        assert best.backbone is not None  # of fits of that name
-        place = folder / fold_name(number)
-        place.mkdir(exist_ok=True)
-        copy_file(folder / best.spec.folder / MODEL_NAME, place / MODEL_NAME)
-        trained = TrainedFold(
-            fold=number,
-            seed=best.spec.seed,
-            best_epoch=best.best_epoch,
-            epochs=best.num_epochs,
-            scores=best.scores,
-            num_parameters=best.num_parameters,
-            weights_sha256=best.backbone["weights_sha256"],
-            head=best.spec.head,
-            diverged=best.diverged,
-        )
-        save_fold(place, trained, model, data, splits, best.log, plan=best.spec.plan)
-
-
-# --- the code that a run, a cache or a pretraining names: what ``histograph trust`` approves
+# --- the code that a run, a cache or a pretraining names, which ``histograph trust`` approves
 
 
 def recorded_code(folder: Path) -> list[Trusted]:
-    """Return the models, data and readouts of a folder that are code, each with its source now.
+    """Return the models, data and readouts of a folder that are code, with their present source.
 
-    Nothing is imported. A relative name starts at the current folder, or else where the command
-    was given that made the folder.
+    Nothing is imported. A relative name starts at the current folder, or else at the one in which
+    the command ran.
     """
     found: list[Trusted] = []
     for spec, recorded in _recorded_specs(folder):
@@ -376,7 +337,7 @@ def recorded_code(folder: Path) -> list[Trusted]:
 
 
 def _recorded_specs(folder: Path) -> Iterator[tuple[Specification | str, Provenance | None]]:
-    """Yield the specifications that a folder records, readouts as texts, and who made them."""
+    """Yield the specifications that a folder records, readouts as text, and their provenance."""
     if (folder / HEAD_CONFIG_NAME).is_file():
         run = Run.of(folder)
         recorded = run.backbone.provenance

@@ -32,13 +32,13 @@ from ..training.solving import Solution, solve_linear
 from .rivals import fit_rival
 from .solved_fits import collect_features, draw_rows, fit_of_another_seed, solve_fit
 
-# --- start a head where the checkpoint stands: recover the checkpoint's own classifier from a cache
+# --- warm start: recover the checkpoint's own classifier from a cache
 
 #: Penalties of the probe that a head starts at: a few decades around those that validation chose.
 PROBE_STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(2, -7, -1))
 
-#: Rows that a probe is solved on, and as many that choose its strength; of more, a part is drawn:
-#: it has a few hundred rows for each of its weights.
+#: Rows that a probe is solved on, and as many that choose its penalty; of more, a part is drawn,
+#: which still has a few hundred rows for each of its weights.
 PROBE_ROWS = 1 << 17
 
 #: The largest error of the recovered classifier, relative to the spread of the outputs, that
@@ -49,11 +49,11 @@ TOLERANCE = 1e-3
 def own_classifier(loaded: LoadedCache, task: Task, scale: TargetScale) -> tuple[Tensor, Tensor]:
     """Return weight ``[out_dim, D_last]`` and bias ``[out_dim]`` of the checkpoint's classifier.
 
-    They give what the network learns: regression targets at their training ``scale``.
+    They predict what the network learns: regression targets at their training ``scale``.
 
     Raises:
-        ConfigError: where the checkpoint's own readout is not a linear map of the (mean) last
-            layer, or gives no outputs that fit the task.
+        ConfigError: if the checkpoint's own readout is not a linear map of the (mean) last
+            layer, or its outputs do not fit the task.
     """
     where = f"{loaded.cache.path}: warm start"
     outputs = loaded.own_logits(task)  # [rows, width]
@@ -85,11 +85,11 @@ def own_classifier(loaded: LoadedCache, task: Task, scale: TargetScale) -> tuple
 
 @dataclass(frozen=True)
 class FreshHead:
-    """An untrained head, with what its rows go through before it."""
+    """An untrained head, and the standardisation of its inputs."""
 
     head: Readout
     standardizer: Standardizer | None
-    #: Whether it predicts what a solved probe predicts, and is of use before it is trained.
+    #: Whether it starts at a solved probe, so that its initial weights predict already.
     solved: bool
 
 
@@ -126,7 +126,7 @@ def fit_head(
 ) -> Fit:
     """Train one readout on one fold, or resume that; or solve it, or fit a rival.
 
-    What is solved does not depend on the seed: it is taken over from another seed that has it.
+    A solution does not depend on the seed: it is copied from another seed that has it.
     """
     made = make_head(spec, loaded, split, task)
     rows = split.train if spec.standardize else None
@@ -173,9 +173,9 @@ def fit_head(
 def _start_solved(
     head: nn.Module, spec: FitSpec, loaded: LoadedCache, split: Split, task: Task
 ) -> bool:
-    """Let a head that can start where the solved probe of its statistics stands; say if it does.
+    """Start a HistoGraph head at the solved probe of its statistics; return whether it does.
 
-    A head that starts at the checkpoint's own predictions has another start, and links have none.
+    Not with a warm start, which is another one, and not for links.
     """
     if not isinstance(head, HistoGraphHead):
         return False
@@ -219,7 +219,7 @@ def _start_solved(
 
 
 def _describe(head: HistoGraphHead, loaded: LoadedCache, rows: np.ndarray | None) -> Tensor | None:
-    """Return what a head knows of every label row without attention; None if it does not fit."""
+    """Return a head's features of every label row before attention; None if too large."""
     if loaded.level == "node":
         if not loaded.memory.histories_that_fit():
             return None
@@ -236,7 +236,7 @@ def _describe(head: HistoGraphHead, loaded: LoadedCache, rows: np.ndarray | None
 
 
 def _known_features(head: Readout, loaded: LoadedCache, rows: np.ndarray | None) -> Tensor | None:
-    """Return what the classifier of a probe reads, from statistics that a fold has once for all."""
+    """Return the inputs of a probe's classifier, from the statistics of a fold; None if unknown."""
     if not (isinstance(head, Probe) and head.level == "graph"):
         return None
     statistics = loaded.all_statistics(rows)  # [num_graphs, 3, sum(D_l)]
@@ -248,7 +248,7 @@ def _reads_statistics(head: nn.Module) -> bool:
 
 
 def _history(head: nn.Module, loaded: LoadedCache, rows: np.ndarray | None) -> HistoryRows:
-    """Return what a head has to read: all nodes, or of each graph just their mean."""
+    """Return the inputs of a head: the rows of all nodes, or only the mean of each graph."""
     means = loaded.means(rows) if _reads_means(head, loaded) else None
     return loaded.history(rows) if means is None else means
 
@@ -257,18 +257,18 @@ def _reads_means(head: nn.Module, loaded: LoadedCache) -> bool:
     return loaded.level == "graph" and isinstance(head, Readout) and head.reads_means
 
 
-def lend_rows(
+def share_rows(
     spec: FitSpec, loaded: LoadedCache, split: Split, task: Task, *, history: bool = True
 ) -> SharedRows:
     """Return what :func:`fit_head` reads in another process.
 
     Args:
-        history: Whether it reads the activations themselves; :func:`make_head` alone does not.
+        history: Whether to include the activations, which :func:`make_head` alone does not read.
     """
     with torch.random.fork_rng(devices=[]):
         head = _build(spec, loaded, task)
     rows = split.train if spec.standardize else None
-    # A probe reads nothing else where its statistics fit into memory.
+    # A probe reads nothing else if its statistics fit into memory.
     if isinstance(head, Probe) and _reads_statistics(head):
         history = history and loaded.all_statistics(rows) is None
     lent = loaded.share(

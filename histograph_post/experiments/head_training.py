@@ -28,14 +28,14 @@ from ..heads.registry import (
 from ..runs.fits import Fit, FitSpec
 from ..runs.predictions import LabelRows, row_names
 from ..runs.run import Run
-from ..runs.saved_backbone import describe_backbone
+from ..runs.saved_backbone import SavedBackbone
 from ..tasks import TargetScale, infer_task
 from ..training.loaded_cache import SharedRows
 from ..training.loop import OnEpoch
 from ..training.node_batches import attention_note, goes_by_nodes, most_steps
 from ..training.options import TrainingOptions, suggested_lr
 from .folds import Fold, make_folds, open_caches
-from .head_fits import fit_head, lend_rows, own_classifier
+from .head_fits import fit_head, own_classifier, share_rows
 from .options import DEFAULT_SEEDS, ExperimentOptions, HeadSpec, with_baseline, with_keywords
 from .results import BASELINES
 from .stage import ReadoutStage, run_experiment
@@ -73,10 +73,10 @@ class Experiment(ReadoutStage):
         }
 
     def fits(self) -> list[FitSpec]:
-        """Return every fit, a fold at a time: what is known early is known of all readouts.
+        """Return every fit, a fold at a time, so that early results compare all readouts.
 
-        The readout to beat comes last: it is fast, and says little of the time that is left. So
-        do the other seeds of a readout that is solved, which take over what the first one found.
+        The baseline comes last: it is fast, and would spoil the estimate of the time left. So do
+        the other seeds of a solved readout, which reuse the solution of the first one.
         """
         heads = sorted(self.heads, key=lambda head: head.name in BASELINES)
         solved = {head.name for head in heads if is_solved(head.name, self.task.level)}
@@ -102,7 +102,7 @@ class Experiment(ReadoutStage):
         )
 
     def training_of(self, head: str) -> TrainingOptions:
-        """Return how a readout is trained: all alike, but for the learning rate that suits it."""
+        """Return how a readout is trained: all alike, except for its learning rate."""
         return replace(self.training, lr=self.lrs.get(head, self.training.lr))
 
     def fit(
@@ -114,7 +114,7 @@ class Experiment(ReadoutStage):
             return fit_head(spec, *given, folder, device=device, on_epoch=on_epoch)
 
     def _only_fold(self, number: int) -> Fold:
-        """Return a fold; no other keeps its activations in memory."""
+        """Return a fold, releasing the activations of all others."""
         fold = self.folds[number]
         for other in self.folds:
             if other.loaded is not fold.loaded:
@@ -122,31 +122,32 @@ class Experiment(ReadoutStage):
         return fold
 
     def fits_at_once(self) -> int:
-        """Return how many fits there is memory for: each has its batches, of the same rows."""
+        """Return how many fits fit into memory: each has its own batches, of the same rows."""
         size = self.training.batch_size
         return min(fold.loaded.memory.batches_that_fit(size) for fold in self.folds)
 
     def folds_at_once(self) -> int:
-        """Return how many folds may have their activations in memory; any number that read them."""
+        """Return how many folds fit into memory; any number if batches are read from the cache."""
         return min(fold.loaded.memory.histories_that_fit() for fold in self.folds) or sys.maxsize
 
-    def lend(self, spec: FitSpec) -> SharedRows:
-        """Return the activations of a fold, standardised, in memory that is shared."""
+    def share(self, spec: FitSpec) -> SharedRows:
+        """Return the activations of a fold, standardised, in shared memory."""
         fold = self._only_fold(spec.fold)
-        return lend_rows(spec, fold.loaded, fold.split, self.task)
+        return share_rows(spec, fold.loaded, fold.split, self.task)
 
     @contextmanager
-    def borrowing(self, spec: FitSpec, lent: Any) -> Iterator[None]:
-        """Use the activations that another process has made ready."""
+    def using(self, spec: FitSpec, shared: SharedRows | None) -> Iterator[None]:
+        """Use the activations that another process shares."""
         loaded = self.folds[spec.fold].loaded
-        loaded.use(lent)
+        if shared is not None:
+            loaded.use(shared)
         try:
             yield
         finally:
             loaded.forget()
 
     def own_outputs(self, fits: Sequence[Fit]) -> dict[int, np.ndarray]:
-        """Return what the checkpoint's own readout says of the test rows of each fold."""
+        """Return the outputs of the checkpoint's own readout for the test rows of each fold."""
         found = {}
         for fold in self.folds:
             logits = fold.loaded.own_logits(self.task)  # [rows, width]
@@ -168,19 +169,21 @@ class Experiment(ReadoutStage):
         )
 
     def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
-        """Return what the cache of a fit's fold says of its backbone."""
-        return describe_backbone(self.folds[fit.spec.fold].loaded.cache, folder)
+        """Return how the cache of a fit's fold describes its backbone."""
+        saved = SavedBackbone.of_cache(self.folds[fit.spec.fold].loaded.cache)
+        saved.carry_canary(folder)
+        return saved.to_json(folder)
 
     def weights_of(self, fit: Fit) -> str:
-        """Return the hash of the backbone whose activations the cache of a fit's fold holds."""
+        """Return the hash of the backbone that the cache of a fit's fold was made with."""
         return self.folds[fit.spec.fold].loaded.cache.weights_sha256
 
     def keeps(self, fit: Fit) -> bool:
-        """Whether a fit can be loaded from the run by its name: rivals are compared only."""
+        """Whether a fit can be loaded by its name: all but rivals, which are compared only."""
         return fit.spec.name not in RIVALS
 
     def build_heads(self) -> list[Readout]:
-        """Build every readout once; options that do not fit are refused."""
+        """Build every readout once, which refuses wrong options."""
         widths, task = self.caches[0].widths, self.task
         with torch.random.fork_rng(devices=[]):
             return [
@@ -189,7 +192,7 @@ class Experiment(ReadoutStage):
             ]
 
     def notes(self) -> list[str]:
-        """Return what the user should know: of memory, and what cannot be scored."""
+        """Return what the user should know about memory, and what cannot be scored."""
         heads, loaded = self.build_heads(), self.folds[0].loaded
         means = self.task.level == "graph" and all(head.reads_means for head in heads)
         notes = [attention_note(head, loaded) for head in heads]
@@ -205,9 +208,9 @@ def plan_experiment(
     *,
     rivals: bool = False,
 ) -> Experiment:
-    """Read a cache (or a folder of per-fold caches) and lay out what is to be trained on it.
+    """Read a cache (or a folder of per-fold caches) and plan what is trained on it.
 
-    What does not fit is refused here, before anything is trained or written.
+    Wrong options are refused here, before anything is trained or written.
 
     Args:
         rivals: Whether some of the readouts may be rivals, which are compared only.
@@ -231,7 +234,7 @@ def plan_experiment(
                 f"{' or '.join(head_info(head.name).levels)}; "
                 f"for {task.level}s: {', '.join(head_names(task.level))}"
             )
-    # The head that was asked for comes last; the baseline beside it starts as it always does.
+    # The requested head comes last; the baseline beside it always starts from random weights.
     if options.warm_start and not head_info(heads[-1].name).warm_starts:
         able = [name for name in head_names(task.level) if head_info(name).warm_starts]
         raise ConfigError(
@@ -335,7 +338,7 @@ def compare(
 
 
 def _with_options(names: Sequence[str], given: Mapping[str, Any]) -> list[HeadSpec]:
-    """Return readouts, each with the options it has, those that are called ``NAME.option`` last."""
+    """Return each readout with the options it has; ``NAME.option`` overrides ``option``."""
     known = {name: head_info(name).options() for name in names}
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for option in sorted(given, key=lambda option: "." in option):

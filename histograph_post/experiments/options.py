@@ -1,4 +1,4 @@
-"""What every experiment takes, declared once: train-head, compare, tune, finetune and pretrain."""
+"""The options that all experiments share: train-head, compare, tune, finetune and pretrain."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..utils.text import notebook_bar
 if TYPE_CHECKING:
     from .stage import Stage
 
-#: Who does the fits of an experiment.
+#: What runs the fits of an experiment.
 Backend = Literal["loky", "dask", "ray"]
 
-#: Seeds of a run on a cache, unless others are asked for.
+#: Default seeds of a run on a cache.
 DEFAULT_SEEDS: tuple[int, ...] = (0, 1, 2)
 
 
@@ -32,7 +32,7 @@ class HeadSpec:
 
 
 def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:
-    """Return the baseline, a readout of the last layer alone, and the head that is asked for."""
+    """Return the baseline, a readout of the last layer alone, and the requested head."""
     baseline = "mean" if level == "graph" else "mlp"
     width = {name: value for name, value in head.options.items() if name == "dim"}
     return [head] if head.name == baseline else [HeadSpec(baseline, width), head]
@@ -40,13 +40,13 @@ def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:
 
 @dataclass(frozen=True)
 class FitProgress:
-    """Where an experiment stands after an epoch."""
+    """The progress of an experiment after an epoch."""
 
     #: What is fitted.
     head: str
     fold: int
     seed: int
-    #: Fits that are done, those that are not by the share of their epochs; and fits in all.
+    #: Fits that are done, running ones by the share of their epochs, and fits in all.
     done: float
     total: int
     #: The share of the epochs of this fit that are over; all of them once training has stopped.
@@ -57,7 +57,7 @@ class FitProgress:
 
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """What every experiment takes, whatever it trains.
+    """The options that all experiments share.
 
     Each of these can also be given to an experiment as a keyword of its own::
 
@@ -95,18 +95,18 @@ class ExperimentOptions:
     #: ``(i, n)``: do share ``i`` of ``n`` of the fits, and leave the others to other calls into the
     #: same folder. Whichever finds all fits done writes the results.
     fits: tuple[int, int] | None = None
-    #: Who does the fits: ``loky``, processes of this machine; ``dask`` or ``ray``, the workers of a
-    #: cluster, which see the same files (extra ``cluster``; for Ray, its own package).
+    #: What runs the fits: ``loky``, processes of this machine; ``dask`` or ``ray``, the workers of
+    #: a cluster, which see the same files (extra ``cluster``; for Ray, its own package).
     backend: Backend = "loky"
     #: Address of the cluster, such as ``tcp://host:8786``.
     scheduler: str | None = None
     #: Replace another run in the folder.
     overwrite: bool = False
-    #: Saved beside the run as ``config.toml``: the options of the command that asked for it.
+    #: The options of the command, saved in the run as ``config.toml``.
     config: Mapping[str, Any] | None = None
     #: Called once, before the first fit, with the name of the metric and notes for the user.
     on_start: Callable[[str, Sequence[str]], None] | None = None
-    #: Called with a note on what was found, such as a fit that is damaged and is fitted again.
+    #: Called with notes, such as that a damaged fit is fitted again.
     on_note: Callable[[str], None] | None = None
     #: Called after every epoch.
     on_epoch: Callable[[FitProgress], None] | None = None
@@ -136,7 +136,7 @@ class ExperimentOptions:
                     )
 
     def training_options(self, lr: float = TrainingOptions.lr) -> TrainingOptions:
-        """Return how to train; ``lr`` is used unless a learning rate was asked for."""
+        """Return how to train; ``lr`` is the default learning rate."""
         if isinstance(self.training, TrainingOptions):
             return self.training
         return TrainingOptions(**{"lr": lr, **(self.training or {})})
@@ -154,7 +154,7 @@ class ExperimentOptions:
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[FitProgress], None] | None]:
-        """Yield what to call after every epoch: the caller's function, or a bar in a notebook."""
+        """Yield the callback of epochs: the caller's function, or a bar in a notebook."""
         if self.on_epoch is not None or self.on_fit is not None:
             yield self.on_epoch
             return
@@ -162,7 +162,7 @@ class ExperimentOptions:
             yield None if update is None else lambda progress: update(progress.done, progress.total)
 
     def start(self, stage: Stage) -> None:
-        """Tell the caller, if it asked, that the work begins."""
+        """Tell the caller, if it asked, that training starts."""
         if self.on_start is not None:
             self.on_start(stage.task.metric, stage.notes())
 
@@ -175,7 +175,7 @@ def with_keywords(
 ) -> tuple[ExperimentOptions, dict[str, Any]]:
     """Return the options with those keywords that name one of them, and all other keywords.
 
-    How to train may be given by itself, too, such as ``epochs=5``.
+    Options of training may be given by themselves, too, such as ``epochs=5``.
     """
     names = {field.name for field in fields(ExperimentOptions)}
     training = {field.name for field in fields(TrainingOptions)}

@@ -1,21 +1,21 @@
-"""Fits side by side, each with its share of the cores as threads: here, or on a cluster.
+"""Fits in parallel, each with its share of the cores as threads: on this machine or a cluster.
 
 How many fits run at once (``--jobs``) changes the time they take and nothing else. A fit is one
-network in a folder of its own, seeded by itself, and how many threads it has, on which the last
-bits of a sum depend, follows from the plan and the machine.
+network in a folder of its own, with a seed of its own, and the number of its threads, on which the
+last bits of a sum depend, follows from the plan and the machine.
 
 On a cluster a fit is a task of Dask or Ray. It opens the cache by its path, does one fit and writes
-the fit's own folder; what came out is read from there. So all machines see the same files, at the
+the fit's own folder, from which the result is read. So all machines see the same files, at the
 same paths. A task whose machine is lost is given to another one, which resumes from what was saved.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,7 @@ from ..errors import ConfigError, MissingExtraError, WorkerError
 from ..runs.fits import FitSpec
 from ..runs.folder import BrokenFitError
 from ..training.ranks import Ranks, current_ranks
-from ..utils.machine import keep_memory, resolve_device
+from ..utils.machine import resolve_device
 from ..utils.outputs import OutputLock
 from .options import ExperimentOptions
 from .workers import (
@@ -36,22 +36,21 @@ from .workers import (
     FitJob,
     StopTraining,
     Worker,
+    epoch_reporter,
     limited_threads,
     pickle_stage,
     portable,
-    telling_epochs,
     unpickle_stage,
 )
 
 if TYPE_CHECKING:
-    from .options import ExperimentOptions
     from .stage import Stage
 
-#: Seconds until a process has loaded PyTorch and can train. Unless ``--jobs`` says otherwise, fits
-#: begin in this process and continue in others once that is known to save more time than it takes.
+#: Seconds until a process has loaded PyTorch and can train. Without ``--jobs``, fits start in this
+#: process and continue in others once that is known to save more time than it takes.
 START_SECONDS = 6.0
 
-#: Seconds of training that say how long the rest will take.
+#: Seconds of training from which the rest is estimated.
 MEASURED_SECONDS = 1.0
 
 
@@ -64,7 +63,7 @@ def available_cores() -> int:
 
 
 def threads_per_fit(planned: int) -> int:
-    """Return the threads of each fit, of so many that are planned."""
+    """Return the threads of each of the planned fits."""
     cores = available_cores()
     return cores // max(1, min(cores, planned))
 
@@ -74,7 +73,7 @@ class FitRunner:
 
     Args:
         planned: Fits that the result is made of, done or not; gives the threads of each.
-        expected: Fits that will be asked for.
+        expected: Fits that this runner will be given.
     """
 
     def __init__(
@@ -90,10 +89,13 @@ class FitRunner:
         self._jobs = min(jobs, planned)
         self._threads = threads_per_fit(planned)
         self._workers: list[Worker] = []
-        self._clock = _Clock(expected, self._jobs)
+        self._expected = expected
+        self._started = time.monotonic()
+        #: The share that is done of each fit that has started in this process.
+        self._shares: dict[FitJob, float] = {}
 
     def __enter__(self) -> FitRunner:
-        # What this process makes ready for others must not depend on where a fit runs, either.
+        # What this process computes for others must not depend on where a fit runs, either.
         self._limited = limited_threads(self._threads)
         self._limited.__enter__()
         return self
@@ -103,7 +105,7 @@ class FitRunner:
         self._limited.__exit__(None, None, None)
 
     def run(self, jobs: Sequence[FitJob]) -> None:
-        """Do these fits and come back when all are over; those that are done are just told."""
+        """Do these fits and return when all are over; those that are done already are only read."""
         left = []
         for job in jobs:
             found = None
@@ -113,14 +115,14 @@ class FitRunner:
                 job.broken(str(error))
             if found is not None:
                 job.done(found)
-                self._clock.total -= 1
+                self._expected -= 1
             else:
                 left.append(job)
         if self._options.backend != "loky":
             run_on_cluster(self._stage, left, self._threads, self._options)
             return
         if self._asked is None and self._jobs > 1 and not self._workers:
-            left = self._begin_here(left)
+            left = self._start_here(left)
         if self._workers or min(self._jobs, len(left)) > 1:
             left = self._run_in_workers(left)
         for job in left:
@@ -128,24 +130,24 @@ class FitRunner:
 
     # --- in this process ---------------------------------------------------------------------
 
-    def _begin_here(self, jobs: Sequence[FitJob]) -> list[FitJob]:
+    def _start_here(self, jobs: Sequence[FitJob]) -> list[FitJob]:
         """Do fits until it pays to start processes; return those that are left."""
-        for done, job in enumerate(jobs):
+        for number, job in enumerate(jobs):
             try:
-                self._run_here(job, self._clock)
+                self._run_here(job, may_move=True)
             except StopTraining:
-                return list(jobs[done:])  # this one resumes from what is saved of it
+                return list(jobs[number:])  # this one is resumed from what is saved of it
         return []
 
-    def _run_here(self, job: FitJob, clock: _Clock | None = None) -> None:
+    def _run_here(self, job: FitJob, *, may_move: bool = False) -> None:
         def stops(share_done: float) -> bool:
-            return not job.wanted or (clock is not None and clock.stops(job, share_done))
+            return not job.wanted or (may_move and self._pays_to_move(job, share_done))
 
         if not job.begin():
             return
         if self._ranks is not None:
             self._ranks.from_first(job.spec)
-        watch = telling_epochs(job.epoch_done, stops)
+        watch = epoch_reporter(job.epoch_done, stops)
         try:
             fit = self._stage.fit(job.spec, job.folder, device=self._device, on_epoch=watch)
         except StopTraining:
@@ -156,13 +158,20 @@ class FitRunner:
         else:
             job.done(fit)
 
-    # --- in others ---------------------------------------------------------------------------
+    def _pays_to_move(self, job: FitJob, share_done: float) -> bool:
+        """Whether the rest would be over sooner in several processes, which have to start first."""
+        self._shares[job] = share_done
+        seconds, done = time.monotonic() - self._started, sum(self._shares.values())
+        saved = seconds / done * (self._expected - done) * (1 - 1 / self._jobs)
+        return seconds > MEASURED_SECONDS and saved > START_SECONDS
+
+    # --- in other processes ------------------------------------------------------------------
 
     def _run_in_workers(self, jobs: Sequence[FitJob]) -> list[FitJob]:
-        """Do fits side by side; return all of them if this process has to do them itself."""
+        """Do fits in parallel; return all of them if this process has to do them itself."""
         try:
             if not self._workers:
-                self._start(min(self._jobs, len(jobs)))
+                self._start_workers(min(self._jobs, len(jobs)))
         except CannotSendError as error:
             if self._asked is not None:
                 raise ConfigError(
@@ -181,7 +190,7 @@ class FitRunner:
             elif waiting and idle is not None and self._has_memory_for(waiting[0]):
                 job = waiting.pop(0)
                 if job.begin():
-                    self._give(idle, job)
+                    self._start_in(idle, job)
             elif busy:
                 for connection in wait(list(busy)):
                     busy[cast(Any, connection)].receive()
@@ -194,15 +203,15 @@ class FitRunner:
         folds = {worker.job.spec.fold for worker in self._workers if worker.job is not None}
         return len(folds | {job.spec.fold}) <= max(1, self._stage.folds_at_once())
 
-    def _give(self, worker: Worker, job: FitJob) -> None:
+    def _start_in(self, worker: Worker, job: FitJob) -> None:
         try:
-            lent = self._stage.lend(job.spec)
+            shared = self._stage.share(job.spec)
         except Exception as error:
             job.failed(error)
         else:
-            worker.give(job, lent)
+            worker.start(job, shared)
 
-    def _start(self, count: int) -> None:
+    def _start_workers(self, count: int) -> None:
         pickled = pickle_stage(self._stage)
         for _ in range(count):
             self._workers.append(Worker(self._threads, self._device))
@@ -224,29 +233,13 @@ def follow_first(stage: Stage, ranks: Ranks, device: torch.device) -> None:
             stage.fit(spec, Path(folder), device=device)
 
 
-class _Clock:
-    """Says when fits in this process have taken long enough for others to be worth their start."""
-
-    def __init__(self, total: int, jobs: int) -> None:
-        self.total, self._jobs = total, jobs
-        self._shares: dict[FitJob, float] = {}
-        self._started = time.monotonic()
-
-    def stops(self, job: FitJob, share_done: float) -> bool:
-        """Whether the rest, shared out among processes that have to start, would be over sooner."""
-        self._shares[job] = share_done
-        seconds, done = time.monotonic() - self._started, sum(self._shares.values())
-        saved = seconds / done * (self.total - done) * (1 - 1 / self._jobs)
-        return seconds > MEASURED_SECONDS and saved > START_SECONDS
-
-
 def run_on_cluster(
     stage: Stage, jobs: Sequence[FitJob], threads: int, options: ExperimentOptions
 ) -> None:
-    """Do fits on a cluster, with so many threads each, and come back when all are over.
+    """Do fits on a cluster, with so many threads each, and return when all are over.
 
-    Nothing is known of a fit before it is over: a trial that is worse than most is known to be
-    so when it ends, which gives the same results, later.
+    A fit reports nothing before it is over: a trial that is to be pruned is trained to its end,
+    with the same results, later.
     """
     if not jobs:
         return
@@ -273,10 +266,10 @@ def run_on_cluster(
             job.done(found)
 
 
-#: A fit as :func:`do_fit` takes it.
+#: The arguments of :func:`do_fit` after the stage.
 _Task = tuple[FitSpec, Path, int, str]
 
-#: The number of a fit that is over, and what went wrong.
+#: The number of a task that is over, and its error.
 _Outcome = tuple[int, Exception | None]
 
 
@@ -292,11 +285,11 @@ def _dask_tasks(pickled: bytes, tasks: Sequence[_Task], address: str | None) -> 
         client = Client(address, set_as_default=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"scheduler: found nobody at {address} ({error}), expected the address that "
+            f"scheduler: found nothing at {address} ({error}), expected the address that "
             "`dask scheduler` prints"
         ) from None
     with client:
-        # The result of a task, not data that are scattered: those are lost with their workers.
+        # The result of a task, not scattered data, which would be lost with their workers.
         stage = client.submit(bytes, pickled, pure=False)
         futures = {
             client.submit(do_fit, stage, *task, pure=False): number
@@ -340,29 +333,26 @@ def _ray_tasks(pickled: bytes, tasks: Sequence[_Task], address: str | None) -> I
 
 def _lost(task: _Task) -> WorkerError:
     return WorkerError(
-        f"{task[0].label}: found that one worker after the other ended while at it, expected a "
-        "result; they may need more memory"
+        f"{task[0].label}: found that every worker that tried it ended, expected a result; they "
+        "may need more memory"
     )
 
 
 # --- on a machine of the cluster
 
-#: The stage that this process has last been sent, by its hash.
-_stages: dict[str, Any] = {}
-
 #: Fits share the random numbers and the threads of a process: one at a time.
-_turn = threading.Lock()
+_one_at_a_time = threading.Lock()
 
 
 def do_fit(
     pickled: bytes, spec: FitSpec, folder: Path, threads: int, device: str
 ) -> Exception | None:
-    """Do a fit of a pickled stage, on a device as the user names it; return what ended it."""
+    """Do a fit of a pickled stage, on a device as the user names it; return its error."""
     try:
-        with _turn, limited_threads(threads):
-            stage, there = _unpickled(pickled), resolve_device(device)
+        with _one_at_a_time, limited_threads(threads):
+            stage, there = _last_stage(pickled), resolve_device(device)
             stage.check(there)
-            # A machine that was taken for lost may still be at it: one writer of a fit.
+            # A machine that was taken for lost may still be writing it.
             with OutputLock(folder / stage.place(spec), wait=True):
                 found = None
                 with suppress(BrokenFitError):
@@ -374,12 +364,7 @@ def do_fit(
     return None
 
 
-def _unpickled(pickled: bytes) -> Stage:
-    key = hashlib.sha256(pickled).hexdigest()
-    if key not in _stages:
-        _stages.clear()
-        _stages[key] = stage = unpickle_stage(pickled)
-        if stage.trains_backbone:
-            keep_memory()
-    found: Stage = _stages[key]
-    return found
+@lru_cache(maxsize=1)
+def _last_stage(pickled: bytes) -> Stage:
+    """Unpickle a stage, unless it is the one that this process was sent last."""
+    return unpickle_stage(pickled)

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -37,14 +36,7 @@ from ..training.ranks import current_ranks
 from ..utils.decoding import read_json_lines
 from ..utils.tensors import save_tensors
 from .backbones import output_width, untrained_model
-from .folds import (
-    TrainedFold,
-    fold_folders,
-    fold_name,
-    is_finished,
-    load_fold,
-    save_fold,
-)
+from .folds import TrainedFold, fold_folders, fold_name, is_finished, load_fold, save_fold
 from .options import ExperimentOptions
 from .results import OWN
 from .stage import Stage
@@ -52,7 +44,7 @@ from .stage import Stage
 
 @dataclass(frozen=True)
 class Pretraining(Stage):
-    """A backbone, the data and the folds to train it on: everything that decides the result."""
+    """A backbone, the data and the folds: everything that a pretraining does."""
 
     trains_backbone: ClassVar[bool] = True
 
@@ -73,10 +65,10 @@ class Pretraining(Stage):
 
     @property
     def labels_width(self) -> int:
-        """The number of outputs a model is built for, whatever its own readout gives."""
+        """The number of outputs that a model is built for, whatever its own readout has."""
         return infer_task(self.dataset.labels(), self.dataset.level).out_dim
 
-    # Another process builds the model anew: a class from a user's file cannot be imported there.
+    # Another process rebuilds the model: a class from a user's file cannot be imported there.
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "model": self.model.state_dict()}
 
@@ -97,7 +89,7 @@ class Pretraining(Stage):
             "splits": self.splits.to_json(),
             "training": asdict(self.training),
             "seed": self.seed,
-            # Says whether the code of a user's model is still the same, as far as weights tell.
+            # Changes with the code of a user's model, as far as initial weights can tell.
             "untrained_weights": weights_sha256(self.model.state_dict()),
         }
 
@@ -118,7 +110,7 @@ class Pretraining(Stage):
         return Path(fold_name(spec.fold))
 
     def find(self, spec: FitSpec, folder: Path) -> Fit | None:
-        """Return a fold that is done."""
+        """Return the fit of a fold if it is done."""
         place = folder / self.place(spec)
         if not is_finished(place):
             return None
@@ -132,14 +124,11 @@ class Pretraining(Stage):
         """Train the backbone on one fold."""
         folder = folder / self.place(spec)
         folder.mkdir(parents=True, exist_ok=True)
-        task, split = self.task, self.splits.folds[spec.fold]
         model = copy.deepcopy(self.model)
-        source = GraphBatches(self.dataset, task, device, current_ranks())
-        network = BackboneNetwork(model).to(device)
-        trainer = Trainer(network, source, split, task, spec.training, seed=spec.seed)
+        trainer = self.trainer(model, spec, device)
         if not isinstance(model, GNN):
-            # The checkpoint has to predict in the units of the labels, and where a user's model
-            # could undo a scale is not known: it learns them as they are.
+            # The checkpoint has to predict in the units of the labels, and a user's model has no
+            # known layer that could undo a scale: it is trained without one.
             trainer.scale = TargetScale()
         seconds = train_resumably(trainer, folder, plan=spec.plan, on_epoch=on_epoch)
         if isinstance(model, GNN):
@@ -151,8 +140,8 @@ class Pretraining(Stage):
             best_epoch=trainer.progress.best_epoch,
             epochs=trainer.progress.epoch,
             scores={
-                part: task.scores(trainer.predict(rows), source.labels[rows])
-                for part, rows in zip(PARTS, split.parts, strict=True)
+                part: self.task.scores(trainer.predict(rows), trainer.source.labels[rows])
+                for part, rows in zip(PARTS, trainer.split.parts, strict=True)
                 if len(rows)
             },
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -165,6 +154,12 @@ class Pretraining(Stage):
         (folder / STATE_NAME).unlink(missing_ok=True)
         return self._as_fit(spec, trained, log, seconds)
 
+    def trainer(self, model: nn.Module, spec: FitSpec, device: torch.device) -> Trainer:
+        """Return what trains a model with its own readout on the fold of a fit."""
+        source = GraphBatches(self.dataset, self.task, device, current_ranks())
+        network, split = BackboneNetwork(model).to(device), self.splits.folds[spec.fold]
+        return Trainer(network, source, split, self.task, spec.training, seed=spec.seed)
+
     def _as_fit(
         self,
         spec: FitSpec,
@@ -172,8 +167,7 @@ class Pretraining(Stage):
         log: Sequence[Mapping[str, float]],
         seconds_per_epoch: float = 0.0,
     ) -> Fit:
-        """Return a fold as the fit of a run; outputs for its test rows are not kept."""
-        no_rows, no_outputs = np.empty(0, dtype=np.int64), np.empty((0, self.task.out_dim))
+        """Return a fold as a fit, without its outputs, which are not saved."""
         return Fit(
             spec=spec,
             scores=trained.scores,
@@ -181,17 +175,13 @@ class Pretraining(Stage):
             num_epochs=trained.epochs,
             num_parameters=trained.num_parameters,
             seconds_per_epoch=seconds_per_epoch,
-            test_rows=no_rows,
-            test_outputs=no_outputs,
-            valid_rows=no_rows,
-            valid_outputs=no_outputs,
             log=log,
             diverged=trained.diverged,
             backbone={"weights_sha256": trained.weights_sha256},
         )
 
     def notes(self) -> list[str]:
-        """Return what the user should know of the data."""
+        """Return what the user should know about the data."""
         return list(self.dataset.notes)
 
     def label_rows(self) -> LabelRows:
@@ -204,7 +194,7 @@ class Pretraining(Stage):
         )
 
     def write(self, folder: Path, fits: Sequence[Fit], chosen: str | None) -> dict[str, Any]:
-        """Return the scores of all folds that are done, those of other calls, too."""
+        """Return the scores of all folds that are done, by this call or others."""
         metric = self.task.metric
         folds = [load_fold(path) for path in fold_folders(folder) if is_finished(path)]
         summaries = {}
@@ -293,7 +283,7 @@ def plan_pretraining(
 
 
 def _chosen_folds(splits: Splits, only: Collection[int]) -> tuple[int, ...]:
-    """Return the numbers of the folds that are asked for; all by default."""
+    """Return the numbers of the requested folds; all by default."""
     numbers = range(len(splits.folds))
     for number in only:
         if number not in numbers:

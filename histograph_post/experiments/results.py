@@ -1,4 +1,4 @@
-"""What an experiment gives: scores, differences, the chosen head and its predictions."""
+"""The results of an experiment: scores, differences, the chosen head and its predictions."""
 
 from __future__ import annotations
 
@@ -13,27 +13,10 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..heads.registry import RIVALS, SIMPLE, is_solved
-from ..metrics import (
-    Key,
-    paired_difference,
-    summarize,
-)
+from ..metrics import Key, paired_difference, summarize
 from ..runs.fits import Fit, read_fit
-from ..runs.predictions import (
-    LabelRows,
-    member_spread,
-    number_cells,
-    prediction_cells,
-    prediction_columns,
-    spread_columns,
-)
-from ..runs.run import (
-    HEAD_CONFIG_NAME,
-    HEAD_NAME,
-    MODEL_NAME,
-    PREDICTIONS_NAME,
-    member_prefix,
-)
+from ..runs.predictions import LabelRows, Predictions, member_spread, prediction_columns
+from ..runs.run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME, member_prefix
 from ..runs.verdict import OWN as OWN
 from ..runs.verdict import verdict_of
 from ..tasks import Task
@@ -62,12 +45,12 @@ def results(
     several_seeds = len({fit.spec.seed for fit in fits}) > 1
     rows: dict[str, Any] = {}
     if own:
-        first = next(iter(own))[1]  # a checkpoint says the same whatever the seed of a head
+        first = next(iter(own))[1]  # a checkpoint predicts the same whatever the seed of a head
         alike = all(own[fold, seed] == own[fold, first] for fold, seed in own)
         once = {key: score for key, score in own.items() if key[1] == first or not alike}
         rows[OWN] = {"test": _summary(once), "versus_own": None, "num_parameters": None}
     names = list(dict.fromkeys(fit.spec.name for fit in fits))
-    names.sort(key=lambda name: name not in BASELINES)  # what there is to beat comes first
+    names.sort(key=lambda name: name not in BASELINES)  # the baseline comes first
     baseline = next((name for name in BASELINES if name in names), None)
     simple = [name for name in rank_by_validation(task, averages, fits) if name in SIMPLE]
     for name in names:
@@ -93,7 +76,7 @@ def results(
             **({"temperature": temperatures[name]} if name in temperatures else {}),
         }
         if not several_seeds:
-            # The average is the only fit of a fold, and what its outputs say of an interval holds.
+            # The average is the only fit of a fold, so that its intervals hold for the fit.
             rows[name] |= {k: v for k, v in averaged.items() if k.startswith("versus")}
             rows[name]["averaged"] = None
     found = {
@@ -112,8 +95,7 @@ def results(
 def rank_by_validation(task: Task, averages: Averages, fits: Sequence[Fit]) -> list[str]:
     """Return readouts from the best validation score to the worst, their seeds averaged.
 
-    That is what predicts. Of equal ones the one with fewer parameters comes first; those without a
-    validation score stay in their order, last.
+    Ties go to fewer parameters; readouts without a validation score come last, in their order.
     """
     sign = -1 if task.higher_is_better else 1
     parameters = {fit.spec.name: fit.num_parameters for fit in fits}
@@ -128,7 +110,7 @@ def rank_by_validation(task: Task, averages: Averages, fits: Sequence[Fit]) -> l
 def best_by_validation(task: Task, averages: Averages, fits: Sequence[Fit]) -> str:
     """Return the readout that a comparison predicts with: the best one that is saved as a head.
 
-    Without a validation part, that is HistoGraph, or else the first.
+    Without a validation part it is HistoGraph, or else the first.
     """
     saved = [fit for fit in fits if fit.spec.name not in RIVALS]
     saved.sort(key=lambda fit: fit.spec.name != "histograph")
@@ -192,7 +174,7 @@ def choose_fit(fits: Sequence[Fit], name: str, task: Task) -> Fit:
     )
 
 
-#: What ``head.json`` says of each member, where it differs from the best one.
+#: What ``head.json`` holds for each member, where it differs from the best one.
 _OF_A_MEMBER = ("config", "standardize", "layer_norm", "target_scale")
 
 
@@ -205,7 +187,7 @@ def write_chosen_head(
     backbone: Mapping[str, Any],
     temperature: float,
 ) -> None:
-    """Gather the members' weights at the top of the run, and say how to build and use them.
+    """Write the members' weights to one file, and ``head.json``, how to build and use them.
 
     Args:
         members: The fits whose mean the run predicts with.
@@ -261,21 +243,24 @@ def write_predictions(
     label_rows: LabelRows,
     temperature: float,
 ) -> None:
-    """Write what the fits of that name say of the test rows of every fold, their seeds averaged."""
+    """Write the predictions for the test rows of every fold, the seeds of a fold averaged."""
     targets = label_rows.target_names
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    found = outputs_by_fold(distinct(named(fits, name)))
-    columns = prediction_columns(task, targets)
-    if any(len(outputs.each) > 1 for outputs in found):
-        columns += spread_columns(task, targets)
-    labelled = [f"label_{target}" for target in targets]
-    writer.writerow(["id", "fold", *columns, *labelled])
-    for outputs in found:
+    columns = [*prediction_columns(task, targets), *(f"label_{target}" for target in targets)]
+    lines: list[list[str]] = [["id", "fold", *columns]]
+    for outputs in outputs_by_fold(distinct(named(fits, name))):
         each = outputs.each / temperature  # [seeds, rows, out_dim]
-        cells, spread = prediction_cells(task, each.mean(axis=0)), member_spread(task, each)
-        more = [[] for _ in cells] if spread is None else number_cells(spread)
-        for row, predicted, spreads in zip(outputs.rows, cells, more, strict=True):
-            truth = ["" if value != value else f"{value:g}" for value in label_rows.labels[row]]
-            writer.writerow([label_rows.names[row], outputs.fold, *predicted, *spreads, *truth])
+        predictions = Predictions(
+            task=task,
+            target_names=targets,
+            ids=[label_rows.names[row] for row in outputs.rows],
+            rows=outputs.rows,
+            outputs=each.mean(axis=0),
+            spread=member_spread(task, each),
+            labels=label_rows.labels[outputs.rows],
+        )
+        (_, *columns), *rows = predictions.csv_rows()
+        lines[0] = ["id", "fold", *columns]  # with the spread of several seeds
+        lines += [[row_id, str(outputs.fold), *cells] for row_id, *cells in rows]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
     write_text(folder / PREDICTIONS_NAME, text.getvalue())

@@ -1,8 +1,8 @@
-"""Rivals that readouts are compared with, on the statistics that `probe` reads: compared only.
+"""Rivals that readouts are compared with, on the statistics that `probe` reads.
 
-Support vectors and boosted trees are what many would put on frozen features. They are no modules,
-and are not saved as heads: a fit keeps their outputs and scores, and nothing to predict with.
-Neither depends on a seed, so that the seeds of a fold share one fit.
+Support vectors and boosted trees are what many would train on frozen features. They are not
+modules, and not saved as heads: a fit keeps their outputs and scores, and cannot predict. Neither
+depends on a seed, so that the seeds of a fold share one fit.
 """
 
 from __future__ import annotations
@@ -30,28 +30,27 @@ from ..training.loop import Progress
 from ..training.solving import labels_of
 from .solved_fits import draw_rows, rows_that_fit
 
-#: What is tried for support vectors: the cost of an error, and the inverse width of the kernel in
-#: units of the median squared distance between training rows.
+#: The grid of support vectors: the cost of an error, and the inverse width of the kernel in units
+#: of the median squared distance between training rows.
 COSTS = (0.1, 1.0, 10.0, 100.0)
 GAMMAS = (0.2, 1.0, 4.0, 16.0)
 
-#: What is taken where there is no validation part.
+#: Used without a validation part.
 USUAL_COST, USUAL_GAMMA = 10.0, 1.0
 
-#: Errors of scaled regression targets that support vectors do not count.
+#: Errors of scaled regression targets that support vectors ignore.
 EPSILON = 0.1
 
-#: Training rows of support vectors, drawn at random if there are more: their time and memory grow
-#: with the square.
+#: Most training rows of support vectors, whose time and memory are quadratic; drawn at random.
 MOST_ROWS = 6000
 
-#: Rows whose kernel is made at a time.
+#: Rows whose kernel is computed at a time.
 ROWS_AT_ONCE = 1024
 
-#: Boosting ends after so many trees, or once so many did not lower the loss on validation.
+#: Boosting stops after so many trees, or once so many did not lower the validation loss.
 MOST_ITERATIONS, PATIENCE = 600, 20
 
-#: Trees where there is no validation part.
+#: Trees without a validation part.
 USUAL_ITERATIONS = 100
 
 #: Columns that each of more than :data:`FEW_TARGETS` targets is boosted on, drawn at random.
@@ -60,18 +59,18 @@ MOST_COLUMNS, FEW_TARGETS = 2000, 4
 
 @dataclass(frozen=True)
 class RivalRows:
-    """What a rival is fitted on, and what it is asked for."""
+    """What a rival is fitted on, and the rows to predict."""
 
     #: Of all label rows, ``[all rows, F]``, in single precision.
     features: Tensor
-    #: As the rival learns them, from :meth:`~histograph_post.tasks.Task.targets`.
+    #: Scaled, from :meth:`~histograph_post.tasks.Task.targets`.
     targets: Tensor
     task: Task
-    #: Label rows to fit, to choose by (there may be none), and that outputs are asked for.
+    #: Label rows to fit, to choose by (possibly none), and to predict.
     train: np.ndarray
     valid: np.ndarray
     rows: np.ndarray
-    #: How many columns belong together.
+    #: Widths of the blocks of features.
     widths: tuple[int, ...]
     #: Weigh classes by how rare they are.
     balance: bool = False
@@ -84,11 +83,11 @@ class RivalRows:
         return list(self.targets.double().numpy().T)  # T of [all rows]
 
     def can_be_fitted(self, truth: np.ndarray) -> bool:
-        """Whether labels of training rows are more than one class."""
+        """Whether labels of training rows are of more than one class."""
         return len(truth) > 0 and (self.task.kind == "regression" or len(np.unique(truth)) > 1)
 
     def constant(self, truth: np.ndarray, count: int) -> np.ndarray:
-        """Return outputs for rows of which nothing is known but these labels: ``[count, K]``."""
+        """Return outputs for rows if all training labels are equal: ``[count, K]``."""
         outputs = np.zeros((count, self.outputs_of_a_problem))
         if self.task.kind == "multiclass" and len(truth):
             outputs[:, int(truth[0])] = 1.0
@@ -97,7 +96,7 @@ class RivalRows:
         return outputs
 
     def by_class(self, values: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """Return what scikit-learn says of the classes it has seen as outputs: ``[rows, K]``."""
+        """Return outputs for all classes from those that scikit-learn has seen: ``[rows, K]``."""
         if self.task.kind != "multiclass":
             return values.reshape(-1, 1)
         if len(classes) == 2:
@@ -113,7 +112,7 @@ class RivalRows:
         return self.task.out_dim if self.task.kind == "multiclass" else 1
 
     def measured(self, outputs: np.ndarray, scale: TargetScale) -> dict[str, float]:
-        """Return what the validation part says of its outputs, as an entry of a log."""
+        """Return loss and scores on the validation part, as an entry of a log."""
         targets, task = self.targets[self.valid], self.task
         loss = float(task.loss(torch.from_numpy(outputs), targets))
         scores = task.scores(scale.undo(outputs), labels_of(task, scale.undo(targets)))
@@ -122,7 +121,7 @@ class RivalRows:
 
 @dataclass(frozen=True)
 class RivalFit:
-    """What a rival gives: outputs ``[rows, out_dim]`` at the scale of the targets, and its log."""
+    """The outputs of a rival, ``[rows, out_dim]`` at the scale of the targets, and its log."""
 
     outputs: np.ndarray
     log: list[dict[str, float]]
@@ -200,7 +199,7 @@ class _Distances:
 
 
 def _machine(given: RivalRows, kernel: np.ndarray, truth: np.ndarray, cost: float) -> Any:
-    """Fit one machine; one class alone, or no label, is its own answer."""
+    """Fit one machine; if there is one class or none, return the labels themselves."""
     if not given.can_be_fitted(truth):
         return truth
     if given.task.kind == "regression":
@@ -212,7 +211,7 @@ def _machine(given: RivalRows, kernel: np.ndarray, truth: np.ndarray, cost: floa
 def _machine_outputs(
     given: RivalRows, machines: Sequence[Any], places: Sequence[np.ndarray], kernel: np.ndarray
 ) -> np.ndarray:
-    """Return what the machines say of rows with this kernel to the drawn ones."""
+    """Return the outputs of the machines for rows with this kernel to the drawn ones."""
     columns = []
     for machine, own in zip(machines, places, strict=True):
         if isinstance(machine, np.ndarray):
@@ -289,7 +288,7 @@ def _boost(given: RivalRows, labels: np.ndarray, features: np.ndarray) -> tuple[
     return next(itertools.islice(stages(given.rows), stage, None)), stage + 1
 
 
-# --- a fit that is compared only
+# --- the fit of a rival
 
 #: By the names of :data:`~histograph_post.heads.registry.RIVALS`.
 _FITTED: Mapping[str, Callable[[RivalRows, TargetScale], RivalFit]] = {

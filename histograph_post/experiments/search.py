@@ -1,12 +1,12 @@
 """Searching the options of a readout by validation, and comparing the best with the defaults.
 
-    plan_search  which readout, on which folds, and between what is chosen
+    plan_search  which readout, on which folds, and the search space
     run_trials   (trials.py) one choice after the other, each a fit per fold
-    Tuned        the last layer retrained, the readout as it comes, and as the best trial had it,
-                 with every seed: a run like any other
+    Tuned        the baseline, the readout with its defaults and with the best options, with every
+                 seed: a run like any other
 
-The test part is not looked at before the search is over. Besides what every run has, the folder
-holds ``study.log``, the trials as optuna keeps them, ``trials.csv``, the same as a table, and
+The test part is not used before the search is over. Besides the files of every run, the folder
+holds ``study.log``, the trials as optuna stores them, ``trials.csv``, the same as a table, and
 ``best.toml``, with which ``histograph train-head --config`` trains the best options anywhere.
 """
 
@@ -26,7 +26,7 @@ from ..heads.base import Readout
 from ..heads.registry import head_info, head_name, is_solved
 from ..runs.fits import Fit, FitSpec
 from ..runs.folder import open_run_folder
-from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run
+from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, TUNED, Run, staged_name
 from ..training.options import TrainingOptions
 from ..utils.decoding import read_toml_file
 from ..utils.files import write_text
@@ -50,9 +50,9 @@ class Range:
 
     low: float
     high: float
-    #: As many below the geometric mean as above it.
+    #: Uniform in the logarithm.
     log: bool = False
-    #: Between neighbours that may be chosen.
+    #: Distance between the values that may be chosen.
     step: float | None = None
 
     def __post_init__(self) -> None:
@@ -95,10 +95,10 @@ class Values:
         return CategoricalDistribution(self.values)
 
 
-#: What is searched, by the name of the option.
+#: A search space by the name of the option.
 Space = Mapping[str, Range | Values]
 
-#: What is searched of a readout, as far as it has the option.
+#: The search space of a readout, as far as it has the option.
 _HEAD_SPACE: Space = {
     "dim": Values((16, 32, 64, 128)),
     "heads": Values((1, 2, 4, 8)),
@@ -111,7 +111,7 @@ _HEAD_SPACE: Space = {
 
 
 def default_space(head: str, training: TrainingOptions) -> dict[str, Range | Values]:
-    """Return what is searched unless told otherwise; no weight decay stays none."""
+    """Return the default search space; a weight decay of 0 stays 0."""
     options, decay = head_info(head).options(), training.weight_decay
     return {
         "lr": Range(training.lr / 10, training.lr * 10, log=True),
@@ -159,18 +159,18 @@ def _choice(table: Any) -> Range | Values:
 
 @dataclass(frozen=True)
 class Search(Experiment):
-    """An experiment whose last readout is tuned: between what is chosen for it, and how."""
+    """An experiment whose last readout is tuned."""
 
     space: Space = field(kw_only=True)
-    #: Of the fits of a trial; the others are of the fits after the search.
+    #: Of the fits of a trial; ``seeds`` are those of the fits after the search.
     trial_seeds: tuple[int, ...] = field(kw_only=True)
     #: Of the choices.
     search_seed: int = field(kw_only=True)
-    #: Give up trials that are worse than the median of the others at the same epoch.
+    #: Whether to stop trials that are worse than the median of the others at the same epoch.
     prune: bool = field(kw_only=True)
 
     def plan(self) -> dict[str, Any]:
-        """Return all that the trials depend on, as plain values; not how many there are."""
+        """Return all that the trials depend on, as plain values, without their number."""
         return {
             "stage": "tune",
             "frozen": super().plan(),
@@ -181,14 +181,14 @@ class Search(Experiment):
         }
 
     def options_for(self, values: Mapping[str, Any]) -> tuple[HeadSpec, TrainingOptions]:
-        """Return the readout and the training that a choice stands for."""
+        """Return the readout and the training of a choice."""
         training = {name: value for name, value in values.items() if name in TRAINING_NAMES}
         options = {name: value for name, value in values.items() if name not in training}
         head = replace(self.heads[-1], options={**self.heads[-1].options, **options})
         return head, replace(self.training_of(head.name), **training)
 
     def defaults(self) -> dict[str, Any]:
-        """Return the defaults of the options that are searched, as far as they may be chosen."""
+        """Return the defaults of the searched options, as far as they are in the space."""
         head = self.heads[-1].name
         known = head_info(head).options() | asdict(self.training_of(head))
         return {name: known[name] for name, choice in self.space.items() if known[name] in choice}
@@ -204,9 +204,9 @@ def plan_search(
     search_seed: int = 0,
     prune: bool = True,
 ) -> Search:
-    """Lay out a search; the arguments are those of :func:`~histograph_post.tune`.
+    """Plan a search; the arguments are those of :func:`~histograph_post.tune`.
 
-    What does not fit is refused here, before anything is trained or written.
+    Wrong options are refused here, before anything is trained or written.
     """
     import_optuna()  # before anything is read
     level = open_caches(cache)[0].manifest.layout.level
@@ -214,7 +214,7 @@ def plan_search(
     fixed, solved = head.options, is_solved(head.name, level)
     every = default_space(head.name, experiment.training_of(head.name))
     names = (*TRAINING_NAMES, *head_info(head.name).options())
-    if solved:  # the strength of its penalty is no choice, and what it reads may be one
+    if solved:  # its penalty is solved for already; the layers that it reads can be searched
         depths = Values(tuple(range(1, len(experiment.caches[0].widths) + 1)))
         every = {"history_layers": depths} if len(depths.values) > 1 else {}
         every = {name: choice for name, choice in every.items() if name in names}
@@ -251,13 +251,9 @@ def plan_search(
     )
 
 
-#: What the tuned readout is called after its name.
-STAGE = "tuned"
-
-
 @dataclass(frozen=True)
 class Tuned(Search):
-    """A search that is over: the readout as the best trial had it, beside the default one."""
+    """A search that is over: the readout with the best options, and with the defaults."""
 
     trials: Sequence[Trial] = field(kw_only=True)
     best: Trial = field(kw_only=True)
@@ -270,9 +266,9 @@ class Tuned(Search):
 
     @property
     def chosen(self) -> str:
-        """What the tuned readout is called in tables and results."""
+        """The name of the tuned readout in tables and results."""
         name = self.heads[-1].name
-        return name if self.is_default else f"{name}-{STAGE}"
+        return name if self.is_default else staged_name(name, TUNED)
 
     def fits(self) -> list[FitSpec]:
         """Return the fits of every readout, the tuned one last, a fold at a time."""
@@ -283,7 +279,7 @@ class Tuned(Search):
                 found += [self.fit_spec(own, fold.number, seed) for seed in self.seeds]
             if not self.is_default:
                 tuned = [self.fit_spec(head, fold.number, seed) for seed in self.seeds]
-                found += [replace(spec, training=training, stage=STAGE) for spec in tuned]
+                found += [replace(spec, training=training, stage=TUNED) for spec in tuned]
         return found
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
@@ -300,7 +296,7 @@ class Tuned(Search):
 
 
 def _keep_best(tuned: Tuned, folder: Path) -> None:
-    """Write the best options down; fits of other ones, from a search with fewer trials, go."""
+    """Write the best options; fits of others, of a search with fewer trials, are removed."""
     head, training = tuned.options_for(tuned.best.values)
     flags = {"dim": "dim", "heads": "attention_heads"}  # of `train-head`
     others = {name: value for name, value in head.options.items() if name not in flags}
@@ -315,7 +311,8 @@ def _keep_best(tuned: Tuned, folder: Path) -> None:
     path = folder / BEST_NAME
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         (folder / RESULTS_NAME).unlink(missing_ok=True)
-        shutil.rmtree(folder / FITS_NAME / f"{tuned.heads[-1].name}-{STAGE}", ignore_errors=True)
+        stale = folder / FITS_NAME / staged_name(tuned.heads[-1].name, TUNED)
+        shutil.rmtree(stale, ignore_errors=True)
     write_text(path, text)
 
 
@@ -347,8 +344,8 @@ def tune(
         trials: Choices that are tried, the defaults among them.
         head: Name of the readout; or your own, as ``my_head.py:MyHead`` or the class.
         head_options: Options of the readout that stay as they are.
-        space: What is searched, or a TOML file that says so, see :mod:`.search`; by default
-            learning rate, weight decay, and what the readout is made of.
+        space: The search space, or a TOML file of it, see :mod:`.search`; by default learning
+            rate, weight decay, and options of the readout.
         storage: URL of an optuna storage, for several processes that search together; a file in
             the run folder by default.
         trial_seeds: The score of a trial is the mean over these seeds and over folds.

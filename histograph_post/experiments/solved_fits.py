@@ -1,6 +1,6 @@
-"""Fits of readouts that are solved: one linear map of features that nothing is learned of.
+"""Fits of solved readouts: one linear map of features without trainable parameters.
 
-The features of all rows are collected once, through the readout's own pooling. The optimum does not
+The features of all rows are computed once, by the readout's own pooling. The optimum does not
 depend on a seed, so that the seeds of a fold share one solution.
 """
 
@@ -39,11 +39,11 @@ from ..training.loop import OnEpoch, Progress, Source, Step, Trainer
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
 from ..utils.files import copy_file, write_json
 
-#: Share of the memory that training may take for the features of all rows, and once more for those
-#: that are solved; more are kept in a file, and a part of the training rows is drawn.
+#: Share of the memory of training for the features of all rows, and once more for those that are
+#: solved; larger features are kept in a file, and a part of the training rows is drawn.
 FEATURES_SHARE = 1 / 4
 
-#: Rows that are solved whatever they take: fewer would not do.
+#: Rows that are solved however much memory they take.
 FEWEST_ROWS = 2000
 
 #: Rows of features that are classified at a time.
@@ -65,7 +65,7 @@ def solve_fit(
     """Solve a readout on one fold; an epoch is a strength of the penalty.
 
     Args:
-        features: Gives what its classifier reads of every label row, ``[rows, width]``.
+        features: Computes the inputs of its classifier for all label rows, ``[rows, width]``.
     """
     started = time.perf_counter()
     source = FeatureRows(features(), loaded.labels, task.targets(loaded.labels))
@@ -107,9 +107,9 @@ def solve_fit(
 
 
 def fit_of_another_seed(spec: FitSpec, folder: Path) -> Fit | None:
-    """Return a fit that does not depend on its seed, if the run has it for this one or another.
+    """Return a fit that does not depend on its seed, if the run has it for this seed or another.
 
-    It is copied; what says that a fit is done comes last.
+    It is copied, ``fit.json`` last, which marks a fit as done.
     """
     place = folder / spec.folder
     seeds = sorted(place.parent.glob(f"fold-{spec.fold}-seed-*"))
@@ -126,7 +126,7 @@ def fit_of_another_seed(spec: FitSpec, folder: Path) -> Fit | None:
 
 
 def _is_done(spec: FitSpec, place: Path) -> bool:
-    """Whether there is a fit that differs in nothing but its seed."""
+    """Whether there is a fit that differs only in its seed."""
     try:
         return find_fit(replace(spec, seed=int(place.name.rpartition("-")[2])), place) is not None
     except (BrokenFitError, ValueError):
@@ -156,12 +156,12 @@ class FeatureRows:
 def collect_features(
     head: Readout, source: Source, rows: np.ndarray, *, batch_size: int, allowed: int
 ) -> Tensor:
-    """Return what a readout's classifier reads of each of these label rows.
+    """Return the inputs of a readout's classifier for these label rows.
 
     Args:
-        rows: Label rows that are of interest; the others are zero.
-        allowed: Bytes that training may take; features that take more than their share of it are
-            put into a temporary file.
+        rows: Label rows to compute; the others are zero.
+        allowed: Bytes that training may take; features that exceed their share of it are kept in
+            a temporary file.
 
     Returns:
         ``[all label rows, width]`` in single precision.
@@ -170,7 +170,7 @@ def collect_features(
     if 4 * shape[0] * shape[1] <= FEATURES_SHARE * allowed:
         features = torch.zeros(shape)
     else:
-        with tempfile.TemporaryFile() as file:  # is gone with the array that it is mapped to
+        with tempfile.TemporaryFile() as file:  # deleted with the array that maps it
             features = torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
     head.eval()
     for step in source.batches(rows, batch_size=batch_size, seed=None):
@@ -188,12 +188,12 @@ def collect_features(
 
 
 def rows_that_fit(rows: np.ndarray, width: int, allowed: int) -> np.ndarray:
-    """Return rows whose features take their share of memory: all, or a part drawn at random."""
+    """Return rows whose features fit into their share of memory, drawn at random if too many."""
     return draw_rows(rows, max(FEWEST_ROWS, int(FEATURES_SHARE * allowed) // (4 * width)))
 
 
 def draw_rows(rows: np.ndarray, most: int) -> np.ndarray:
-    """Return rows, or as many of them as there may be, drawn at random."""
+    """Return rows, at most so many, drawn at random."""
     if len(rows) <= most:
         return rows
     return np.sort(np.random.default_rng(0).choice(rows, most, replace=False))

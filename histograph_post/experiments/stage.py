@@ -1,17 +1,16 @@
 """A stage of training: what is fitted over folds and seeds, and the run folder that it makes.
 
-The stages (a head on a cache, a backbone with its head, both from random weights) say what is
+The stages (a head on a cache, a backbone with its head, both from random weights) define what is
 fitted and how; everything that makes their results comparable is here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,7 +50,7 @@ from .workers import FitJob
 class Stage(ABC):
     """What a stage of training brings to a run.
 
-    It is pickled for other processes, which do its fits: what they need large memory for is lent.
+    It is pickled for the processes that do its fits, with which large arrays are shared instead.
     """
 
     #: Whether a model of the user's runs, whose batches may be large.
@@ -67,7 +66,7 @@ class Stage(ABC):
 
     @abstractmethod
     def fits(self) -> list[FitSpec]:
-        """Return every fit, a fold at a time: what is known early is known of all readouts."""
+        """Return every fit, a fold at a time, so that early results compare all readouts."""
 
     @abstractmethod
     def fit(
@@ -80,7 +79,7 @@ class Stage(ABC):
         return spec.folder
 
     def find(self, spec: FitSpec, folder: Path) -> Fit | None:
-        """Return a fit that is done; the folder is the run's.
+        """Return a fit if it is done; the folder is the run's.
 
         Raises:
             BrokenFitError: for one that has been changed, or is another run's.
@@ -88,25 +87,24 @@ class Stage(ABC):
         return find_fit(spec, folder / self.place(spec))
 
     def fits_at_once(self) -> int:
-        """Return how many fits there is memory for at the same time."""
+        """Return how many fits fit into memory at the same time."""
         return sys.maxsize
 
     def folds_at_once(self) -> int:
-        """Return of how many folds there can be fits at the same time."""
+        """Return from how many folds fits may run at the same time."""
         return sys.maxsize
 
-    def lend(self, spec: FitSpec) -> Any:
-        """Return what a fit in another process reads, with memory that is shared, not copied."""
+    def share(self, spec: FitSpec) -> Any:
+        """Return what a fit in another process reads; its memory is shared, not copied."""
         return None
 
-    @contextmanager
-    def borrowing(self, spec: FitSpec, lent: Any) -> Iterator[None]:
-        """Use what another process has lent for a fit."""
-        yield
+    def using(self, spec: FitSpec, shared: Any) -> AbstractContextManager[None]:
+        """Use what another process shares for a fit, from :meth:`share`."""
+        return nullcontext()
 
     @abstractmethod
     def label_rows(self) -> LabelRows:
-        """Return what the predictions of the run are called, and the labels beside them."""
+        """Return the names of the rows that are predicted, and their labels."""
 
     @abstractmethod
     def write(self, folder: Path, fits: Sequence[Fit], chosen: str | None) -> dict[str, Any]:
@@ -114,7 +112,7 @@ class Stage(ABC):
 
     @property
     def num_planned(self) -> int:
-        """The number of fits that the result is made of; some may be left to other calls."""
+        """The number of fits of the result; some may be left to other calls."""
         return len(self.fits())
 
     def check(self, device: torch.device) -> None:
@@ -124,22 +122,22 @@ class Stage(ABC):
     def notes(self) -> list[str]:
         """Return what the user should know: targets and parts of splits that cannot be scored."""
         rows = self.label_rows()
-        said = label_summary(self.task, rows.labels, rows.target_names)
+        notes = label_summary(self.task, rows.labels, rows.target_names)
         for part, meaning in (
             ("valid", "the last epoch of a fit is its best"),
             ("test", "nothing is known of new rows"),
         ):
             empty = sum(not len(getattr(fold, part)) for fold in self.splits.folds)
             if empty:
-                said.append(f"{plural(empty, 'fold')} without a {part} part: {meaning}")
-        return said
+                notes.append(f"{plural(empty, 'fold')} without a {part} part: {meaning}")
+        return notes
 
 
 @dataclass(frozen=True)
 class ReadoutStage(Stage):
-    """A stage whose fits are readouts, to be read beside each other.
+    """A stage whose fits are readouts that are compared.
 
-    The run predicts with the best one, by validation, and all that share its backbone.
+    The run predicts with the best fit, by validation, and all others that share its backbone.
     """
 
     #: Whether probabilities are calibrated on the validation part.
@@ -160,23 +158,23 @@ class ReadoutStage(Stage):
 
     @abstractmethod
     def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:
-        """Return what ``head.json`` of the run in that folder says of a fit's backbone."""
+        """Return the entry ``backbone`` of ``head.json``, for a fit of the run in that folder."""
 
     def weights_of(self, fit: Fit) -> str:
-        """Return the hash of the backbone that a fit reads: the one it was trained with."""
+        """Return the hash of the backbone that a fit was trained with."""
         assert fit.backbone is not None  # of a fit that trained one
         return str(fit.backbone["weights_sha256"])
 
     def earlier_fits(self) -> list[Fit]:
-        """Return fits of another run that the results are to be read beside."""
+        """Return fits of another run that the results are compared with."""
         return []
 
     def keeps(self, fit: Fit) -> bool:
-        """Whether a fit can be loaded from the run by its name, besides those that were chosen."""
+        """Whether a fit can be loaded from the run by its name, besides the chosen ones."""
         return False
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
-        """Write what else the stage leaves behind; return what it adds to the results."""
+        """Write the other files of the stage; return what it adds to the results."""
         return {}
 
     def write(self, folder: Path, fits: Sequence[Fit], chosen: str | None) -> dict[str, Any]:
@@ -192,8 +190,9 @@ class ReadoutStage(Stage):
         temperatures = dict.fromkeys((fit.spec.name for fit in kept), 1.0)
         if self.calibrate:
             for name in temperatures:
-                given = (named(kept, name), label_rows.labels, self.weights_of)
-                temperatures[name] = temperature_of(task, *given)
+                temperatures[name] = temperature_of(
+                    task, named(kept, name), label_rows.labels, self.weights_of
+                )
         temperature, targets = temperatures[chosen], label_rows.target_names
         backbone = self.backbone(best, folder)
         write_chosen_head(folder, best, members, task, targets, backbone, temperature)
@@ -224,11 +223,9 @@ def run_experiment(
     """Train every readout on every fold with every seed; resume what a killed run left.
 
     Args:
-        stage: What there is to fit, planned.
         out: The run folder.
-        chosen: The fits whose best (by validation) becomes the run's head; None for those of the
-            readout that is best by validation.
-        options: Where and how many at once; what was planned before this says the rest.
+        chosen: The readout whose fits the run predicts with; None for the best by validation.
+        options: Where the fits run and how many at once; the rest is part of the stage.
     """
     options.start(stage)
     if options.backend == "loky":
@@ -243,7 +240,7 @@ def run_experiment(
     ) as output:
         run = finish_experiment(stage, output, chosen=chosen, options=options, shared=shared)
     if ranks is not None:
-        ranks.from_first()  # nothing: there are no more fits
+        ranks.from_first()  # None: there are no more fits
     return run
 
 
@@ -274,7 +271,7 @@ def finish_experiment(
         runner.run([_WatchedJob(spec, folder, watched, locks) for spec in mine])
     for spec in planned:
         if spec.folder not in watched.fits:
-            with contextlib.suppress(BrokenFitError):  # the job whose share it is does it again
+            with suppress(BrokenFitError):  # fitted again by the job whose share it is
                 found = stage.find(spec, folder)
                 if found is not None:
                     watched.fits[spec.folder] = found
@@ -286,7 +283,7 @@ def finish_experiment(
         )
         return Run(output.target)
     if options.fits is not None:
-        output.alone()  # others have nothing left to do but this
+        output.alone()  # wait for other jobs, which have no fits left
     fits = [watched.fits[spec.folder] for spec in planned]
     with OutputLock(folder / RESULTS_NAME, wait=True):  # of whoever does another part of it
         finish_run(folder, stage.write(folder, fits, chosen))
@@ -295,7 +292,7 @@ def finish_experiment(
 
 
 class _Watched:
-    """The fits of an experiment, done and under way, in whatever order they come."""
+    """The fits of an experiment that are done or running, and the callbacks that report them."""
 
     def __init__(self, stage: Stage, total: int, options: ExperimentOptions) -> None:
         self.stage, self.options = stage, options
@@ -305,14 +302,14 @@ class _Watched:
         self.fits: dict[Path, Fit] = {}
 
     def epoch_done(self, spec: FitSpec, share_done: float, measured: Mapping[str, float]) -> None:
-        """Take note of an epoch."""
+        """Report an epoch."""
         self._shares[spec.folder] = share_done
         if self.options.on_epoch is not None:
             place = (spec.name, spec.fold, spec.seed, sum(self._shares.values()), self._total)
             self.options.on_epoch(FitProgress(*place, share_done, measured))
 
     def done(self, fit: Fit) -> None:
-        """Take note of a fit that is done."""
+        """Record and report a fit that is done."""
         self._shares[fit.spec.folder] = 1.0
         self.fits[fit.spec.folder] = fit
         if self.options.on_fit is not None:
@@ -320,10 +317,10 @@ class _Watched:
 
 
 class _WatchedJob(FitJob):
-    """A fit of an experiment that is to be done.
+    """A fit of an experiment.
 
     Args:
-        locks: Where its lock is kept, if other processes may do the same fit.
+        locks: Holds its lock, if other processes may do the same fit.
     """
 
     def __init__(
@@ -334,7 +331,7 @@ class _WatchedJob(FitJob):
         self._lock: OutputLock | None = None
 
     def begin(self) -> bool:
-        """Be its only writer; one that another process is at, or has done meanwhile, is left."""
+        """Lock the fit; whether to do it, and not another process that has it or has done it."""
         if self._locks is None or self._lock is not None:
             return True
         stage = self._watched.stage
@@ -346,7 +343,7 @@ class _WatchedJob(FitJob):
                 return False
             raise
         self._lock = lock
-        with contextlib.suppress(BrokenFitError):
+        with suppress(BrokenFitError):
             found = stage.find(self.spec, self.folder)
             if found is not None:
                 self.done(found)

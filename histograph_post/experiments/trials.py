@@ -1,9 +1,9 @@
-"""The trials of a search: choices of options, each scored by its validation part.
+"""The trials of a search: choices of options, each scored on the validation part.
 
-What to try next is up to optuna, which keeps the trials as well, in a file of the run or in a
-storage. Trials come in rounds, so that those of a round can run side by side: what is chosen, and
-what is given up early, depends on the trials of earlier rounds and on nothing else. A search that
-was killed resumes its unfinished trials, and chooses what it would have chosen.
+optuna chooses what to try next, and stores the trials in a file of the run or in a storage. Trials
+come in rounds, so that those of a round can run in parallel: what is chosen, and what is pruned,
+depends on the trials of earlier rounds only. A search that was killed resumes its unfinished
+trials, and makes the choices it would have made.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
     from .search import Search
 
-#: Trials that are not given up, for the median of the others to mean something.
+#: The first trials, which are not pruned, so that the median of the others means something.
 UNPRUNED_TRIALS = 5
 
-#: Share of the epochs after which a trial may be given up.
+#: Share of the epochs after which a trial may be pruned.
 UNPRUNED_EPOCHS = 0.2
 
-#: Of a trial that failed.
+#: The attribute of a failed trial that says why.
 REASON = "reason"
 
 
 def import_optuna() -> Any:
-    """Import optuna, which is an extra, and let it say nothing but errors."""
+    """Import optuna, which is an extra, and let it log errors only."""
     try:
         import optuna
     except ImportError:
@@ -57,30 +57,30 @@ def import_optuna() -> Any:
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of options, and what it gave."""
+    """One choice of options, and its outcome."""
 
     number: int
     values: Mapping[str, Any]
-    #: ``complete``, ``pruned`` (given up early) or ``fail``.
+    #: ``complete``, ``pruned`` or ``fail``.
     state: str
-    #: Mean validation score over folds and seeds; None if it is not complete.
+    #: Mean validation score over folds and seeds; None unless it is complete.
     score: float | None
     #: Why it failed.
     reason: str | None = None
 
 
 def open_study(search: Search, folder: Path, storage: str | None) -> optuna.Study:
-    """Open the study of this very search."""
+    """Open the study of this search, by the hash of its plan."""
     optuna = import_optuna()
-    kept: Any = storage
+    opened: Any = storage
     if storage is None:
         path = folder / STUDY_NAME
         _drop_torn_line(path)
-        # Nobody else writes the run's folder, and optuna's own lock would outlive a process.
+        # The run's folder has one writer, and optuna's own lock would outlive a killed process.
         backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=Lock())
-        kept = optuna.storages.JournalStorage(backend)
+        opened = optuna.storages.JournalStorage(backend)
     try:
-        return make_study(search, kept, json_sha256(search.plan(), "search")[:16])
+        return make_study(search, opened, json_sha256(search.plan(), "search")[:16])
     except Exception as error:  # whatever the database raises
         reason = str(error).partition("\n")[0]
         raise ConfigError(
@@ -90,7 +90,7 @@ def open_study(search: Search, folder: Path, storage: str | None) -> optuna.Stud
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Remove what a killed process had written of the last line of a log."""
+    """Remove the last line of a log if a killed process has left it incomplete."""
     if not path.is_file():
         return
     data = path.read_bytes()
@@ -100,7 +100,7 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def make_study(search: Search, storage: Any = None, name: str | None = None) -> optuna.Study:
-    """Return the study of that name, a new one in memory without a storage."""
+    """Return the study of that name; without a storage, a new one in memory."""
     optuna = import_optuna()
     warmup = math.ceil(UNPRUNED_EPOCHS * search.training.epochs)
     median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_warmup_steps=warmup)
@@ -114,12 +114,12 @@ def make_study(search: Search, storage: Any = None, name: str | None = None) -> 
 
 
 def finished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-    """Return the trials that are over; one that was killed is not."""
+    """Return the trials that are over, without those that were killed."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
 
 def trials_over(study: optuna.Study) -> dict[int, Trial]:
-    """Return the trials that are over by optuna's number; their own numbers have no gaps."""
+    """Return the trials that are over by optuna's number, numbered without gaps."""
     return {
         trial.number: Trial(
             number,
@@ -139,7 +139,7 @@ def best_trial(search: Search, trials: Sequence[Trial]) -> Trial | None:
     return max(scored, key=lambda trial: sign * (trial.score or 0.0), default=None)
 
 
-#: Trials of a round. The same for any number of jobs: what is chosen depends on it.
+#: Trials of a round; the same for any number of jobs, since choices depend on it.
 ROUND = 4
 
 #: Called with a trial that is over, the best so far, the number over and the number in all.
@@ -162,12 +162,8 @@ def run_trials(
     """
     running = _SearchRun(search, folder, storage, trials, options.on_epoch, on_trial)
     per_trial = len(search.folds) * len(search.trial_seeds)
-    with FitRunner(
-        search,
-        planned=ROUND * per_trial,
-        options=options,
-        expected=running.num_left * per_trial,
-    ) as runner:
+    expected = running.num_left * per_trial
+    with FitRunner(search, planned=ROUND * per_trial, options=options, expected=expected) as runner:
         while running.num_left > 0:
             runner.run(running.next_round())
     shutil.rmtree(folder / TRIAL_FITS_NAME, ignore_errors=True)
@@ -175,7 +171,7 @@ def run_trials(
 
 
 class _SearchRun:
-    """The trials of a search that are over, and those of the round that it is at.
+    """The trials of a search that are over, and those of the current round.
 
     The arguments are those of :func:`run_trials`.
     """
@@ -189,7 +185,7 @@ class _SearchRun:
         on_epoch: Callable[[FitProgress], None] | None,
         on_trial: TrialCallback | None,
     ) -> None:
-        self._search, self._folder, self._total = search, folder, trials
+        self.search, self.folder, self._total = search, folder, trials
         self._on_epoch, self._on_trial = on_epoch, on_trial
         self._shared = storage is not None
         self._study = open_study(search, folder, storage)
@@ -200,28 +196,25 @@ class _SearchRun:
 
     @property
     def num_left(self) -> int:
-        """Trials that are to be run, 0 or less for none."""
+        """Trials that are left to run, 0 or less for none."""
         return self._total - len(self.over)
 
     def next_round(self) -> list[_TrialJob]:
-        """Choose what is tried next; return the fits of it."""
-        # What is missing of a round that was killed, or cut short by the number of trials.
+        """Choose what is tried next; return the fits of those trials."""
+        # The rest of a round that was killed, or cut short by the number of trials.
         count = min(ROUND - len(self.over) % ROUND, self.num_left)
         numbers = range(len(self.over), len(self.over) + count)
-        self._round = [
-            _TrialRun(self._search, self._ask(number), number, self._folder, self)
-            for number in numbers
-        ]
+        self._round = [_TrialRun(self, self._ask(number), number) for number in numbers]
         return [job for run in self._round for job in run.jobs]
 
     def _ask(self, number: int) -> optuna.Trial:
         """Return what to try as trial ``number``.
 
-        Searches that share a storage see all trials that are in it, and choose differently. One by
-        itself sees the trials of earlier rounds: in a study made for this one trial, which is told
-        what comes out, and from which the trial is copied then.
+        Searches that share a storage see all of its trials, and choose differently. A search of its
+        own sees the trials of earlier rounds, in a temporary study for this one trial, from which
+        the trial is copied once it is over.
         """
-        search, study, known = self._search, self._study, number
+        search, study, known = self.search, self._study, number
         if self._shared:
             known = len(study.get_trials(deepcopy=False))
         else:
@@ -235,14 +228,14 @@ class _SearchRun:
         return study.ask({name: choice.distribution() for name, choice in search.space.items()})
 
     def epoch_done(self, run: _TrialRun, job: _TrialJob, measured: Mapping[str, float]) -> None:
-        """Tell of an epoch."""
+        """Report an epoch."""
         if self._on_epoch is not None:
             done = len(self.over) + sum(other.share_done for other in self._round if not other.told)
             place = (f"trial {run.number}", job.spec.fold, job.spec.seed, done, self._total)
             self._on_epoch(FitProgress(*place, job.share_done, measured))
 
     def trial_over(self) -> None:
-        """Tell of trials in their order, as soon as those before them are over."""
+        """Report trials in their order, as soon as those before them are over."""
         for run in self._round:
             if not run.is_over:
                 break
@@ -252,43 +245,42 @@ class _SearchRun:
                 self._write_table()
                 if self._on_trial is not None:
                     found = list(self.over.values())
-                    best = best_trial(self._search, found)
+                    best = best_trial(self.search, found)
                     self._on_trial(self.over[number], best, len(found), self._total)
 
     def _write_table(self) -> None:
-        """Write the trials that are over as a table of comma-separated values."""
-        text, metric = io.StringIO(), self._search.task.metric
+        """Write the trials that are over as a csv file."""
+        text, space = io.StringIO(), self.search.space
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["trial", "state", f"valid_{metric}", *self._search.space])
+        writer.writerow(["trial", "state", f"valid_{self.search.task.metric}", *space])
         for trial in self.over.values():
-            values = [trial.values[name] for name in self._search.space]
+            values = [trial.values[name] for name in space]
             writer.writerow([trial.number, trial.state, trial.score, *values])
-        write_text(self._folder / TRIALS_NAME, text.getvalue())
+        write_text(self.folder / TRIALS_NAME, text.getvalue())
 
 
 class _TrialRun:
-    """A trial being run: a fit per fold and seed, given up early if it is worse than most."""
+    """A running trial: a fit per fold and seed, all of which end if the first one is pruned."""
 
-    def __init__(
-        self, search: Search, trial: optuna.Trial, number: int, folder: Path, watcher: _SearchRun
-    ) -> None:
+    def __init__(self, searching: _SearchRun, trial: optuna.Trial, number: int) -> None:
+        search = searching.search
         self.number = number
-        #: Whether the study knows what came out.
+        #: Whether the study knows its outcome.
         self.told = False
-        self._trial, self._watcher = trial, watcher
-        self._task = search.task
+        self._trial, self._searching, self._task = trial, searching, search.task
         head, training = search.options_for(trial.params)
         tried_alone = replace(
             search, heads=(head,), training=training, lrs={}, seeds=search.trial_seeds
         )
-        # Named by what is tried, too: a trial that was killed resumes with the fits it has.
+        # Named by its options, too, so that a trial that was killed resumes its own fits.
         tried = json_sha256(dict(trial.params), "trial")
-        self._folder = folder / TRIAL_FITS_NAME / f"{number}-{tried[:16]}"
+        self._folder = searching.folder / TRIAL_FITS_NAME / f"{number}-{tried[:16]}"
         plan = json_sha256([search.plan(), tried], "trial")
         specs = [replace(spec, plan=plan) for spec in tried_alone.fits()]
         self.jobs = [_TrialJob(spec, self._folder, self) for spec in specs]
         self._scores: dict[_TrialJob, float] = {}
-        self._given_up = False
+        self._pruned = False
+        #: Why it failed.
         self._reason: str | None = None
         #: Epochs of the first fit that were reported, and the best score among them.
         self._reported = 0
@@ -296,8 +288,8 @@ class _TrialRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to do."""
-        ended_early = self._given_up or self._reason is not None
+        """Whether nothing is left to do."""
+        ended_early = self._pruned or self._reason is not None
         return ended_early or len(self._scores) == len(self.jobs)
 
     @property
@@ -306,25 +298,25 @@ class _TrialRun:
         return 1.0 if self.is_over else statistics.fmean(job.share_done for job in self.jobs)
 
     def epoch_done(self, job: _TrialJob, log: Sequence[Mapping[str, float]]) -> None:
-        """Take note of an epoch; give the trial up if its first fit is worse than most were."""
-        self._watcher.epoch_done(self, job, log[-1])
+        """Report an epoch; prune the trial if its first fit is worse than the median."""
+        self._searching.epoch_done(self, job, log[-1])
         self._report(job, log)
 
     def fit_done(self, job: _TrialJob, fit: Fit) -> None:
-        """Take note of a result."""
+        """Add the score of a fit."""
         self._report(job, fit.log)
-        if not self._given_up:
+        if not self._pruned:
             self._scores[job] = fit.scores["valid"].get(self._task.metric, math.nan)
             if self.is_over:
-                self._watcher.trial_over()
+                self._searching.trial_over()
 
     def fail(self, reason: str) -> None:
-        """Take note that the options do not go together."""
+        """End the trial, whose options do not go together."""
         self._reason = reason
-        self._watcher.trial_over()
+        self._searching.trial_over()
 
     def _report(self, job: _TrialJob, log: Sequence[Mapping[str, float]]) -> None:
-        """Report the best score of the first fit after each of these epochs, unless it has been."""
+        """Report the best score of the first fit after each of these epochs, once."""
         if job is not self.jobs[0]:
             return
         better = max if self._task.higher_is_better else min
@@ -339,15 +331,15 @@ class _TrialRun:
             if self._best is not None:
                 self._trial.report(self._best, epoch)
             if self._trial.should_prune():
-                self._given_up = True
-                self._watcher.trial_over()
+                self._pruned = True
+                self._searching.trial_over()
                 return
 
     def tell(self, study: optuna.Study) -> int:
-        """Tell the study what came out; return the number the trial has there."""
+        """Tell the study the outcome; return the trial's number there."""
         states = import_optuna().trial.TrialState
-        score, state = None, states.PRUNED if self._given_up else states.FAIL
-        if not self._given_up and self._reason is None:
+        score, state = None, states.PRUNED if self._pruned else states.FAIL
+        if not self._pruned and self._reason is None:
             score = statistics.fmean(self._scores.values())
             if math.isfinite(score):
                 state = states.COMPLETE

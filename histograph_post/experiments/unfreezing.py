@@ -1,8 +1,8 @@
 """Which part of a backbone is fine-tuned: all of it, the last layers, or modules by name.
 
-A parameter belongs to the first layer of the history that depends on it, whatever the modules of
-the model are called; one that no layer depends on (the model's own classifier) cannot be trained
-through the history.
+A parameter belongs to the first layer of the history that depends on it, whatever its module is
+called. One that no layer depends on, such as the model's own classifier, cannot be trained through
+the history.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Unfreezing:
         layers: From :func:`layers_of_parameters`.
 
     Raises:
-        ConfigError: where something is asked for that is not there or cannot be trained.
+        ConfigError: if the options name something that does not exist or cannot be trained.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Unfreezing:
         chosen = chosen_parameters(model, layers, num_layers, options)
         #: Name of every parameter that is trained in some epoch -> its layer.
         self.layers = {name: depth for name, depth in layers.items() if name in chosen}
-        #: The layers that have any, in the order in which they are unfrozen.
+        #: The layers with such parameters, in the order in which they are unfrozen.
         self._order = sorted(set(self.layers.values()), reverse=True)
         self.parameters = [
             parameter for name, parameter in model.named_parameters() if name in self.layers
@@ -151,7 +151,7 @@ def chosen_parameters(
 
 
 def _matching(model: nn.Module, patterns: Sequence[str]) -> set[str]:
-    """Return the parameters that are called so, or are in a module that is."""
+    """Return the parameters that match a pattern themselves, or by a module they are in."""
     names = [name for name, _ in model.named_parameters()]
     found: set[str] = set()
     for pattern in patterns:
@@ -168,13 +168,13 @@ def _matching(model: nn.Module, patterns: Sequence[str]) -> set[str]:
 
 
 def _around(name: str) -> list[str]:
-    """Return a parameter's name and those of the modules it is in."""
+    """Return the names of the modules that a parameter is in, and its own."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
-# --- which parameters gradients reach through the history, and which they should: asked before
-# anything is trained, since a layer that silently stays as it is would spoil every figure
+# --- which parameters gradients reach through the history, and which they should: checked before
+# training, since a layer that silently stays frozen would invalidate every result
 
 
 def layers_of_parameters(model: nn.Module, plan: CapturePlan, batch: Batch) -> dict[str, int]:
@@ -192,7 +192,7 @@ def layers_of_parameters(model: nn.Module, plan: CapturePlan, batch: Batch) -> d
 
 
 def _new_leaves(tensor: Tensor, seen: set[Any]) -> Iterator[Tensor]:
-    """Yield the leaves a tensor was computed from, by steps that were not seen before."""
+    """Yield the leaves that a tensor was computed from, through steps not seen before."""
     steps = [tensor.grad_fn]
     while steps:
         step = steps.pop()
@@ -212,13 +212,13 @@ def check_gradients(
     layers: Mapping[str, int],
     options: BackboneOptions,
 ) -> list[str]:
-    """Refuse to train what the history depends on and no gradient reaches; return notes.
+    """Refuse to train parameters that the history depends on but no gradient reaches; return notes.
 
-    Code under ``torch.no_grad``, behind a ``detach`` or in a checkpoint of the reentrant kind looks
-    like any other, and would silently stay as it is.
+    Code under ``torch.no_grad``, behind a ``detach`` or in a reentrant checkpoint looks like any
+    other, and would silently stay frozen.
 
     Args:
-        layers: From :func:`layers_of_parameters`: what gradients do reach.
+        layers: From :func:`layers_of_parameters`: what gradients reach.
     """
     rest = {
         name: parameter
@@ -255,8 +255,9 @@ def _cut_off(
     among: Collection[str],
     options: BackboneOptions,
 ) -> dict[str, int]:
-    """Return those of some parameters that the history depends on, and a layer that tells whether
-    they are among the last ones that are asked for.
+    """Return which of some parameters the history depends on, each with a layer.
+
+    The layer tells only whether a parameter is among the last layers that are to be trained.
     """
     first = len(plan.points) - (options.unfreeze_last or 0)
     before = replace(plan, points=plan.points[:first])
@@ -268,7 +269,7 @@ def _cut_off(
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Silence the warning of reentrant checkpoints, which is given here in other words."""
+    """Silence the warning about reentrant checkpoints, for which there is an error here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
         yield

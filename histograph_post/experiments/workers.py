@@ -1,8 +1,9 @@
-"""A process that trains one fit after the other, and what it and the process that asks tell.
+"""Worker processes, each of which trains one fit after the other, and how they are talked to.
 
-loky starts the processes. Unlike those of ``multiprocessing`` they leave the user's script alone,
-which then needs no ``if __name__ == "__main__"``. A process ends with the one that started it,
-whatever ends that.
+joblib's own pool reports nothing before a task ends; here every epoch is reported, and a fit can be
+stopped after one. loky starts the processes: unlike those of ``multiprocessing`` they do not run
+the user's script again, which then needs no ``if __name__ == "__main__"``. A worker ends with the
+process that started it, however that ends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,7 +40,7 @@ from ..utils.machine import keep_memory
 if TYPE_CHECKING:
     from .stage import Stage
 
-#: What tells a library how many threads it has, when it is loaded.
+#: Environment variables that limit the threads of a library when it is loaded.
 _THREAD_VARIABLES = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS"),
     *("VECLIB_MAXIMUM_THREADS", "NUMBA_NUM_THREADS"),
@@ -49,7 +49,7 @@ _THREAD_VARIABLES = (
 
 @contextmanager
 def limited_threads(threads: int) -> Iterator[None]:
-    """Let PyTorch, and the libraries under NumPy, use so many threads."""
+    """Limit the threads of PyTorch, and of the libraries under NumPy."""
     before = torch.get_num_threads()
     try:
         with threadpool_limits(threads):
@@ -71,43 +71,48 @@ class FitJob:
         return True
 
     def begin(self) -> bool:
-        """Whether to do it now; called before it is begun, and before it is gone on with."""
+        """Whether to do it now; called before it starts, and before it is resumed elsewhere."""
         return self.wanted
 
     def epoch_done(self, share_done: float, log: Sequence[Mapping[str, float]]) -> None:
-        """Take note of an epoch.
+        """Called after every epoch.
 
         Args:
             share_done: The share of the fit's epochs that are over.
-            log: What was measured since the last call; also in the epochs before a kill.
+            log: What was measured since the last call, in epochs before a kill, too.
         """
 
     def done(self, fit: Fit) -> None:
-        """Take note of the result."""
+        """Called with the result."""
 
     def broken(self, reason: str) -> None:
-        """Take note that what is there of it is of no use: it is done again."""
+        """Called if a result is there that cannot be used: it is fitted again."""
 
     def failed(self, error: Exception) -> None:
-        """Take note that there will be no result."""
+        """Called if there will be no result."""
         raise error
 
 
 class StopTraining(Exception):
-    """Ends a fit after an epoch; what is saved of it can be picked up again."""
+    """Ends a fit after an epoch; it can be resumed from what is saved."""
 
 
-def telling_epochs(
-    tell: Callable[[float, Sequence[Mapping[str, float]]], None], stops: Callable[[float], bool]
+def epoch_reporter(
+    report: Callable[[float, Sequence[Mapping[str, float]]], None], stops: Callable[[float], bool]
 ) -> OnEpoch:
-    """Return what tells of every epoch of a fit once, and ends the fit where it is to stop."""
-    told = 0
+    """Return a callback that reports every epoch of a fit once, and stops the fit when asked to.
+
+    Args:
+        report: See :meth:`FitJob.epoch_done`.
+        stops: Called with the share of the epochs that are over.
+    """
+    reported = 0
 
     def epoch_done(trainer: Trainer) -> None:
-        nonlocal told
+        nonlocal reported
         share_done, log = trainer.share_done, trainer.progress.log
-        tell(share_done, log[told:])
-        told = len(log)
+        report(share_done, log[reported:])
+        reported = len(log)
         if stops(share_done):
             raise StopTraining
 
@@ -115,16 +120,15 @@ def telling_epochs(
 
 
 class CannotSendError(Exception):
-    """The stage cannot be pickled, or not be unpickled in another process."""
+    """The stage cannot be pickled, or cannot be unpickled in another process."""
 
 
 class Worker:
     """Another process that does fits, one after the other."""
 
     def __init__(self, threads: int, device: torch.device) -> None:
-        #: The fit it is at.
+        #: The fit that it is training.
         self.job: FitJob | None = None
-        self._stopped = False
         context = get_context("loky")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(
@@ -138,7 +142,7 @@ class Worker:
         theirs.close()
 
     def send_stage(self, pickled: bytes) -> None:
-        """Hand over what is trained, from :func:`pickle_stage`."""
+        """Send what is trained, from :func:`pickle_stage`."""
         self._send(pickled)
 
     def check_stage(self) -> None:
@@ -147,29 +151,28 @@ class Worker:
         if reason is not None:
             raise CannotSendError(reason)
 
-    def give(self, job: FitJob, lent: Any) -> None:
-        """Let it do a fit, with what the stage lends for it."""
-        self.job, self._stopped = job, False
-        self._send(pickle.dumps((job.spec, job.folder, lent)))
+    def start(self, job: FitJob, shared: Any) -> None:
+        """Start a fit, with what the stage shares for it."""
+        self.job = job
+        self._send(pickle.dumps((job.spec, job.folder, shared)))
 
     def stop_if_unwanted(self) -> None:
-        """Stop a fit that has become of no use, after its epoch."""
-        if self.job is not None and not self.job.wanted and not self._stopped:
-            self._stopped = True
+        """Stop a fit that is no longer of use after its epoch."""
+        if self.job is not None and not self.job.wanted:
             self._send(pickle.dumps(None))
 
     def receive(self) -> None:
-        """Wait for what the process has to tell of its fit, and pass it on."""
+        """Wait for the next report on the fit, and pass it on."""
         what, *values = self._receive()
         job = self.job
-        assert job is not None  # a process without one says nothing
+        assert job is not None  # an idle process reports nothing
         if what != "epoch_done":
             self.job = None
         if job.wanted and what != "stopped":
             getattr(job, what)(*values)
 
     def close(self) -> None:
-        """End the process, in the middle of a fit if need be: what is saved of it stays."""
+        """End the process, in the middle of a fit if need be: what is saved of that stays."""
         self._process.terminate()
         self._process.join()
         self.connection.close()
@@ -199,12 +202,12 @@ class Worker:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Start processes that leave Ctrl-C, which the terminal sends to all of them, to this one."""
+    """Let processes that start here ignore Ctrl-C, which a terminal sends to all of them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     for tracker in (resource_tracker, loky_tracker):
-        tracker.ensure_running()  # before: what starts them lets interrupts through again
+        tracker.ensure_running()  # first, since starting them unblocks interrupts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -219,57 +222,57 @@ def _work(connection: Connection, threads: int, device: str) -> None:
     """Do fits until the process that asks for them ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout = sys.stderr  # what a user's model prints must not mix with the result
-    asked: SimpleQueue[Any] = SimpleQueue()
+    requests: SimpleQueue[Any] = SimpleQueue()
     unwanted = threading.Event()
-    threading.Thread(target=_listen, args=(connection, asked, unwanted), daemon=True).start()
+    threading.Thread(target=_listen, args=(connection, requests, unwanted), daemon=True).start()
 
-    def tell(*message: Any) -> None:
+    def send(message: Any) -> None:
         connection.send_bytes(pickle.dumps(message))
 
     try:
         with limited_threads(threads):
+            reason = None
             try:
-                stage = unpickle_stage(asked.get())
+                stage = unpickle_stage(requests.get())
             except Exception as error:
-                connection.send_bytes(pickle.dumps(f"{type(error).__name__}: {error}"))
-            else:
-                if stage.trains_backbone:
-                    keep_memory()
-                connection.send_bytes(pickle.dumps(None))
+                reason = f"{type(error).__name__}: {error}"
+            send(reason)
             while True:
-                # Nothing here keeps what was lent for a fit that is over.
-                tell(*_fit(stage, asked.get(), torch.device(device), tell, unwanted))
-    except OSError:  # nobody listens any more
+                # Nothing here keeps the shared memory of a fit that is over.
+                send(_fit(stage, requests.get(), torch.device(device), send, unwanted))
+    except OSError:  # the other end of the pipe is closed
         os._exit(1)
 
 
-def _listen(connection: Connection, asked: SimpleQueue[Any], unwanted: threading.Event) -> None:
-    """Receive what is asked for; end this process with the one that asks."""
+def _listen(connection: Connection, requests: SimpleQueue[Any], unwanted: threading.Event) -> None:
+    """Receive requests; end this process with the one that sends them."""
     try:
-        asked.put(connection.recv_bytes())  # the stage, which may be code: not for this thread
+        requests.put(connection.recv_bytes())  # the stage, which may be code: not for this thread
         while True:
             message = pickle.loads(connection.recv_bytes())
             if message is None:
                 unwanted.set()
             else:
                 unwanted.clear()
-                asked.put(message)
+                requests.put(message)
     finally:
         os._exit(1)
 
 
 def _fit(
     stage: Stage,
-    asked: tuple[FitSpec, Path, Any],
+    request: tuple[FitSpec, Path, Any],
     device: torch.device,
-    tell: Callable[..., None],
+    send: Callable[[Any], None],
     unwanted: threading.Event,
 ) -> tuple[Any, ...]:
     """Do a fit; return the name of the :class:`FitJob` method to call, and its arguments."""
-    spec, folder, lent = asked
-    watch = telling_epochs(partial(tell, "epoch_done"), lambda _: unwanted.is_set())
+    spec, folder, shared = request
+    watch = epoch_reporter(
+        lambda share_done, log: send(("epoch_done", share_done, log)), lambda _: unwanted.is_set()
+    )
     try:
-        with stage.borrowing(spec, lent):
+        with stage.using(spec, shared):
             return "done", stage.fit(spec, folder, device=device, on_epoch=watch)
     except StopTraining:
         return ("stopped",)
@@ -278,7 +281,7 @@ def _fit(
 
 
 def portable(error: Exception) -> Exception:
-    """Return an error as it can be raised in another process."""
+    """Return an error that can be sent to another process, with its traceback as a note."""
     trace = "".join(traceback.format_exception(error))
     try:
         found: Exception = pickle.loads(pickle.dumps(error))
@@ -290,7 +293,7 @@ def portable(error: Exception) -> Exception:
 
 # --- sending a stage -----------------------------------------------------------------------------
 
-#: Types of values that NumPy has, too.
+#: Dtypes that NumPy has, too.
 _NUMPY_TYPES = {torch.from_numpy(np.empty(0, kind)).dtype for kind in "efdbhilqB?"}
 
 
@@ -316,7 +319,7 @@ def pickle_stage(stage: Stage) -> bytes:
     Raises:
         CannotSendError: for a model or data that cannot be pickled.
     """
-    # A readout from a file is imported there again; one of a script or notebook is sent itself.
+    # A readout from a file is imported again there; one of a script or notebook is sent itself.
     heads = {info.name: info.code or info.location for info in registered_heads()}
     buffer = io.BytesIO()
     try:
@@ -335,4 +338,6 @@ def unpickle_stage(pickled: bytes) -> Stage:
         else:
             register_head(name)(head)
     found: Stage = stage
+    if found.trains_backbone:
+        keep_memory()
     return found

@@ -1,4 +1,4 @@
-"""Fits: one readout, on one fold, with one seed each: trained, scored, saved and read back.
+"""Fits: one readout on one fold with one seed, trained, scored, saved and read back.
 
 A fit's folder holds ``state.pt`` while it is being trained and, once it is done, ``fit.json``
 (written last), ``head.safetensors``, the outputs for the validation and the test rows and, where a
@@ -8,7 +8,8 @@ backbone was trained too, ``model.safetensors``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,19 @@ from ..utils.tensors import load_arrays, save_arrays, save_tensors
 from .folder import BrokenFitError, check_seal, require_sealed, seal
 from .records import check_fit
 from .run import HEAD_NAME as HEAD_NAME
-from .run import MODEL_NAME, fit_place, read_json
+from .run import MODEL_NAME, fit_place, read_json, staged_name
 
 FIT_NAME = "fit.json"
-#: Outputs for the test rows and for the validation rows; of earlier versions for the former only.
+#: Outputs for the test and the validation rows; earlier versions have the former only.
 OUTPUTS_NAME = "test.safetensors"
 
-#: What else a fit may have written, before ``fit.json``.
+#: The other files of a fit, written before ``fit.json``.
 FIT_FILES = (HEAD_NAME, OUTPUTS_NAME, MODEL_NAME)
 
 
 @dataclass(frozen=True)
 class FitSpec:
-    """What to fit: all that decides the result, besides the cache."""
+    """What to fit: all that the result depends on, besides the cache."""
 
     head: str
     options: Mapping[str, Any]
@@ -47,27 +48,31 @@ class FitSpec:
     fold: int
     seed: int
     standardize: bool = True
-    #: Start where the checkpoint's own readout stands (heads that can).
+    #: Start at the checkpoint's own predictions (heads that can).
     warm_start: bool = False
-    #: What is trained besides the head, in a word; empty for the head alone.
+    #: :data:`~.run.TUNED`, ...; empty for a head on a frozen backbone.
     stage: str = ""
-    #: Hash of all that the run depends on: a fit of another one is not taken for this one's.
+    #: Hash of all that the run depends on, which tells its fits from those of another run.
     plan: str = ""
 
     @property
     def name(self) -> str:
-        """What the fit is called in tables and results."""
-        return f"{self.head}-{self.stage}" if self.stage else self.head
+        """The name of the fit in tables and results."""
+        return staged_name(self.head, self.stage)
 
     @property
     def label(self) -> str:
-        """What the fit is called among all others of a run."""
+        """The name of the fit among all fits of a run."""
         return f"{self.name}, fold {self.fold}, seed {self.seed}"
 
     @property
     def folder(self) -> Path:
         """Where the fit is kept inside a run."""
         return fit_place(self.name, self.fold, self.seed)
+
+
+_no_rows = partial(np.empty, 0, np.int64)  # [0]
+_no_outputs = partial(np.empty, (0, 1))  # [0, out_dim]
 
 
 @dataclass(frozen=True)
@@ -81,24 +86,24 @@ class Fit:
     num_epochs: int
     num_parameters: int
     seconds_per_epoch: float
-    #: Label rows of the test part, and the outputs for them, in the units of the labels.
-    test_rows: np.ndarray
-    test_outputs: np.ndarray
-    #: The same of the validation part, from which a temperature is fitted.
-    valid_rows: np.ndarray
-    valid_outputs: np.ndarray
-    #: What was measured after every epoch; of a readout that is solved, for every strength.
+    #: What was measured after every epoch; for a solved readout, for every strength.
     log: Sequence[Mapping[str, float]]
-    #: Of the penalty, for a readout that is solved; its epochs are the strengths that were tried.
+    #: Label rows of the test part, and the outputs for them, in the units of the labels.
+    test_rows: np.ndarray = field(default_factory=_no_rows)
+    test_outputs: np.ndarray = field(default_factory=_no_outputs)
+    #: The same for the validation part, on which a temperature is fitted.
+    valid_rows: np.ndarray = field(default_factory=_no_rows)
+    valid_outputs: np.ndarray = field(default_factory=_no_outputs)
+    #: Of the penalty of a solved readout, whose epochs are the strengths that were tried.
     strength: float | None = None
-    #: Whether training had to stop because the loss was not finite; the best epoch is before that,
-    #: or the weights are those it began with.
+    #: Whether training stopped because the loss was not finite; the best epoch is before that,
+    #: or the weights are the initial ones.
     diverged: bool = False
     #: What changed in the backbone and the hash of its weights; None for a frozen one.
     backbone: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is the same on every run with the same seed on the same machine."""
+        """Return plain values, the same on every run with the same seed on the same machine."""
         return {
             "head": self.spec.name,
             "fold": self.spec.fold,
@@ -125,7 +130,7 @@ def train_fit(
     """Train to the end, resuming what is in the folder; score every part and save the fit.
 
     Args:
-        trainer: Made just as it was when the fit was begun.
+        trainer: Built as it was when the fit was started.
         head: See :func:`save_fit`, as for ``standardizer`` and ``save_backbone``.
         on_epoch: Called after every epoch.
     """
@@ -144,14 +149,14 @@ def train_fit(
 
 @dataclass(frozen=True)
 class Trained:
-    """What there is to save of a training that is over.
+    """A training that is over, as :func:`save_fit` needs it.
 
     Args:
         split: Of the fold.
         labels: Of all rows, ``[rows, targets]``.
         scale: Of the targets.
         progress: Its log, and the best of it.
-        num_parameters: Numbers that were learned.
+        num_parameters: Of what was trained.
         predict: From label rows to outputs in the units of the labels, ``[rows, out_dim]``.
     """
 
@@ -165,7 +170,7 @@ class Trained:
 
     @classmethod
     def of(cls, trainer: Trainer) -> Trained:
-        """Take what a trainer has come to."""
+        """Return the training of a trainer."""
         return cls(
             trainer.task,
             trainer.split,
@@ -188,16 +193,15 @@ def save_fit(
     strength: float | None = None,
     save_backbone: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> Fit:
-    """Score every part with what a training has come to, and save it as a fit that is done.
+    """Score every part of the split, and save the fit as done.
 
     Args:
-        trained: What there is to save.
         seconds: Of an epoch.
         head: The part of the network that is the head; None for a model's own readout.
         standardizer: What brings the layers to one scale before the head.
-        strength: Of the penalty, where the head was solved.
+        strength: Of the penalty, if the head was solved.
         save_backbone: Writes the backbone, with the weights of the best epoch, into the folder
-            and says what changed.
+            and returns what changed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     task, split, labels = trained.task, trained.split, trained.labels
@@ -281,7 +285,7 @@ def find_fit(spec: FitSpec, folder: Path) -> Fit | None:
 
 
 def read_fit(folder: Path) -> dict[str, Any]:
-    """Read what is written of a finished fit, its types checked."""
+    """Read ``fit.json`` of a finished fit, its types checked."""
     stored = read_json(folder, FIT_NAME)
     check_fit(stored, str(folder / FIT_NAME))
     return {"layer_norm": False, **stored}
@@ -303,7 +307,7 @@ def load_fit(spec: FitSpec, folder: Path) -> Fit:
         seconds_per_epoch=stored["seconds_per_epoch"],
         test_rows=arrays["rows"],
         test_outputs=arrays["outputs"],
-        valid_rows=arrays.get("valid_rows", np.empty(0, dtype=np.int64)),
+        valid_rows=arrays.get("valid_rows", _no_rows()),
         valid_outputs=arrays.get("valid_outputs", arrays["outputs"][:0]),
         log=stored["log"],
         strength=stored.get("strength"),

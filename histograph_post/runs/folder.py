@@ -1,9 +1,9 @@
-"""The folder of a run as it is written: made ready, gone on with, completed, and bound together.
+"""Writing the folder of a run: opened or resumed, finished, and checked by hashes.
 
-``run.json`` comes first and says what the run is; ``SHA256SUMS``, which ``sha256sum -c`` reads, and
-``results.json`` come last. Whoever uses a file of a finished run compares it with that list, so
-that nothing of another run, or edited since, is taken for its own. A fit, which is done before the
-run is, lists its own files.
+``run.json`` is written first and identifies the run; ``SHA256SUMS``, which ``sha256sum -c`` reads,
+and ``results.json`` are written last. Readers compare the files of a finished run with that list,
+so that no file of another run, or edited since, is used. A fit, which is done before the run is,
+lists its own files.
 """
 
 from __future__ import annotations
@@ -18,33 +18,48 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..caches import CANARY_NAME
 from ..errors import ConfigError, NotFoundError, OutputExistsError
 from ..utils.files import config_text, finished_name, read_regular, sha256_file, to_json, write_text
 from ..utils.outputs import LOCK_SUFFIX, OutputFolder, OutputLock
 from .run import (
+    BEST_NAME,
     CONFIG_NAME,
     EVENTS_NAME,
     FITS_NAME,
+    HEAD_CONFIG_NAME,
+    HEAD_NAME,
+    METRICS_NAME,
+    MODEL_NAME,
+    PREDICTIONS_NAME,
     REPORT_NAME,
     RESULTS_NAME,
-    RUN_FILES,
     RUN_NAME,
+    SPLITS_NAME,
     STUDY_NAME,
     SUMS_NAME,
     TRIAL_FITS_NAME,
+    TRIALS_NAME,
 )
 
-#: Characters of a value that an error shows.
+#: Files at the top of a run.
+_RUN_FILES = (
+    *(CONFIG_NAME, RUN_NAME, SPLITS_NAME, METRICS_NAME, RESULTS_NAME, PREDICTIONS_NAME),
+    *(HEAD_NAME, HEAD_CONFIG_NAME, MODEL_NAME, REPORT_NAME, CANARY_NAME),
+    *(STUDY_NAME, f"{STUDY_NAME}.lock", TRIALS_NAME, BEST_NAME, SUMS_NAME),
+)
+
+#: Longest value that an error shows, in characters.
 _SHORT = 40
 
-#: Written after a run, or during a search: no part of what it is made of.
+#: Written after the run, or during a search: not listed.
 _NOT_LISTED = (SUMS_NAME, REPORT_NAME, STUDY_NAME, f"{STUDY_NAME}.lock")
 
 
 def is_of_a_run(name: str) -> bool:
     """Whether a run writes something of that name into its folder."""
     return (
-        name in RUN_FILES
+        name in _RUN_FILES
         or name in (FITS_NAME, EVENTS_NAME, TRIAL_FITS_NAME)
         or re.fullmatch(r"fold-\d+", name) is not None
     )
@@ -59,20 +74,20 @@ def open_run_folder(
     overwrite: bool = False,
     shared: bool = False,
 ) -> Iterator[OutputFolder]:
-    """Make a folder ready for a run; resume a run that has the same plan.
+    """Open a folder for a run, or resume a run with the same plan.
 
     Args:
-        target: Where the run goes.
+        target: The run folder.
         plan: All that the result depends on, as plain values.
-        config: The options this came from, saved beside it.
-        overwrite: Replace a run that is there, once this one is finished; one that was killed is
-            gone on with.
-        shared: Whether others may do their part of the same plan at the same time.
+        config: The options of the command, saved as ``config.toml``.
+        overwrite: Replace an existing run, once this one is finished; a killed replacement is
+            resumed.
+        shared: Whether other jobs may do their part of the same plan at the same time.
     """
     text = to_json(dict(plan))
     shared = shared and not overwrite
     with ExitStack() as opening, OutputFolder(target, is_of_a_run, shared=shared) as output:
-        if shared:  # jobs that begin at the same time: the first one says what the run is
+        if shared:  # of jobs that start at the same time, the first one writes run.json
             opening.enter_context(
                 OutputLock(Path(f"{os.path.realpath(target)}.opening"), wait=True)
             )
@@ -98,7 +113,7 @@ def open_run_folder(
 
 
 def _marker(folder: Path) -> str | None:
-    """Return what ``run.json`` says; None for no folder or an empty one; no others are touched."""
+    """Return the text of ``run.json``; None for no folder or an empty one; others are refused."""
     try:
         return read_regular(folder / RUN_NAME).decode(errors="replace")
     except ConfigError:
@@ -124,7 +139,7 @@ def _parsed(text: str) -> Any:
 
 
 def _first_difference(found: Any, expected: Any, name: str = "") -> str:
-    """Say where two plans differ first, and in what."""
+    """Return where two plans differ first, and how."""
     if isinstance(found, dict) and isinstance(expected, dict):
         keys = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
         if not keys:
@@ -140,11 +155,11 @@ def _first_difference(found: Any, expected: Any, name: str = "") -> str:
     return f"{name} {texts[0]}, expected {texts[1]}"
 
 
-# --- what it is made of
+# --- the list of files
 
 
 def finish_run(folder: Path, results: Mapping[str, Any]) -> None:
-    """Write ``results.json``, which makes a run complete, and before it the list of all files."""
+    """Write the list of all files, and then ``results.json``, which marks a run as finished."""
     text = to_json(dict(results))
     write_checksums(folder, {RESULTS_NAME: hashlib.sha256(text.encode()).hexdigest()})
     write_text(folder / RESULTS_NAME, text)
@@ -154,7 +169,7 @@ def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> Non
     """List every file of a run, or an export, with its SHA-256.
 
     Args:
-        known: Those of files that are written afterwards.
+        known: Hashes of files that are written afterwards.
     """
     found = {
         path.relative_to(folder).as_posix(): path
@@ -175,24 +190,24 @@ def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> Non
 
 
 class BrokenFitError(Exception):
-    """A fit is not what it was when it was saved, or not this run's; it has to be fitted again."""
+    """A fit has changed since it was saved, or is another run's: it has to be fitted again."""
 
 
 def seal(folder: Path, names: Sequence[str], plan: str) -> dict[str, Any]:
-    """Return what binds a fit: the run it is of, and the hashes of its files."""
+    """Return what identifies a fit: the plan of its run, and the hashes of its files."""
     files = {name: sha256_file(folder / name) for name in names if (folder / name).is_file()}
     return {"plan": plan, "files": files}
 
 
 def check_seal(folder: Path, stored: Mapping[str, Any], plan: str | None = None) -> None:
-    """Refuse a fit whose files have changed, or that is of another run.
+    """Refuse a fit whose files have changed, or that is another run's.
 
     Args:
-        stored: What was written last of it, with its seal; of earlier versions without.
-        plan: The run that it should be of; of whatever run by default.
+        stored: Its JSON file with the seal; earlier versions wrote none.
+        plan: The plan of the run that it should belong to; any by default.
 
     Raises:
-        BrokenFitError: which says what is wrong.
+        BrokenFitError: with what is wrong.
     """
     if plan is not None and stored.get("plan") != plan:
         raise BrokenFitError(f"{folder}: found a fit of another run")

@@ -1,4 +1,4 @@
-"""Using a run on new data: predictions of a readout, or the vectors it reads out."""
+"""Using a run on new data: its predictions, or its embeddings."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ def predict(
         out: A csv file to write.
         data_root: Offline copies of benchmark data.
         data_args: Arguments of the data. Those on node features and links are by default the ones
-            of the data the head was trained on, if this is data of the same kind.
+            that the head was trained with, if this is data of the same kind.
         model: See :func:`load`, as for ``head``, ``checkpoint``, ``key_map``, ``trust`` and
             ``device``.
         node_budget: A batch takes whole graphs up to this many nodes.
         config: The options this came from, saved beside the file.
-        workers: Processes that read rows, where there are many; by default one per core.
+        workers: Processes that read rows, if there are many; by default one per core.
         on_progress: Called with the nodes done and the nodes in all.
-        on_reading: Called with the rows that are read and the rows in all, where there are many.
+        on_reading: Called with the rows read and the rows in all, if there are many.
     """
-    # Many graphs, and what was predicted of them, stay beside the file until it is written.
+    # Many graphs, and their predictions so far, are kept beside the file until it is written.
     kept = None if out is None else rows_beside(out)
     with _open(
         run,
@@ -100,9 +100,9 @@ def predict(
     return found
 
 
-# --- vectors
+# --- embeddings
 
-#: How files of vectors end.
+#: Suffixes of files of embeddings.
 FORMATS = (".npz", ".parquet")
 
 
@@ -114,7 +114,7 @@ class Embeddings:
     ids: Sequence[str]
     #: ``[rows, width]``, float32.
     vectors: np.ndarray
-    #: Source row of each graph (a line of a csv file), or its place: ``[rows]``.
+    #: Source row of each graph (a line of a csv file), or its number: ``[rows]``.
     rows: np.ndarray
     #: SMILES of each row's graph, of molecules.
     smiles: Sequence[str] | None = None
@@ -162,7 +162,7 @@ class Embeddings:
 
 
 def require_format(path: Path) -> None:
-    """Refuse a file of vectors that cannot be written, before anything is computed."""
+    """Refuse a file of embeddings that cannot be written, before anything is computed."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path}: expected a file that ends in {' or '.join(FORMATS)}")
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
@@ -187,10 +187,10 @@ def embed(
     config: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Embeddings:
-    """Return what a run's best head reads out of new graphs, one vector per graph (or node).
+    """Return the inputs of the classifier of a run's best head, one vector per graph (or node).
 
-    Of several seeds it is the best by validation: vectors of different heads have nothing in
-    common that a mean would keep. At link level a vector belongs to a node.
+    Of several seeds it is the best by validation: the dimensions of different heads do not match,
+    so that a mean would be meaningless. At link level a vector belongs to a node.
 
     Args:
         run: A finished run, or its folder.
@@ -250,7 +250,7 @@ def _embedded(opened: _Opened, member: HeadMember, node_budget: int) -> Embeddin
 
 
 def _vectors(member: HeadMember, inputs: HeadInputs) -> Tensor:
-    """Return what a head reads out before its classifier: ``[rows, width]``."""
+    """Return the inputs of a head's classifier: ``[rows, width]``."""
     head = member.network.head
     assert isinstance(head, Readout)
     history = member.prepare(inputs.history)  # type: ignore[arg-type]  # layers as captured
@@ -266,16 +266,16 @@ def _vectors(member: HeadMember, inputs: HeadInputs) -> Tensor:
 
 @dataclass(frozen=True)
 class _Opened:
-    """What a run predicts or embeds with, the data it is used on, and where the result goes."""
+    """A run loaded for prediction, the new data, and where the result is written."""
 
     run: Run
     predictor: Predictor
     dataset: GraphDataset
-    #: What was taken over from the data that the run was trained on.
+    #: Data arguments that were taken from the run.
     notes: list[str]
-    #: Called with the nodes that are done and the nodes in all, if given.
+    #: Called with the nodes done and the nodes in all, if given.
     on_progress: OnProgress | None
-    #: Writes the file, if one is asked for.
+    #: Writes the output file, if there is one.
     write: Callable[[bytes | Iterable[bytes]], None] | None
 
 
@@ -295,13 +295,13 @@ def _open(
     watched: tuple[str, OnProgress | None],
     loading: Mapping[str, Any],
 ) -> Iterator[_Opened]:
-    """Open a run on new data; what cannot be used is refused before anything slow is done.
+    """Open a run on new data, refusing what cannot be used before anything slow is done.
 
     The arguments are those of :func:`predict`, and:
 
     Args:
-        reading: How many rows are read.
-        watched: The label of a bar in a notebook, and a callback for the nodes that are done.
+        reading: How rows are read if there are many.
+        watched: The label of a bar in a notebook, and ``on_progress``.
         loading: The other arguments of :func:`load`.
     """
     what, on_progress = watched
@@ -320,8 +320,8 @@ def _open(
         yield _Opened(opened, predictor, dataset, notes, on_progress or update, write)
 
 
-#: Data arguments that decide what a model sees of a graph and is asked about it. New data of the
-#: kind that the head was trained on takes them from there: other features give plausible nonsense.
+#: Data arguments that decide the features and labels of a graph. New data of the same kind as the
+#: training data uses those of the run: other features would give plausible nonsense.
 _TAKEN_ARGS = (*FEATURE_ARGS, *LEVEL_ARGS, "mol_features", "node_attr", "normalize_features")
 
 
@@ -332,7 +332,7 @@ def _data_for(
     data_args: Mapping[str, Any] | None,
     reading: Reading | None,
 ) -> tuple[GraphDataset, list[str]]:
-    """Return data that a run is used on, and what was taken over from those it was trained on."""
+    """Load the new data; return it, and a note on arguments taken from the training data."""
     if isinstance(data, GraphDataset):
         return data, []
     if not isinstance(data, (str, Path)):

@@ -1,4 +1,4 @@
-"""Predictions: a row per graph, node or link, how sure they are, and the csv file of them."""
+"""Predictions: a row per graph, node or link, their uncertainty, and the csv file of them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     import pandas
 
 
-#: Rows of a csv file that are text at a time.
+#: Rows of a csv file that are formatted at a time.
 _ROWS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
 class LabelRows:
-    """The label rows of an experiment, as its predictions name them."""
+    """The names and labels of the rows of an experiment."""
 
     names: Sequence[str]
     #: NaN where missing: ``[rows, targets]``.
@@ -39,7 +39,7 @@ class LabelRows:
 
 
 def prediction_columns(task: Task, target_names: Sequence[str]) -> list[str]:
-    """Return the columns that a prediction fills."""
+    """Return the columns of a prediction."""
     if task.kind == "multiclass":
         return ["class", *(f"p_{value:g}" for value in task.classes)]
     if task.kind == "binary":
@@ -59,7 +59,7 @@ def prediction_cells(task: Task, outputs: np.ndarray) -> list[list[str]]:
 
 
 def likeliest_classes(task: Task, probabilities: np.ndarray) -> np.ndarray | None:
-    """Return the label value of the likeliest class, ``[rows]``; None unless there are classes."""
+    """Return the label of the most likely class, ``[rows]``; None unless there are classes."""
     if task.kind == "multiclass":
         return np.asarray(task.classes)[probabilities.argmax(axis=1)]
     if task.kind == "binary":
@@ -68,7 +68,7 @@ def likeliest_classes(task: Task, probabilities: np.ndarray) -> np.ndarray | Non
 
 
 def spread_columns(task: Task, target_names: Sequence[str]) -> list[str]:
-    """Return the columns of what :func:`member_spread` gives."""
+    """Return the columns of :func:`member_spread`."""
     if task.kind in ("binary", "multiclass") or len(target_names) == 1:
         return ["spread"]
     return [f"spread_{name}" for name in target_names]
@@ -90,7 +90,7 @@ def member_spread(task: Task, outputs: np.ndarray) -> np.ndarray | None:
     if task.kind == "multiclass":
         chosen = task.probabilities(given.mean(dim=0)).argmax(dim=1)  # [rows]
         values = values[:, np.arange(values.shape[1]), chosen.numpy(), None]  # [heads, rows, 1]
-    # Of two classes, one is as uncertain as the other.
+    # For two classes the spread of one is that of the other.
     return values.std(axis=0, ddof=1)
 
 
@@ -128,22 +128,22 @@ class Predictions:
     target_names: Sequence[str]
     #: Name of each row: the id of the graph, with the number of the node or link within it.
     ids: Sequence[str]
-    #: Source row of each prediction's graph (a line of a csv file), or its place: ``[rows]``.
+    #: Source row of each prediction's graph (a line of a csv file), or its number: ``[rows]``.
     rows: np.ndarray
     #: Logits, or values in the units of the labels: ``[rows, out_dim]``.
     outputs: np.ndarray
-    #: How much the heads of the run differ, see :func:`member_spread`: ``[rows, columns]``; None of
-    #: a single head.
+    #: How much the heads of the run differ, see :func:`member_spread`: ``[rows, columns]``; None
+    #: for a single head.
     spread: np.ndarray | None = None
     #: The labels that came with the data, NaN where missing: ``[rows, targets]``; None without.
     labels: np.ndarray | None = None
     #: Scores on the labelled rows; empty without labels.
     scores: Mapping[str, float] = field(default_factory=dict)
-    #: What a user should know about the data and the pass.
+    #: What the user should know about the data and the pass.
     notes: Sequence[str] = ()
     #: SMILES of each row's graph, of molecules.
     smiles: Sequence[str] | None = None
-    #: The table that the graphs were read from, if every row of it was to give one.
+    #: The table that the graphs were read from, if each of its rows is a graph.
     table: Table | None = None
 
     def __len__(self) -> int:
@@ -157,7 +157,7 @@ class Predictions:
 
     @cached_property
     def classes(self) -> np.ndarray | None:
-        """The label value of the likeliest class, ``[rows]``; None unless there are classes."""
+        """The label of the most likely class, ``[rows]``; None unless there are classes."""
         return likeliest_classes(self.task, self.probabilities)
 
     def __repr__(self) -> str:
@@ -167,30 +167,31 @@ class Predictions:
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a row per prediction as a pandas frame (extra ``pandas``), ids first."""
-        columns, *lines = self._own_rows()
+        columns, *lines = self.csv_rows()
         rows = [dict(zip(columns, map(_value, line), strict=True)) for line in lines]
         for row, name in zip(rows, self.ids, strict=True):
-            row["id"] = name  # as it is, whatever it looks like
+            row["id"] = name  # never as a number
         return data_frame(rows, "id")
 
     def to_csv(self) -> str:
         """Return the predictions as the text of a csv file.
 
-        Beside a table that the graphs were read from: its rows, all of them and in their order,
-        its columns, then ``prediction``, ``probability``, ``spread`` and ``status``: ``ok``, or why
-        there is no prediction. Else a row per prediction, with its labels last.
+        If the graphs were read from a table: all of its rows in their order, its columns, then
+        ``prediction``, ``probability``, ``spread`` and ``status``: ``ok``, or why there is no
+        prediction. Else a row per prediction, with its labels last.
         """
         return "".join(self.csv_parts())
 
     def csv_parts(self) -> Iterator[str]:
         """Yield the text of the csv file, some rows at a time: there may be millions of them."""
-        rows = self._own_rows() if self.table is None else self._table_rows(self.table)
+        rows = self.csv_rows() if self.table is None else self._table_rows(self.table)
         while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows(some)
             yield text.getvalue()
 
-    def _own_rows(self) -> Iterator[list[str]]:
+    def csv_rows(self) -> Iterator[list[str]]:
+        """Yield the header and the rows of a csv file without a table beside it."""
         labelled = [f"label_{name}" for name in self.target_names]
         columns = prediction_columns(self.task, self.target_names)
         if self.spread is not None:
@@ -226,12 +227,12 @@ class Predictions:
                 yield [*cells, *(next(added) if place >= 0 else nothing), problem]
 
     def _some(self, which: np.ndarray) -> Predictions:
-        """Return some of the outputs as predictions of their own."""
+        """Return the predictions of some rows."""
         spread = None if self.spread is None else self.spread[which]
         return replace(self, outputs=self.outputs[which], spread=spread)
 
     def _added(self) -> dict[str, list[str]]:
-        """Return what is predicted, by the names of the columns beside a table."""
+        """Return the columns that are added to a table, by name."""
         values = number_cells(self.probabilities.T)  # [columns, rows]
         several = self.task.kind == "multilabel" or (
             self.task.kind == "regression" and len(self.target_names) > 1
@@ -252,14 +253,14 @@ class Predictions:
                 added |= {f"prediction{end}": [str(c) for c in row], f"probability{end}": column}
         else:
             added |= {f"prediction{end}": column for end, column in zip(ends, values, strict=True)}
-        # Of a single head there is none: its column is empty, so that the columns stay the same.
+        # A single head has no spread: its column is empty, so that the columns stay the same.
         empty = [[""] * len(self.outputs)] * len(ends)
         spreads = empty if self.spread is None else number_cells(self.spread.T)  # [columns, rows]
         return added | {f"spread{end}": cells for end, cells in zip(ends, spreads, strict=True)}
 
 
 def _value(cell: str) -> float | str | None:
-    """Return a cell of the csv file as what it stands for."""
+    """Return the value of a cell of the csv file."""
     try:
         return float(cell) if cell else None
     except ValueError:
@@ -267,22 +268,22 @@ def _value(cell: str) -> float | str | None:
 
 
 def _free(name: str, taken: Sequence[str]) -> str:
-    """Return a name for a column that a table does not have yet."""
+    """Return a column name that a table does not have yet."""
     numbered = (f"{name}_{number}" for number in itertools.count(2))
     return next(each for each in itertools.chain([name], numbered) if each not in taken)
 
 
-# --- calibration: whether what is called 80 % likely is right four times in five, and making it so
+# --- calibration: predictions with a probability of 80 % should be right four times in five
 #
-# One number does it: logits are divided by a temperature, which changes no order and no predicted
-# class. It is fitted on validation rows, never on test rows, and few of them move it little.
+# Logits are divided by a temperature, which changes no order and no predicted class. It is fitted
+# on validation rows, never on test rows, and stays close to 1 if there are few.
 
-#: The lowest and the highest temperature. Validation parts that are small and all right would ask
-#: for certainty (0), and those that are all wrong for none at all (infinity).
+#: The lowest and the highest temperature. A small validation part that is all correct would give
+#: 0, certainty, and one that is all wrong infinity.
 TEMPERATURES = (0.25, 20.0)
 
-#: How far the logarithm of a temperature is expected to be from 0, before any row is seen. Without
-#: it, temperatures of fewer than a hundred validation rows mostly do harm; see docs/results.md.
+#: Standard deviation of the prior on the logarithm of a temperature. Without a prior, temperatures
+#: from fewer than a hundred validation rows mostly do harm; see docs/results.md.
 EXPECTED_SPREAD = 0.3
 
 
@@ -294,10 +295,10 @@ def fit_temperature(
     It minimises the loss, summed over the rows, plus ``log(temperature)^2 / (2 spread^2)``.
 
     Args:
-        task: What is predicted; a regression has no probabilities, and temperature 1.
+        task: A regression has no probabilities, and temperature 1.
         outputs: Logits of validation rows, ``[rows, out_dim]``.
         labels: NaN where missing, ``[rows, targets]``.
-        spread: The expected one of its logarithm; infinity leaves all to the labels.
+        spread: See :data:`EXPECTED_SPREAD`; infinity is no prior.
     """
     if task.kind == "regression" or not has_labels(labels):
         return 1.0
@@ -317,7 +318,7 @@ def fit_temperature(
 def confidences(
     task: Task, probabilities: np.ndarray, labels: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return how sure each prediction was and whether it was right, for every target.
+    """Return the confidence of each prediction and whether it is correct, for every target.
 
     Args:
         task: What is predicted: binary, multi-class or multi-label.

@@ -1,4 +1,4 @@
-"""What a run trained, loaded as one module that predicts: its backbone and its heads."""
+"""The backbone and heads of a run, loaded as one module that predicts."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from ..training.head_batches import HeadInputs
 from ..utils import Level
 from ..utils.files import errors_naming
 from ..utils.machine import NODE_BUDGET, resolve_device
+from ..utils.text import listed
 from .predictions import Predictions, member_spread, row_names, spread_columns
 from .run import Run
 from .saved_head import SavedHead
@@ -57,7 +58,7 @@ def load(
             or its specification, such as ``my_model.py:Net``; not needed for a built-in model.
         head: Another readout of the run than the one it predicts with, by name; or your own, as
             ``my_head.py:MyHead`` or the class.
-        checkpoint: The backbone's weights; by default where the cache had them from.
+        checkpoint: The backbone's weights; by default those that the cache was made with.
         key_map: TOML or JSON: old weight names to new ones; by default the cache's.
         trust: Unpickle a checkpoint that can run code.
         in_dim: Node features, for a model whose constructor insists on them.
@@ -143,7 +144,7 @@ class Predictor(nn.Module):
             data: A data set, a PyG data set or a list of graphs; labels are optional.
             node_budget: A batch takes whole graphs up to this many nodes.
             on_progress: Called with the nodes done and the nodes in all.
-            kept: Folder that keeps what is predicted of many graphs, for a run that was killed.
+            kept: Folder for the predictions so far, if there are many, to resume after a kill.
         """
         given = data if isinstance(data, GraphDataset) else from_graphs(data)
         dataset = at_level(given, self.task.level)
@@ -156,7 +157,7 @@ class Predictor(nn.Module):
         pairs = None
         if self.task.level == "link":
             pairs = torch.cat([graph.edge_label_index for graph in dataset.graphs], 1)  # [2, rows]
-        whole_graphs = self.task.level == "graph"  # a row each: no need to copy what may be many
+        whole_graphs = self.task.level == "graph"  # one row each: nothing is copied
         ids, smiles = dataset.ids, dataset.smiles
         if not whole_graphs:
             ids = row_names(ids, dataset.label_ptr, self.task.level, pairs)
@@ -178,13 +179,13 @@ class Predictor(nn.Module):
         return self._scored(predictions, given)
 
     def prepare(self, dataset: GraphDataset, node_budget: int) -> tuple[int, list[str]]:
-        """Return how many nodes a batch may have, and what to know of the data and the pass."""
+        """Return the node budget of a batch, and notes on the data and the pass."""
         if node_budget < 1:
             raise ConfigError(f"node_budget: found {node_budget}, expected 1 or more")
         self.eval()
         notes = [*dataset.notes, *self._not_passed(dataset)]
         if node_budget > 1 and not self._keeps_graphs_apart(dataset):
-            # The cache was made that way too: it refuses such a model in any other.
+            # As in the cache, which refuses such a model with a larger budget.
             notes.append("the backbone mixes the graphs of a batch: predicting one at a time")
             return 1, notes
         return node_budget, notes
@@ -198,7 +199,7 @@ class Predictor(nn.Module):
     ) -> Iterator[Batch]:
         """Yield the graphs in batches, on the device, while layers are recorded.
 
-        Batches before the graph ``first``, with which one of them begins, are left out.
+        Batches before the graph ``first``, the first one of a batch, are skipped.
         """
         done, total = int(dataset.num_nodes[:first].sum()), int(dataset.num_nodes.sum())
         with edges_in_blocks(self.backbone, self._edges_at_once(dataset)), self.capture:
@@ -220,12 +221,12 @@ class Predictor(nn.Module):
         on_progress: Callable[[int, int], None] | None,
         kept: KeptOutputs | None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the outputs, and how much the heads differ; None of a single one."""
+        """Return the outputs, and their spread over heads; None for a single head."""
         first = 0
         if kept is not None:
             stops = [members.stop for members in budget_batches(dataset.num_nodes, node_budget)]
             first = max((stop for stop in stops if stop <= len(kept)), default=0)
-            kept.cut(first)  # a batch is there as a whole, or not at all
+            kept.cut(first)  # to whole batches
         found: list[np.ndarray] = []
         spreads: list[np.ndarray] = []
         for batch in self.batches(dataset, node_budget, on_progress, first):
@@ -242,7 +243,7 @@ class Predictor(nn.Module):
         return np.concatenate(found), np.concatenate(spreads) if spreads else None
 
     def _kept(self, dataset: GraphDataset, node_budget: int, folder: Path) -> KeptOutputs:
-        """Return what an earlier pass, of the same heads over the same data, has left there."""
+        """Return what an earlier pass of the same heads over the same data has predicted."""
         spread_dim = len(spread_columns(self.task, self.target_names))
         return KeptOutputs(
             folder,
@@ -253,7 +254,7 @@ class Predictor(nn.Module):
         )
 
     def _edges_at_once(self, dataset: GraphDataset) -> int | None:
-        """Return how many edges the backbone is to take at a time; None for all of them."""
+        """Return how many edges the backbone processes at a time; None for all of them."""
         edges = int(dataset.num_edges.max())
         if edges <= MOST_EDGES:
             return None
@@ -262,7 +263,7 @@ class Predictor(nn.Module):
         return edges_at_once(self.backbone, self.capture.plan, probe, **sizes)
 
     def _not_passed(self, dataset: GraphDataset) -> list[str]:
-        """Say what of the data the backbone could take, and was cached without."""
+        """Return a note on inputs that the backbone could take, but was cached without."""
         call = self.capture.plan.call
         could = given_to(self.backbone, make_batch(dataset.graphs[:1]), call.no_pass)
         more = [] if call.given is None else [name for name in could if name not in call.given]
@@ -286,11 +287,11 @@ class Predictor(nn.Module):
         found = (dataset.level, tuple(dataset.target_names))
         expected = (self.task.level, tuple(self.target_names))
         if found != expected:
-            reason = f"found {_described(*found)}, expected {_described(*expected)}"
+            reason = f"found {_labels(*found)}, expected {_labels(*expected)}"
             return replace(predictions, notes=[*notes, f"labels not scored: {reason}"])
         try:
             scores = self.task.scores(predictions.outputs, labels)
-        except DataError as error:  # a class that the head does not know
+        except DataError as error:  # a class that the head was not trained on
             return replace(predictions, notes=[*notes, f"labels not scored: {error}"])
         if dataset.fingerprint() == self._trained_on:
             notes.append("these are the data of the run: the scores include its training rows")
@@ -309,28 +310,27 @@ def require_finite(
         )
 
 
-def _described(level: str, names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    return f"{level} labels {shown}"
+def _labels(level: str, names: tuple[str, ...]) -> str:
+    return f"{level} labels {listed(names)}"
 
 
 def at_level(dataset: GraphDataset, level: Level) -> GraphDataset:
-    """Return the data with the rows that the head predicts; labels say nothing about that."""
+    """Return the data with the rows that the head predicts, whatever their labels are."""
     if level == "link" and not all("edge_label_index" in graph for graph in dataset.graphs):
         raise DataError(f"{dataset.spec}: found no edge_label_index, expected the pairs to score")
     return dataset if dataset.level == level else replace(dataset, level=level)
 
 
 class KeptOutputs:
-    """The rows that are predicted so far, in a file, so that a killed prediction can be resumed.
+    """The predictions so far, in a file, so that a killed prediction can be resumed.
 
-    The file has float64 rows in the order of the graphs, under the hash of what they are predicted
-    with and of. It is no part of the output, and goes with the rows beside which it stands.
+    The file has float64 rows in the order of the graphs, and is named by the hash of all that they
+    depend on. It is removed once the output is written.
 
     Args:
-        about: All that decides the outputs.
+        about: All that the outputs depend on.
         out_dim: Columns of the outputs.
-        spread_dim: Columns of how much heads differ; 0 of a single head.
+        spread_dim: Columns of the spread over heads; 0 for a single head.
     """
 
     def __init__(self, folder: Path, about: str, out_dim: int, spread_dim: int) -> None:
@@ -345,7 +345,7 @@ class KeptOutputs:
         return self.path.stat().st_size // self._row_bytes
 
     def cut(self, rows: int) -> None:
-        """Forget what comes after so many rows, such as part of a batch."""
+        """Keep so many rows, dropping the rest, such as part of a batch."""
         with self.path.open("r+b") as file:
             file.truncate(rows * self._row_bytes)
 
@@ -356,7 +356,7 @@ class KeptOutputs:
             file.write(np.concatenate(parts, axis=1, dtype="<f8").tobytes())
 
     def read(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the outputs as float32, as they were computed, and how much heads differ."""
+        """Return the outputs, as float32 as they were computed, and their spread."""
         found = np.fromfile(self.path, "<f8").reshape(-1, sum(self._widths))
         outputs, spread = np.split(found, [self._widths[0]], axis=1)
         return outputs.astype(np.float32), spread if self._widths[1] else None

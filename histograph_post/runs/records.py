@@ -1,8 +1,7 @@
-"""The shapes of ``results.json``, ``run.json``, ``head.json`` and ``fit.json``.
+"""The schemas of ``results.json``, ``run.json``, ``head.json`` and ``fit.json``.
 
-They are checked as they are read: whoever shows or follows what they say need not check anything.
-
-Only what is read is declared; other entries, and those of earlier versions, are left as they are.
+They are checked as they are read, so that no code that uses them has to. Only entries that are used
+are declared; others, and those of earlier versions, are ignored.
 """
 
 from __future__ import annotations
@@ -64,32 +63,28 @@ class _Row(_Averaged):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _AnyFit:
+class _Fit:
     head: str
     fold: Count
     seed: int
     scores: Mapping[str, Mapping[str, float]]
+    best_epoch: int | None = None
+    epochs: Count = 0
     strength: float | None = None
     diverged: bool = False
     backbone: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Fit(_AnyFit):
-    best_epoch: int | None = None
-    epochs: Count = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Scale:
-    """What the outputs of a regression are multiplied with, and what is added."""
+    """The mean and deviation of regression targets."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StoredFit(_AnyFit):
+class _StoredFit(_Fit):
     """``fit.json``: a fit, how its head is built, and the hashes of its files."""
 
     best_epoch: int
@@ -167,10 +162,10 @@ class _Folds:
 
 
 def check_results(found: Mapping[str, Any], where: str) -> None:
-    """Refuse results whose entries do not have the types that their readers count on."""
+    """Refuse results that do not have the declared types, or name readouts they do not have."""
     kind: Any = _Folds if "folds" in found and "readouts" not in found else _Readouts
     if kind is _Readouts and "readouts" not in found:
-        return  # of a fold, or of another program: whoever needs readouts says so
+        return  # of a fold, or of another program: refused only where readouts are needed
     decode(kind, found, where, error=ConfigError, defaults=True, unknown=True)
     if kind is _Folds:
         return
@@ -196,7 +191,7 @@ class _Named:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """What a result depends on: of a stage, and of the one that it wraps."""
+    """``run.json`` of a stage, and of the frozen stage inside it."""
 
     heads: tuple[_Named, ...] = ()
     seeds: tuple[int, ...] = ()
@@ -208,14 +203,14 @@ class _Plan:
 
 
 def check_plan(found: Mapping[str, Any], where: str) -> None:
-    """Refuse a plan whose entries do not have the types that its readers count on."""
+    """Refuse a plan that does not have the declared types."""
     for each in (found, found.get("frozen", {})):
         decode(_Plan, each, where, error=ConfigError, defaults=True, unknown=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
-    """A head that predicts with others: what differs from the best one."""
+    """A member of the ensemble: what differs from the best one."""
 
     fold: Count
     seed: Count
@@ -242,12 +237,12 @@ class _Head:
 
 
 def check_fit(found: Mapping[str, Any], where: str) -> None:
-    """Refuse a ``fit.json`` whose entries do not have the types that its readers count on."""
+    """Refuse a ``fit.json`` that does not have the declared types."""
     decode(_StoredFit, found, where, error=ConfigError, defaults=True, unknown=True)
 
 
 def check_head(found: Mapping[str, Any], where: str) -> None:
-    """Refuse a ``head.json`` whose entries do not have the types that its readers count on."""
+    """Refuse a ``head.json`` that does not have the declared types."""
     decode(_Head, found, where, error=ConfigError, defaults=True, unknown=True)
     if found.get("members") == [] or not found.get("temperature", 1.0) > 0:
         raise ConfigError(f"{where}: found no members, or no temperature above 0, expected both")

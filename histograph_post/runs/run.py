@@ -1,7 +1,7 @@
-"""The run folder: what was asked for, what came out, and everything needed to use it.
+"""The run folder: the options, the results, and everything needed to use what was trained.
 
 config.toml       the options, resolved; can be given as --config
-run.json          what the result depends on; a run resumes only if it is the same
+run.json          all that the result depends on; a run resumes only if it is the same
 splits.json       which rows trained, validated and tested
 metrics.jsonl     a line per epoch of every fit
 results.json      scores per fit, means, deviations and paired differences
@@ -12,8 +12,8 @@ fits/             every fit: readout, fold and seed
 tensorboard/      event files, if they were asked for
 study.log         the trials of a search, trials.csv, the same as a table, best.toml, the best
                   options, and trials/, fits of a trial that is not over
-SHA256SUMS        the hash of every file above, which readers compare
-report.html       the report, once it has been asked for
+SHA256SUMS        the hash of every file above, which readers check
+report.html       the report, after histograph report
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..caches import CANARY_NAME, MANIFEST_NAME
+from ..caches import MANIFEST_NAME
 from ..errors import ConfigError, HistographError, NotFoundError
 from ..utils.decoding import read_json_file, read_json_lines, read_toml_file
 from ..utils.files import read_regular, sha256_file
@@ -65,13 +65,6 @@ BEST_NAME = "best.toml"
 TRIAL_FITS_NAME = "trials"
 SUMS_NAME = "SHA256SUMS"
 
-#: Files at the top of a run.
-RUN_FILES = (
-    *(CONFIG_NAME, RUN_NAME, SPLITS_NAME, METRICS_NAME, RESULTS_NAME, PREDICTIONS_NAME),
-    *(HEAD_NAME, HEAD_CONFIG_NAME, MODEL_NAME, REPORT_NAME, CANARY_NAME),
-    *(STUDY_NAME, f"{STUDY_NAME}.lock", TRIALS_NAME, BEST_NAME, SUMS_NAME),
-)
-
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Read one of a run's JSON files."""
@@ -87,22 +80,15 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 Kind = Literal["train-head", "compare", "tune", "finetune", "pretrain", "export"]
 
-#: Entries of the results of every run that trained readouts.
-_RESULTS = ("task", "metric", "higher_is_better", "head", "readouts", "fits")
-
 #: Bytes of ``SHA256SUMS`` at most.
 _MOST_SUMS = 2**28
-
-#: Readouts that ``train-head`` trains: the one that is asked for, and the one to beat.
-_TRAINED_READOUTS = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run folder, read as far as it is asked for; what was read once stays as it was.
+    """A run folder, whose files are read on first use and then cached.
 
-    Files of the run are read here and nowhere else. Nothing needs torch but :attr:`task`,
-    :attr:`saved_head`, :meth:`load_head` and :meth:`load_ensemble`.
+    Only :attr:`task`, :attr:`saved_head`, :meth:`load_head` and :meth:`load_ensemble` need torch.
 
     Args:
         readout: Another readout of the run than the one it predicts with, see :meth:`with_head`.
@@ -122,7 +108,7 @@ class Run:
 
     @classmethod
     def of(cls, run: str | Path | Run) -> Run:
-        """Return a run, or what is in its folder: an exported model is one without results."""
+        """Return a run, or open its folder; an exported model is a run without results."""
         found = run if isinstance(run, Run) else cls(Path(run))
         if not found.folder.is_dir():
             raise NotFoundError(f"{found.folder}: found no folder, expected a run")
@@ -147,7 +133,7 @@ class Run:
 
     @cached_property
     def sums(self) -> Mapping[str, str]:
-        """``SHA256SUMS``: the hash of every file; empty for a run of an earlier version."""
+        """``SHA256SUMS``: the hash of every file; none for a run of an earlier version."""
         path = self.folder / SUMS_NAME
         if not os.path.lexists(path):
             return {}
@@ -158,7 +144,7 @@ class Run:
         return {line[2]: line[1] for line in lines if line is not None}
 
     def require_own(self, *names: str) -> None:
-        """Refuse files that are not as the run has written them: edited, or of another run."""
+        """Refuse files that have been edited since the run, or belong to another one."""
         for name in names:
             path, expected = self.folder / name, self.sums.get(name)
             if expected is None or not path.is_file():
@@ -196,16 +182,16 @@ class Run:
 
     @property
     def own_heads(self) -> dict[str, str]:
-        """The readouts of one's own that its command named: class to ``file.py:Class``."""
+        """The user's own readouts that its command named: class to ``file.py:Class``."""
         options = self.config or {}
         given = [*str(options.get("heads", "")).split(","), str(options.get("head", ""))]
         return {spec.rpartition(":")[2]: spec for spec in given if ":" in spec}
 
     @cached_property
     def stored_head(self) -> Mapping[str, Any]:
-        """``head.json``: the head that was chosen, its members, and its backbone.
+        """``head.json``: the chosen head, its members, and its backbone.
 
-        The same of another readout, put together from its fits.
+        For another readout, the same from its fits.
         """
         stored = read_json(self.folder, HEAD_CONFIG_NAME)
         check_head(stored, str(self.folder / HEAD_CONFIG_NAME))
@@ -228,7 +214,7 @@ class Run:
         path = self.folder / METRICS_NAME
         return read_json_lines(path) if os.path.lexists(path) else []
 
-    # --- what they say
+    # --- what they mean
 
     @property
     def kind(self) -> Kind:
@@ -240,15 +226,14 @@ class Run:
             return stage if stage in ("finetune", "tune") else "pretrain"
         if self.config is not None:
             return "train-head" if "head" in self.config else "compare"
-        several = len(self.plan.get("heads", ())) > _TRAINED_READOUTS
+        several = len(self.plan.get("heads", ())) > 2  # a readout and its baseline
         return "compare" if several else "train-head"
 
     def require_readouts(self) -> Run:
         """Return this run, refusing one whose results are not those of trained readouts."""
-        missing = next((name for name in _RESULTS if name not in self.results), None)
-        if missing is not None:
+        if "readouts" not in self.results:
             raise ConfigError(
-                f"{self.folder / RESULTS_NAME}: found no {missing!r}, expected the results of a run"
+                f"{self.folder / RESULTS_NAME}: found no readouts, expected the results of a run"
             )
         return self
 
@@ -262,15 +247,15 @@ class Run:
 
     @property
     def head(self) -> str:
-        """The name of the fits that the run is about, in tables and results."""
+        """The readout that the run predicts with, as tables and results name it."""
         return self.readout or str(self.results["head"])
 
     def with_head(self, head: str | type[Readout] | None) -> Run:
-        """Return this run with another of its readouts, which then predicts and is looked at.
+        """Return this run with another of its readouts, with which it then predicts.
 
         Args:
             head: A name of :attr:`readouts`; or one of your own as ``my_head.py:MyHead`` or the
-                class, which is known from here on. None for the one the run predicts with.
+                class, which is registered by this. None for the one the run predicts with.
         """
         if head is None:
             return self
@@ -293,8 +278,7 @@ class Run:
     @property
     def chosen(self) -> Key:
         """Fold and seed of the best single head, by validation."""
-        with self.reading_head():
-            return int(self.stored_head["fold"]), int(self.stored_head["seed"])
+        return self.stored_head["fold"], self.stored_head["seed"]
 
     def scores(self, readout: str, part: str, metric: str | None = None) -> dict[Key, float]:
         """Return the score of each fold and seed that has one."""
@@ -324,7 +308,7 @@ class Run:
         return data_frame(readout_rows(self), "readout")
 
     def __repr__(self) -> str:
-        if not (self.folder / RESULTS_NAME).is_file() or "readouts" not in self.results:
+        if not self.is_finished or "readouts" not in self.results:
             return f"Run({str(self.folder)!r})"
         test = self.results["readouts"][self.head]["test"]
         score = "" if test is None else f", test {self.results['metric']} {test['mean']:.4f}"
@@ -349,30 +333,28 @@ class Run:
     def load_head(
         self, fold: int | None = None, seed: int | None = None
     ) -> tuple[Readout, nn.Module | None]:
-        """Return one trained head, and what rows go through before it.
+        """Return one trained head, and the standardisation of its inputs.
 
-        By default the best single one, by validation: one that can be looked into and trained
-        further. The run predicts with the mean of all its members, see :meth:`load_ensemble`.
+        By default the best single one, by validation, to look into or train further. The run
+        predicts with the mean of all its members, see :meth:`load_ensemble`.
         """
         own_fold, own_seed = self.chosen
         place = (own_fold if fold is None else fold, own_seed if seed is None else seed)
-        saved = self.saved_head
-        found = next((each for each in saved.members if (each.fold, each.seed) == place), None)
-        return saved.build_one(found or saved.member_of(self.fit_folder(self.head, *place)))
+        return self.saved_head.build_one(*place)
 
     def load_ensemble(self) -> HeadEnsemble:
         """Return the heads that the run predicts with as one, from activations to outputs."""
         return self.saved_head.build()
 
     def embed(self, data: Any, out: str | Path | None = None, **options: Any) -> Embeddings:
-        """Return what the best head reads out of new graphs; see :func:`.predicting.embed`."""
+        """Return the vectors of new graphs; see :func:`.predicting.embed`."""
         from .predicting import embed
 
         return embed(self, data, out, **options)
 
     @contextmanager
     def reading_head(self) -> Iterator[None]:
-        """Turn what ``head.json`` lacks into an error that says so."""
+        """Turn errors in what ``head.json`` holds into one that names the file."""
         try:
             yield
         except HistographError:
@@ -384,13 +366,30 @@ class Run:
             ) from error
 
 
+#: Stages of fits, beside that of a head on a frozen backbone.
+TUNED, FINETUNED, END_TO_END = "tuned", "finetuned", "end-to-end"
+
+
+def staged_name(head: str, stage: str) -> str:
+    """Return the name of the fits of a readout in tables and results."""
+    return f"{head}-{stage}" if stage else head
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the readout and the stage of fits with that name, see :func:`staged_name`."""
+    for stage in (TUNED, FINETUNED, END_TO_END):
+        if name.endswith(f"-{stage}"):
+            return name.removesuffix(f"-{stage}"), stage
+    return name, ""
+
+
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a run, finished or not."""
     return (folder / RUN_NAME).is_file() or (folder / RESULTS_NAME).is_file()
 
 
 def member_prefix(number: int) -> str:
-    """Return what the names of a member's weights begin with in ``head.safetensors``."""
+    """Return the prefix of a member's weights in ``head.safetensors``."""
     return f"member-{number}."
 
 

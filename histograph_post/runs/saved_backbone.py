@@ -1,9 +1,9 @@
-"""The backbone a head was trained on: what a run records of it, and how to get it back.
+"""The backbone that a head was trained on: what a run records of it, and how to rebuild it.
 
-A run on a cache keeps no weights of the backbone and no path of this machine. It knows the cache,
-whose resolved options name the checkpoint, and the hash of the weights: whatever file is found or
-given, a backbone with other weights is refused. A run that trained the backbone keeps its weights.
-What is recorded can be read without torch; building the model needs it.
+A run on a cache stores no weights of the backbone and no absolute path. It knows the cache, whose
+options name the checkpoint, and the hash of the weights: whatever file is found or given, a
+backbone with other weights is refused. A run that trained the backbone stores its weights. The
+record can be read without torch; building the model needs it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OPTIONS_NAME = "config.toml"
 class SavedBackbone:
     """What a run, or a cache, records of its backbone."""
 
-    #: The file that says all this, in the folder of the run or the cache.
+    #: The file of this record, in the folder of the run or the cache.
     file: Path
     #: The model, with the name of its checkpoint and the hash of its weights.
     model: ModelSpec
@@ -46,11 +46,11 @@ class SavedBackbone:
     data: DataSpec
     #: The layers that are captured.
     capture: CapturePlan
-    #: Folder of the cache, where it was when the head was trained; the run's if there was none.
+    #: Folder of the cache when the head was trained; the run's if there was none.
     cache: Path
     #: Whether the run trained the backbone, and keeps its weights.
     in_run: bool = False
-    #: Its code, and the canary it is tried on; None where an earlier version recorded neither.
+    #: Its code, and the canary graph; None if an earlier version recorded neither.
     provenance: Provenance | None = None
 
     @property
@@ -144,11 +144,11 @@ class SavedBackbone:
         Other weights are refused, and so is other code.
 
         Args:
-            model: The model itself, into which weights from a file are loaded (a run that trained
-                the backbone leaves it alone and fills a copy), or its specification, which is
-                needed unless the recorded one is built in.
-            checkpoint: The weights; found through the cache if absent.
-            key_map: Old weight names to new ones; found through the cache if absent.
+            model: The model itself, into which weights from a file are loaded (into a copy, for a
+                run that trained the backbone), or its specification, which is needed unless the
+                recorded one is built in.
+            checkpoint: The weights; by default the cache's.
+            key_map: Old weight names to new ones; by default the cache's.
             trust: Unpickle a checkpoint that can run code.
             in_dim: Node features of the data, for constructors that insist on them.
 
@@ -160,12 +160,12 @@ class SavedBackbone:
 
         expected = self.model.weights_sha256
         if model is None or isinstance(model, str):
-            spec = self.model.to_follow(model)  # before a file is looked for
+            spec = self.model.to_follow(model)  # refuses before a file is looked for
             file = checkpoint or self.find_checkpoint()
             renamed = key_map or (None if self.in_run else self.option_path("key_map"))
             state = None if self.in_run else self.options().get("state")
             spec = replace(spec, checkpoint=file, key_map=renamed, trust=trust, state=state)
-            # The hash tells whether those were missing when the cache was made.
+            # The hash tells whether weights were missing when the cache was made, too.
             loaded = spec.load_reported(in_dim=in_dim, allow_missing=True)
             if loaded.missing and weights_sha256(loaded.model.state_dict()) != expected:
                 spec.load(checkpoint=loaded.checkpoint, in_dim=in_dim)  # refused, with a table
@@ -197,30 +197,30 @@ class SavedBackbone:
     def checkpoint_in(self, place: Path) -> Path | None:
         """Return the checkpoint that a file, or the folder of a fold or of all folds, holds."""
         name = self.model.checkpoint or Path()
-        # The cache of a trained fold is called after the folder of that fold, beside which a run
-        # has its best one.
+        # The cache of a fold is named after the folder of that fold; the run's own folder holds
+        # the best one.
         candidates = (place, place / self.cache.stem / name, place / name)
         there = (path for path in candidates if path.is_file() or weights_in(path) is not None)
         return next(there, None)
 
     def options(self) -> Mapping[str, Any]:
-        """Return the options of the command that made the cache; none if there was no command."""
+        """Return the options of the command that made the cache; empty if there was no command."""
         try:
             return read_toml_file(self.cache / _OPTIONS_NAME)
         except (ConfigError, OSError):
             return {}
 
     def option_path(self, *names: str) -> Path | None:
-        """Return what an option of the cache's own command names; None if it is gone."""
+        """Return the path that an option of the cache's command names; None if it is gone."""
         options = self.options()
         given = next((options[name] for name in names if name in options), None)
         return self.find(given) if isinstance(given, str) else None
 
     def find(self, name: str) -> Path | None:
-        """Return a file or folder by the name that the cache's command was given.
+        """Return the file or folder that the cache's command named; None if it is gone.
 
-        A relative one is looked for from here, from the folder of that command, and from those that
-        the cache is in: files may move together.
+        A relative path is tried from here, from the folder of that command, and from the parents of
+        the cache: files may move together.
         """
         path = Path(name).expanduser()
         told = [] if self.provenance is None else [Path(self.provenance.folder)]
@@ -228,7 +228,7 @@ class SavedBackbone:
         return next((place for place in places if place.exists()), None)
 
     def find_data(self) -> DataSpec:
-        """Return the recorded data, with the file where it is found from another folder."""
+        """Return the recorded data, with the path of its file from here."""
         kind, colon, name = self.data.spec.partition(":")
         if self.data.spec.endswith(GRAPH_FILES):
             kind, colon, name = "", "", self.data.spec
@@ -240,28 +240,21 @@ class SavedBackbone:
         return replace(self.data, spec=f"{kind}{colon}{found}")
 
     def carry_canary(self, folder: Path) -> None:
-        """Copy the canary into the folder of a run or an export, which then needs no cache."""
+        """Copy the canary into a run or an export, which then does not need the cache."""
         if self.provenance is not None and self.provenance.canary_sha256 is not None:
             copy_file(self.folder / CANARY_NAME, folder / CANARY_NAME)
-
-
-def describe_backbone(cache: Cache, run: Path) -> dict[str, Any]:
-    """Return the entry ``backbone`` of ``head.json`` for a run on this cache, with its canary."""
-    saved = SavedBackbone.of_cache(cache)
-    saved.carry_canary(run)
-    return saved.to_json(run)
 
 
 def write_provenance(
     folder: Path, model: nn.Module, weights: Path, plan: CapturePlan, dataset: GraphDataset
 ) -> Provenance:
-    """Write the canary of a backbone that a run has trained; return what is recorded of it.
+    """Write the canary of a backbone that a run has trained; return its provenance.
 
     Args:
-        model: The backbone, which stays as it is.
-        weights: The file of the weights it has now.
-        plan: What is captured of it.
-        dataset: Has the graph of the canary.
+        model: The backbone, which is not changed.
+        weights: The file of its trained weights.
+        plan: The layers that are captured.
+        dataset: Holds the canary graph.
     """
     from ..caches.provenance import take_provenance
     from ..utils.tensors import load_tensors
@@ -275,7 +268,7 @@ def write_provenance(
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """Return where a path is as seen from a folder: they may move together."""
+    """Return a path relative to a folder: they may move together."""
     try:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     except ValueError:  # on another drive
@@ -285,16 +278,16 @@ def _relative(path: Path, folder: Path) -> str:
 def check_backbone(saved: SavedBackbone, offered: nn.Module | Cache, *, where: str = "") -> None:
     """Refuse a model, or a cache of a model, that is not the one the head was trained on.
 
-    Weights and the model's classes are compared by their hash, and by what they make of the canary.
+    Weights and classes are compared by their hash, and by the activations on the canary.
 
     Args:
         saved: The backbone of the head.
-        offered: What the head would be used with.
+        offered: What the head is to be used with.
         where: The file it came from, for the message.
 
     Raises:
         CheckpointError: for a model with other weights.
-        ModelError: for a model whose code is another one, or gives other activations.
+        ModelError: for a model with other code, or other activations.
         CacheError: for a cache of another model.
     """
     from ..caches import Cache

@@ -1,8 +1,8 @@
-"""The heads of a finished run: read from its folder, built, filled with weights, used as one.
+"""The heads of a finished run: read from its folder, built with their weights, used as one.
 
-Seeds differ in how they start and in the order of their batches, folds in the rows they learned
-from; what they agree on is worth more than what one of them says, and how much they differ is the
-spread of a prediction.
+Seeds differ in their initial weights and the order of their batches, folds in their training rows.
+Their mean predicts better than any one of them, and how much they differ is the spread of a
+prediction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..training.networks import HeadNetwork
 from ..utils.tensors import load_tensors
 from ..utils.trust import trusted_code
 from .fits import FIT_NAME, read_fit
-from .run import HEAD_CONFIG_NAME, HEAD_NAME, RESULTS_NAME, Run, member_prefix
+from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, member_prefix
 from .saved_backbone import SavedBackbone
 
 
@@ -34,7 +34,7 @@ class HeadMember(nn.Module):
 
     Args:
         standardizer: What brings the layers to one scale before it.
-        scale: Of the targets it learned.
+        scale: Of its training targets.
     """
 
     def __init__(self, head: Readout, standardizer: nn.Module | None, scale: TargetScale) -> None:
@@ -44,14 +44,14 @@ class HeadMember(nn.Module):
         self.scale = scale
 
     def prepare(self, layers: Sequence[Tensor]) -> Tensor | list[Tensor]:
-        """Return layers, each ``[num_nodes, D_l]`` as captured, the way the head learned them."""
+        """Return layers, each ``[num_nodes, D_l]`` as captured, standardised for the head."""
         if self.standardizer is not None:
             layers = self.standardizer(layers)  # L of [num_nodes, D_l]
         uniform = len({layer.size(1) for layer in layers}) == 1
         return torch.stack(list(layers), dim=1) if uniform else list(layers)  # [num_nodes, L, D]
 
     def forward(self, inputs: HeadInputs) -> Tensor:
-        """Return an output for every row that is asked for: ``[rows, out_dim]``."""
+        """Return an output per row: ``[rows, out_dim]``."""
         return self.scale.undo(self.network(inputs))
 
 
@@ -59,7 +59,7 @@ class HeadEnsemble(nn.Module):
     """The mean of the outputs of several heads: logits, or values in the units of the labels.
 
     Logits are divided by a temperature, so that the probabilities they stand for are calibrated.
-    Every member undoes its own scale first: folds have other statistics and other targets.
+    Every member undoes its own scale first, since the statistics and targets of folds differ.
 
     Args:
         members: The heads; those of one fold come together and share their standardizer.
@@ -114,7 +114,7 @@ class SavedMember:
     #: Whether rows are normalised one by one instead.
     layer_norm: bool
     scale: TargetScale
-    #: The file of its weights, and what their names begin with there.
+    #: The file of its weights, and the prefix of their names there.
     file: Path
     prefix: str
 
@@ -136,7 +136,7 @@ class SavedMember:
 
 @dataclass(frozen=True, repr=False)
 class SavedHead:
-    """What a run says of its head: how to build it, what it predicts, what it was trained on."""
+    """The head of a run: how to build it, what it predicts, what it was trained on."""
 
     run: Run
     #: Name of the readout.
@@ -185,7 +185,7 @@ class SavedHead:
 
     @property
     def info(self) -> HeadInfo:
-        """What is known of the readout; one that is code is named or trusted by the user."""
+        """The readout by its name; one that is code has to be named or trusted by the user."""
         try:
             return head_info(self.name)
         except ConfigError:
@@ -203,7 +203,7 @@ class SavedHead:
         )
 
     def build(self) -> HeadEnsemble:
-        """Return all heads of the run as one."""
+        """Return all members as one module."""
         files = {file: self._read(file) for file in {member.file for member in self.members}}
         built: list[HeadMember] = []
         for member in self.members:
@@ -214,23 +214,24 @@ class SavedHead:
         return HeadEnsemble(built, self.temperature)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights of all heads, as ``head.safetensors`` of a run has them."""
+        """Return the weights of all members, as ``head.safetensors`` holds them."""
         found: dict[str, Tensor] = {}
         for number, member in enumerate(self.members):
             own = _under(member.prefix, self._read(member.file))
             found |= {f"{member_prefix(number)}{name}": value for name, value in own.items()}
         return found
 
-    def build_one(self, member: SavedMember) -> Built:
-        """Return one trained head, and what its rows go through before it."""
+    def build_one(self, fold: int, seed: int) -> Built:
+        """Return the head of one fit, a member or not, and the standardisation of its inputs."""
+        place = (fold, seed)
+        member = next((each for each in self.members if (each.fold, each.seed) == place), None)
+        if member is None:
+            folder = self.run.fit_folder(self.run.head, fold, seed)
+            member = SavedMember.from_json(read_fit(folder), folder / HEAD_NAME)
         return self._build(member, self._read(member.file))
 
-    def member_of(self, folder: Path) -> SavedMember:
-        """Return a fit of the same readout in the same run, from that fit's folder."""
-        return SavedMember.from_json(read_fit(folder), folder / HEAD_NAME)
-
     def _read(self, path: Path) -> dict[str, Tensor]:
-        # What says how the head is built counts as well.
+        # The files that describe how the head is built are checked as well.
         folder = self.run.folder
         fit = [] if path.parent == folder else [path.with_name(FIT_NAME)]
         names = [each.relative_to(folder).as_posix() for each in (path, *fit)]
@@ -263,7 +264,7 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _same(one: torch.nn.Module | None, other: torch.nn.Module | None) -> bool:
-    """Whether two standardizers do the same to every row."""
+    """Whether two standardizers have the same statistics."""
     if one is None or other is None or type(one) is not type(other):
         return one is other
     pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
@@ -272,21 +273,21 @@ def _same(one: torch.nn.Module | None, other: torch.nn.Module | None) -> bool:
 
 # --- another readout of a run than the one it predicts with: by its name, from its fits
 
-#: What ``fit.json`` says of a fit, and ``head.json`` of a member.
+#: Entries of ``fit.json`` that ``head.json`` holds for a member.
 _OF_A_MEMBER = ("fold", "seed", "config", "standardize", "layer_norm", "target_scale")
 
 
 def readout_named(run: Run, head: str | type[Readout]) -> str | None:
-    """Return the readout of a run that a user asks for; None for the one it predicts with.
+    """Return the name of the readout that a user asks for; None for the one it predicts with.
 
     Args:
         run: The run, or an export, which has one readout.
-        head: Its name, or a readout of one's own, which gets a name by this.
+        head: Its name, or a readout of the user's own, which is registered by this.
     """
     is_code = not isinstance(head, str) or ":" in head
     name = head_name(head) if is_code else str(head)
     stored = Run(run.folder).stored_head["head"]
-    if not (run.folder / RESULTS_NAME).is_file():
+    if not run.is_finished:
         if name == stored:
             return None
         raise ConfigError(f"{run.folder}: found the head {stored!r} alone, expected {name!r}")
@@ -307,7 +308,7 @@ def kept_readouts(run: Run) -> list[str]:
     """Return the readouts of a run that can be loaded, the one it predicts with first."""
     chosen, fits = str(run.results["head"]), run.results["fits"]
     if any("backbone" in fit for fit in fits):
-        return [chosen]  # the others read another backbone than the one that was trained
+        return [chosen]  # the others were trained on the frozen backbone
     others = [
         fit["head"]
         for fit in fits
@@ -317,10 +318,10 @@ def kept_readouts(run: Run) -> list[str]:
 
 
 def stored_readout(run: Run, name: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``head.json`` would say if the run predicted with that readout.
+    """Return ``head.json`` as it would be if the run predicted with that readout.
 
-    Its members are the fits that read the backbone of the chosen head, of those that are solved one
-    of each fold. A run of an earlier version has no temperature for it.
+    Its members are the fits on the backbone of the chosen head; of a solved readout, one per fold.
+    A run of an earlier version has no temperature for it.
 
     Args:
         name: One of :func:`kept_readouts`.

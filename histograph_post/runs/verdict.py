@@ -20,12 +20,10 @@ from math import ceil, floor, inf, log10
 from typing import Any, Literal, NamedTuple
 
 from ..utils.text import difference, metric_name, number, plural
+from .run import FINETUNED, split_name
 
 #: The checkpoint's own readout, in tables and results.
 OWN = "own readout"
-
-#: How the name of a head that was fine-tuned with its backbone ends.
-_FINETUNED = "-finetuned"
 
 #: Of a difference: what its 95 % interval is over.
 _UNITS = {"folds": "fold", "seeds": "seed", "rows": "test row"}
@@ -108,8 +106,12 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
             f"Undecided: no test part has a {metric}; a `--split` with a test part would decide it"
         )
         return Verdict("undecided", head, f"{text}.")
-    frozen = head.removesuffix(_FINETUNED)
-    if frozen != head and frozen in results["readouts"] and _gains_nothing(results, head, frozen):
+    frozen, stage = split_name(head)
+    if (
+        stage == FINETUNED
+        and frozen in results["readouts"]
+        and _gains_nothing(results, head, frozen)
+    ):
         found = verdict_of(results, frozen)
         if found.readout != frozen:  # the own readout, or a simpler one that is better
             return found
@@ -296,8 +298,10 @@ def _is_simpler(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _by_name(results: Mapping[str, Any], readout: str | None) -> str:
     """Return how to use a readout that the run does not predict with."""
-    tuned = str(results["head"]).endswith(_FINETUNED)  # keeps no head on the frozen backbone
-    return "" if tuned or readout == results["head"] else f"; `--head {readout}` predicts with it"
+    chosen = str(results["head"])
+    if split_name(chosen)[1] == FINETUNED or readout == chosen:  # keeps no other head
+        return ""
+    return f"; `--head {readout}` predicts with it"
 
 
 # --- what a user can do about a difference that is not decided

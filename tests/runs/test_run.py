@@ -93,5 +93,5 @@ def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:
     named = '"metric": "accuracy", "model": "gin", "data": "demo:"'
     (tmp_path / "results.json").write_text(f'{{"task": {{}}, {named}, "folds": []}}')
     assert hg.Run.open(tmp_path).results["folds"] == []  # a backbone alone has no head
-    with pytest.raises(ConfigError, match="found no 'higher_is_better', expected the results"):
+    with pytest.raises(ConfigError, match="found no readouts, expected the results"):
         hg.report(tmp_path)
