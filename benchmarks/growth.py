@@ -141,7 +141,7 @@ def draw(groups: Mapping[str, Sequence[Curve]], path: Path) -> None:
     matplotlib = require_matplotlib()
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(dict(SETTINGS)):
+    with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(8.4, 3.2 * len(groups)), layout="constrained")
         rows = figure.subplots(len(groups), 2, squeeze=False)
         for panels, (name, curves) in zip(rows, groups.items(), strict=True):

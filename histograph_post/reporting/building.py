@@ -21,7 +21,7 @@ from ..utils.outputs import OutputLock, output_file
 from ..utils.specifications import is_built_in
 from ..utils.text import plural
 from .depth import depth_figure, score_depths
-from .drawings import example_figures, examples_section
+from .drawings import example_figure, examples_section
 from .figures import Figure, Format, require_matplotlib
 from .layer_analysis import (
     MAX_ATTENDED_NODES,
@@ -51,6 +51,7 @@ from .outcomes import (
     combined,
     row_losses,
     rows_section,
+    worst_first,
 )
 from .page import GENERATOR, Page, Section, Table
 from .prediction_charts import outcome_figures
@@ -166,8 +167,9 @@ def _build_page(run: Run, cache: Path | None, on_progress: OnProgress | None) ->
         Section("repeat", "Repeat it", code=repeat_commands(run)),
     ]
     scheme, colon, name = run.backbone.data.spec.partition(":")
-    path = Path(name if colon and "/" not in scheme else run.backbone.data.spec).name
-    data = f"{scheme}:{path}" if colon and "/" not in scheme else path
+    if not colon or "/" in scheme:
+        scheme, colon, name = "", "", run.backbone.data.spec
+    data = f"{scheme}{colon}{Path(name).name}"  # without folders
     return Page(
         title=run.name,
         kicker=f"{run.kind} · {data} · {_TASKS[run.task.kind]}, {run.task.level} level",
@@ -250,7 +252,7 @@ def gather_evidence(
     found = Evidence()
     if not caches:
         return found
-    outcomes = [outcome for outcome in chosen_outcomes(run) if len(outcome.rows)]
+    outcomes = chosen_outcomes(run)
     fold, seed = run.chosen
     own = next((o for o in outcomes if o.fold == fold and seed in o.seeds), None)
     if own is None:
@@ -326,13 +328,16 @@ def _add_examples(
     attention: dict[int, np.ndarray] = {}
     if head is not None and int(cache.num_nodes[graphs].max()) <= MAX_ATTENDED_NODES:
         sample = read_sample(cache, graphs, len(graphs))
-        looked = head.attention(sample)
-        if looked is not None:
-            pieces = np.split(looked.node_attention, sample.ptr[1:-1])
+        explained = head.explain(sample)
+        if explained is not None:
+            pieces = np.split(explained.node_attention.numpy(), sample.ptr[1:-1])
             attention = dict(zip(graphs.tolist(), pieces, strict=True))
     molecules = find_molecules(cache, graphs.tolist()) if run.task.level == "graph" else {}
     found.attended = bool(attention)
-    found.example_figures = example_figures(examples, cache, attention, molecules)
+    found.example_figures = [
+        example_figure(example, cache, attention.get(example.graph), molecules.get(example.graph))
+        for example in examples
+    ]
     missing = len(graphs) - len(molecules)
     if cache.molecules() is not None and run.task.level == "graph" and missing:
         found.notes.append(
@@ -344,8 +349,7 @@ def _add_examples(
 def _listed_molecules(run: Run, cache: Cache, outcomes: Sequence[Outcome]) -> dict[int, Molecule]:
     """Return the molecules of the rows that were predicted worst, which the table lists."""
     every = combined(outcomes)
-    worst = np.argsort(-np.nan_to_num(row_losses(every, run.task), nan=-1.0), kind="stable")
-    rows = every.rows[worst[:MAX_ROWS]]
+    rows = every.rows[worst_first(row_losses(every, run.task))[:MAX_ROWS]]
     graphs = owners_of(cache, rows).tolist()
     known = find_molecules(cache, graphs)
     pairs = zip(rows.tolist(), graphs, strict=True)

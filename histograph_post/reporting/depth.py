@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from ..caches import Cache
+from ..experiments.workers import limited_threads
+from ..heads.base import Readout
 from ..runs.run import Run
 from ..splits import Split
 from ..tasks import Task, has_labels
 from ..training.solving import solve_linear
 from ..utils.text import metric_name, number, plural
 from .figures import CHOSEN, DASHES, RIVAL, Chart, Figure
-from .layer_analysis import cache_of, one_thread, owners_of
+from .layer_analysis import cache_of, owners_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +79,7 @@ def score_depths(run: Run, caches: Sequence[Cache]) -> DepthScores | None:
     for fold, cache in folds:
         chosen = {part: _some(getattr(fold, part), most) for part, most in MAX_ROWS.items()}
         whole &= all(len(chosen[part]) == len(getattr(fold, part)) for part in chosen)
-        with one_thread():
+        with limited_threads(1):
             scores = _score(task, cache, Split(**chosen), depths)
         if scores is None:
             return None
@@ -136,8 +138,7 @@ def layer_rows(cache: Cache, rows: np.ndarray) -> list[Tensor]:
         for number, graph in enumerate(graphs):
             members = np.flatnonzero(place == number)
             within = torch.from_numpy(rows[members] - cache.label_ptr[graph])
-            history = cache[int(graph)].history
-            layers = history.unbind(1) if isinstance(history, Tensor) else history
+            layers = Readout.layers(cache[int(graph)].history)
             for layer, values in zip(layers, found, strict=True):
                 values[torch.from_numpy(members)] = layer[within].float()
         return found
@@ -145,9 +146,13 @@ def layer_rows(cache: Cache, rows: np.ndarray) -> list[Tensor]:
     blocks = np.cumsum(cache.num_nodes[graphs]) // _NODES_AT_ONCE  # [graphs]
     for block in np.unique(blocks):
         batch = cache.gather(graphs[blocks == block])
-        layers = batch.history.unbind(1) if isinstance(batch.history, Tensor) else batch.history
         lengths = batch.ptr.diff()  # [graphs of the block]
-        means.append([torch.segment_reduce(x.float(), "mean", lengths=lengths) for x in layers])
+        means.append(
+            [
+                torch.segment_reduce(layer.float(), "mean", lengths=lengths)
+                for layer in Readout.layers(batch.history)
+            ]
+        )
     return [torch.cat(parts)[torch.from_numpy(place)] for parts in zip(*means, strict=True)]
 
 

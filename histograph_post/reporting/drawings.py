@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -141,28 +141,16 @@ class Drawn:
     marked: tuple[int, ...]
 
 
-def example_figures(
-    examples: Sequence[Example],
-    cache: Cache,
-    attention: Mapping[int, np.ndarray],
-    molecules: Mapping[int, Molecule],
-) -> list[Figure]:
-    """Draw the graphs, or the neighbourhoods, of some test rows.
-
-    Args:
-        examples: What to draw.
-        attention: Graph -> what each of its nodes receives, ``[num_nodes]``; empty if unknown.
-        molecules: Graph -> its molecule, where it is one.
-    """
-    return [
-        _figure(example, cache, attention.get(example.graph), molecules.get(example.graph))
-        for example in examples
-    ]
-
-
-def _figure(
+def example_figure(
     example: Example, cache: Cache, received: np.ndarray | None, molecule: Molecule | None
 ) -> Figure:
+    """Draw the graph of a test row, or the neighbourhood of its node or link.
+
+    Args:
+        received: The attention that each node of the graph receives, ``[num_nodes]``; None if
+            unknown.
+        molecule: Of the graph, where it is one.
+    """
     graph = cache[example.graph]
     num_nodes = int(cache.num_nodes[example.graph])
     focus = _focus(example, graph, cache)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..caches import Cache
-from ..heads.base import Readout
+from ..experiments.workers import limited_threads
+from ..heads.base import Explanation, Readout
 from ..runs.run import Run
 
 # --- a bounded part of a cache, chosen by a seed: what the analyses of a report look at
@@ -95,11 +95,10 @@ def choose_graphs(
 def read_sample(cache: Cache, graphs: np.ndarray, total: int) -> Sample:
     """Read some graphs of a cache."""
     found = cache.gather(graphs, edges=cache.manifest.layout.has_edges)
-    layers = found.history.unbind(1) if isinstance(found.history, Tensor) else found.history
     return Sample(
         graphs=graphs,
         total=total,
-        layers=[layer.float() for layer in layers],
+        layers=[layer.float() for layer in Readout.layers(found.history)],
         ptr=found.ptr.numpy(),
         edge_index=found.edge_index,
     )
@@ -222,16 +221,6 @@ class LayerProfile:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """What a HistoGraph head paid attention to in a sample."""
-
-    #: Weight of each kept layer, ``[num_graphs, layer_heads, layers]``.
-    layer_weights: np.ndarray
-    #: What each node received, ``[num_nodes]``.
-    node_attention: np.ndarray
-
-
-@dataclass(frozen=True)
 class TrainedHead:
     """A head of a run, ready to look at a sample."""
 
@@ -253,17 +242,12 @@ class TrainedHead:
         with torch.no_grad():
             return self.head.node_embeddings(history, graphs)
 
-    def attention(self, sample: Sample) -> Attention | None:
-        """Return the layer weights and the node attention; None for another kind of head."""
-        history, num_graphs = self.prepared(sample), len(sample.graphs)
+    def explain(self, sample: Sample) -> Explanation | None:
+        """Return the layer weights and the node attention; None for a head without them."""
         edges = {"edge_index": sample.edge_index} if self.head.needs_edge_index else {}
-        found = self.head.explain(history, sample.batch, num_graphs=num_graphs, **edges)
-        if found is None:
-            return None
-        weights = found.layer_weights.numpy()  # [num_graphs, layers] or [num_graphs, heads, layers]
-        if weights.ndim == 2:
-            weights = weights[:, None]
-        return Attention(weights, found.node_attention.numpy())
+        return self.head.explain(
+            self.prepared(sample), sample.batch, num_graphs=len(sample.graphs), **edges
+        )
 
 
 def load_fit_head(run: Run, fold: int, seed: int) -> TrainedHead:
@@ -277,7 +261,9 @@ def profile_layers(
 ) -> LayerProfile:
     """Measure every layer of a sample, and every stage ``[num_nodes, width]`` of the head."""
     last = sample.layers[-1]
-    with one_thread():
+    # Thousands of small products: on a busy machine, threads that wait for each other took ten
+    # times as long.
+    with limited_threads(1):
         return LayerProfile(
             names=tuple(names),
             smoothness=tuple(measure_smoothness(layer, sample) for layer in sample.layers),
@@ -291,21 +277,6 @@ def profile_layers(
             ),
             head={name: measure_smoothness(rows, sample) for name, rows in stages.items()},
         )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread: thousands of small products are no work to share.
-
-    On a machine that has other things to do, threads that wait for each other took ten times as
-    long.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure_smoothness(rows: Tensor, sample: Sample) -> Smoothness:

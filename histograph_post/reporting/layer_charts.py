@@ -341,11 +341,12 @@ def layer_weights(
                 continue
         if outcome.fold != fold:
             looked_at, fold = sample_test_graphs(cache, outcome.rows), outcome.fold
-        attention = trained.attention(looked_at)
-        if attention is None:
+        explained = trained.explain(looked_at)
+        if explained is None:
             return [], []
+        weights = explained.layer_weights.numpy()  # [graphs, (layer_heads,) layers]
         labels = cache.labels()[cache.label_ptr[looked_at.graphs]]  # [graphs, targets]
-        parts.append((attention.layer_weights, labels))
+        parts.append((weights.reshape(len(weights), -1, weights.shape[-1]), labels))
     own_fits = [fit for fit in run.results["fits"] if fit["head"] == run.head]
     untrained = sum(fit["best_epoch"] < 0 for fit in own_fits)
     total = sum(len(outcome.seeds) for outcome in outcomes)
@@ -357,6 +358,7 @@ def layer_weights(
         )
     if total > len(parts):
         notes.append(f"Layer weights are shown for {len(parts)} of {total} fits.")
+    # [graphs, layer_heads, layers] and [graphs, targets]
     weights, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
     first = len(sample.layers) - weights.shape[2]
     about = f"over the test graphs of {plural(len(parts), 'fit')}"

@@ -135,9 +135,6 @@ def _themed(svg: str) -> str:
 
 # --- RDKit's SVG drawings as matplotlib's, which can be written as PDF
 
-#: Points that follow each letter of a path, and what they are to matplotlib.
-_POINTS = {"M": 1, "L": 1, "Q": 2, "C": 3}
-
 #: Points of a line on paper per unit of a drawing.
 _LINE_SCALE = 0.72
 
@@ -195,7 +192,6 @@ def _outline(description: str) -> Outline:
         points = list(zip(values[::2], values[1::2], strict=True))
         if letter == "Z":
             points = [(0.0, 0.0)]  # has no place of its own
-        assert not len(points) % _POINTS.get(letter, 1)
         vertices += points
         kinds += [int(codes[letter])] * len(points)
     return Outline(vertices, kinds)

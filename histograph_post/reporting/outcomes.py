@@ -267,6 +267,12 @@ def row_title(name: str, level: str, num_graphs: int) -> str:
     return f"{several}nodes {first} and {second}" if dash else f"{several}node {first}"
 
 
+def worst_first(losses: np.ndarray) -> np.ndarray:
+    """Return the places of the rows that have a label, those with the largest loss first."""
+    labelled = np.flatnonzero(~np.isnan(losses))
+    return labelled[np.argsort(-losses[labelled], kind="stable")]
+
+
 def rows_section(run: Run, molecules: Mapping[int, Molecule]) -> Section:
     """Return the test rows one by one as a table to sort, those predicted worst first.
 
@@ -274,13 +280,12 @@ def rows_section(run: Run, molecules: Mapping[int, Molecule]) -> Section:
         molecules: Label row -> its molecule, where it is one.
     """
     section = Section("rows", "Every prediction")
-    outcomes = [outcome for outcome in chosen_outcomes(run) if len(outcome.rows)]
+    outcomes, task = chosen_outcomes(run), run.task
     if not outcomes:
         return section
-    outcome, task = combined(outcomes), run.task
+    outcome = combined(outcomes)
     losses = row_losses(outcome, task)
-    labelled = np.flatnonzero(~np.isnan(losses))
-    order = labelled[np.argsort(-losses[labelled], kind="stable")]
+    order = worst_first(losses)
     if not len(order):
         return section
     shown = order[:MAX_ROWS]

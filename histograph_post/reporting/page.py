@@ -6,7 +6,7 @@ import hashlib
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
@@ -74,7 +74,7 @@ class Page:
     decision: str = "undecided"
     #: What is missing or was sampled, one line each.
     notes: Sequence[str] = ()
-    sections: Sequence[Section] = field(default_factory=tuple)
+    sections: Sequence[Section] = ()
 
     @property
     def figures(self) -> list[Figure]:

@@ -41,7 +41,7 @@ _MAX_REGRESSIONS = 4
 def outcome_figures(run: Run) -> list[Figure]:
     """Draw what the chosen readout predicted for the test rows."""
     outcomes, task = chosen_outcomes(run), run.task
-    if not any(len(outcome.rows) for outcome in outcomes):
+    if not outcomes:
         return []
     every = combined(outcomes)
     found: list[Figure | None] = []
@@ -55,7 +55,7 @@ def outcome_figures(run: Run) -> list[Figure]:
     else:
         found.append(targets_figure(run))
     if task.kind != "regression":
-        found.append(calibration_figure(run))
+        found.append(calibration_figure(run, every))
     return [figure for figure in found if figure is not None]
 
 
@@ -157,17 +157,16 @@ _FEWEST_IN_BIN = 5
 _BEFORE, _AFTER = "before (as trained)", "after (calibrated)"
 
 
-def calibration_figure(run: Run) -> Figure | None:
+def calibration_figure(run: Run, every: Outcome) -> Figure | None:
     """Draw the reliability diagram of the test rows, before and after calibration."""
-    every, task = combined(chosen_outcomes(run)), run.task
+    if np.isnan(every.labels).all():
+        return None
+    task, temperature = run.task, run.saved_head.temperature
     drawn = {_AFTER: every.predicted}
-    temperature = run.saved_head.temperature
     if temperature != 1:
         # What is stored is calibrated: this is the way back.
         logits = torch.from_numpy(task.logits(every.predicted)) * temperature
         drawn = {_BEFORE: task.probabilities(logits).numpy(), **drawn}
-    if np.isnan(every.labels).all():
-        return None
     found = {}
     for name, values in drawn.items():  # how sure a prediction was, and whether it was right
         pairs = confidences(task, values, every.labels)

@@ -61,35 +61,30 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
     names = [*ranked, *(name for name in run.readouts if name not in ranked)]
     if not names:
         return None
-    own, baseline = OWN in ranked, readout_to_beat(run)
+    baseline = readout_to_beat(run)
     bold, _ = bold_row(run.results)
     averaged = any(row.get("averaged") for row in run.results["readouts"].values())
-    rows = []
+    rows: list[dict[str, str]] = []  # column -> cell
     for name in names:
         stored = run.results["readouts"][name]
-        shown = f"{name} (compared only)" if stored.get("compared_only") else name
-        counts = reported(stored)
-        row = [
-            shown,
-            _mean_and_deviation(counts["test"]),
-            _mean_and_deviation(validation_of(stored)),
-        ]
-        if own:
-            row.append(difference(counts["versus_own"]))
-        if baseline:
-            row.append(MISSING if name in (baseline, OWN) else _versus(run, name, baseline))
+        counts, parameters = reported(stored), stored["num_parameters"]
+        row = {
+            "readout": f"{name} (compared only)" if stored.get("compared_only") else name,
+            "test": _mean_and_deviation(counts["test"]),
+            "validation": _mean_and_deviation(validation_of(stored)),
+        }
+        if OWN in ranked:
+            row["against own readout"] = difference(counts["versus_own"])
+        if baseline not in (None, OWN):
+            compared = name not in (baseline, OWN)
+            row[f"against {baseline}"] = _versus(run, name, baseline) if compared else MISSING
         if averaged:
-            row.append(_mean_and_deviation(stored["test"] if stored.get("averaged") else None))
-        count = stored["num_parameters"]
-        row.append(f"{count:,}" if count else MISSING)
-        rows.append(row)
-    columns = ["readout", "test", "validation"]
-    columns += ["against own readout"] if own else []
-    columns += [f"against {baseline}"] if baseline else []
-    columns += ["single seeds"] if averaged else []
+            single = stored["test"] if stored.get("averaged") else None
+            row["single seeds"] = _mean_and_deviation(single)
+        rows.append(row | {"parameters": f"{parameters:,}" if parameters else MISSING})
     return Table(
-        [*columns, "parameters"],
-        rows,
+        list(rows[0]),
+        [list(row.values()) for row in rows],
         caption=_about_scores(run, averaged=averaged),
         chosen=names.index(bold) if bold in names else None,
     )
