@@ -69,7 +69,7 @@ class Report:
     figures: tuple[str, ...]
     #: The figures' own files, if they were asked for.
     files: tuple[Path, ...]
-    #: What is missing, and what was sampled.
+    #: What is missing or sampled.
     notes: tuple[str, ...]
 
 
@@ -84,20 +84,20 @@ def report(
     overwrite: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Report:
-    """Write what a run found as one HTML file that needs nothing else.
+    """Write the results of a run as one self-contained HTML file.
 
-    What needs the activations is left out, and said to be, where the cache is gone.
+    If the cache is gone, sections that need activations are left out, and a note says so.
 
     Args:
         run: A finished run, or its folder; a folder of compared readouts is one too.
         out: The file; ``report.html`` in the run's folder by default.
         cache: The cache, or folder of per-fold caches, if it was moved.
-        head: Another readout of the run than the one it predicts with, by name; or your own, as
-            ``my_head.py:MyHead`` or the class.
-        figures: A folder that gets every figure as a file of its own.
-        form: ``png``, ``svg`` or ``pdf``, for those files.
+        head: A readout of the run by name, if not the one it predicts with; your own as
+            ``my_head.py:MyHead`` or as the class.
+        figures: A folder for the figures as files.
+        form: Of those files: ``png``, ``svg`` or ``pdf``.
         overwrite: Replace a file that is not the run's own older report, and figures.
-        on_progress: Called with the steps done and the steps in all.
+        on_progress: Called with the number of steps done and of all steps.
     """
     require_matplotlib()
     given = run if isinstance(run, Run) else Run(Path(run))
@@ -129,7 +129,7 @@ def report(
 
 
 def _is_report(path: Path) -> bool:
-    """Whether a file is a page of ours, which says so in its first lines."""
+    """Whether a file is a report, which says so in its first lines."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -227,12 +227,12 @@ def _check(run: Run, caches: list[Cache], weights: list[str]) -> None:
             )
 
 
-# --- what the activations say: everything in a report that needs the cache
+# --- everything in a report that needs activations
 
 
 @dataclass
 class Evidence:
-    """Figures and notes that come from the activations."""
+    """Figures, molecules and notes that need the activations."""
 
     layer_figures: list[Figure] = field(default_factory=list)
     smoothing_figures: list[Figure] = field(default_factory=list)
@@ -248,7 +248,7 @@ class Evidence:
 def gather_evidence(
     run: Run, caches: Sequence[Cache], on_progress: OnProgress | None = None
 ) -> Evidence:
-    """Look at the test graphs of a run through its head."""
+    """Analyse the layers, the head and the examples on the test graphs of a run."""
     found = Evidence()
     if not caches:
         return found
@@ -267,7 +267,7 @@ def gather_evidence(
     sample = sample_test_graphs(cache, own.rows)
     try:
         head = load_fit_head(run, fold, seed)
-    except HistographError as error:  # what needs no head can still be shown
+    except HistographError as error:  # the rest can still be shown
         head = None
         found.notes.append(f"Layer weights and attention are missing: {error}")
     _add_profile(found, run, cache, sample, head)
@@ -294,13 +294,13 @@ def _add_profile(
     stages: dict[str, Tensor] = {}
     if head is not None and sample.largest <= MAX_ATTENDED_NODES:
         stages = head.embeddings(sample)
-    looked_at = f"{len(sample.graphs):,}"
+    measured = f"{len(sample.graphs):,}"
     if not sample.is_whole:
-        looked_at += f" of {sample.total:,}"
+        measured += f" of {sample.total:,}"
         found.notes.append(
-            f"Layers and over-smoothing are measured on {looked_at} test graphs, drawn at random."
+            f"Layers and over-smoothing are measured on {measured} test graphs, drawn at random."
         )
-    about = f"; median and quartiles over {looked_at} test graphs" if sample.total > 1 else ""
+    about = f"; median and quartiles over {measured} test graphs" if sample.total > 1 else ""
     found.profile = profile_layers(sample, cache.layer_names, stages)
     found.smoothing_figures = smoothness_figures(found.profile, about=about)
     found.layer_figures += evolution_figures(found.profile, about=about)
@@ -347,7 +347,7 @@ def _add_examples(
 
 
 def _listed_molecules(run: Run, cache: Cache, outcomes: Sequence[Outcome]) -> dict[int, Molecule]:
-    """Return the molecules of the rows that were predicted worst, which the table lists."""
+    """Return the molecules of the rows that the table of predictions lists."""
     every = combined(outcomes)
     rows = every.rows[worst_first(row_losses(every, run.task))[:MAX_ROWS]]
     graphs = owners_of(cache, rows).tolist()

@@ -1,7 +1,7 @@
-"""How much the history holds: the score of a linear map of the last so many layers.
+"""How much the history holds: the score of a linear map of the last 1, 2, ... layers.
 
-A report does not train heads. A linear map is solved within seconds, and tells what each further
-layer adds that the layers behind it have lost.
+A report does not train heads. A linear map is solved within seconds, and shows what each earlier
+layer adds that later layers have lost.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .layer_analysis import cache_of, owners_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Rows of each part that are looked at; of more, so many are chosen by a seed.
+#: Rows of each part that are used at most; of more, a random sample is drawn.
 MAX_ROWS: Mapping[str, int] = {"train": 1000, "valid": 500, "test": 1000}
 
-#: Numbers of layers that are tried, and folds.
+#: Numbers of layers that are tried at most, and folds.
 _MAX_DEPTHS = 7
 _MAX_FOLDS = 3
 
 #: Penalties, strongest first: four are enough to see a trend.
 _STRENGTHS = (1.0, 0.1, 0.01, 0.001)
 
-#: Nodes that are read at a time.
+#: Nodes that are read at a time, about.
 _NODES_AT_ONCE = 50_000
 
 _SEED = 0
@@ -53,12 +53,12 @@ class DepthScores:
     valid: tuple[float, ...]
     test: tuple[float, ...]
     num_folds: int
-    #: Whether all rows of these folds were looked at.
+    #: Whether all rows of these folds were used.
     is_whole: bool
 
 
 def depths_of(num_layers: int, most: int = _MAX_DEPTHS) -> tuple[int, ...]:
-    """Return the numbers of layers to try, from 1 to all, closer together where they are few."""
+    """Return the numbers of layers to try, from 1 to all, denser where they are few."""
     if num_layers <= most:
         return tuple(range(1, num_layers + 1))
     spread = np.geomspace(1, num_layers, most)
@@ -66,7 +66,7 @@ def depths_of(num_layers: int, most: int = _MAX_DEPTHS) -> tuple[int, ...]:
 
 
 def score_depths(run: Run, caches: Sequence[Cache]) -> DepthScores | None:
-    """Solve a linear map of the last 1, 2, ... layers on some folds; None where that is no use."""
+    """Solve a linear map of the last 1, 2, ... layers on some folds; None if it has no score."""
     task = run.task
     folds = [
         (fold, cache_of(caches, number))
@@ -77,7 +77,7 @@ def score_depths(run: Run, caches: Sequence[Cache]) -> DepthScores | None:
         return None
     depths, found, whole = depths_of(len(caches[0].widths)), [], True
     for fold, cache in folds:
-        chosen = {part: _some(getattr(fold, part), most) for part, most in MAX_ROWS.items()}
+        chosen = {part: _sampled(getattr(fold, part), most) for part, most in MAX_ROWS.items()}
         whole &= all(len(chosen[part]) == len(getattr(fold, part)) for part in chosen)
         with limited_threads(1):
             scores = _score(task, cache, Split(**chosen), depths)
@@ -88,7 +88,7 @@ def score_depths(run: Run, caches: Sequence[Cache]) -> DepthScores | None:
     return DepthScores(depths, tuple(valid.tolist()), tuple(test.tolist()), len(folds), whole)
 
 
-def _some(rows: np.ndarray, most: int) -> np.ndarray:
+def _sampled(rows: np.ndarray, most: int) -> np.ndarray:
     if len(rows) <= most:
         return rows
     return np.sort(np.random.default_rng(_SEED).choice(rows, most, replace=False))
@@ -123,7 +123,7 @@ def _score(
 
 
 def layer_rows(cache: Cache, rows: np.ndarray) -> list[Tensor]:
-    """Return what each layer has for label rows: the mean over a graph's nodes, or a node's own.
+    """Return the features of label rows in each layer: means over a graph's nodes, or a node's own.
 
     Args:
         cache: Of level graph or node.

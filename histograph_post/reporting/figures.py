@@ -1,4 +1,4 @@
-"""Figures: drawn once, as part of the page or as files of their own."""
+"""Figures: one style for all, inline in the page or as files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VARIABLES: Mapping[str, str] = {
     **{colour: f"--series-{number}" for number, colour in enumerate(SERIES)},
 }
 
-#: Lines differ in more than their colour.
+#: Lines differ by more than their colour.
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (3, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 
@@ -88,7 +88,7 @@ Format = Literal["png", "svg", "pdf"]
 #: Dots per inch of png files: enough for print.
 _RESOLUTION = 300
 
-#: Width and height in inches. Small: two stand side by side on a desk, one fills a phone.
+#: Width and height in inches: two fit side by side on a desktop screen, one on a phone.
 STANDARD_SIZE = (4.2, 2.9)
 
 
@@ -139,8 +139,8 @@ class Figure:
         name: Name of its file, without a suffix; unique in a report.
         title: A short heading above it.
         caption: What is drawn, and how it was measured.
-        alternative: What a reader would see, in words, for those who do not see it.
-        picture: The picture.
+        alternative: A description for readers who cannot see it.
+        picture: What draws it.
     """
 
     name: str
@@ -154,11 +154,11 @@ class Figure:
         svg = self.picture.render("svg").decode()
         svg = svg[svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-        # Names must be unique in the page, not only in the figure.
+        # Ids must be unique in the page, not only in the figure.
         svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-", svg)
         for colour, variable in VARIABLES.items():
             svg = re.sub(colour, f"var({variable})", svg, flags=re.IGNORECASE)
-        # Variables mean nothing in attributes, only in styles.
+        # CSS variables work in styles, not in attributes.
         svg = re.sub(r'\b(fill|stroke)="(var\([^)]*\))"', r'style="\1:\2"', svg)
         box = re.search(r'viewBox=["\']([^"\']*)["\']', svg)
         assert box is not None  # both libraries write one
@@ -186,7 +186,7 @@ def require_matplotlib() -> Any:
     return matplotlib
 
 
-# --- a table of shaded cells: shares by opacity, so that it reads in both themes
+# --- a matrix of shaded cells, by opacity, so that it is readable in both themes
 
 #: Opacity of the cells: text on the darkest must stay readable, in both themes.
 _LIGHTEST, _DARKEST = 0.04, 0.5
@@ -205,7 +205,7 @@ def draw_cells(
     Args:
         axes: Where to draw; rows go down.
         shares: How dark each cell is, -1 to 1, ``[rows, columns]``.
-        texts: What stands in each cell.
+        texts: The text of each cell.
         colour: Colour of the cells.
         negative: Colour of cells whose share is below zero.
     """

@@ -1,4 +1,4 @@
-"""What the layers of a backbone and a head on top of them do to the nodes of the test graphs."""
+"""Measurements on test graphs: over-smoothing layer by layer, and the attention of the head."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..experiments.workers import limited_threads
 from ..heads.base import Explanation, Readout
 from ..runs.run import Run
 
-# --- a bounded part of a cache, chosen by a seed: what the analyses of a report look at
+# --- a bounded random sample of a cache, which the analyses of a report use
 
-#: Graphs and nodes that are looked at in one fit, at most; a single graph may have more nodes.
+#: Graphs and nodes of a sample, at most; a single graph may have more nodes.
 MAX_GRAPHS = 256
 MAX_NODES = 20_000
 
@@ -29,7 +29,7 @@ class Sample:
 
     #: Their numbers in the cache, ascending, ``[num_graphs]``.
     graphs: np.ndarray
-    #: Of how many they were chosen.
+    #: The number of graphs they were drawn from.
     total: int
     #: One tensor ``[num_nodes, D_l]`` per layer, single precision.
     layers: list[Tensor]
@@ -79,12 +79,12 @@ def cache_of(caches: Sequence[Cache], fold: int) -> Cache:
 def choose_graphs(
     sizes: np.ndarray, *, max_graphs: int = MAX_GRAPHS, max_nodes: int = MAX_NODES
 ) -> np.ndarray:
-    """Return which graphs to look at, ascending: a random choice within bounds, at least one.
+    """Return the graphs of a bounded random sample, at least one, in ascending order.
 
     Args:
         sizes: Nodes of each graph to choose from, ``[num_graphs]``.
-        max_graphs: How many to take at most.
-        max_nodes: How many nodes they may have together, unless the first alone has more.
+        max_graphs: Graphs to take at most.
+        max_nodes: Nodes they may have together, unless the first alone has more.
     """
     order = np.random.default_rng(_SEED).permutation(len(sizes))[:max_graphs]
     within = np.cumsum(sizes[order]) <= max_nodes
@@ -162,7 +162,7 @@ def mean_cosine_distance(rows: Tensor) -> float:
     count = len(units)
     if count < 2:
         return float("nan")
-    # |u - v|^2 = 2 - 2 cos for unit vectors, and their deviations from the mean sum it up exactly.
+    # |u - v|^2 = 2 - 2 cos for unit vectors; deviations from the mean give the sum over all pairs.
     deviations = (units - units.mean(0)).square().sum()
     return float(deviations) / (count - 1)
 
@@ -172,19 +172,19 @@ def distance_to(rows: Tensor, last: Tensor) -> float:
     return float((rows.double() - last.double()).norm(dim=1).mean())
 
 
-#: Nodes of a graph whose pairs are measured, and edges; of more, so many are chosen by a seed.
+#: Nodes of a graph whose pairs are measured at most, and edges; of more, a random sample is drawn.
 MAX_PAIRED_NODES = 1000
 MAX_EDGES = 200_000
 
-#: A graph of more nodes is not attended to for a report: it takes a time with the square of them.
+#: A report computes no attention in larger graphs: its time grows with the square of their nodes.
 MAX_ATTENDED_NODES = 20_000
 
 
 @dataclass(frozen=True)
 class Quartiles:
-    """A quantity over graphs: the middle half of them, and the one in the middle.
+    """The median and the quartiles of a quantity over graphs.
 
-    Not the mean: a few graphs with an atom that training hardly saw would make all of it.
+    Not the mean: a few graphs with an atom that is rare in training would dominate it.
     """
 
     low: float
@@ -193,7 +193,7 @@ class Quartiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Quartiles:
-        """Return the quartiles of the values that are there; NaN without any."""
+        """Return the quartiles of all values but NaN; NaN without any."""
         present = [value for value in values if value == value]
         return cls(*np.quantile(present or [np.nan], [0.25, 0.5, 0.75]).tolist())
 
@@ -210,7 +210,7 @@ class Smoothness:
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """What is measured layer by layer."""
+    """Measurements layer by layer."""
 
     names: tuple[str, ...]
     smoothness: tuple[Smoothness, ...]
@@ -222,10 +222,10 @@ class LayerProfile:
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """A head of a run, ready to look at a sample."""
+    """A head of a run, to be applied to a sample."""
 
     head: Readout
-    #: What rows go through before they reach it.
+    #: What brings the layers to one scale before it.
     standardizer: nn.Module | None
 
     def prepared(self, sample: Sample) -> Tensor | list[Tensor]:
@@ -237,7 +237,7 @@ class TrainedHead:
         return torch.stack(layers, dim=1) if uniform else layers  # [num_nodes, L, D]
 
     def embeddings(self, sample: Sample) -> dict[str, Tensor]:
-        """Return what the head makes of each node, stage by stage: ``[num_nodes, width]``."""
+        """Return the node embeddings inside the head, stage by stage: ``[num_nodes, width]``."""
         history, graphs = self.head.read(self.prepared(sample), sample.batch, len(sample.graphs))
         with torch.no_grad():
             return self.head.node_embeddings(history, graphs)
