@@ -122,15 +122,15 @@ def _row(values: Mapping[str, str]) -> Row:
         )
     if values["seed"] != AVERAGED and not values["seed"].isdecimal():
         raise ValueError(f"found seed {values['seed']!r}, expected a number or {AVERAGED}")
-    row = Row(
-        **{name: values[name] for name in ("data", "checkpoint", "split", "readout", "metric")},
-        fold=int(values["fold"]),
-        seed=values["seed"],
-        higher_is_better=values["higher_is_better"] == "yes",
-        **{name: read(values[name]) if values[name] else None for name, read in _OPTIONAL.items()},
-    )
-    if row.cell != values["cell"]:
-        raise ValueError(f"found cell {values['cell']!r}, expected {row.cell!r}")
+    columns: dict[str, Any] = dict(values)
+    cell = columns.pop("cell")
+    columns["fold"] = int(values["fold"])
+    columns["higher_is_better"] = values["higher_is_better"] == "yes"
+    for name, read in _OPTIONAL.items():
+        columns[name] = read(values[name]) if values[name] else None
+    row = Row(**columns)
+    if row.cell != cell:
+        raise ValueError(f"found cell {cell!r}, expected {row.cell!r}")
     return row
 
 
