@@ -26,7 +26,7 @@ from .measuring import Ratio, cost, race, speedup
 from .workloads import Subject, Workloads
 
 GIN_CEILING, GCN_CEILING = 1.5, 1.2
-#: The command keeps memory that is freed; a plain program does not, unless it is set to.
+#: The command keeps freed memory for reuse; a plain program does so only if it asks for it.
 CACHE, FORWARD, KEPT = "cache", "forward passes", "forward passes, memory kept"
 
 
@@ -109,9 +109,9 @@ def reading(work: Workloads) -> list[Ratio]:
     ]
 
 
-#: Of bytes: the edges take what they take.
+#: Of bytes: half, and the edges, which stay as they are.
 SIZE_CEILING = 0.55
-#: Of time: not slower, but for the noise of the clock.
+#: Of time: not slower, up to timing noise.
 TIME_CEILING = 1.1
 
 HALF, SINGLE = "float16", "float32"

@@ -52,7 +52,7 @@ class HeadTraining:
 
     @classmethod
     def of(cls, work: Workloads, cache: Cache, *, memory_limit: int | None = None) -> HeadTraining:
-        """Return it in the sizes of a suite."""
+        """Return it with the batch size and width of a suite."""
         sizes = work.sizes
         return cls(cache, batch_size=sizes.batch_size, dim=sizes.width, memory_limit=memory_limit)
 
@@ -73,21 +73,21 @@ class HeadTraining:
         finally:
             accelerate.enabled = True
 
-    def run_with_backbone(self, subject: Subject, *, moves: bool) -> Progress:
+    def run_with_backbone(self, subject: Subject, *, trainable: bool) -> Progress:
         """Train and validate for an epoch on the graphs themselves.
 
         Args:
             subject: What was cached.
-            moves: Train the backbone, too.
+            trainable: Train the backbone as well.
         """
         network = HistoryNetwork(
-            copy.deepcopy(subject.model).requires_grad_(moves),
+            copy.deepcopy(subject.model).requires_grad_(trainable),
             CapturePlan.from_json(self._loaded.cache.manifest.capture),
             copy.deepcopy(self._made.head),
             self._made.standardizer,
             statistics="frozen",
         )
-        return self._train(network, GraphBatches(subject.dataset, self.task, torch.device("cpu")))
+        return self._train(network, GraphBatches(subject.dataset, self.task, _CPU))
 
     def _train(self, network: nn.Module, source: Source, epochs: int = 1) -> Progress:
         options = replace(self._options, epochs=epochs)
@@ -95,11 +95,11 @@ class HeadTraining:
 
 
 PADDED_FLOOR = 40.0
-#: How much quicker an epoch is than one with the frozen backbone, and than one that trains it.
+#: Speedup of an epoch over one with the frozen backbone, and over one that trains it.
 DEEP_FLOORS = 3.5, 9.0
 MOLECULE_FLOORS = 4.0, 10.0
 
-#: A rung that does not give this much by itself is not kept.
+#: A fast path that gains less than this is not worth its code.
 RUNG_FLOOR = 1.3
 
 CACHED, RECOMPUTED, TRAINED = "from the cache", "frozen backbone recomputed", "backbone trained"
@@ -174,8 +174,8 @@ def _cached_epochs(
     training = HeadTraining.of(work, work.cache(subject))
     contenders: dict[str, Callable[[], Progress]] = {
         CACHED: training.run,
-        RECOMPUTED: partial(training.run_with_backbone, subject, moves=False),
-        TRAINED: partial(training.run_with_backbone, subject, moves=True),
+        RECOMPUTED: partial(training.run_with_backbone, subject, trainable=False),
+        TRAINED: partial(training.run_with_backbone, subject, trainable=True),
     }
     medians = race(contenders, rounds=work.sizes.rounds)
     count = len(training.split.train)

@@ -11,20 +11,20 @@ from torch_geometric.utils import to_undirected
 
 from histograph_post.data import GraphDataset, from_graphs
 
-#: What the atoms and bonds of pretrain-gnns are numbered by.
+#: Number of categories in the atom and bond features of pretrain-gnns.
 ATOM_TYPES, CHIRALITY_TAGS, BOND_TYPES, BOND_DIRECTIONS = 120, 3, 4, 3
 
 
 @dataclass(frozen=True)
 class GraphSet:
-    """What a published set of graphs looks like from afar."""
+    """The statistics of a published data set that generated graphs follow."""
 
     num_graphs: int
     mean_nodes: float
     largest: int
     #: Standard deviation of the logarithm of the number of nodes.
     spread: float
-    #: Edges per node beside those of a tree.
+    #: Edges per node beyond those of a spanning tree.
     extra_edges: float
     #: Kinds of nodes, one-hot; None for atoms and bonds as pretrain-gnns numbers them.
     node_kinds: int | None
@@ -38,7 +38,7 @@ GRAPH_SETS = {
 
 
 def generate(name: str, num_graphs: int) -> GraphDataset:
-    """Return random graphs in the sizes of a set, two classes that differ in their nodes.
+    """Return random graphs in the sizes of a data set, in two classes that differ in their nodes.
 
     Args:
         name: Of :data:`GRAPH_SETS`.
@@ -78,16 +78,16 @@ def _graph(random: np.random.Generator, like: GraphSet, num_nodes: int, label: i
 def large_graph(
     num_nodes: int = 1_000_000, num_edges: int = 10_000_000, channels: int = 16, classes: int = 8
 ) -> Data:
-    """Return one random graph whose nodes are to be classified: joined mostly to their own kind.
+    """Return one random graph for node classification, most of whose edges join nodes of a class.
 
-    A node's features are those of its class under noise four times as strong; most of its
-    neighbours are of its class, so that messages help. Of the nodes 60 % train, 20 % validate.
+    The features of a node are those of its class under noise four times as strong, so that messages
+    help. Of the nodes, 60 % train and 20 % validate.
 
     Args:
         num_nodes: How many.
         num_edges: In both directions together.
         channels: Features of a node.
-        classes: What nodes are classified as.
+        classes: Number of classes.
     """
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(num_nodes) % classes  # [num_nodes]
@@ -97,7 +97,7 @@ def large_graph(
     same = (pairs[1] - (pairs[1] - pairs[0]) % classes).clamp(min=0)
     pairs[1] = torch.where(alike, same, pairs[1])
     features = 4 * torch.randn(num_nodes, channels, generator=random)
-    # The same for graphs of every size, so that what is learned on a small one holds on a large.
+    # The same for graphs of every size: what is learned on a small one holds on a large one.
     kinds = torch.randn(classes, channels, generator=torch.Generator().manual_seed(1))
     features += kinds[labels]
     part = torch.rand(num_nodes, generator=random)

@@ -141,7 +141,7 @@ def draw(groups: Mapping[str, Sequence[Curve]], path: Path) -> None:
     matplotlib = require_matplotlib()
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(dict(SETTINGS)):
+    with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(8.4, 3.2 * len(groups)), layout="constrained")
         rows = figure.subplots(len(groups), 2, squeeze=False)
         for panels, (name, curves) in zip(rows, groups.items(), strict=True):
@@ -215,7 +215,7 @@ WIDTH, HEADS = 64, 4
 SMALLEST_GRAPH, LARGEST_GRAPH = 1_000, 200_000
 FORWARD, BOTH = "forward", "forward + backward"
 
-#: Turns of a step; the median counts. In each it runs several times, if it is quick.
+#: Turns of a step, whose median counts; a quick step runs several times in each.
 ROUNDS, MOST_STEPS = 5, 20
 
 
@@ -256,7 +256,7 @@ def head_step(*, nodes: int, layers: int, width: int, graphs: int) -> Step:
     """Return a step of the default head, as wide as the layers, on graphs of one size."""
     rows = GraphRows.random(np.full(graphs, nodes), layers, width)
     head = make_head(rows, width, {})
-    _ = rows.statistics  # are taken once for all epochs
+    _ = rows.statistics  # computed once for all epochs
     return partial(train_step, head, partial(FORWARDS[HEAD], head, rows))
 
 
@@ -276,12 +276,12 @@ def attention_step(num_nodes: int, *, backward: bool) -> Step:
 
 def head_curves(*, seconds: float) -> Iterator[Curve]:
     """Measure a head step as each size of its batch doubles."""
-    head_step(**BATCH)()  # compiles the loops, which is no part of a step
+    head_step(**BATCH)()  # compiles the kernels before anything is timed
     for axis, sizes in HEAD_SIZES.items():
         points = []
         for size in sizes:
             points.append(measure(head_step(**{**BATCH, axis: size}), size, seconds=seconds))
-            _tell(f"head step, {NAMES[axis]}", points[-1])
+            _print_point(f"head step, {NAMES[axis]}", points[-1])
         yield Curve(NAMES[axis], points)
 
 
@@ -290,18 +290,18 @@ def attention_curves(largest: int, *, seconds: float, limit: float) -> Iterator[
     for name, backward, longest in ((FORWARD, False, math.inf), (BOTH, True, limit)):
         points: list[Point] = []
         for size in doublings(min(SMALLEST_GRAPH, largest // 2), largest):
-            # Every node attends to every other one, so the time can be told before it is spent.
+            # Every node attends to every other one: the time of the next size is known beforehand.
             if points and points[-1].seconds * (size / points[-1].size) ** 2 > longest:
                 break
             step = attention_step(size, backward=backward)
             points.append(measure(step, size, seconds=seconds))
-            _tell(f"node attention, {name}", points[-1])
+            _print_point(f"node attention, {name}", points[-1])
         yield Curve(name, points)
 
 
-def _tell(what: str, point: Point) -> None:
-    said = f"{what}: {point.size:,}, {point.seconds:.3g} s, {point.peak_bytes / 1e6:.3g} MB"
-    print(said, file=sys.stderr, flush=True)
+def _print_point(what: str, point: Point) -> None:
+    measured = f"{point.size:,}, {point.seconds:.3g} s, {point.peak_bytes / 1e6:.3g} MB"
+    print(f"{what}: {measured}", file=sys.stderr, flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -313,9 +313,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=float, default=180.0, help="Of one step with backward.")
     chosen = parser.parse_args(words)
     try:
-        require_matplotlib()  # not after all the measuring
+        require_matplotlib()  # before minutes of measuring
         chosen.out.mkdir(parents=True, exist_ok=True)
-        # The profiler's own log, which would come with every measurement.
+        # Silences the profiler's own log, which would come with every measurement.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         head = list(head_curves(seconds=chosen.seconds))
         attention = list(

@@ -26,11 +26,11 @@ from .workloads import GraphRows, Workloads
 #: The floor at each number of layers.
 FLOORS: Mapping[int, float] = {33: 4.5, 65: 7.0, 6: 3.0}
 TRANSFORMER_FLOOR = 5.0
-#: How far the head may be off, relative to the largest value; where the algorithm itself loses
-#: more (a sum of scores near zero, in the paper's form), about as much as its literal form.
+#: The largest error of the head, relative to the largest value. Where the literal algorithm itself
+#: is less exact (in the paper's form, a sum of scores near zero), a small multiple of its error.
 TOLERANCE = 1e-5
 
-#: The forms that are compared; nothing is dropped, so that outputs can be compared as well.
+#: The forms that are compared, without dropout, so that outputs can be compared as well.
 FORMS: Mapping[str, Mapping[str, Any]] = {
     "default form": {"statistics_dropout": 0.0},
     "paper's form": PAPER_FORM,
@@ -111,25 +111,6 @@ def _forward(head: HistoGraphHead, rows: GraphRows) -> Tensor:
     return outputs
 
 
-def _literal(head: HistoGraphHead, rows: GraphRows, *, pad_history: bool) -> Tensor:
-    return literal_forward(
-        head,
-        rows.history,
-        rows.batch,
-        rows.num_graphs,
-        statistics=rows.statistics,
-        pad_history=pad_history,
-    )
-
-
-#: The same outputs in several ways.
-FORWARDS: Mapping[str, Callable[[HistoGraphHead, GraphRows], Tensor]] = {
-    HEAD: _forward,
-    LITERAL: partial(_literal, pad_history=False),
-    PADDED: partial(_literal, pad_history=True),
-}
-
-
 def make_head(rows: GraphRows, dim: int, options: Mapping[str, Any]) -> HistoGraphHead:
     """Return an untrained head for such rows."""
     torch.manual_seed(0)
@@ -159,7 +140,7 @@ def results(network: nn.Module, forward: Callable[[], Tensor]) -> dict[str, Tens
 
 
 def rounding_errors(head: HistoGraphHead, rows: GraphRows) -> dict[str, float]:
-    """Return how far every way to the results is off those in double precision."""
+    """Return the largest error of each forward pass against double precision."""
     exact_head = copy.deepcopy(head).double()
     exact_rows = replace(rows, history=rows.history.double())
     exact = results(exact_head, partial(FORWARDS[LITERAL], exact_head, exact_rows))
@@ -170,7 +151,7 @@ def rounding_errors(head: HistoGraphHead, rows: GraphRows) -> dict[str, float]:
 
 
 def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Return how far results are apart, relative to the largest of each, at most."""
+    """Return the largest difference between results, relative to the largest value of each."""
     if found.keys() != expected.keys():
         return float("inf")
     apart = [
@@ -180,25 +161,14 @@ def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tenso
     return max(apart)
 
 
-def literal_forward(
-    head: HistoGraphHead,
-    history: Tensor,
-    batch: Tensor,
-    num_graphs: int,
-    *,
-    statistics: Tensor,
-    pad_history: bool,
-) -> Tensor:
-    """Return the outputs of a batch of graphs: ``[num_graphs, out_dim]``.
+def _literal(head: HistoGraphHead, rows: GraphRows, *, pad_history: bool) -> Tensor:
+    """Run the algorithm as it is written, with the head's weights: ``[num_graphs, out_dim]``.
 
     Args:
-        head: Gives the weights and the options; for graphs, layers of one width, standardised.
-        history: ``[num_nodes, L, D]``.
-        batch: Graph of each node, sorted: ``[num_nodes]``.
-        num_graphs: How many graphs there are.
-        statistics: Of the layers, which are taken once for all epochs: ``[num_graphs, 3, L * D]``.
-        pad_history: Pad all of the batch to the largest graph, and not for node attention only.
+        head: A graph-level head.
+        pad_history: Pad the whole batch to its largest graph, not only for node attention.
     """
+    history, batch, num_graphs = rows.history, rows.batch, rows.num_graphs
     options, stage = head.options, head.layer_weights
     parts, size = options.layer_heads, options.dim // options.layer_heads
     if pad_history:
@@ -226,7 +196,9 @@ def literal_forward(
     counts = mask.sum(1, keepdim=True)  # [num_graphs, 1]
     readout = (attended * mask.unsqueeze(-1)).sum(1) / counts  # [num_graphs, dim]
     if head.statistics is not None and head.all_layers is not None:
-        described = head.statistics(statistics, counts.squeeze(1))  # [num_graphs, described_dim]
+        described = head.statistics(
+            rows.statistics, counts.squeeze(1)
+        )  # [num_graphs, described_dim]
         base = head.all_layers(described)  # [num_graphs, dim]
     elif pad_history:
         last = (history[..., -1, :] * mask.unsqueeze(-1)).sum(1) / counts  # [num_graphs, D]
@@ -242,9 +214,9 @@ def literal_forward(
 
 
 def _attend(head: HistoGraphHead, nodes: Tensor, mask: Tensor) -> Tensor:
-    """PyTorch's own multi-head attention, padded: ``[num_graphs, largest, dim]``."""
+    """Attend with PyTorch's own multi-head attention, padded: ``[num_graphs, largest, dim]``."""
     attention = head.node_attention
-    assert attention is not None  # a head without it has nothing to compare
+    assert attention is not None  # both forms have it
     rows = nodes.transpose(0, 1)  # [largest, num_graphs, dim]
     attended, _ = functional.multi_head_attention_forward(
         rows,
@@ -264,3 +236,11 @@ def _attend(head: HistoGraphHead, nodes: Tensor, mask: Tensor) -> Tensor:
         need_weights=False,
     )
     return attended.transpose(0, 1)
+
+
+#: The same outputs in several ways.
+FORWARDS: Mapping[str, Callable[[HistoGraphHead, GraphRows], Tensor]] = {
+    HEAD: _forward,
+    LITERAL: partial(_literal, pad_history=False),
+    PADDED: partial(_literal, pad_history=True),
+}

@@ -72,14 +72,14 @@ def race(
 ) -> dict[str, float]:
     """Run all contenders in turns and return the median seconds of a step of each.
 
-    They take turns because a machine is slower at one time than at another: what disturbs one
-    round disturbs every contender, and a ratio of medians is of the same minutes.
+    They take turns because a machine is slower at one time than at another: whatever slows down one
+    round slows down every contender, and a ratio of medians compares the same minutes.
 
     Args:
         contenders: What to run, by name.
         rounds: How often each has its turn.
-        steps: How often each runs in a turn; if more than once, one more time before it counts: in
-            training, too, a step follows one of its kind.
+        steps: How often each runs in a turn; if more than once, an untimed one comes first, because
+            in training, too, a step follows one of its kind.
         warm_up: Steps that each runs before anything is timed.
         after: Called after every turn; its time does not count.
     """
@@ -92,7 +92,7 @@ def race(
         for _ in range(rounds):
             for name, run in contenders.items():
                 if steps > 1:
-                    run()  # the first one of a turn pays for what another contender has left
+                    run()  # the first one of a turn finds cold caches
                 seconds[name].append(_run(run, steps, after) / steps)
             gc.collect()
     finally:
@@ -102,7 +102,7 @@ def race(
 
 
 def _run(run: Callable[[], object], times: int, after: Callable[[], object] | None) -> float:
-    """Run something some times in a row; return the seconds that took."""
+    """Return the seconds that a number of runs in a row take."""
     started = time.perf_counter()
     for _ in range(times):
         run()

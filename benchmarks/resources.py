@@ -26,7 +26,7 @@ from .measuring import Ratio, cost, race, speedup
 from .workloads import Sizes, Workloads
 
 TIME_CEILING = 2.0
-#: Times the limit that all activations would take.
+#: How many times the limit the activations would take.
 SHARE = 3
 #: Graphs on which a process warms up.
 WARM_UP_GRAPHS = 20
@@ -52,14 +52,14 @@ def limited_epochs(work: Workloads) -> list[Ratio]:
     name = f"train-head on {SHARE} x --memory-limit"
     note = f"activations of {needed / 1e6:.0f} MB; {subject.about}"
     found = [cost(f"{name}, time", medians, LIMITED, FREE, TIME_CEILING, note=note)]
-    if _STATUS.exists():  # Linux keeps account of a process's memory
+    if _STATUS.exists():  # on Linux
         taken = {PEAK: float(_peak(work, stored, limit)), LIMIT: float(limit)}
         found.append(cost(f"{name}, memory", taken, PEAK, LIMIT, 1.0, note=note))
     return found
 
 
 def _peak(work: Workloads, stored: Cache, limit: int) -> int:
-    """Return the bytes that a process takes for an epoch, over those of its libraries."""
+    """Return the bytes that a process takes for an epoch, beyond those of its libraries."""
     subject, small = work.deep_gin, work.folder / "small.cache"
     cache(subject.model, subject.dataset.graphs[:WARM_UP_GRAPHS], small, device="cpu")
     words = [small, stored.path, limit, work.sizes.batch_size, work.sizes.width]
@@ -73,14 +73,14 @@ def _peak(work: Workloads, stored: Cache, limit: int) -> int:
 
 
 def _peak_memory() -> int:
-    """Return the most bytes that were ever resident of this process."""
+    """Return the peak resident memory of this process, in bytes."""
     found = re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text(encoding="utf-8"))
     assert found is not None
     return 1024 * int(found[1])
 
 
 def _main(small: str, stored: str, limit: str, batch_size: str, dim: str) -> None:
-    """Print how many bytes more an epoch on one cache takes than one on a small cache before it."""
+    """Print by how much an epoch raises the peak memory that one on a small cache has left."""
     HeadTraining(Cache.open(small), batch_size=1, dim=int(dim)).run()
     before = _peak_memory()
     HeadTraining(
@@ -95,7 +95,7 @@ FLOOR = 1.6
 READOUTS = ("mean", "concat", "jk-max", "attention", "gmt", "histograph")
 SEEDS = range(5)
 
-#: What a run gives; times are in none of these.
+#: The files of a run that have its results, and no times.
 RESULTS = ("results.json", "predictions.csv", "metrics.jsonl")
 
 SIDE_BY_SIDE, ALONE = "--jobs 2", "--jobs 1"
@@ -142,7 +142,7 @@ def _compare(cache: Cache, out: Path, sizes: Sizes, jobs: int) -> None:
 
 @dataclass(frozen=True)
 class Timing:
-    """The median seconds of one thing on both."""
+    """The median seconds of one step on both devices."""
 
     what: str
     cpu: float

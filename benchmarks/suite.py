@@ -15,7 +15,7 @@ from .measuring import Ratio
 from .resources import limited_epochs, side_by_side
 from .workloads import Sizes, Workloads
 
-#: What measures one thing, and gives a line for each comparison.
+#: Measures one thing, and returns a line of the table for each comparison.
 Measurement = Callable[[Workloads], list[Ratio]]
 
 MEASUREMENTS: Mapping[str, Measurement] = {

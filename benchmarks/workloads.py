@@ -26,7 +26,7 @@ CHECKPOINT = Path("checkpoints/pretrain-gnns/chem_gcn_contextpred.pth")
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is run: less is quicker and says less."""
+    """How much is run: less is quicker, and tells less."""
 
     #: Turns of every contender; the median of them counts.
     rounds: int = 5
@@ -113,7 +113,7 @@ class Workloads:
 
     @cached_property
     def proteins(self) -> GraphDataset:
-        """PROTEINS: graphs of most different sizes."""
+        """PROTEINS: graphs of very different sizes."""
         return self._dataset("PROTEINS", "tu:PROTEINS")
 
     @cached_property
@@ -140,7 +140,7 @@ class Workloads:
         return Subject(model, self.molecules, about)
 
     def about(self, name: str, dataset: GraphDataset) -> str:
-        """Say what a data set is and how large it is."""
+        """Describe a data set: its name and its size."""
         title = name if self.data_root is not None else f"generated in the sizes of {name}"
         nodes = dataset.num_nodes
         return f"{title}: {len(dataset)} graphs of {nodes.mean():.0f} nodes, at most {nodes.max()}"
@@ -151,7 +151,7 @@ class Workloads:
         if key not in self._caches:
             place = self.folder / f"{len(self._caches)}.cache"
             made = cache(subject.model, subject.dataset, place, device="cpu", dtype=dtype)
-            assert made is not None  # no other job owes a shard
+            assert made is not None  # this is the only job
             self._caches[key] = made
         return self._caches[key]
 
@@ -170,8 +170,8 @@ class Workloads:
 
 
 _MOLECULE_GCN = "pretrain-gnns:gcn"
-#: Graphs over which the statistics of batch normalisation are taken.
-_SETTLING_GRAPHS = 256
+#: Graphs from which the running statistics of batch norm are taken.
+_STATISTICS_GRAPHS = 256
 
 
 def make_gin(dataset: GraphDataset, num_layers: int, width: int) -> nn.Module:
@@ -179,7 +179,7 @@ def make_gin(dataset: GraphDataset, num_layers: int, width: int) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden": width, "num_layers": num_layers}
     columns = int(dataset.graphs[0].num_node_features)
-    return _settled(build_model("gin", sizes, in_dim=columns, out_dim=1), dataset)
+    return _with_statistics(build_model("gin", sizes, in_dim=columns, out_dim=1), dataset)
 
 
 def make_molecule_gcn(dataset: GraphDataset, width: int, checkpoint: Path | None) -> nn.Module:
@@ -187,14 +187,14 @@ def make_molecule_gcn(dataset: GraphDataset, width: int, checkpoint: Path | None
     torch.manual_seed(0)
     if checkpoint is not None:
         return ModelSpec(_MOLECULE_GCN, checkpoint=checkpoint).load()
-    return _settled(build_model(_MOLECULE_GCN, {"emb_dim": width}), dataset)
+    return _with_statistics(build_model(_MOLECULE_GCN, {"emb_dim": width}), dataset)
 
 
 @torch.no_grad()
-def _settled(model: nn.Module, dataset: GraphDataset) -> nn.Module:
-    """Take the statistics of batch norm: activations of random weights would grow with depth."""
+def _with_statistics(model: nn.Module, dataset: GraphDataset) -> nn.Module:
+    """Set the running statistics of batch norm: with random weights activations grow with depth."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d):
-            module.momentum = 1.0  # those of this one batch
-    call_model(model.train(), Batch.from_data_list(dataset.graphs[:_SETTLING_GRAPHS]))
+            module.momentum = 1.0  # take those of this one batch
+    call_model(model.train(), Batch.from_data_list(dataset.graphs[:_STATISTICS_GRAPHS]))
     return model.eval()

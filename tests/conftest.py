@@ -58,15 +58,15 @@ def _no_memory_of_trust(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def make_demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Cache a small model on 60 demo graphs: ``make_demo_cache(splits)``, once for each split."""
+    """Cache a small model on demo graphs: ``make_demo_cache(splits, num_graphs)``, each once."""
     import histograph_post as hg
 
     from .helpers import make_model
 
     @functools.cache
-    def make(splits: str | None = None) -> Path:
+    def make(splits: str | None = None, num_graphs: int = 60) -> Path:
         folder = tmp_path_factory.mktemp("caches") / "demo.cache"
-        dataset = hg.load_data("demo:", args={"num_graphs": 60})
+        dataset = hg.load_data("demo:", args={"num_graphs": num_graphs})
         assert hg.cache(make_model(), dataset, folder, splits=splits) is not None
         return folder
 

@@ -1,8 +1,11 @@
-"""What many tests do: type a command, build a small model, take a few graphs."""
+"""What many tests do: type a command, build a small model, take a few graphs, read a folder."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
@@ -11,6 +14,8 @@ from typer.testing import CliRunner, Result
 import histograph_post as hg
 from histograph_cli.app import app
 from histograph_post.models import build_model
+
+NUM_GRAPHS = 48
 
 
 def histograph(*words: object) -> Result:
@@ -35,7 +40,7 @@ class NodeModel(nn.Module):
         return self.second(self.first(x, edge_index).relu(), edge_index)
 
 
-def demo_graphs(count: int = 48) -> list[Data]:
+def demo_graphs(count: int = NUM_GRAPHS) -> list[Data]:
     return hg.load_data("demo:", args={"num_graphs": count}).graphs
 
 
@@ -45,3 +50,22 @@ def node_labelled(count: int) -> list[Data]:
     for graph in graphs:
         graph.y = graph.x.argmax(dim=1) % 3
     return graphs
+
+
+def make_run_folder(folder: Path, model: nn.Module, checkpoint: str = "model.safetensors") -> Path:
+    """Fill a folder with weights, a cache of demo graphs in three folds, and a run of two seeds."""
+    save_file(model.state_dict(), folder / checkpoint)
+    demo = ("--data", "demo:", "--data-args", f"num_graphs={NUM_GRAPHS}", "--split", "kfold:3")
+    from_file = ("--model", "gin", "--checkpoint", folder / checkpoint)
+    made = histograph("cache", *from_file, *demo, "-o", folder / "demo.cache")
+    assert made.exit_code == 0, made.output
+    training = hg.TrainingOptions(epochs=3, lr=1e-2)
+    options = {"seeds": (0, 1), "dim": 8, "heads": 2, "training": training}
+    hg.train_head(folder / "demo.cache", folder / "run", **options)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return every file below a folder, by its path in there."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -19,9 +19,8 @@ from typer.testing import Result
 from histograph_cli.app import app
 from histograph_cli.progress import log_lines, make_bar
 from histograph_post.data import load_data
-from histograph_post.models import build_model
 
-from .helpers import histograph
+from .helpers import histograph, make_model
 
 COMMANDS = typer.main.get_command(app).commands
 TRAINING = ("pretrain", "train-head", "compare", "tune", "finetune")
@@ -251,8 +250,7 @@ def test_a_wrong_word_is_answered_with_the_right_one(
     option: str, value: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    model = make_model(num_layers=2)
     torch.save(model.state_dict(), "model.pt")
     torch.save({"state_dict": model.state_dict()}, "model.ckpt")
     torch.save(load_data("demo:", args={"num_graphs": 4}).graphs, "graphs.pt")

@@ -1,4 +1,4 @@
-"""Run a study of readouts, in pieces and in any order, and show what it came to.
+"""Run a study of readouts, in pieces and in any order, and show its results.
 
 ``python -m histograph_benchmarks.study study.toml --data-root DATA -o OUT`` fits what is missing
 and writes ``OUT/results.csv``. What is done stays done, so a job that was killed is run again;
@@ -66,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _others(study: Study, patterns: Sequence[str]) -> list[str]:
-    """Return the readouts that no pattern fits."""
+    """Return the readouts that match no pattern."""
     names = [readout.name for readout in study.readouts]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -117,16 +117,16 @@ def _run(chosen: argparse.Namespace) -> None:
     from .materials import Materials
     from .running import Runner
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    materials = Materials(study, chosen.study, budget, out, chosen.data_root, say)
+    materials = Materials(study, chosen.study, budget, out, chosen.data_root, log)
     if chosen.prepare:
         for unit in units:
             materials.cache(unit)
             materials.split(unit)
         return
-    print(Runner(materials, chosen.jobs, chosen.redo, say).run(units))
+    print(Runner(materials, chosen.jobs, chosen.redo, log).run(units))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the cells of a study are made of: parts of data, splits, backbones and caches.
+"""What the cells of a study need: parts of data, splits, backbones and caches.
 
     data/       parts of tables of molecules
     splits/     every fold of every split, in a file of its own
@@ -41,8 +41,8 @@ class Materials:
     budget: Budget
     out: Path
     data_root: Path
-    #: Called with what is being made.
-    say: Callable[[str], None] = print
+    #: Called with a line before each step.
+    log: Callable[[str], None] = print
     _loaded: tuple[str, hg.GraphDataset] | None = None
 
     def cache(self, unit: Unit) -> hg.Cache:
@@ -58,7 +58,7 @@ class Materials:
             return hg.Cache.open(folder)
         if cell.checkpoint.weights is None:
             self._pretrain(unit)
-        self.say(f"cache {folder.relative_to(self.out)}")
+        self.log(f"cache {folder.relative_to(self.out)}")
         dataset = self.dataset(cell.data)
         model = ModelSpec(
             model_beside(self.file, cell.checkpoint.model), dict(cell.checkpoint.args), weights
@@ -88,7 +88,7 @@ class Materials:
         return path
 
     def dataset(self, data: Data) -> hg.GraphDataset:
-        """Return a data set; the last one stays in memory, for cells come in groups."""
+        """Return a data set; the last one stays in memory, because its cells come together."""
         if self._loaded is None or self._loaded[0] != data.name:
             spec, root = data.spec, self.data_root
             if data.rows is not None or data.columns is not None:
@@ -105,7 +105,7 @@ class Materials:
     def _pretrain(self, unit: Unit) -> None:
         """Train the network of a cell on one fold."""
         cell = unit.cell
-        self.say(f"pretrain {unit.name}")
+        self.log(f"pretrain {unit.name}")
         hg.pretrain(
             model_beside(self.file, cell.checkpoint.model),
             cell.data.spec,
@@ -154,7 +154,7 @@ class Materials:
 
 
 def _inner(fold: Split) -> Split:
-    """Return a fold that is judged on half of its validation part; the other half chooses."""
+    """Return a fold whose test part is half of its validation part; the other half validates."""
     drawn = np.random.default_rng(_ROWS_SEED).permutation(fold.valid)
     middle = len(drawn) // 2
     return Split(fold.train, np.sort(drawn[:middle]), np.sort(drawn[middle:]))

@@ -1,7 +1,7 @@
-"""What the outputs of fits say besides scores: how many seeds to average, when to calibrate.
+"""From the stored outputs of fits: how many seeds to average, and when to calibrate.
 
-Both are read from validation rows, to choose defaults by; of inner splits, from the half of them
-that is judged.
+Both are measured on validation rows, to choose defaults by; of inner splits, on the half of them
+that is scored.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file
 
 import histograph_post as hg
 from histograph_post.runs.fits import OUTPUTS_NAME
 from histograph_post.runs.predictions import EXPECTED_SPREAD, calibration_error, fit_temperature
 from histograph_post.tasks import Task
+from histograph_post.utils.tensors import load_arrays
 
 from .page import CHOSEN, markdown, signed
 from .ranking import Part
@@ -35,9 +35,9 @@ _DRAWS = 6
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the seeds of one readout say of one part of a fold."""
+    """The outputs of all seeds of a readout on one part of a fold."""
 
-    #: Of the cell and fold.
+    #: Name of the cell and the fold.
     unit: str
     task: Task
     #: ``[rows, targets]``.
@@ -56,14 +56,14 @@ def read_outputs(out: Path, part: Part, readout: str | None = None) -> Iterator[
             if readout not in (None, name):
                 continue
             keys = [(f["fold"], f["seed"]) for f in run.results["fits"] if f["head"] == name]
-            fits = [load_file(run.fit_folder(name, *key) / OUTPUTS_NAME) for key in keys]
+            fits = [load_arrays(run.fit_folder(name, *key) / OUTPUTS_NAME) for key in keys]
             each = np.stack([fit[f"{prefix}outputs"] for fit in fits])
             unit = str(folder.parent.relative_to(out / "runs"))
             yield Outputs(unit, run.task, labels[fits[0][f"{prefix}rows"]], each)
 
 
 def seeds_view(out: Path, part: Part) -> str:
-    """Return what averaging more seeds gains: the mean over all choices of so many of them."""
+    """Return what averaging more seeds gains, as the mean over all subsets of that size."""
     gains: dict[tuple[str, bool], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for found in read_outputs(out, part, CHOSEN):
         if len(found.each) < max(SEEDS):
@@ -86,14 +86,14 @@ def seeds_view(out: Path, part: Part) -> str:
 
 
 def _averaged(found: Outputs, count: int) -> float:
-    """Return the mean score of ``count`` averaged seeds, over every choice of them."""
+    """Return the score of ``count`` averaged seeds, as the mean over all subsets of that size."""
     choices = combinations(range(len(found.each)), count)
     means = (found.each[list(chosen)].mean(axis=0) for chosen in choices)  # [rows, out_dim] each
     return float(np.mean([found.task.score(mean, found.labels) for mean in means]))
 
 
 def calibration_view(out: Path, part: Part) -> str:
-    """Return what a temperature does that is fitted on so many validation rows, to the others."""
+    """Return what a temperature fitted on some validation rows does to the others."""
     rules = {"none": None, "as fitted": math.inf, "shrunk": EXPECTED_SPREAD}
     measured: dict[tuple[int, str], list[Sequence[float]]] = defaultdict(list)
     random = np.random.default_rng(0)

@@ -31,7 +31,7 @@ from .table import AVERAGED, OWN, Row
 #: The readout that the study is about.
 CHOSEN = "histograph"
 
-#: What a note on the whole study is called, among those on its cells.
+#: The key of a note on the whole study, among those on its cells.
 WHOLE = "study"
 
 _COMMAND = """```bash
@@ -67,8 +67,8 @@ def write_page(rows: Sequence[Row], path: Path, notes: Mapping[str, str]) -> Non
     Args:
         rows: The table, with test scores.
         path: Of the page.
-        notes: Cells, as globs -> why the chosen readout is not the best there; and a remark on the
-            whole study, called :data:`WHOLE`.
+        notes: Cells, as globs -> why the chosen readout is not the best there; :data:`WHOLE` -> a
+            remark on the whole study.
     """
     picture = path.with_suffix(".svg")
     test = rank_test(cell_scores(rows, "test"))
@@ -112,7 +112,7 @@ def validation_view(rows: Sequence[Row], part: Part = "valid") -> str:
 
     Args:
         rows: The table.
-        part: Where they stand: of inner splits, in the place of test scores.
+        part: The column that has them: of inner splits, that of test scores.
     """
     cells = cell_scores(rows, part)
     sections = [
@@ -167,13 +167,12 @@ def ranks_table(cells: Sequence[CellScores]) -> str:
 
 
 def _picture(test: RankTest, cells: Sequence[CellScores], picture: str) -> str:
-    ordered = sorted(test.ranks, key=lambda name: (test.ranks[name], name))
-    said = ", ".join(f"{name} {test.ranks[name]:.2f}" for name in ordered)
+    shown = ", ".join(f"{name} {test.ranks[name]:.2f}" for name in test.ordered)
     missing = [_code(name) for name in readouts(cells) if name not in test.ranks]
     but = f" (not {', '.join(missing)})" if missing else ""
     return (
-        f"![Mean ranks: {said}]({picture})\n\n"
-        f"Mean ranks among the {plural(len(ordered), 'readout')}{but} that each of "
+        f"![Mean ranks: {shown}]({picture})\n\n"
+        f"Mean ranks among the {plural(len(test.ranks), 'readout')}{but} that each of "
         f"{test.num_cells} of the {plural(len(cells), 'cell')} has. Friedman's test of equal "
         f"readouts gives p = {test.p_value:.2g}. Bars join readouts whose ranks differ by less "
         f"than Nemenyi's critical difference, {test.critical_difference:.2f} at "
@@ -302,7 +301,7 @@ def _figure(value: float | None, *, bold: bool = False) -> str:
 
 
 def signed(value: float, decimals: int) -> str:
-    """Return a number with its sign, as print has it."""
+    """Return a number with its sign, a true minus."""
     return f"{value:+.{decimals}f}".replace("-", MINUS)
 
 

@@ -1,4 +1,4 @@
-"""What a study file says: cells, readouts, and how much is spent on them.
+"""A study file: cells, readouts, and budgets.
 
 A cell is a checkpoint on some data with a kind of split; a unit is one fold of a cell. Everything
 is read strictly: what is unknown, missing or of another type is refused before anything is run.
@@ -55,7 +55,7 @@ class Data:
     kind: str
     metric: str
     args: Mapping[str, Any] = field(default_factory=dict)
-    #: Of a table of molecules: so many rows, drawn once and for all.
+    #: Of a table of molecules: so many rows, always the same ones.
     rows: Positive | None = None
     #: Of a table of molecules: the first so many columns of targets.
     columns: Positive | None = None
@@ -67,7 +67,7 @@ class SplitKind:
 
     spec: str
     folds: Positive = 1
-    #: Leave the test part alone: half of the validation part chooses, the other half is judged.
+    #: Leave the test part alone: half of the validation part validates, the other half is scored.
     inner: bool = False
 
 
@@ -111,7 +111,7 @@ class Budget:
     cells: tuple[str, ...] = ("*",)
     readouts: tuple[str, ...] = ("*",)
     omit: tuple[Omission, ...] = ()
-    #: Cells, as globs -> the first so many of their folds; the first glob that fits counts.
+    #: Cells, as globs -> the first so many of their folds; the first glob that matches counts.
     folds: Mapping[str, Positive] = field(default_factory=dict)
     #: Of a readout, at most.
     seeds: Positive | None = None
@@ -129,7 +129,7 @@ class Budget:
 
     @property
     def changes_fits(self) -> bool:
-        """Whether fits differ from those of the full budget, and must not stand beside them."""
+        """Whether fits differ from those of the full budget, and need a table of their own."""
         return bool(self.seeds or self.training or self.pretraining)
 
 
@@ -213,7 +213,7 @@ class Study:
                 for name in found:
                     _check_name(f"cells: {what}", name, known)
         for readout in self.readouts:
-            head_info(readout.head or readout.name)  # refuses
+            head_info(readout.head or readout.name)  # refuses an unknown one
             for kind in readout.kinds:
                 _check_name(f"readouts {readout.name}: kinds", kind, self.kinds)
         if len({split.inner for split in self.splits.values()}) > 1:
@@ -226,7 +226,7 @@ class Study:
 
     @property
     def inner(self) -> bool:
-        """Whether this judges on validation rows, to choose by, and reads no test part."""
+        """Whether the scores are of validation rows, to choose by, and no test part is read."""
         return any(split.inner for split in self.splits.values())
 
     def _trainings(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -266,8 +266,8 @@ class Study:
 
         Args:
             budget: What is left out.
-            only: Globs; a cell is run if one of them fits its name.
-            part: ``(i, n)``: job ``i`` of ``n``. Cells on the same caches are never shared out.
+            only: Globs; a cell is run if its name matches one of them.
+            part: ``(i, n)``: job ``i`` of ``n``. Cells on the same caches stay in one job.
         """
         number, count = part
         everything = [cell.name for cell in self.all_cells()]

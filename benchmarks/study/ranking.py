@@ -1,4 +1,4 @@
-"""What the rows of a study come to: scores of cells, ranks, paired differences and their doubt.
+"""The statistics of a study: scores of cells, ranks, and paired differences with intervals.
 
 The units are cells: the folds of a cell share their data, so they are averaged first. Cells of one
 data set are not independent either; beside every interval over cells stands one over data sets.
@@ -32,7 +32,7 @@ Part = Literal["valid", "test"]
 #: Of intervals and of the critical difference.
 LEVEL = 0.95
 
-#: Of scores: the table has six, so that equal means over folds may differ in the last one.
+#: Digits of a score: the table has six, and equal means over folds may differ in the last one.
 _DIGITS = 5
 
 
@@ -139,7 +139,7 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
-        """Return the mean of independent values, and how far it may be off."""
+        """Return the mean of independent values, and its interval."""
         mean, count = float(np.mean(values)), len(values)
         if count < 2:
             return cls(mean, None, None, count)
@@ -187,7 +187,7 @@ def compare_to(cells: Sequence[CellScores], name: str) -> list[Comparison]:
     return sorted(found, key=lambda each: each.over_cells.mean)
 
 
-# --- are the ranks more than chance?
+# --- whether ranks differ by more than chance
 
 
 @dataclass(frozen=True)
@@ -200,24 +200,27 @@ class RankTest:
     critical_difference: float
     num_cells: int
 
+    @property
+    def ordered(self) -> list[str]:
+        """The readouts, best mean rank first."""
+        return sorted(self.ranks, key=lambda name: (self.ranks[name], name))
+
     def groups(self) -> list[list[str]]:
         """Return the largest sets of readouts whose ranks do not differ by more than chance."""
-        ordered = sorted(self.ranks, key=lambda name: (self.ranks[name], name))
         found: list[list[str]] = []
-        for start, first in enumerate(ordered):
+        for start, first in enumerate(self.ordered):
             reach = self.ranks[first] + self.critical_difference
-            group = [name for name in ordered[start:] if self.ranks[name] <= reach]
+            group = [name for name in self.ordered[start:] if self.ranks[name] <= reach]
             if len(group) > 1 and not (found and group[-1] == found[-1][-1]):
                 found.append(group)
         return found
 
 
 def rank_test(cells: Sequence[CellScores]) -> RankTest | None:
-    """Test the ranks of as many readouts on as many cells as there are all scores of.
+    """Test the ranks on the largest complete table of readouts and cells; None for too small a one.
 
-    Readouts that pool graphs are on no cell of nodes, and a costly one may be left out elsewhere:
-    of the sets of readouts that some cell has, the one with the most scores is taken. None where
-    there are too few.
+    Readouts that pool graphs have no scores on node tasks, and a costly one may be left out
+    elsewhere: of the sets of readouts that some cell has, the one with the most scores is taken.
     """
     best: tuple[int, tuple[str, ...], list[CellScores]] = (0, (), [])
     for names in {tuple(sorted(cell.scores)) for cell in cells}:
@@ -248,8 +251,7 @@ def draw_ranks(test: RankTest, chosen: str, path: Path) -> None:
     matplotlib = require_matplotlib()
     from matplotlib.figure import Figure
 
-    ordered = sorted(test.ranks, key=lambda name: (test.ranks[name], name))
-    groups = test.groups()
+    ordered, groups = test.ordered, test.groups()
     half = (len(ordered) + 1) // 2
     low = np.floor(min(test.ranks.values()))
     high = np.ceil(max(max(test.ranks.values()), low + test.critical_difference))
@@ -269,8 +271,8 @@ def draw_ranks(test: RankTest, chosen: str, path: Path) -> None:
             axes.text(rank, -0.4, str(rank), ha="center", va="bottom", color=MUTED)
         ends = [low, low + test.critical_difference]
         axes.plot(ends, [-1.6, -1.6], color=MUTED, linewidth=1, marker="|")
-        said = f"critical difference {test.critical_difference:.2f}"
-        axes.text(ends[1] + 0.02 * (high - low), -1.6, said, va="center", color=MUTED)
+        text = f"critical difference {test.critical_difference:.2f}"
+        axes.text(ends[1] + 0.02 * (high - low), -1.6, text, va="center", color=MUTED)
         for number, group in enumerate(groups):
             ranks = [test.ranks[name] for name in group]
             height, reach = first_bar + 0.5 * number, 0.008 * (high - low)

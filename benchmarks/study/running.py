@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 
 import histograph_post as hg
 from histograph_post.errors import ConfigError
 from histograph_post.metrics import LOWER_IS_BETTER
 from histograph_post.runs.fits import FIT_NAME, OUTPUTS_NAME
+from histograph_post.utils.tensors import load_arrays
 
 from .materials import Materials
 from .plan import Budget, Settings, Study, Unit
@@ -32,8 +32,8 @@ class Runner:
     jobs: int = 1
     #: Readouts that are fitted again.
     redo: Collection[str] = ()
-    #: Called with what is being done.
-    say: Callable[[str], None] = print
+    #: Called with a line after each step.
+    log: Callable[[str], None] = print
 
     def run(self, units: Sequence[Unit]) -> Path:
         """Fit every readout that is missing on these units; return the table."""
@@ -66,7 +66,7 @@ class Runner:
                 rows = rows_of(run, unit, settings, cache)
                 write_piece(made.out, unit.name, settings.readout, asdict(settings), rows)
             named = ", ".join(settings.readout for settings in group)
-            self.say(f"{prefix}{unit.name}: {named}, {time.monotonic() - started:.0f} s")
+            self.log(f"{prefix}{unit.name}: {named}, {time.monotonic() - started:.0f} s")
         join_pieces(made.out)
 
     def _compare(
@@ -91,7 +91,7 @@ class Runner:
         )
 
     def _own_row(self, unit: Unit, cache: hg.Cache) -> Row | None:
-        """Return how the readout that the checkpoint came with does; None where it has none."""
+        """Return the scores of the checkpoint's own readout; None where it has none."""
         own = cache.manifest.own_metrics
         if own is None or unit.cell.checkpoint.weights is not None:
             return None
@@ -102,9 +102,9 @@ class Runner:
 def take_over(study: Study, budget: Budget, out: Path, rows: Sequence[Row]) -> Path:
     """Count the rows of a table as done, as if they had been fitted in this folder; join them.
 
-    The table says nothing of settings: it is for whoever asks to know that study and code are those
-    that it was made with. A fold whose network was trained on it is taken over only if nothing is
-    missing, for other readouts would be fitted on another network.
+    The table does not record settings: the caller must know that the study and the code have not
+    changed. A fold with a network of its own is taken over only if nothing is missing on it:
+    missing readouts would be fitted on another network.
     """
     cells = {cell.name: cell for cell in study.all_cells()}
     units: dict[tuple[str, int], dict[str, list[Row]]] = {}
@@ -125,9 +125,9 @@ def take_over(study: Study, budget: Budget, out: Path, rows: Sequence[Row]) -> P
 
 
 def _alike(settings: Settings) -> str:
-    """Return what readouts have in common that one run can train; their own names apart."""
+    """Return a key of the settings that readouts of one run share: all but their names."""
     shared = {**asdict(settings), "readout": None, "head": None}
-    # The same readout twice, under other names, cannot be in one run.
+    # One run cannot train the same readout twice, under two names.
     if settings.readout != settings.head:
         shared["readout"] = settings.readout
     return json.dumps(shared, sort_keys=True)
@@ -158,12 +158,9 @@ def rows_of(run: hg.Run, unit: Unit, settings: Settings, cache: hg.Cache) -> lis
 
 
 def averaged_scores(run: hg.Run, head: str, cache: hg.Cache) -> dict[str, float]:
-    """Return validation and test scores of all seeds together: the mean of their outputs.
-
-    That is what a run predicts with: the mean of logits, or of values.
-    """
+    """Return the validation and test score of the mean output of all seeds, as a run predicts."""
     folders = [run.fit_folder(head, fold, seed) for fold, seed in run.scores(head, "test")]
-    fits = [load_file(folder / OUTPUTS_NAME) for folder in folders]
+    fits = [load_arrays(folder / OUTPUTS_NAME) for folder in folders]
     labels, found = cache.labels(), {}
     for part, prefix in (("valid", "valid_"), ("test", "")):
         rows = fits[0][f"{prefix}rows"]
@@ -175,7 +172,7 @@ def averaged_scores(run: hg.Run, head: str, cache: hg.Cache) -> dict[str, float]
 
 
 def _seconds(folder: Path) -> float | None:
-    """Return how long a fit was trained."""
+    """Return the training time of a fit."""
     stored = json.loads((folder / FIT_NAME).read_text(encoding="utf-8"))
     return float(stored["seconds_per_epoch"] * stored["epochs"]) or None
 

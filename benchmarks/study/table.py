@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -108,37 +108,29 @@ def read_csv(path: Path, *, test: bool) -> list[Row]:
     return rows
 
 
+#: How columns that may be empty are read.
+_OPTIONAL: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("valid", "test", "seconds"), float),
+    **dict.fromkeys(("epochs", "best_epoch", "parameters"), int),
+}
+
+
 def _row(values: Mapping[str, str]) -> Row:
-    def number(name: str) -> float | None:
-        return float(values[name]) if values[name] else None
-
-    def count(name: str) -> int | None:
-        return int(values[name]) if values[name] else None
-
     if values["higher_is_better"] not in ("yes", "no"):
         raise ValueError(
             f"found higher_is_better {values['higher_is_better']!r}, expected yes or no"
         )
     if values["seed"] != AVERAGED and not values["seed"].isdecimal():
         raise ValueError(f"found seed {values['seed']!r}, expected a number or {AVERAGED}")
-    row = Row(
-        data=values["data"],
-        checkpoint=values["checkpoint"],
-        split=values["split"],
-        fold=int(values["fold"]),
-        readout=values["readout"],
-        seed=values["seed"],
-        metric=values["metric"],
-        higher_is_better=values["higher_is_better"] == "yes",
-        valid=number("valid"),
-        test=number("test"),
-        seconds=number("seconds"),
-        epochs=count("epochs"),
-        best_epoch=count("best_epoch"),
-        parameters=count("parameters"),
-    )
-    if row.cell != values["cell"]:
-        raise ValueError(f"found cell {values['cell']!r}, expected {row.cell!r}")
+    columns: dict[str, Any] = dict(values)
+    cell = columns.pop("cell")
+    columns["fold"] = int(values["fold"])
+    columns["higher_is_better"] = values["higher_is_better"] == "yes"
+    for name, read in _OPTIONAL.items():
+        columns[name] = read(values[name]) if values[name] else None
+    row = Row(**columns)
+    if row.cell != cell:
+        raise ValueError(f"found cell {cell!r}, expected {row.cell!r}")
     return row
 
 
@@ -154,7 +146,7 @@ def find_piece(out: Path, unit: str, readout: str, settings: Mapping[str, Any]) 
 def write_piece(
     out: Path, unit: str, readout: str, settings: Mapping[str, Any], rows: Sequence[Row]
 ) -> None:
-    """Write what a readout gave on a unit, in place of what stood there."""
+    """Write the rows of a readout on a unit, replacing older ones."""
     path = _piece(out, unit, readout)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"settings": settings, "rows": [asdict(row) for row in rows]})
@@ -163,7 +155,7 @@ def write_piece(
 def join_pieces(out: Path) -> Path:
     """Write the table of all pieces."""
     path, joined = out / RESULTS_NAME, None
-    # Another job may write a piece meanwhile and its table before ours: look again until none has.
+    # Another job may write a piece meanwhile, and its table before ours: repeat until none has.
     while joined != (found := _pieces(out)):
         rows = [Row(**row) for piece, _ in found for row in _read_piece(piece)["rows"]]
         write_text(path, to_csv(rows))

@@ -1,9 +1,9 @@
-"""The report: what a run found, as one page and as figures.
+"""The report: a run and its caches become one HTML page, and figures as files.
 
-Read ``building.py`` first: :func:`report`, what it reads of a run and its caches, and in which
-order the page shows it. ``scores``, ``outcomes``, ``prediction_charts``, ``layer_charts``,
-``depth`` and ``drawings`` make the parts; ``layer_analysis`` measures what layers and head do to
-nodes; ``figures`` and ``page`` have the one look of all of them.
+Read ``building.py`` first: :func:`report`, what it reads, and the order of the page. ``scores``,
+``outcomes``, ``prediction_charts``, ``layer_charts``, ``depth`` and ``drawings`` make the sections;
+``layer_analysis`` measures the layers and the head on test graphs; ``figures`` and ``page`` set the
+style of all of them.
 """
 
 from __future__ import annotations

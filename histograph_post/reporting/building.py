@@ -21,7 +21,7 @@ from ..utils.outputs import OutputLock, output_file
 from ..utils.specifications import is_built_in
 from ..utils.text import plural
 from .depth import depth_figure, score_depths
-from .drawings import example_figures, examples_section
+from .drawings import example_figure, examples_section
 from .figures import Figure, Format, require_matplotlib
 from .layer_analysis import (
     MAX_ATTENDED_NODES,
@@ -51,6 +51,7 @@ from .outcomes import (
     combined,
     row_losses,
     rows_section,
+    worst_first,
 )
 from .page import GENERATOR, Page, Section, Table
 from .prediction_charts import outcome_figures
@@ -68,7 +69,7 @@ class Report:
     figures: tuple[str, ...]
     #: The figures' own files, if they were asked for.
     files: tuple[Path, ...]
-    #: What is missing, and what was sampled.
+    #: What is missing or sampled.
     notes: tuple[str, ...]
 
 
@@ -83,20 +84,20 @@ def report(
     overwrite: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Report:
-    """Write what a run found as one HTML file that needs nothing else.
+    """Write the results of a run as one self-contained HTML file.
 
-    What needs the activations is left out, and said to be, where the cache is gone.
+    If the cache is gone, sections that need activations are left out, and a note says so.
 
     Args:
         run: A finished run, or its folder; a folder of compared readouts is one too.
         out: The file; ``report.html`` in the run's folder by default.
         cache: The cache, or folder of per-fold caches, if it was moved.
-        head: Another readout of the run than the one it predicts with, by name; or your own, as
-            ``my_head.py:MyHead`` or the class.
-        figures: A folder that gets every figure as a file of its own.
-        form: ``png``, ``svg`` or ``pdf``, for those files.
+        head: A readout of the run by name, if not the one it predicts with; your own as
+            ``my_head.py:MyHead`` or as the class.
+        figures: A folder for the figures as files.
+        form: Of those files: ``png``, ``svg`` or ``pdf``.
         overwrite: Replace a file that is not the run's own older report, and figures.
-        on_progress: Called with the steps done and the steps in all.
+        on_progress: Called with the number of steps done and of all steps.
     """
     require_matplotlib()
     given = run if isinstance(run, Run) else Run(Path(run))
@@ -128,7 +129,7 @@ def report(
 
 
 def _is_report(path: Path) -> bool:
-    """Whether a file is a page of ours, which says so in its first lines."""
+    """Whether a file is a report, which says so in its first lines."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -166,8 +167,9 @@ def _build_page(run: Run, cache: Path | None, on_progress: OnProgress | None) ->
         Section("repeat", "Repeat it", code=repeat_commands(run)),
     ]
     scheme, colon, name = run.backbone.data.spec.partition(":")
-    path = Path(name if colon and "/" not in scheme else run.backbone.data.spec).name
-    data = f"{scheme}:{path}" if colon and "/" not in scheme else path
+    if not colon or "/" in scheme:
+        scheme, colon, name = "", "", run.backbone.data.spec
+    data = f"{scheme}{colon}{Path(name).name}"  # without folders
     return Page(
         title=run.name,
         kicker=f"{run.kind} · {data} · {_TASKS[run.task.kind]}, {run.task.level} level",
@@ -225,12 +227,12 @@ def _check(run: Run, caches: list[Cache], weights: list[str]) -> None:
             )
 
 
-# --- what the activations say: everything in a report that needs the cache
+# --- everything in a report that needs activations
 
 
 @dataclass
 class Evidence:
-    """Figures and notes that come from the activations."""
+    """Figures, molecules and notes that need the activations."""
 
     layer_figures: list[Figure] = field(default_factory=list)
     smoothing_figures: list[Figure] = field(default_factory=list)
@@ -246,11 +248,11 @@ class Evidence:
 def gather_evidence(
     run: Run, caches: Sequence[Cache], on_progress: OnProgress | None = None
 ) -> Evidence:
-    """Look at the test graphs of a run through its head."""
+    """Analyse the layers, the head and the examples on the test graphs of a run."""
     found = Evidence()
     if not caches:
         return found
-    outcomes = [outcome for outcome in chosen_outcomes(run) if len(outcome.rows)]
+    outcomes = chosen_outcomes(run)
     fold, seed = run.chosen
     own = next((o for o in outcomes if o.fold == fold and seed in o.seeds), None)
     if own is None:
@@ -265,7 +267,7 @@ def gather_evidence(
     sample = sample_test_graphs(cache, own.rows)
     try:
         head = load_fit_head(run, fold, seed)
-    except HistographError as error:  # what needs no head can still be shown
+    except HistographError as error:  # the rest can still be shown
         head = None
         found.notes.append(f"Layer weights and attention are missing: {error}")
     _add_profile(found, run, cache, sample, head)
@@ -292,13 +294,13 @@ def _add_profile(
     stages: dict[str, Tensor] = {}
     if head is not None and sample.largest <= MAX_ATTENDED_NODES:
         stages = head.embeddings(sample)
-    looked_at = f"{len(sample.graphs):,}"
+    measured = f"{len(sample.graphs):,}"
     if not sample.is_whole:
-        looked_at += f" of {sample.total:,}"
+        measured += f" of {sample.total:,}"
         found.notes.append(
-            f"Layers and over-smoothing are measured on {looked_at} test graphs, drawn at random."
+            f"Layers and over-smoothing are measured on {measured} test graphs, drawn at random."
         )
-    about = f"; median and quartiles over {looked_at} test graphs" if sample.total > 1 else ""
+    about = f"; median and quartiles over {measured} test graphs" if sample.total > 1 else ""
     found.profile = profile_layers(sample, cache.layer_names, stages)
     found.smoothing_figures = smoothness_figures(found.profile, about=about)
     found.layer_figures += evolution_figures(found.profile, about=about)
@@ -326,13 +328,16 @@ def _add_examples(
     attention: dict[int, np.ndarray] = {}
     if head is not None and int(cache.num_nodes[graphs].max()) <= MAX_ATTENDED_NODES:
         sample = read_sample(cache, graphs, len(graphs))
-        looked = head.attention(sample)
-        if looked is not None:
-            pieces = np.split(looked.node_attention, sample.ptr[1:-1])
+        explained = head.explain(sample)
+        if explained is not None:
+            pieces = np.split(explained.node_attention.numpy(), sample.ptr[1:-1])
             attention = dict(zip(graphs.tolist(), pieces, strict=True))
     molecules = find_molecules(cache, graphs.tolist()) if run.task.level == "graph" else {}
     found.attended = bool(attention)
-    found.example_figures = example_figures(examples, cache, attention, molecules)
+    found.example_figures = [
+        example_figure(example, cache, attention.get(example.graph), molecules.get(example.graph))
+        for example in examples
+    ]
     missing = len(graphs) - len(molecules)
     if cache.molecules() is not None and run.task.level == "graph" and missing:
         found.notes.append(
@@ -342,10 +347,9 @@ def _add_examples(
 
 
 def _listed_molecules(run: Run, cache: Cache, outcomes: Sequence[Outcome]) -> dict[int, Molecule]:
-    """Return the molecules of the rows that were predicted worst, which the table lists."""
+    """Return the molecules of the rows that the table of predictions lists."""
     every = combined(outcomes)
-    worst = np.argsort(-np.nan_to_num(row_losses(every, run.task), nan=-1.0), kind="stable")
-    rows = every.rows[worst[:MAX_ROWS]]
+    rows = every.rows[worst_first(row_losses(every, run.task))[:MAX_ROWS]]
     graphs = owners_of(cache, rows).tolist()
     known = find_molecules(cache, graphs)
     pairs = zip(rows.tolist(), graphs, strict=True)

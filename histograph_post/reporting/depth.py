@@ -1,7 +1,7 @@
-"""How much the history holds: the score of a linear map of the last so many layers.
+"""How much the history holds: the score of a linear map of the last 1, 2, ... layers.
 
-A report does not train heads. A linear map is solved within seconds, and tells what each further
-layer adds that the layers behind it have lost.
+A report does not train heads. A linear map is solved within seconds, and shows what each earlier
+layer adds that later layers have lost.
 """
 
 from __future__ import annotations
@@ -15,28 +15,30 @@ import torch
 from torch import Tensor
 
 from ..caches import Cache
+from ..experiments.workers import limited_threads
+from ..heads.base import Readout
 from ..runs.run import Run
 from ..splits import Split
 from ..tasks import Task, has_labels
 from ..training.solving import solve_linear
 from ..utils.text import metric_name, number, plural
 from .figures import CHOSEN, DASHES, RIVAL, Chart, Figure
-from .layer_analysis import cache_of, one_thread, owners_of
+from .layer_analysis import cache_of, owners_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Rows of each part that are looked at; of more, so many are chosen by a seed.
+#: Rows of each part that are used at most; of more, a random sample is drawn.
 MAX_ROWS: Mapping[str, int] = {"train": 1000, "valid": 500, "test": 1000}
 
-#: Numbers of layers that are tried, and folds.
+#: Numbers of layers that are tried at most, and folds.
 _MAX_DEPTHS = 7
 _MAX_FOLDS = 3
 
 #: Penalties, strongest first: four are enough to see a trend.
 _STRENGTHS = (1.0, 0.1, 0.01, 0.001)
 
-#: Nodes that are read at a time.
+#: Nodes that are read at a time, about.
 _NODES_AT_ONCE = 50_000
 
 _SEED = 0
@@ -51,12 +53,12 @@ class DepthScores:
     valid: tuple[float, ...]
     test: tuple[float, ...]
     num_folds: int
-    #: Whether all rows of these folds were looked at.
+    #: Whether all rows of these folds were used.
     is_whole: bool
 
 
 def depths_of(num_layers: int, most: int = _MAX_DEPTHS) -> tuple[int, ...]:
-    """Return the numbers of layers to try, from 1 to all, closer together where they are few."""
+    """Return the numbers of layers to try, from 1 to all, denser where they are few."""
     if num_layers <= most:
         return tuple(range(1, num_layers + 1))
     spread = np.geomspace(1, num_layers, most)
@@ -64,7 +66,7 @@ def depths_of(num_layers: int, most: int = _MAX_DEPTHS) -> tuple[int, ...]:
 
 
 def score_depths(run: Run, caches: Sequence[Cache]) -> DepthScores | None:
-    """Solve a linear map of the last 1, 2, ... layers on some folds; None where that is no use."""
+    """Solve a linear map of the last 1, 2, ... layers on some folds; None if it has no score."""
     task = run.task
     folds = [
         (fold, cache_of(caches, number))
@@ -75,9 +77,9 @@ def score_depths(run: Run, caches: Sequence[Cache]) -> DepthScores | None:
         return None
     depths, found, whole = depths_of(len(caches[0].widths)), [], True
     for fold, cache in folds:
-        chosen = {part: _some(getattr(fold, part), most) for part, most in MAX_ROWS.items()}
+        chosen = {part: _sampled(getattr(fold, part), most) for part, most in MAX_ROWS.items()}
         whole &= all(len(chosen[part]) == len(getattr(fold, part)) for part in chosen)
-        with one_thread():
+        with limited_threads(1):
             scores = _score(task, cache, Split(**chosen), depths)
         if scores is None:
             return None
@@ -86,7 +88,7 @@ def score_depths(run: Run, caches: Sequence[Cache]) -> DepthScores | None:
     return DepthScores(depths, tuple(valid.tolist()), tuple(test.tolist()), len(folds), whole)
 
 
-def _some(rows: np.ndarray, most: int) -> np.ndarray:
+def _sampled(rows: np.ndarray, most: int) -> np.ndarray:
     if len(rows) <= most:
         return rows
     return np.sort(np.random.default_rng(_SEED).choice(rows, most, replace=False))
@@ -121,7 +123,7 @@ def _score(
 
 
 def layer_rows(cache: Cache, rows: np.ndarray) -> list[Tensor]:
-    """Return what each layer has for label rows: the mean over a graph's nodes, or a node's own.
+    """Return the features of label rows in each layer: means over a graph's nodes, or a node's own.
 
     Args:
         cache: Of level graph or node.
@@ -136,8 +138,7 @@ def layer_rows(cache: Cache, rows: np.ndarray) -> list[Tensor]:
         for number, graph in enumerate(graphs):
             members = np.flatnonzero(place == number)
             within = torch.from_numpy(rows[members] - cache.label_ptr[graph])
-            history = cache[int(graph)].history
-            layers = history.unbind(1) if isinstance(history, Tensor) else history
+            layers = Readout.layers(cache[int(graph)].history)
             for layer, values in zip(layers, found, strict=True):
                 values[torch.from_numpy(members)] = layer[within].float()
         return found
@@ -145,9 +146,13 @@ def layer_rows(cache: Cache, rows: np.ndarray) -> list[Tensor]:
     blocks = np.cumsum(cache.num_nodes[graphs]) // _NODES_AT_ONCE  # [graphs]
     for block in np.unique(blocks):
         batch = cache.gather(graphs[blocks == block])
-        layers = batch.history.unbind(1) if isinstance(batch.history, Tensor) else batch.history
         lengths = batch.ptr.diff()  # [graphs of the block]
-        means.append([torch.segment_reduce(x.float(), "mean", lengths=lengths) for x in layers])
+        means.append(
+            [
+                torch.segment_reduce(layer.float(), "mean", lengths=lengths)
+                for layer in Readout.layers(batch.history)
+            ]
+        )
     return [torch.cat(parts)[torch.from_numpy(place)] for parts in zip(*means, strict=True)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# --- how attention is coloured: one scale for every drawing of every report, and its legend
+# --- the colour scale of attention, the same in all drawings of all reports, and its legend
 
-#: Ends of the scale, in times the mean attention of a graph; beyond them colours stay as they are.
-#: Logarithmic: one node may have eleven times the mean, and most differ by less than two.
+#: Ends of the scale, in multiples of a graph's mean attention; colours are clipped beyond them.
+#: Logarithmic: one node may have eleven times the mean, while most differ by less than two.
 LOWEST, HIGHEST = 1 / 4, 8.0
 
-#: Opacity at both ends. Letters of atoms stand on the colour and must stay readable.
+#: Opacity at both ends. The letters of atoms are drawn on the colour and must stay readable.
 _FAINT, _FULL = 0.04, 0.75
 
 
 def attention_opacities(shares: np.ndarray) -> np.ndarray:
-    """Return the opacity of places on the scale, 0 to 1: ``[num_nodes]``."""
+    """Return the opacity for positions on the scale, 0 to 1: ``[num_nodes]``."""
     return _FAINT + (_FULL - _FAINT) * shares
 
 
 def attention_shares(received: np.ndarray) -> np.ndarray:
-    """Return where on the scale each node of a graph is, 0 to 1: ``[num_nodes]``.
+    """Return the position of each node of a graph on the scale, 0 to 1: ``[num_nodes]``.
 
     Args:
-        received: What each node of the *whole* graph receives, ``[num_nodes]``.
+        received: The attention that each node of the *whole* graph receives, ``[num_nodes]``.
     """
     times = received / max(float(received.mean()), 1e-12)
     within = np.log2(np.clip(times, LOWEST, HIGHEST) / LOWEST)
@@ -48,7 +48,7 @@ def attention_shares(received: np.ndarray) -> np.ndarray:
 
 
 def scale_figure() -> Figure:
-    """Draw the scale: a node at every doubling, as it looks in the drawings."""
+    """Draw the scale: a node at every doubling, as in the drawings."""
     ticks = {LOWEST: "¼ or less", 0.5: "½", 1.0: "1", 2.0: "2", 4.0: "4", HIGHEST: "8 or more"}
 
     def draw(axes: Axes) -> None:
@@ -82,15 +82,15 @@ def scale_figure() -> Figure:
 
 # --- where to draw the nodes of a small graph
 
-#: Steps of stress majorisation: more do not move a small graph visibly.
+#: Steps of stress majorisation: more make no visible difference for a small graph.
 _STEPS = 200
 
 
 def layout(num_nodes: int, edges: np.ndarray) -> np.ndarray:
-    """Place nodes so that distances on paper are like distances in the graph: ``[num_nodes, 2]``.
+    """Place nodes so that their distances are like those in the graph: ``[num_nodes, 2]``.
 
-    Classical scaling, improved by stress majorisation; the same graph always looks the same. Parts
-    that no path joins stand side by side.
+    Classical scaling, improved by stress majorisation; the same graph always looks the same.
+    Disconnected components stand side by side.
 
     Args:
         num_nodes: Number of nodes.
@@ -113,7 +113,7 @@ def layout(num_nodes: int, edges: np.ndarray) -> np.ndarray:
         np.fill_diagonal(pulls, 0)
         places = inverse @ (np.diag(pulls.sum(1)) - pulls) @ places
     _, _, axes = np.linalg.svd(places - places.mean(0), full_matrices=False)
-    return places @ axes.T  # lying down, as frames are wider than high
+    return places @ axes.T  # widest along x, as frames are
 
 
 def _classical_scaling(distances: np.ndarray) -> np.ndarray:
@@ -121,11 +121,11 @@ def _classical_scaling(distances: np.ndarray) -> np.ndarray:
     centred = np.eye(count) - 1 / count
     values, vectors = np.linalg.eigh(-0.5 * centred @ distances**2 @ centred)
     places = vectors[:, -2:] * np.sqrt(np.maximum(values[-2:], 0))
-    # Nodes that look alike to the graph would start on one spot and never part.
+    # Structurally equivalent nodes would start on one spot and never part.
     return places + 1e-3 * np.random.default_rng(0).standard_normal(places.shape)
 
 
-#: Nodes of a neighbourhood that are drawn around a node or a pair.
+#: Nodes that are drawn around a node or a pair.
 _NEIGHBOURHOOD = 30
 
 
@@ -141,28 +141,16 @@ class Drawn:
     marked: tuple[int, ...]
 
 
-def example_figures(
-    examples: Sequence[Example],
-    cache: Cache,
-    attention: Mapping[int, np.ndarray],
-    molecules: Mapping[int, Molecule],
-) -> list[Figure]:
-    """Draw the graphs, or the neighbourhoods, of some test rows.
-
-    Args:
-        examples: What to draw.
-        attention: Graph -> what each of its nodes receives, ``[num_nodes]``; empty if unknown.
-        molecules: Graph -> its molecule, where it is one.
-    """
-    return [
-        _figure(example, cache, attention.get(example.graph), molecules.get(example.graph))
-        for example in examples
-    ]
-
-
-def _figure(
+def example_figure(
     example: Example, cache: Cache, received: np.ndarray | None, molecule: Molecule | None
 ) -> Figure:
+    """Draw the graph of a test row, or the neighbourhood of its node or link.
+
+    Args:
+        received: The attention that each node of the graph receives, ``[num_nodes]``; None if
+            unknown.
+        molecule: Of the graph, where it is one.
+    """
     graph = cache[example.graph]
     num_nodes = int(cache.num_nodes[example.graph])
     focus = _focus(example, graph, cache)
@@ -178,19 +166,19 @@ def _figure(
     size = plural(num_nodes, "atom" if molecule is not None else "node")
     if len(drawn.nodes) < num_nodes:
         size = f"{len(drawn.nodes)} of {size}"
-    said = ""
+    most = ""
     if received is not None:
         times = float(received[drawn.nodes].max()) * num_nodes
-        said = f"; at most {times:.1f} times the mean attention"
+        most = f"; at most {times:.1f} times the mean attention"
     name = molecule.name if molecule is not None else ""
     title = name or row_title(example.name, cache.manifest.layout.level, cache.num_graphs)
     where = f"; row {example.name}" if name and name != example.name else ""
     return Figure(
         name=f"example-{example.rank}-{example.place}",
         title=f"{example.rank.capitalize()} {example.place}: {title}",
-        caption=f"{example.text}; {size}{said}{where}.",
+        caption=f"{example.text}; {size}{most}{where}.",
         alternative=f"Drawing of {'molecule' if molecule is not None else 'graph'} {title} "
-        f"with {size}, {example.text}{said}.",
+        f"with {size}, {example.text}{most}.",
         picture=picture,
     )
 
@@ -208,7 +196,7 @@ def _focus(example: Example, graph: CachedGraph, cache: Cache) -> tuple[int, ...
 
 
 def _part(graph: CachedGraph, num_nodes: int, focus: tuple[int, ...]) -> Drawn:
-    """Return a small graph whole, or the neighbourhood of what the row is about."""
+    """Return a small graph whole, or else the neighbourhood of the row's node or link."""
     edges = np.empty((2, 0), int) if graph.edge_index is None else graph.edge_index.numpy()
     nodes = np.arange(num_nodes)
     if focus and num_nodes > MAX_DRAWN_NODES:
@@ -223,7 +211,7 @@ def _part(graph: CachedGraph, num_nodes: int, focus: tuple[int, ...]) -> Drawn:
 
 
 def neighbourhood(edges: np.ndarray, focus: Sequence[int], size: int) -> np.ndarray:
-    """Return the nodes nearest to some nodes, breadth first, at most ``size``: ascending."""
+    """Return at most ``size`` nodes nearest to some nodes, breadth first, in ascending order."""
     found = list(dict.fromkeys(focus))
     seen = set(found)
     for node in found:  # grows while it is walked
@@ -252,7 +240,7 @@ def _draw(axes: Axes, drawn: Drawn, opacities: np.ndarray | None) -> None:
         axes.plot(*places[list(drawn.marked)].T, color=INK, linestyle=":", linewidth=1.4, zorder=1)
     size = 90.0 if len(drawn.nodes) <= 20 else 45.0
     ring = [1.8 if at in drawn.marked else 0.7 for at in range(len(drawn.nodes))]
-    # Paper first: an edge must not shine through a node.
+    # Paper first: edges must not show through nodes.
     x, y = places.T
     axes.scatter(x, y, s=size, color=PAPER, linewidths=0, zorder=2, clip_on=False)
     if opacities is None:

@@ -1,4 +1,4 @@
-"""Figures: drawn once, as part of the page or as files of their own."""
+"""Figures: one style for all, inline in the page or as files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -34,53 +33,49 @@ SERIES = ("#0062a3", "#c24e00", "#007a5a", "#9c4a86", "#8a6a00", "#4d5bc9", "#a1
 CHOSEN, RIVAL = SERIES[:2]
 
 #: Colour in the figure -> CSS variable in the page.
-VARIABLES: Mapping[str, str] = MappingProxyType(
-    {
-        INK: "--ink",
-        MUTED: "--muted",
-        GRID: "--grid",
-        PAPER: "--paper",
-        **{colour: f"--series-{number}" for number, colour in enumerate(SERIES)},
-    }
-)
+VARIABLES: Mapping[str, str] = {
+    INK: "--ink",
+    MUTED: "--muted",
+    GRID: "--grid",
+    PAPER: "--paper",
+    **{colour: f"--series-{number}" for number, colour in enumerate(SERIES)},
+}
 
-#: Lines differ in more than their colour.
+#: Lines differ by more than their colour.
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (3, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 
 #: Settings of matplotlib while a figure is drawn.
-SETTINGS: Mapping[str, Any] = MappingProxyType(
-    {
-        "axes.edgecolor": MUTED,
-        "axes.facecolor": "none",
-        "axes.grid": True,
-        "axes.labelcolor": INK,
-        "axes.labelsize": 8.5,
-        "axes.linewidth": 0.7,
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.axisbelow": True,
-        "figure.facecolor": "none",
-        "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans"],
-        "font.size": 8.5,
-        "grid.color": GRID,
-        "grid.linewidth": 0.6,
-        "legend.fontsize": 8,
-        "legend.frameon": False,
-        "legend.labelcolor": INK,
-        "pdf.fonttype": 42,  # text that can be searched and edited, as journals ask for
-        "lines.linewidth": 1.6,
-        "lines.markersize": 4,
-        "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
-        "svg.hashsalt": "histograph-post",  # the same figure, the same bytes
-        "text.color": INK,
-        "xtick.color": MUTED,
-        "xtick.labelsize": 8,
-        "ytick.color": MUTED,
-        "ytick.labelsize": 8,
-    }
-)
+SETTINGS: dict[str, Any] = {
+    "axes.edgecolor": MUTED,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 8.5,
+    "axes.linewidth": 0.7,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.axisbelow": True,
+    "figure.facecolor": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 8.5,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "pdf.fonttype": 42,  # text that can be searched and edited, as journals ask for
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+    "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
+    "svg.hashsalt": "histograph-post",  # the same figure, the same bytes
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "xtick.labelsize": 8,
+    "ytick.color": MUTED,
+    "ytick.labelsize": 8,
+}
 
 
 def series_colour(number: int) -> str:
@@ -93,7 +88,7 @@ Format = Literal["png", "svg", "pdf"]
 #: Dots per inch of png files: enough for print.
 _RESOLUTION = 300
 
-#: Width and height in inches. Small: two stand side by side on a desk, one fills a phone.
+#: Width and height in inches: two fit side by side on a desktop screen, one on a phone.
 STANDARD_SIZE = (4.2, 2.9)
 
 
@@ -126,7 +121,7 @@ class Chart:
         # Without a date the same figure has the same bytes.
         dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)
         metadata = {dated: None} if dated else {"Software": "histograph-post"}
-        with matplotlib.rc_context(dict(SETTINGS)):
+        with matplotlib.rc_context(SETTINGS):
             canvas = Canvas(figsize=self.size, layout="constrained")
             self.draw(canvas.subplots())
             facecolor = PAPER if form == "png" else "none"
@@ -144,8 +139,8 @@ class Figure:
         name: Name of its file, without a suffix; unique in a report.
         title: A short heading above it.
         caption: What is drawn, and how it was measured.
-        alternative: What a reader would see, in words, for those who do not see it.
-        picture: The picture.
+        alternative: A description for readers who cannot see it.
+        picture: What draws it.
     """
 
     name: str
@@ -159,11 +154,11 @@ class Figure:
         svg = self.picture.render("svg").decode()
         svg = svg[svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-        # Names must be unique in the page, not only in the figure.
+        # Ids must be unique in the page, not only in the figure.
         svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-", svg)
         for colour, variable in VARIABLES.items():
             svg = re.sub(colour, f"var({variable})", svg, flags=re.IGNORECASE)
-        # Variables mean nothing in attributes, only in styles.
+        # CSS variables work in styles, not in attributes.
         svg = re.sub(r'\b(fill|stroke)="(var\([^)]*\))"', r'style="\1:\2"', svg)
         box = re.search(r'viewBox=["\']([^"\']*)["\']', svg)
         assert box is not None  # both libraries write one
@@ -191,10 +186,10 @@ def require_matplotlib() -> Any:
     return matplotlib
 
 
-# --- a table of shaded cells: shares by opacity, so that it reads in both themes
+# --- a matrix of shaded cells, by opacity, so that it is readable in both themes
 
-#: The darkest cell: text on it must stay readable, in both themes.
-_DARKEST = 0.5
+#: Opacity of the cells: text on the darkest must stay readable, in both themes.
+_LIGHTEST, _DARKEST = 0.04, 0.5
 
 
 def draw_cells(
@@ -210,7 +205,7 @@ def draw_cells(
     Args:
         axes: Where to draw; rows go down.
         shares: How dark each cell is, -1 to 1, ``[rows, columns]``.
-        texts: What stands in each cell.
+        texts: The text of each cell.
         colour: Colour of the cells.
         negative: Colour of cells whose share is below zero.
     """
@@ -218,30 +213,14 @@ def draw_cells(
     from matplotlib.patches import Rectangle
 
     rows, columns = shares.shape
-    size = 8.0 if columns <= 7 else 6.0
-    for row in range(rows):
-        for column in range(columns):
-            share = float(shares[row, column])
-            base = negative if negative is not None and share < 0 else colour
-            opacity = 0.04 + (_DARKEST - 0.04) * abs(share)
-            axes.add_patch(
-                Rectangle(
-                    (column - 0.48, row - 0.48),
-                    0.96,
-                    0.96,
-                    facecolor=to_rgba(base, opacity),
-                    linewidth=0,
-                )
-            )
-            axes.text(
-                column,
-                row,
-                texts[row][column],
-                ha="center",
-                va="center",
-                fontsize=size,
-                color=INK,
-            )
+    style: dict[str, Any] = {"ha": "center", "va": "center", "color": INK}
+    style["fontsize"] = 8.0 if columns <= 7 else 6.0
+    for (row, column), share in np.ndenumerate(shares):
+        base = negative if negative is not None and share < 0 else colour
+        cell = to_rgba(base, _LIGHTEST + (_DARKEST - _LIGHTEST) * abs(share))
+        corner = (column - 0.48, row - 0.48)
+        axes.add_patch(Rectangle(corner, 0.96, 0.96, facecolor=cell, linewidth=0))
+        axes.text(column, row, texts[row][column], **style)
     axes.set_xlim(-0.5, columns - 0.5)
     axes.set_ylim(rows - 0.5, -0.5)
     axes.grid(visible=False)

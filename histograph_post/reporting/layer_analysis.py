@@ -1,9 +1,8 @@
-"""What the layers of a backbone and a head on top of them do to the nodes of the test graphs."""
+"""Measurements on test graphs: over-smoothing layer by layer, and the attention of the head."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ..caches import Cache
-from ..heads.base import Readout
+from ..experiments.workers import limited_threads
+from ..heads.base import Explanation, Readout
 from ..runs.run import Run
 
-# --- a bounded part of a cache, chosen by a seed: what the analyses of a report look at
+# --- a bounded random sample of a cache, which the analyses of a report use
 
-#: Graphs and nodes that are looked at in one fit, at most; a single graph may have more nodes.
+#: Graphs and nodes of a sample, at most; a single graph may have more nodes.
 MAX_GRAPHS = 256
 MAX_NODES = 20_000
 
@@ -29,7 +29,7 @@ class Sample:
 
     #: Their numbers in the cache, ascending, ``[num_graphs]``.
     graphs: np.ndarray
-    #: Of how many they were chosen.
+    #: The number of graphs they were drawn from.
     total: int
     #: One tensor ``[num_nodes, D_l]`` per layer, single precision.
     layers: list[Tensor]
@@ -79,12 +79,12 @@ def cache_of(caches: Sequence[Cache], fold: int) -> Cache:
 def choose_graphs(
     sizes: np.ndarray, *, max_graphs: int = MAX_GRAPHS, max_nodes: int = MAX_NODES
 ) -> np.ndarray:
-    """Return which graphs to look at, ascending: a random choice within bounds, at least one.
+    """Return the graphs of a bounded random sample, at least one, in ascending order.
 
     Args:
         sizes: Nodes of each graph to choose from, ``[num_graphs]``.
-        max_graphs: How many to take at most.
-        max_nodes: How many nodes they may have together, unless the first alone has more.
+        max_graphs: Graphs to take at most.
+        max_nodes: Nodes they may have together, unless the first alone has more.
     """
     order = np.random.default_rng(_SEED).permutation(len(sizes))[:max_graphs]
     within = np.cumsum(sizes[order]) <= max_nodes
@@ -95,11 +95,10 @@ def choose_graphs(
 def read_sample(cache: Cache, graphs: np.ndarray, total: int) -> Sample:
     """Read some graphs of a cache."""
     found = cache.gather(graphs, edges=cache.manifest.layout.has_edges)
-    layers = found.history.unbind(1) if isinstance(found.history, Tensor) else found.history
     return Sample(
         graphs=graphs,
         total=total,
-        layers=[layer.float() for layer in layers],
+        layers=[layer.float() for layer in Readout.layers(found.history)],
         ptr=found.ptr.numpy(),
         edge_index=found.edge_index,
     )
@@ -163,7 +162,7 @@ def mean_cosine_distance(rows: Tensor) -> float:
     count = len(units)
     if count < 2:
         return float("nan")
-    # |u - v|^2 = 2 - 2 cos for unit vectors, and their deviations from the mean sum it up exactly.
+    # |u - v|^2 = 2 - 2 cos for unit vectors; deviations from the mean give the sum over all pairs.
     deviations = (units - units.mean(0)).square().sum()
     return float(deviations) / (count - 1)
 
@@ -173,19 +172,19 @@ def distance_to(rows: Tensor, last: Tensor) -> float:
     return float((rows.double() - last.double()).norm(dim=1).mean())
 
 
-#: Nodes of a graph whose pairs are measured, and edges; of more, so many are chosen by a seed.
+#: Nodes of a graph whose pairs are measured at most, and edges; of more, a random sample is drawn.
 MAX_PAIRED_NODES = 1000
 MAX_EDGES = 200_000
 
-#: A graph of more nodes is not attended to for a report: it takes a time with the square of them.
+#: A report computes no attention in larger graphs: its time grows with the square of their nodes.
 MAX_ATTENDED_NODES = 20_000
 
 
 @dataclass(frozen=True)
 class Quartiles:
-    """A quantity over graphs: the middle half of them, and the one in the middle.
+    """The median and the quartiles of a quantity over graphs.
 
-    Not the mean: a few graphs with an atom that training hardly saw would make all of it.
+    Not the mean: a few graphs with an atom that is rare in training would dominate it.
     """
 
     low: float
@@ -194,7 +193,7 @@ class Quartiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Quartiles:
-        """Return the quartiles of the values that are there; NaN without any."""
+        """Return the quartiles of all values but NaN; NaN without any."""
         present = [value for value in values if value == value]
         return cls(*np.quantile(present or [np.nan], [0.25, 0.5, 0.75]).tolist())
 
@@ -211,7 +210,7 @@ class Smoothness:
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """What is measured layer by layer."""
+    """Measurements layer by layer."""
 
     names: tuple[str, ...]
     smoothness: tuple[Smoothness, ...]
@@ -222,21 +221,11 @@ class LayerProfile:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """What a HistoGraph head paid attention to in a sample."""
-
-    #: Weight of each kept layer, ``[num_graphs, layer_heads, layers]``.
-    layer_weights: np.ndarray
-    #: What each node received, ``[num_nodes]``.
-    node_attention: np.ndarray
-
-
-@dataclass(frozen=True)
 class TrainedHead:
-    """A head of a run, ready to look at a sample."""
+    """A head of a run, to be applied to a sample."""
 
     head: Readout
-    #: What rows go through before they reach it.
+    #: What brings the layers to one scale before it.
     standardizer: nn.Module | None
 
     def prepared(self, sample: Sample) -> Tensor | list[Tensor]:
@@ -248,22 +237,17 @@ class TrainedHead:
         return torch.stack(layers, dim=1) if uniform else layers  # [num_nodes, L, D]
 
     def embeddings(self, sample: Sample) -> dict[str, Tensor]:
-        """Return what the head makes of each node, stage by stage: ``[num_nodes, width]``."""
+        """Return the node embeddings inside the head, stage by stage: ``[num_nodes, width]``."""
         history, graphs = self.head.read(self.prepared(sample), sample.batch, len(sample.graphs))
         with torch.no_grad():
             return self.head.node_embeddings(history, graphs)
 
-    def attention(self, sample: Sample) -> Attention | None:
-        """Return the layer weights and the node attention; None for another kind of head."""
-        history, num_graphs = self.prepared(sample), len(sample.graphs)
+    def explain(self, sample: Sample) -> Explanation | None:
+        """Return the layer weights and the node attention; None for a head without them."""
         edges = {"edge_index": sample.edge_index} if self.head.needs_edge_index else {}
-        found = self.head.explain(history, sample.batch, num_graphs=num_graphs, **edges)
-        if found is None:
-            return None
-        weights = found.layer_weights.numpy()  # [num_graphs, layers] or [num_graphs, heads, layers]
-        if weights.ndim == 2:
-            weights = weights[:, None]
-        return Attention(weights, found.node_attention.numpy())
+        return self.head.explain(
+            self.prepared(sample), sample.batch, num_graphs=len(sample.graphs), **edges
+        )
 
 
 def load_fit_head(run: Run, fold: int, seed: int) -> TrainedHead:
@@ -277,7 +261,9 @@ def profile_layers(
 ) -> LayerProfile:
     """Measure every layer of a sample, and every stage ``[num_nodes, width]`` of the head."""
     last = sample.layers[-1]
-    with one_thread():
+    # Thousands of small products: on a busy machine, threads that wait for each other took ten
+    # times as long.
+    with limited_threads(1):
         return LayerProfile(
             names=tuple(names),
             smoothness=tuple(measure_smoothness(layer, sample) for layer in sample.layers),
@@ -291,21 +277,6 @@ def profile_layers(
             ),
             head={name: measure_smoothness(rows, sample) for name, rows in stages.items()},
         )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread: thousands of small products are no work to share.
-
-    On a machine that has other things to do, threads that wait for each other took ten times as
-    long.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure_smoothness(rows: Tensor, sample: Sample) -> Smoothness:

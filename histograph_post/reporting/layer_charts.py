@@ -1,4 +1,4 @@
-"""Layers as figures: what they weigh, how far they are from the last, how alike their nodes are."""
+"""Figures of layers: their weights, their distance to the last, and over-smoothing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .page import Section, Table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Layers that are named at the axis; of more, every so many are numbered.
+#: Layers that are labelled on the axis at most.
 _MAX_TICKS = 12
 
-#: Up to so many layers each one has a marker.
+#: Up to so many layers, each has a marker.
 _MARKED_LAYERS = 24
 
-#: Up to so many layers there is room to write each weight down.
+#: Up to so many layers, each weight is written in its cell.
 _WRITTEN_LAYERS = 10
 
 #: A quantity that changes by more than this factor over the layers is drawn on a logarithmic axis.
@@ -56,7 +56,7 @@ def weights_figure(weights: Mapping[str, np.ndarray], first: int, *, about: str)
     Args:
         weights: Class -> weights, averaged over the sets of weights, ``[graphs, layers]``.
         first: Number of the first layer that is kept.
-        about: How the spread came about.
+        about: What the mean is over, for the caption.
     """
     means = {name: values.mean(axis=0) for name, values in weights.items()}
     num_layers = len(next(iter(means.values())))
@@ -126,7 +126,7 @@ def weight_sets_figure(weights: np.ndarray, first: int, *, about: str) -> Figure
 
 
 def evolution_figures(profile: LayerProfile, *, about: str) -> list[Figure]:
-    """Draw the distance of each layer to the last; nothing where no other is as wide."""
+    """Draw the distance of each layer to the last; no figure if no other layer is as wide."""
     skipped = sum(value is None for value in profile.distance)
     note = f" Left out: {plural(skipped, 'layer')} of another width." if skipped else ""
     if len(profile.distance) - skipped < 2:
@@ -144,7 +144,7 @@ def evolution_figures(profile: LayerProfile, *, about: str) -> list[Figure]:
 
 
 def smoothness_figures(profile: LayerProfile, *, about: str) -> list[Figure]:
-    """Draw the measures of over-smoothing per layer, and of what the head makes of the nodes."""
+    """Draw the measures of over-smoothing of every layer, and of the stages of the head."""
     measures: list[tuple[str, str, str, str, Callable[[Smoothness], Quartiles]]] = [
         (
             "smoothing-distance",
@@ -185,9 +185,9 @@ def _line_figure(
     values: Sequence[Quartiles | None],
     stages: Mapping[str, Quartiles] | None = None,
 ) -> Figure:
-    """Draw a quantity per layer, and what it is at the stages of the head as level lines.
+    """Draw a quantity per layer, and its values at the stages of the head as horizontal lines.
 
-    Without stages it is a distance to the last layer, which ends at zero.
+    Without stages it is a distance to the last layer, which ends at zero: never logarithmic.
     """
     medians = [np.nan if value is None else value.median for value in values]
     levels = {
@@ -268,9 +268,9 @@ def smoothing_section(figures: Sequence[Figure], profile: LayerProfile | None) -
     )
 
 
-# --- layer weights by class: which graphs to average over
+# --- layer weights by class
 
-#: Classes that are drawn, the most frequent first: more lines cannot be told apart.
+#: Classes that are drawn, the most frequent ones: more lines cannot be told apart.
 MAX_CLASSES = 6
 
 
@@ -306,7 +306,7 @@ def group_weights(weights: np.ndarray, labels: np.ndarray, task: Task) -> dict[s
     return found or everything
 
 
-#: Fits whose layer weights are looked at.
+#: Fits whose layer weights are averaged, at most.
 _MAX_FITS = 12
 
 
@@ -326,26 +326,27 @@ def layer_weights(
         head: Of the best fit.
     """
     fits = [(outcome, seed) for outcome in outcomes for seed in outcome.seeds]
-    # The best one first, which is loaded already.
+    # The best fit first: it is loaded already.
     fits.sort(key=lambda fit: (fit[0].fold, fit[1]) != run.chosen)
     if run.backbone.in_run:  # every fit has a backbone of its own
         fits = fits[:1]
     parts: list[tuple[np.ndarray, np.ndarray]] = []  # layer weights and labels of graphs
-    looked_at, fold = sample, run.chosen[0]
+    sampled, fold = sample, run.chosen[0]
     for outcome, seed in fits[:_MAX_FITS]:
         cache, trained = cache_of(caches, outcome.fold), head
         if (outcome.fold, seed) != run.chosen:
             try:
                 trained = load_fit_head(run, outcome.fold, seed)
-            except HistographError:  # a fit whose folder was cleared away
+            except HistographError:  # a fit whose folder was deleted
                 continue
         if outcome.fold != fold:
-            looked_at, fold = sample_test_graphs(cache, outcome.rows), outcome.fold
-        attention = trained.attention(looked_at)
-        if attention is None:
+            sampled, fold = sample_test_graphs(cache, outcome.rows), outcome.fold
+        explained = trained.explain(sampled)
+        if explained is None:
             return [], []
-        labels = cache.labels()[cache.label_ptr[looked_at.graphs]]  # [graphs, targets]
-        parts.append((attention.layer_weights, labels))
+        weights = explained.layer_weights.numpy()  # [graphs, (layer_heads,) layers]
+        labels = cache.labels()[cache.label_ptr[sampled.graphs]]  # [graphs, targets]
+        parts.append((weights.reshape(len(weights), -1, weights.shape[-1]), labels))
     own_fits = [fit for fit in run.results["fits"] if fit["head"] == run.head]
     untrained = sum(fit["best_epoch"] < 0 for fit in own_fits)
     total = sum(len(outcome.seeds) for outcome in outcomes)
@@ -357,6 +358,7 @@ def layer_weights(
         )
     if total > len(parts):
         notes.append(f"Layer weights are shown for {len(parts)} of {total} fits.")
+    # [graphs, layer_heads, layers] and [graphs, targets]
     weights, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
     first = len(sample.layers) - weights.shape[2]
     about = f"over the test graphs of {plural(len(parts), 'fit')}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SIZE = (300, 210)
 
-#: Of a molecule that fits: a small one must not fill the frame.
+#: Where a molecule fits: a small one must not fill the frame.
 _BOND_LENGTH = 26
 
 
@@ -29,20 +29,17 @@ _BOND_LENGTH = 26
 class Molecule:
     """A molecule of a cached graph."""
 
-    #: Of RDKit.
+    #: RDKit's object.
     rdkit: Any
     smiles: str
-    #: What it is called where it comes from; may be empty.
+    #: Its name in the data; may be empty.
     name: str = ""
 
 
 def find_molecules(cache: Cache, graphs: Sequence[int]) -> dict[int, Molecule]:
-    """Return the molecules of some graphs, as far as the cache knows their SMILES.
+    """Return the molecules of those graphs whose SMILES is in the cache.
 
     A molecule counts only if it has the atoms and bonds of the cached graph.
-
-    Args:
-        graphs: Numbers of graphs in the cache.
     """
     known = cache.molecules()
     if known is None:
@@ -122,7 +119,7 @@ class MoleculePicture:
 
 
 def _themed(svg: str) -> str:
-    """Write an SVG of RDKit's as the other figures are: our ink, opacity apart from colour."""
+    """Restyle an SVG of RDKit like the other figures: our ink, opacity apart from colour."""
     svg = svg.replace("'", '"').replace("iso-8859-1", "utf-8").replace("#000000", INK)
 
     def opacity(match: re.Match[str]) -> str:
@@ -133,17 +130,14 @@ def _themed(svg: str) -> str:
     return svg.replace("stroke-opacity:1", "")
 
 
-# --- RDKit's SVG drawings as matplotlib's, which can be written as PDF
-
-#: Points that follow each letter of a path, and what they are to matplotlib.
-_POINTS = {"M": 1, "L": 1, "Q": 2, "C": 3}
+# --- RDKit's SVG redrawn with matplotlib, which can write PDF
 
 #: Points of a line on paper per unit of a drawing.
 _LINE_SCALE = 0.72
 
 
 def draw_svg(axes: Axes, svg: str) -> None:
-    """Draw the paths and ellipses of an SVG of RDKit's."""
+    """Draw the paths and ellipses of an SVG of RDKit."""
     from matplotlib.colors import to_rgba
     from matplotlib.patches import Ellipse, PathPatch
 
@@ -173,7 +167,7 @@ def draw_svg(axes: Axes, svg: str) -> None:
             axes.add_patch(PathPatch(_outline(given["d"]), capstyle="round", **style))
         elif tag == "ellipse":
             x, y, rx, ry = (float(given[name]) for name in ("cx", "cy", "rx", "ry"))
-            style["edgecolor"] = "none"  # a ring of its own would be twice as strong
+            style["edgecolor"] = "none"  # a ring over the fill would look twice as dark
             axes.add_patch(Ellipse((x, y), 2 * rx, 2 * ry, **style))
 
 
@@ -194,8 +188,7 @@ def _outline(description: str) -> Outline:
         values = [float(value) for value in re.findall(r"-?[\d.]+", numbers)]
         points = list(zip(values[::2], values[1::2], strict=True))
         if letter == "Z":
-            points = [(0.0, 0.0)]  # has no place of its own
-        assert not len(points) % _POINTS.get(letter, 1)
+            points = [(0.0, 0.0)]  # matplotlib ignores it
         vertices += points
         kinds += [int(codes[letter])] * len(points)
     return Outline(vertices, kinds)

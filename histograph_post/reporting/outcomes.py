@@ -1,4 +1,4 @@
-"""What a run predicted for its test rows: fold by fold, each row once, as a table, as examples."""
+"""The predictions of a run for its test rows: by fold, as a table, and the best and worst ones."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def readout_to_beat(run: Run) -> str | None:
     return next((name for name in names if name in run.readouts and name != run.head), None)
 
 
-#: The column of how much the heads of a run differ, where it is one number per row.
+#: The column with the standard deviation over heads, where that is one number per row.
 SPREAD = "spread"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a readout said of the test rows of one fold."""
+    """The predictions of a readout for the test rows of one fold."""
 
     fold: int
     #: The seeds whose outputs were averaged.
     seeds: tuple[int, ...]
-    #: Number of each row among all label rows, ``[rows]``.
+    #: Label rows, ``[rows]``.
     rows: np.ndarray
     #: Name of each row.
     ids: Sequence[str]
@@ -51,7 +51,7 @@ class Outcome:
     predicted: np.ndarray
     #: NaN where missing: ``[rows, targets]``.
     labels: np.ndarray
-    #: How much the seeds differ in each row, ``[rows]``; None where that is not one number.
+    #: Standard deviation over seeds, ``[rows]``; None where it is not one number per row.
     spread: np.ndarray | None = None
 
 
@@ -60,11 +60,11 @@ def chosen_outcomes(run: Run) -> list[Outcome]:
     return outcomes_of(run, run.head)
 
 
-@lru_cache(maxsize=1)  # many figures of one report ask; a run is read once anyway
+@lru_cache(maxsize=1)  # for all figures of one report
 def _written_outcomes(run: Run) -> list[Outcome]:
-    """Return what the run has written of the readout it predicts with, a row once in each fold.
+    """Read the stored predictions of the readout that the run predicts with.
 
-    Runs of earlier versions have written every seed by itself: these are averaged.
+    Runs of earlier versions have a line per seed: these are averaged.
     """
     path = run.folder / PREDICTIONS_NAME
     if not os.path.lexists(path):
@@ -110,9 +110,9 @@ def _parse_outcomes(run: Run, text: str) -> list[Outcome]:
 
 
 def outcomes_of(run: Run, readout: str) -> list[Outcome]:
-    """Return what a readout said of the test rows of every fold, its seeds averaged.
+    """Return the predictions of a readout for the test rows of every fold, its seeds averaged.
 
-    Of another one than the run predicts with, as far as its fits are still there.
+    Those of a readout that the run does not predict with come from its fits, where these are kept.
     """
     if readout == run.results["head"]:
         return _written_outcomes(run)
@@ -138,12 +138,12 @@ def _numbers(cells: list[list[str]]) -> np.ndarray:
     return np.array([[float(cell) if cell else np.nan for cell in row] for row in cells])
 
 
-# --- which test rows to show: those the head got most right and most wrong
+# --- the best and the worst predictions
 
 #: How many of the best, and how many of the worst.
 NUM_SHOWN = 3
 
-#: Graphs of more nodes are not drawn: they would be a smudge.
+#: Larger graphs are not drawn: nodes would overlap.
 MAX_DRAWN_NODES = 70
 
 _TINY = 1e-12
@@ -151,24 +151,23 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class Example:
-    """A test row worth looking at."""
+    """A test row that is drawn."""
 
     #: ``best`` or ``worst``, and its place among those, from 1.
     rank: str
     place: int
     name: str
-    #: Number of the row among all label rows, and of its graph.
+    #: The label row, and its graph.
     row: int
     graph: int
-    #: What was true and what was predicted.
+    #: The label and the prediction, in words.
     text: str
 
 
 def row_losses(outcome: Outcome, task: Task) -> np.ndarray:
-    """Return how wrong each row is; NaN for one without a label: ``[rows]``.
+    """Return the loss of each row; NaN for one without a label: ``[rows]``.
 
-    The negative logarithm of what the truth was given (mean over the labels there are), or the
-    mean absolute error.
+    The mean log loss over its labels, or the mean absolute error.
     """
     labels, predicted = outcome.labels, outcome.predicted
     if task.kind == "multiclass":
@@ -187,7 +186,7 @@ def row_losses(outcome: Outcome, task: Task) -> np.ndarray:
 
 
 def choose_examples(outcome: Outcome, task: Task, cache: Cache) -> list[Example]:
-    """Return the rows that were predicted best and worst, of graphs that can be drawn."""
+    """Return the rows with the best and the worst predictions, of graphs small enough to draw."""
     losses = row_losses(outcome, task)
     graphs = owners_of(cache, outcome.rows)  # [rows]
     eligible = ~np.isnan(losses)
@@ -223,18 +222,18 @@ def _text(outcome: Outcome, task: Task, row: int) -> str:
         right = int(((predicted > 0.5) == (labels == 1))[present].sum())
         return f"{right} of {int(present.sum())} labels right"
     truth = ", ".join(number(value) for value in labels[present][:3])
-    said = ", ".join(number(value) for value in predicted[present][:3])
-    return f"true {truth}, predicted {said}"
+    values = ", ".join(number(value) for value in predicted[present][:3])
+    return f"true {truth}, predicted {values}"
 
 
-# --- each test row once, by name, as a table to sort
+# --- the table of predictions
 
-#: Rows of the table, the worst ones; ``predictions.csv`` has all.
+#: Rows of the table at most, the worst ones; ``predictions.csv`` has all.
 MAX_ROWS = 500
 
 
 def combined(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the test rows of all folds, each once: of one in several test parts, the mean."""
+    """Return the test rows of all folds, each once; one in several test parts is averaged."""
     rows = np.concatenate([outcome.rows for outcome in outcomes])
     predicted = np.concatenate([outcome.predicted for outcome in outcomes])  # [all rows, outputs]
     labels = np.concatenate([outcome.labels for outcome in outcomes])
@@ -258,7 +257,7 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def row_title(name: str, level: str, num_graphs: int) -> str:
-    """Return what a row is called in a heading: ``graph 7``, ``node 12``, ``nodes 3 and 8``."""
+    """Return the heading of a row: ``graph 7``, ``node 12``, ``nodes 3 and 8``."""
     if level == "graph":
         return f"graph {name}" if name.isdigit() else name
     graph, _, within = name.rpartition(":")
@@ -267,20 +266,25 @@ def row_title(name: str, level: str, num_graphs: int) -> str:
     return f"{several}nodes {first} and {second}" if dash else f"{several}node {first}"
 
 
+def worst_first(losses: np.ndarray) -> np.ndarray:
+    """Return the places of the rows that have a label, those with the largest loss first."""
+    labelled = np.flatnonzero(~np.isnan(losses))
+    return labelled[np.argsort(-losses[labelled], kind="stable")]
+
+
 def rows_section(run: Run, molecules: Mapping[int, Molecule]) -> Section:
-    """Return the test rows one by one as a table to sort, those predicted worst first.
+    """Return the test rows as a sortable table, the worst predictions first.
 
     Args:
         molecules: Label row -> its molecule, where it is one.
     """
     section = Section("rows", "Every prediction")
-    outcomes = [outcome for outcome in chosen_outcomes(run) if len(outcome.rows)]
+    outcomes, task = chosen_outcomes(run), run.task
     if not outcomes:
         return section
-    outcome, task = combined(outcomes), run.task
+    outcome = combined(outcomes)
     losses = row_losses(outcome, task)
-    labelled = np.flatnonzero(~np.isnan(losses))
-    order = labelled[np.argsort(-losses[labelled], kind="stable")]
+    order = worst_first(losses)
     if not len(order):
         return section
     shown = order[:MAX_ROWS]
@@ -318,18 +322,18 @@ def _names(ids: Sequence[str], task: Task) -> Sequence[str]:
 
 
 def _cells(outcome: Outcome, task: Task, at: int, loss: float) -> dict[str, str]:
-    """Return what the table says of a row, by column."""
+    """Return the cells of a row, by column."""
     labels, predicted = outcome.labels[at], outcome.predicted[at]
     if task.kind == "binary":
         likely = predicted[-1]
         chosen = f"{task.classes[int(likely > 0.5)]:g}"
-        said = {"predicted": chosen, f"p({task.classes[1]:g})": f"{likely:.3f}"}
-        return {"true": f"{labels[0]:g}", **said, "log loss": number(loss)}
+        shares = {"predicted": chosen, f"p({task.classes[1]:g})": f"{likely:.3f}"}
+        return {"true": f"{labels[0]:g}", **shares, "log loss": number(loss)}
     if task.kind == "multiclass":
         truth, best = int(np.searchsorted(task.classes, labels[0])), int(predicted.argmax())
         shares = {"p(predicted)": f"{predicted[best]:.3f}", "p(true)": f"{predicted[truth]:.3f}"}
-        said = {"true": f"{labels[0]:g}", "predicted": f"{task.classes[best]:g}"}
-        return {**said, **shares, "log loss": number(loss)}
+        classes = {"true": f"{labels[0]:g}", "predicted": f"{task.classes[best]:g}"}
+        return {**classes, **shares, "log loss": number(loss)}
     present = ~np.isnan(labels)
     if task.kind == "multilabel":
         right = int(((predicted > 0.5) == (labels == 1))[present].sum())

@@ -1,4 +1,4 @@
-"""The page: sections of text, tables and figures as one HTML file that needs nothing else."""
+"""The page: sections of text, tables and figures as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
@@ -14,7 +14,7 @@ from .. import __version__
 from ..utils.text import MINUS, MISSING
 from .figures import Figure
 
-#: How a page of ours is known again.
+#: Marks a file as a report.
 GENERATOR = "histograph-post report"
 
 
@@ -26,10 +26,10 @@ class Table:
         columns: Headings; none for a list of facts.
         rows: Cells.
         caption: A line below it.
-        chosen: Number of the row to stress.
-        sortable: Whether a click on a heading sorts it; such a table scrolls in a window of its
-            own, and paper gets its first rows.
-        summary: Keep it folded under this line: what the figures show, in numbers.
+        chosen: Number of the row in bold.
+        sortable: Whether a click on a heading sorts it. Such a table scrolls by itself, and only
+            its first rows are printed.
+        summary: If given, the table is folded under this line.
     """
 
     columns: Sequence[str]
@@ -49,7 +49,7 @@ class Section:
     text: str = ""
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
-    #: What the colours of all figures mean, above them.
+    #: The legend of all figures, above them.
     legend: Figure | None = None
     #: A command or a listing.
     code: str = ""
@@ -74,7 +74,7 @@ class Page:
     decision: str = "undecided"
     #: What is missing or was sampled, one line each.
     notes: Sequence[str] = ()
-    sections: Sequence[Section] = field(default_factory=tuple)
+    sections: Sequence[Section] = ()
 
     @property
     def figures(self) -> list[Figure]:
@@ -99,15 +99,15 @@ class Page:
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="generator" content="{GENERATOR}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            # Nothing is loaded and no other script runs than ours, which sorts tables: not even
-            # what a file name might have smuggled in.
+            # Nothing is loaded, and no script runs but ours, which sorts tables: not even one that
+            # a file name might have smuggled in.
             '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
             f"img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'\">\n"
             '<link rel="icon" href="data:,">\n'
             f"<title>{escape(self.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
             f'<header>\n<p class="kicker">{escape(self.kicker)}</p>\n'
             f"<h1>{escape(self.title)}</h1>\n"
-            f'<p class="headline {escape(self.decision)}">{_stressed(self.headline)}</p>\n'
+            f'<p class="headline {escape(self.decision)}">{_headline(self.headline)}</p>\n'
             f'<nav aria-label="Contents">{links}</nav>\n'
             + (f'<ul class="notes">{notes}</ul>\n' if notes else "")
             + "</header>\n<main>\n"
@@ -121,7 +121,7 @@ class Page:
 _DECISION = re.compile(r"(Use \S+?|Keep your own readout|Keep the frozen head|Undecided)(?=[ ,:])")
 
 
-def _stressed(headline: str) -> str:
+def _headline(headline: str) -> str:
     found = _DECISION.match(headline)
     if found is None:
         return _text(headline)
@@ -129,7 +129,7 @@ def _stressed(headline: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text for the page; what stands between backticks is code, intervals stay whole."""
+    """Return text as HTML: backticks mark code, and intervals do not wrap."""
     whole = re.sub(r"\[(\S+), (\S+)\]", "[\\1,\N{NO-BREAK SPACE}\\2]", escape(text))
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", whole)
 
@@ -182,12 +182,12 @@ def _table(table: Table) -> str:
             f"<td{mark}{label}>{_cell(text)}</td>"
             for text, mark, label in zip(rest, marks[1:], labels[1:], strict=False)
         )
-        stress = ' class="chosen"' if number == table.chosen else ""
-        body.append(f'<tr{stress}><th scope="row"{labels[0]}>{escape(first)}</th>{cells}</tr>')
+        chosen = ' class="chosen"' if number == table.chosen else ""
+        body.append(f'<tr{chosen}><th scope="row"{labels[0]}>{escape(first)}</th>{cells}</tr>')
     kinds = ["facts"] if not table.columns else ["cards"] if width > _NARROW else []
     kinds += ["sortable"] if table.sortable else []
     kind = f' class="{" ".join(kinds)}"' if kinds else ""
-    # Below the table and not in it: where a wide one is scrolled, its words stay in sight.
+    # Below the table and not in it, so that it stays in sight where a wide table is scrolled.
     caption = f'<p class="caption">{_text(table.caption)}</p>\n' if table.caption else ""
     heading = f"<thead><tr>{head}</tr></thead>" if head else ""
     rows = "\n".join(body)
@@ -201,7 +201,7 @@ def _table(table: Table) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return the text of a cell; the interval of a difference may go to a line of its own."""
+    """Return a cell as HTML; the interval of a difference may go to a line of its own."""
     mean, bracket, interval = text.partition(" [")
     if not bracket or not _is_numeric(mean):
         return _text(text)

@@ -1,4 +1,4 @@
-"""Predictions against the truth as figures, for every kind of task."""
+"""Figures of predictions against labels, for every kind of task."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 _SQUARE = (4.2, 3.7)
 
-#: Targets of a regression that are drawn.
+#: Targets of a regression that are drawn at most.
 _MAX_REGRESSIONS = 4
 
 
 def outcome_figures(run: Run) -> list[Figure]:
-    """Draw what the chosen readout predicted for the test rows."""
+    """Draw the predictions of the chosen readout for the test rows."""
     outcomes, task = chosen_outcomes(run), run.task
-    if not any(len(outcome.rows) for outcome in outcomes):
+    if not outcomes:
         return []
     every = combined(outcomes)
     found: list[Figure | None] = []
@@ -55,7 +55,7 @@ def outcome_figures(run: Run) -> list[Figure]:
     else:
         found.append(targets_figure(run))
     if task.kind != "regression":
-        found.append(calibration_figure(run))
+        found.append(calibration_figure(run, every))
     return [figure for figure in found if figure is not None]
 
 
@@ -132,7 +132,7 @@ def _draw_curves(
     scores: Mapping[str, float],
     line: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> None:
-    """Draw a line per fold, and name each readout once."""
+    """Draw a line per fold, with one legend entry per readout."""
     for at, (head, pairs) in enumerate(curves.items()):
         style: dict[str, Any] = {"color": series_colour(at), "linestyle": DASHES[at]}
         faint: dict[str, Any] = {"linewidth": 1.0, "alpha": 0.5} if len(pairs) > 1 else {}
@@ -148,26 +148,25 @@ def _listed(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in values.items())
 
 
-# --- calibration: whether what is called 80 % likely is right four times in five
+# --- calibration: whether predictions of 80 % are right four times in five
 
 
-#: A bin of fewer rows is left out of the picture: it would jump between 0 and 1.
+#: A bin of fewer rows is not drawn: it would jump between 0 and 1.
 _FEWEST_IN_BIN = 5
 
 _BEFORE, _AFTER = "before (as trained)", "after (calibrated)"
 
 
-def calibration_figure(run: Run) -> Figure | None:
+def calibration_figure(run: Run, every: Outcome) -> Figure | None:
     """Draw the reliability diagram of the test rows, before and after calibration."""
-    every, task = combined(chosen_outcomes(run)), run.task
-    drawn = {_AFTER: every.predicted}
-    temperature = run.saved_head.temperature
-    if temperature != 1:
-        # What is stored is calibrated: this is the way back.
-        logits = torch.from_numpy(task.logits(every.predicted)) * temperature
-        drawn = {_BEFORE: task.probabilities(logits).numpy(), **drawn}
     if np.isnan(every.labels).all():
         return None
+    task, temperature = run.task, run.saved_head.temperature
+    drawn = {_AFTER: every.predicted}
+    if temperature != 1:
+        # Stored probabilities are calibrated: undo that.
+        logits = torch.from_numpy(task.logits(every.predicted)) * temperature
+        drawn = {_BEFORE: task.probabilities(logits).numpy(), **drawn}
     found = {}
     for name, values in drawn.items():  # how sure a prediction was, and whether it was right
         pairs = confidences(task, values, every.labels)
@@ -200,10 +199,10 @@ def calibration_figure(run: Run) -> Figure | None:
             axes.figure.legend(loc="outside lower left", ncols=2)
 
     if len(found) > 1:
-        said = f"{number(errors[_BEFORE])} before, {number(errors[_AFTER])} after"
-        said += f" dividing logits by {temperature:.3g}, fitted on the validation part"
+        stated = f"{number(errors[_BEFORE])} before, {number(errors[_AFTER])} after"
+        stated += f" dividing logits by {temperature:.3g}, fitted on the validation part"
     else:
-        said = f"{number(errors[_AFTER])}; the probabilities are not calibrated"
+        stated = f"{number(errors[_AFTER])}; the probabilities are not calibrated"
     shown = ", ".join(
         f"{p:.2f} was right {o:.0%}"
         for p, o in zip(found[_AFTER].predicted, found[_AFTER].observed, strict=True)
@@ -214,20 +213,20 @@ def calibration_figure(run: Run) -> Figure | None:
         title="Calibration before and after" if len(found) > 1 else "Calibration",
         caption=f"Probabilities of the {of_what}, every test row once, in {NUM_BINS} bins; grey "
         f"bars show how many rows a bin has, and no point is drawn for fewer than "
-        f"{_FEWEST_IN_BIN}. Expected calibration error: {said}.",
-        alternative=f"Reliability diagram; expected calibration error {said}; "
+        f"{_FEWEST_IN_BIN}. Expected calibration error: {stated}.",
+        alternative=f"Reliability diagram; expected calibration error {stated}; "
         f"what was predicted with {shown}.",
         picture=Chart(draw, size=_SQUARE),
     )
 
 
-# --- classes as figures: the confusion matrix, and the targets of a multi-label task
+# --- classes: the confusion matrix, and the targets of a multi-label task
 
-#: Classes of a confusion matrix at most: cells of more cannot be read.
+#: Classes of a confusion matrix at most: more cells cannot be read.
 _MAX_CLASSES = 20
-#: Up to so many classes there is room for counts.
+#: Up to so many classes, cells have room for counts.
 _COUNTED_CLASSES = 6
-#: Targets that are listed.
+#: Targets that are listed at most.
 _MAX_TARGETS = 40
 
 
@@ -330,9 +329,9 @@ def targets_figure(run: Run) -> Figure | None:
     )
 
 
-# --- regression as figures: predicted against true, and the errors
+# --- regression: predicted against true values, and the errors
 
-#: Points that are drawn; of more, so many are chosen by a seed.
+#: Points that are drawn at most; of more, a random sample.
 _MAX_POINTS = 2000
 
 
@@ -362,7 +361,7 @@ def regression_figures(outcome: Outcome, target: int, name: str) -> list[Figure]
         axes.grid(axis="x", visible=False)
 
     scores = regression_scores(truth, predicted)
-    said = ", ".join(f"{metric_name(metric)} {number(value)}" for metric, value in scores.items())
+    shown = ", ".join(f"{metric_name(metric)} {number(value)}" for metric, value in scores.items())
     sampled = (
         f" {_MAX_POINTS:,} of {len(truth):,} rows are drawn." if len(truth) > _MAX_POINTS else ""
     )
@@ -371,9 +370,9 @@ def regression_figures(outcome: Outcome, target: int, name: str) -> list[Figure]
         Figure(
             name=f"predicted-{file}",
             title=f"Predicted against true: {name}",
-            caption=f"Test rows of all folds, each once (seeds averaged): {said}.{sampled}",
+            caption=f"Test rows of all folds, each once (seeds averaged): {shown}.{sampled}",
             alternative=f"Scatter plot of predicted against true {name} along the diagonal; "
-            f"{said}.",
+            f"{shown}.",
             picture=Chart(draw_values, size=_SQUARE),
         ),
         Figure(

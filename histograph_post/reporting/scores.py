@@ -1,4 +1,4 @@
-"""Scores: the table of readouts, how they rank and how they learned, and the search behind one."""
+"""Scores: the table of readouts, their ranking, learning curves, and the trials of a search."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 def rank_readouts(run: Run) -> dict[str, Summary]:
-    """Return the test score of every readout: the own one, then the best by validation first."""
+    """Return the test score of every readout: the own one first, the others by validation score."""
     readouts = run.results["readouts"]
     order = ranked_names(run.results)
     return {name: Summary(**readouts[name]["test"]) for name in order if readouts[name]["test"]}
 
 
 def headline(run: Run) -> str:
-    """Return the verdict, and what else the run was about: a search, or a backbone that moved."""
-    said = [str(run.verdict)]
+    """Return the verdict, and the gain of fine-tuning or of a search where the run did one."""
+    sentences = [str(run.verdict)]
     for versus, other in (
         (run.results.get("versus_frozen"), "on the frozen backbone"),
         (run.results.get("versus_default"), "with its defaults"),
     ):
         if versus is not None:
-            said.append(f"Difference to {versus['baseline']} {other}: {difference(versus)}.")
-    return " ".join(said)
+            sentences.append(f"Difference to {versus['baseline']} {other}: {difference(versus)}.")
+    return " ".join(sentences)
 
 
 def scores_section(run: Run, ranked: Mapping[str, Summary]) -> Section:
@@ -61,42 +61,37 @@ def _headline_table(run: Run, ranked: Mapping[str, Summary]) -> Table | None:
     names = [*ranked, *(name for name in run.readouts if name not in ranked)]
     if not names:
         return None
-    own, baseline = OWN in ranked, readout_to_beat(run)
+    baseline = readout_to_beat(run)
     bold, _ = bold_row(run.results)
     averaged = any(row.get("averaged") for row in run.results["readouts"].values())
-    rows = []
+    rows: list[dict[str, str]] = []  # column -> cell
     for name in names:
         stored = run.results["readouts"][name]
-        shown = f"{name} (compared only)" if stored.get("compared_only") else name
-        counts = reported(stored)
-        row = [
-            shown,
-            _mean_and_deviation(counts["test"]),
-            _mean_and_deviation(validation_of(stored)),
-        ]
-        if own:
-            row.append(difference(counts["versus_own"]))
-        if baseline:
-            row.append(MISSING if name in (baseline, OWN) else _versus(run, name, baseline))
+        counts, parameters = reported(stored), stored["num_parameters"]
+        row = {
+            "readout": f"{name} (compared only)" if stored.get("compared_only") else name,
+            "test": _mean_and_deviation(counts["test"]),
+            "validation": _mean_and_deviation(validation_of(stored)),
+        }
+        if OWN in ranked:
+            row["against own readout"] = difference(counts["versus_own"])
+        if baseline not in (None, OWN):
+            compared = name not in (baseline, OWN)
+            row[f"against {baseline}"] = _versus(run, name, baseline) if compared else MISSING
         if averaged:
-            row.append(_mean_and_deviation(stored["test"] if stored.get("averaged") else None))
-        count = stored["num_parameters"]
-        row.append(f"{count:,}" if count else MISSING)
-        rows.append(row)
-    columns = ["readout", "test", "validation"]
-    columns += ["against own readout"] if own else []
-    columns += [f"against {baseline}"] if baseline else []
-    columns += ["single seeds"] if averaged else []
+            single = stored["test"] if stored.get("averaged") else None
+            row["single seeds"] = _mean_and_deviation(single)
+        rows.append(row | {"parameters": f"{parameters:,}" if parameters else MISSING})
     return Table(
-        [*columns, "parameters"],
-        rows,
+        list(rows[0]),
+        [list(row.values()) for row in rows],
         caption=_about_scores(run, averaged=averaged),
         chosen=names.index(bold) if bold in names else None,
     )
 
 
 def _about_scores(run: Run, *, averaged: bool) -> str:
-    """Return what the scores and differences of the table are, and what is bold."""
+    """Return the caption: what scores and differences are, and which row is bold."""
     metric = metric_name(run.results["metric"])
     lower = "" if run.results["higher_is_better"] else ", lower is better"
     of_what = ""
@@ -113,7 +108,7 @@ def _about_scores(run: Run, *, averaged: bool) -> str:
 
 
 def _versus(run: Run, name: str, other: str) -> str:
-    """Return how much better a readout is than the one to beat."""
+    """Return the paired difference between a readout and the one to beat."""
     stored = reported(run.results["readouts"][name]).get("versus_baseline")
     if stored is None or stored["baseline"] != other:
         found = paired_difference(run.scores(name, "test"), run.scores(other, "test"))
@@ -146,11 +141,11 @@ def _metrics_table(run: Run) -> Table | None:
     return Table(columns, rows, caption=caption)
 
 
-# --- how the readouts rank, and how they learned
+# --- ranking and learning curves
 
 #: Readouts whose learning curves are drawn at most: more lines cannot be told apart.
 _MAX_CURVES = 6
-#: Up to so many names there is room for inside the axes.
+#: Up to so many names fit into the axes.
 _MAX_INSIDE = 3
 
 
@@ -194,7 +189,7 @@ def ranking_figure(run: Run, ranked: Mapping[str, Summary]) -> Figure:
 
 
 def learning_figures(run: Run, ranked: Sequence[str]) -> list[Figure]:
-    """Draw what was measured after every epoch."""
+    """Draw the learning curves: validation score and loss."""
     fits: dict[str, dict[tuple[int, int], list[dict[str, Any]]]] = defaultdict(dict)
     for line in run.log:
         fits[line["head"]].setdefault((line["fold"], line["seed"]), []).append(line)
@@ -206,7 +201,7 @@ Fits = Mapping[tuple[int, int], Sequence[Mapping[str, Any]]]
 
 
 def _curves(fits: Fits, key: str) -> list[np.ndarray]:
-    """Return what one quantity was after every epoch of each fit: ``[epochs]`` each."""
+    """Return one quantity by epoch, for each fit that has it: ``[epochs]`` each."""
     return [
         np.array([line[key] for line in lines])
         for lines in fits.values()
@@ -215,7 +210,7 @@ def _curves(fits: Fits, key: str) -> list[np.ndarray]:
 
 
 def _draw_curves(axes: Axes, curves: Mapping[str, Sequence[np.ndarray]]) -> None:
-    """Draw each fit thinly, and their mean over the epochs that all of them reached."""
+    """Draw each fit as a thin line, and their mean over the epochs that all of them reached."""
     for at, (name, fits) in enumerate(curves.items()):
         colour = series_colour(at)
         for fit in fits if len(fits) > 1 else []:
@@ -230,7 +225,7 @@ def _draw_curves(axes: Axes, curves: Mapping[str, Sequence[np.ndarray]]) -> None
 
 
 def _ends(fits: Sequence[np.ndarray], word: str) -> str:
-    """Return where curves begin and end, their mean, such as ``0.5 to 0.8``."""
+    """Return the mean first and last value of curves, such as ``0.5 to 0.8``."""
     first, last = (number(np.mean([fit[at] for fit in fits])) for at in (0, -1))
     return f"{first} {word} {last}"
 
@@ -269,7 +264,7 @@ def _valid_figure(run: Run, fits: Mapping[str, Fits], ranked: Sequence[str]) -> 
     )
 
 
-#: Of curves of readouts that have no epochs.
+#: Caption of the curves of solved readouts.
 _SOLVED = (
     " A solved readout has no epochs: its curve runs from the strongest penalty on the weights to "
     "the weakest."
@@ -311,23 +306,23 @@ def _loss_figure(run: Run, fits: Fits) -> Figure | None:
     )
 
 
-# --- the search behind a tuned readout: which options were tried, and what they gave
+# --- the trials of a search
 
-#: Trials in the table.
+#: Trials in the table, at most.
 _MAX_TRIALS = 8
 
 
 def search_section(run: Run) -> Section:
-    """Return what a search has tried; an empty section where there was none."""
+    """Return the trials of a search; an empty section for a run without one."""
     tuning = run.results.get("tuning")
     if tuning is None:
         return Section("search", "Search")
     trials = tuning["trials"]
     scored = [trial for trial in trials if trial["score"] is not None]
-    given_up = sum(trial["state"] == "pruned" for trial in trials)
-    failed = len(trials) - len(scored) - given_up
+    pruned = sum(trial["state"] == "pruned" for trial in trials)
+    failed = len(trials) - len(scored) - pruned
     text = (
-        f"{plural(len(trials), 'trial')}, of which trial 0 has the default options; {given_up} "
+        f"{plural(len(trials), 'trial')}, of which trial 0 has the default options; {pruned} "
         f"stopped early and {failed} failed. Trial {tuning['trial']} was the best by validation. "
         "The search never looks at the test part."
     )
@@ -357,7 +352,7 @@ def _trials_table(run: Run, names: list[str]) -> Table:
 
 
 def trials_figure(run: Run, trials: list[Any], scored: list[Any]) -> Figure:
-    """Draw what every trial of a search has scored, and the best so far."""
+    """Draw the score of every trial of a search, and the best so far."""
     metric = metric_name(run.results["metric"])
     places = [trial["number"] for trial in scored]
     scores = [trial["score"] for trial in scored]

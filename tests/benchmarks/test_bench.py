@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from histograph_benchmarks.generated import GRAPH_SETS, generate
 from histograph_benchmarks.head_steps import (
@@ -29,9 +28,9 @@ from histograph_benchmarks.measuring import Ratio, race
 from histograph_benchmarks.resources import time_device
 from histograph_benchmarks.suite import MEASUREMENTS, run_suite
 from histograph_benchmarks.workloads import CHECKPOINT, GraphRows, Sizes, Workloads
-from histograph_cli.app import app
 from histograph_post.models.public_networks import MoleculeGNN
 
+from ..helpers import histograph
 from ..rehearsal import rehearse
 
 TINY = Sizes(
@@ -57,7 +56,7 @@ def test_a_device_is_timed_against_the_cpu() -> None:
 
 
 def test_a_device_that_is_not_there_is_not_timed() -> None:
-    result = CliRunner().invoke(app, ["bench", "--device", "cuda", "--quick"])
+    result = histograph("bench", "--device", "cuda", "--quick")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: device: cuda was asked for")
 
@@ -140,7 +139,7 @@ def test_generated_graphs_have_the_sizes_of_the_set(name: str) -> None:
 
 def test_json_and_table() -> None:
     words = ["bench", "--quick", "--rounds", "1", "--only", "reading"]
-    result = CliRunner().invoke(app, [*words, "--json"])
+    result = histograph(*words, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["machine"]["threads"] == torch.get_num_threads()
@@ -149,13 +148,13 @@ def test_json_and_table() -> None:
         assert ratio["holds"] == (ratio["ratio"] >= 0.8)
         assert "generated in the sizes of PROTEINS" in ratio["note"]
     assert "[1/1] reading" in result.stderr
-    shown = CliRunner().invoke(app, words).stdout
+    shown = histograph(*words).stdout
     assert len(re.findall(r"at least 0.8x │ (?:yes|no )", shown)) == 2
     assert "next: histograph " in shown
 
 
 def test_an_unknown_measurement_is_refused() -> None:
-    result = CliRunner().invoke(app, ["bench", "--only", "reading,speed"])
+    result = histograph("bench", "--only", "reading,speed")
     assert result.exit_code == 1
     assert "only: found 'speed', expected some of head-step, " in result.stderr
 

@@ -9,19 +9,18 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from histograph_post.caches.caching import cache
 from histograph_post.data import GraphDataset, load_data
 from histograph_post.errors import CacheError
-from histograph_post.models import build_model
+
+from ..helpers import make_model
 
 
 @pytest.fixture
 def model() -> nn.Module:
-    torch.manual_seed(0)
-    return build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
+    return make_model()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from histograph_post.data import load_data
 from histograph_post.errors import OutputExistsError
 from histograph_post.splits import resolve_splits
 
-from ..helpers import make_model
+from ..helpers import contents, make_model
 
 SHARD = "shard-00001.h5"
 RECORD = "shard-00001.json"
@@ -53,10 +53,6 @@ def interrupted(plan: CachePlan, tmp_path: Path) -> Path:
     assert (folder / SHARD).exists()
     assert not (folder / "manifest.json").exists()
     return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def flipped(at: float):

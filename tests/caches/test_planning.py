@@ -18,13 +18,14 @@ from histograph_post.caches.planning import estimate_seconds, plan_cache
 from histograph_post.capture import edge_blocks
 from histograph_post.data import from_graphs, load_data
 from histograph_post.data.batching import PROBE_NODES
-from histograph_post.models import build_model
 from histograph_post.splits import resolve_splits
+
+from ..helpers import make_model
 
 
 def test_the_clock_is_read_when_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = load_data("demo:", args={"num_graphs": 20})
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    model = make_model(num_layers=2)
     plan = plan_cache(model, dataset, resolve_splits(dataset, None), device="cpu")
     # The one device besides the processor that is everywhere.
     elsewhere = replace(plan, model=model.to("meta"), device=torch.device("meta"))

@@ -13,17 +13,14 @@ import typer
 from safetensors.torch import save_file
 
 from histograph_cli.app import app
-from histograph_post.models import build_model
 
-from ..helpers import histograph
+from ..helpers import histograph, make_model
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
     path = tmp_path_factory.mktemp("checkpoint") / "model.safetensors"
-    save_file(model.state_dict(), path)
+    save_file(make_model(num_layers=2).state_dict(), path)
     return path
 
 

@@ -13,9 +13,8 @@ from torch_geometric.nn import GCNConv, global_mean_pool
 
 from histograph_post.caches.caching import cache
 from histograph_post.data import from_graphs, load_data
-from histograph_post.models import build_model
 
-from ..helpers import histograph
+from ..helpers import histograph, make_model
 
 
 def test_compare_ranks_the_readouts_by_validation(demo_cache: Path, tmp_path: Path) -> None:
@@ -160,8 +159,7 @@ def test_a_readout_that_is_named_twice_is_trained_once(demo_cache: Path, tmp_pat
 
 
 def test_errors_where_less_is_better_are_said_to_be(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    model = make_model(num_layers=2)
     graphs = load_data("demo:", args={"num_graphs": 40})
     assert cache(model, graphs, tmp_path / "a.cache") is not None
     words = ("--task", "regression", "--epochs", 1, "--dim", 8, "--seeds", 0)

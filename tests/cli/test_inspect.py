@@ -15,7 +15,7 @@ from histograph_post.models import build_model
 from histograph_post.training.options import TrainingOptions
 from histograph_post.utils.specifications import PUBLIC_MODELS
 
-from ..helpers import histograph
+from ..helpers import histograph, make_model
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)
 
@@ -26,8 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inspected")
     data = hg.load_data("demo:", args={"num_graphs": 30})
     for fold in range(2):
-        torch.manual_seed(fold)
-        model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+        model = make_model(seed=fold, num_layers=2)
         hg.cache(model, data, folder / "caches" / f"fold-{fold}.cache", splits="random")
     cache = folder / "caches" / "fold-0.cache"
     done = histograph(

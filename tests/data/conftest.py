@@ -16,3 +16,9 @@ def processed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def processed_once(processed_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Benchmark sets are processed into a folder of the session: once, whoever reads them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(processed_folder))
+
+
+def listing(root: Path) -> list[tuple[str, int, int]]:
+    """What is below a folder, and how large and how old it is."""
+    found = ((path, path.lstat()) for path in [root, *root.rglob("*")])
+    return sorted((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in found)

@@ -14,17 +14,13 @@ from histograph_post.data import load_data
 from histograph_post.data.benchmarks import RawFiles, processed
 from histograph_post.errors import DataError
 
+from .conftest import listing
+
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "histograph-post" / "datasets"
-
-
-def listing(root):
-    return sorted(
-        (str(p), p.lstat().st_size, p.lstat().st_mtime_ns) for p in [root, *root.rglob("*")]
-    )
 
 
 TINY = {

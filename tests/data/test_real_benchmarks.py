@@ -8,13 +8,9 @@ import torch
 
 from histograph_post.data import load_data
 
+from .conftest import listing
+
 pytestmark = pytest.mark.usefixtures("processed_once")
-
-
-def listing(root):
-    return sorted(
-        (str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in [root, *root.rglob("*")]
-    )
 
 
 @pytest.mark.parametrize(

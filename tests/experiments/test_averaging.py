@@ -15,10 +15,11 @@ from safetensors.numpy import load_file
 import histograph_post as hg
 from histograph_post.data import load_data
 from histograph_post.experiments.options import DEFAULT_SEEDS
-from histograph_post.models import build_model
 from histograph_post.runs.predictions import calibration_error, fit_temperature
 from histograph_post.splits import Split
 from histograph_post.training.options import TrainingOptions
+
+from ..helpers import make_model
 
 SHORT = TrainingOptions(epochs=2, batch_size=16, lr=3e-2)
 SEEDS = (0, 1, 2)
@@ -27,8 +28,7 @@ SEEDS = (0, 1, 2)
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory: pytest.TempPathFactory) -> hg.Cache:
     folder = tmp_path_factory.mktemp("averaged") / "demo.cache"
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    model = make_model(num_layers=2)
     hg.cache(model, load_data("demo:", args={"num_graphs": 80}), folder)
     return hg.Cache.open(folder)
 

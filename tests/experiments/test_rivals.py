@@ -12,20 +12,17 @@ import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.svm import SVC, SVR
-from typer.testing import CliRunner
 
 import histograph_post as hg
-from histograph_cli.app import app
-from histograph_post.caches.caching import cache
-from histograph_post.data import load_data
 from histograph_post.errors import ConfigError
 from histograph_post.experiments import rivals
 from histograph_post.experiments.rivals import RivalFit, RivalRows, fit_boosting
 from histograph_post.experiments.rivals import fit_support_vectors as fit_svm
 from histograph_post.heads import build_head
-from histograph_post.models import build_model
 from histograph_post.tasks import TargetScale, Task, infer_task
 from histograph_post.training.options import TrainingOptions
+
+from ..helpers import histograph
 
 QUICK = TrainingOptions(epochs=2, batch_size=16)
 TRAIN, VALID, ROWS = np.arange(120), np.arange(120, 160), np.arange(200)
@@ -167,18 +164,14 @@ def test_more_rows_than_support_vectors_can_take_are_drawn(
 
 
 @pytest.fixture(scope="module")
-def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
-    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
-    cache(model, load_data("demo:", args={"num_graphs": 90}), folder)
-    return folder
+def demo_cache(make_demo_cache: Callable[..., Path]) -> Path:
+    return make_demo_cache(num_graphs=90)
 
 
 def test_they_are_compared_and_never_the_head(demo_cache: Path, tmp_path: Path) -> None:
     words = ["compare", demo_cache, "--heads", "svm,boosting,concat,mean", "--seeds", "0,1"]
     words += ["--epochs", 2, "-o", tmp_path / "run"]
-    done = CliRunner().invoke(app, [str(word) for word in words])
+    done = histograph(*words)
     assert done.exit_code == 0, done.output
     assert "svm (compared only)" in done.stdout
     run = hg.Run.open(tmp_path / "run")
@@ -194,7 +187,7 @@ def test_they_are_compared_and_never_the_head(demo_cache: Path, tmp_path: Path) 
         assert {**stored[0], "seed": 1} == stored[1]
     assert "compared_only" not in run.results["readouts"]["mean"]
     assert "svm (compared only)" in hg.report(run).path.read_text()
-    again = CliRunner().invoke(app, [str(word) for word in words])
+    again = histograph(*words)
     assert again.exit_code == 0, again.output
 
 
@@ -215,6 +208,6 @@ def test_what_needs_a_head_refuses_them(demo_cache: Path, tmp_path: Path, name: 
     with pytest.raises(ConfigError, match=f"found {name}, compared only, expected at least one"):
         hg.compare(demo_cache, out, heads=[name])
     assert not out.exists()
-    shown = CliRunner().invoke(app, ["train-head", str(demo_cache), "--head", name, "-o", str(out)])
+    shown = histograph("train-head", demo_cache, "--head", name, "-o", out)
     assert shown.exit_code != 0
     assert len(shown.stderr.strip().splitlines()) == 1

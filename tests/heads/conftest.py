@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from histograph_post.heads.histograph import HistoGraphHead
+from histograph_post.heads.ragged import Graphs
 
 Oracle = Callable[..., Tensor]
 
@@ -237,6 +238,12 @@ def literal_histograph() -> Oracle:
         return torch.stack(outputs) if head.options.level == "graph" else torch.cat(outputs)
 
     return run
+
+
+def graphs_of(sizes: Sequence[int]) -> Graphs:
+    """Graphs of these sizes."""
+    index = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.long))
+    return Graphs.from_batch(index, len(index), len(sizes), index.device)
 
 
 class Toy:

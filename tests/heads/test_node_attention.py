@@ -15,13 +15,10 @@ from histograph_post.heads.histograph.large_graphs import Landmarks
 from histograph_post.heads.histograph.node_attention import BLOCK_WEIGHTS, NodeAttention
 from histograph_post.heads.ragged import Graphs
 
+from .conftest import graphs_of
+
 SIZES = (3, 1, 12, 0, 7, 7, 30, 2)
 DIM = 12
-
-
-def graphs_of(sizes: Sequence[int]) -> Graphs:
-    batch = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    return Graphs.from_batch(batch, len(batch), len(sizes), batch.device)
 
 
 def make_nodes(sizes: Sequence[int] = SIZES) -> Tensor:

@@ -7,10 +7,7 @@ from hypothesis import strategies as st
 
 from histograph_post.heads.ragged import Graphs, bucket_layout
 
-
-def graphs_of(sizes: list[int]) -> Graphs:
-    index = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.long))
-    return Graphs.from_batch(index, len(index), len(sizes), index.device)
+from .conftest import graphs_of
 
 
 def test_sums_and_means_inside_each_graph() -> None:

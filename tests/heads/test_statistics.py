@@ -12,14 +12,10 @@ from torch import Tensor
 from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.heads.histograph.mixing import GraphStatistics, WideDropout
 from histograph_post.heads.history import STATISTICS, layer_statistics
-from histograph_post.heads.ragged import Graphs
+
+from .conftest import graphs_of
 
 SIZES = (3, 1, 0, 40, 2, 0)
-
-
-def graphs_of(sizes: Sequence[int]) -> Graphs:
-    index = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    return Graphs.from_batch(index, len(index), len(sizes), index.device)
 
 
 def random_layers(

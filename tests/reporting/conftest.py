@@ -12,25 +12,21 @@ from torch_geometric.data import Data
 
 import histograph_post as hg
 from histograph_post.data import GraphDataset, from_graphs, load_data
-from histograph_post.models import build_model
 from histograph_post.reporting import Report
 from histograph_post.training.options import TrainingOptions
 
+from ..helpers import demo_graphs, make_model
+
 QUICK = TrainingOptions(epochs=3, batch_size=16, lr=1e-2)
-
-
-def demo_graphs(count: int = 36) -> list[Data]:
-    return load_data("demo:", args={"num_graphs": count}).graphs
 
 
 def relabelled(make: Callable[[Data, np.random.Generator], object]) -> GraphDataset:
     """Return the demo graphs with labels of another kind."""
     random = np.random.default_rng(0)
     graphs = []
-    for graph in demo_graphs():
-        copied = graph.clone()
-        copied.y = torch.tensor(make(graph, random))
-        graphs.append(copied)
+    for graph in demo_graphs(36):
+        graph.y = torch.tensor(make(graph, random))
+        graphs.append(graph)
     return from_graphs(graphs)
 
 
@@ -66,11 +62,8 @@ def make_run(workshop: Path) -> Callable[[str], Path]:
     def make(kind: str) -> Path:
         folder = workshop / kind
         if not folder.exists():
-            dataset = datasets()[kind]()
-            torch.manual_seed(0)
-            model = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
             split = None if kind == "link" else "kfold:3" if kind == "binary" else "random"
-            hg.cache(model, dataset, workshop / f"{kind}.cache", splits=split)
+            hg.cache(make_model(), datasets()[kind](), workshop / f"{kind}.cache", splits=split)
             options = {"training": QUICK, "dim": 8, "heads": 2, "seeds": [0]}
             hg.train_head(workshop / f"{kind}.cache", folder, **options)
         return folder

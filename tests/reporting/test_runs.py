@@ -10,6 +10,7 @@ import torch
 import histograph_post as hg
 from histograph_post.models import build_model
 
+from ..helpers import make_model
 from .conftest import QUICK
 from .pages import Reader
 
@@ -44,8 +45,7 @@ def test_comparison_is_ranked(binary_run: Path, tmp_path: Path) -> None:
 def test_per_fold_caches(binary_run: Path, tmp_path: Path) -> None:
     data = hg.load_data("demo:", args={"num_graphs": 30})
     for fold in range(3):
-        torch.manual_seed(fold)
-        model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+        model = make_model(seed=fold, num_layers=2)
         hg.cache(model, data, tmp_path / "caches" / f"fold-{fold}.cache", splits="kfold:3")
     options = {"training": QUICK, "dim": 8, "heads": 2, "seeds": [0]}
     hg.train_head(tmp_path / "caches", tmp_path / "run", **options)

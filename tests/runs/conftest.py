@@ -7,28 +7,18 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-import histograph_post as hg
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
 
-from ..helpers import histograph, make_model
+from ..helpers import make_model, make_run_folder
 
 SHORT = TrainingOptions(epochs=3, lr=1e-2)
-NUM_GRAPHS = 48
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint, its cache and a run, as the commands leave them."""
-    folder = tmp_path_factory.mktemp("work")
-    save_file(make_model().state_dict(), folder / "model.safetensors")
-    demo = ("--data", "demo:", "--data-args", f"num_graphs={NUM_GRAPHS}", "--split", "kfold:3")
-    model = ("--model", "gin", "--checkpoint", folder / "model.safetensors")
-    assert histograph("cache", *model, *demo, "-o", folder / "demo.cache").exit_code == 0
-    hg.train_head(
-        folder / "demo.cache", folder / "run", seeds=(0, 1), dim=8, heads=2, training=SHORT
-    )
-    return folder
+    return make_run_folder(tmp_path_factory.mktemp("work"), make_model())
 
 
 @pytest.fixture(scope="session")

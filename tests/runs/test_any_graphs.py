@@ -16,8 +16,8 @@ from histograph_post.errors import ConfigError, DataError
 from histograph_post.models import build_model
 from histograph_post.runs.run import Run
 
-from ..helpers import demo_graphs, histograph
-from .conftest import NUM_GRAPHS, SHORT
+from ..helpers import NUM_GRAPHS, demo_graphs, histograph
+from .conftest import SHORT
 
 
 def test_graph_alone_and_in_any_batch_predicts_the_same(run: Run) -> None:

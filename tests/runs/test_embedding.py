@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Batch
-from typer.testing import CliRunner
 
 import histograph_post as hg
-from histograph_cli.app import app
 from histograph_post.errors import ConfigError, MissingExtraError
 
-from ..helpers import NodeModel, demo_graphs, make_model, node_labelled
+from ..helpers import NodeModel, demo_graphs, histograph, make_model, node_labelled
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +112,7 @@ def test_molecules_are_embedded_by_command(tmp_path: Path) -> None:
     data = ("--data", f"smiles:{tmp_path / 'a.csv'}")
 
     def type_words(*words: object) -> None:
-        result = CliRunner().invoke(app, [str(word) for word in words])
+        result = histograph(*words)
         assert result.exit_code == 0, result.output
 
     model = ("--model", "pretrain-gnns:gat", "--checkpoint", tmp_path / "file.pth")

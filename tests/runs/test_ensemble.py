@@ -11,37 +11,28 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GCNConv
 
 import histograph_post as hg
 from histograph_post.data import from_graphs
-from histograph_post.models import build_model
 from histograph_post.runs.run import Run
 from histograph_post.training.head_batches import HeadInputs
 from histograph_post.training.networks import HeadNetwork
 from histograph_post.training.options import TrainingOptions
+
+from ..helpers import NodeModel, make_model
 
 SHORT = TrainingOptions(epochs=2, batch_size=16, lr=3e-2)
 KINDS = ("binary", "multiclass", "multilabel", "regression", "regressions", "node", "link")
 SEEDS = (0, 1)
 
 
-class NodeModel(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = GCNConv(4, 8), GCNConv(8, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.second(self.first(x, edge_index).relu(), edge_index)
-
-
-def make_model(kind: str) -> nn.Module:
+def model_for(kind: str) -> nn.Module:
+    if kind not in ("node", "link"):
+        return make_model(num_layers=2)
     torch.manual_seed(0)
-    if kind in ("node", "link"):
-        return NodeModel()
-    return build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    return NodeModel()
 
 
 def labelled(kind: str, count: int = 36) -> list[Data]:
@@ -64,7 +55,7 @@ class Trained:
     """A run of several folds and seeds, and the graphs it was trained on."""
 
     def __init__(self, kind: str, folder: Path) -> None:
-        self.kind, self.folder, self.model = kind, folder, make_model(kind)
+        self.kind, self.folder, self.model = kind, folder, model_for(kind)
         level = kind if kind in ("node", "link") else "graph"
         self.data = from_graphs(labelled(kind), level=level)
         splits = None if level == "link" else "kfold:3"
@@ -208,7 +199,7 @@ def test_a_whole_export_has_all_heads_without_the_run(trained: Trained, tmp_path
 
 
 def test_a_single_head_has_no_spread(tmp_path: Path) -> None:
-    graphs, model = labelled("binary"), make_model("binary")
+    graphs, model = labelled("binary"), model_for("binary")
     hg.cache(model, graphs, tmp_path / "a.cache")
     run = hg.train_head(tmp_path / "a.cache", tmp_path / "run", dim=8, training=SHORT, seeds=[0])
     found = hg.predict(run, graphs, tmp_path / "new.csv", model=model)
@@ -223,8 +214,7 @@ def test_a_single_head_has_no_spread(tmp_path: Path) -> None:
 def test_heads_of_other_backbones_are_no_members(tmp_path: Path) -> None:
     data = hg.load_data("demo:", args={"num_graphs": 36})
     for fold in range(3):
-        torch.manual_seed(fold)
-        model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+        model = make_model(seed=fold, num_layers=2)
         hg.cache(model, data, tmp_path / "caches" / f"fold-{fold}.cache", splits="kfold:3")
     run = hg.train_head(tmp_path / "caches", tmp_path / "run", dim=8, seeds=SEEDS, training=SHORT)
     fold, _ = run.chosen
@@ -236,7 +226,7 @@ def test_heads_of_other_backbones_are_no_members(tmp_path: Path) -> None:
 
 
 def test_a_solution_counts_once_whatever_the_seeds(tmp_path: Path) -> None:
-    graphs, model = labelled("binary"), make_model("binary")
+    graphs, model = labelled("binary"), model_for("binary")
     hg.cache(model, graphs, tmp_path / "a.cache", splits="kfold:3")
     run = hg.train_head(tmp_path / "a.cache", tmp_path / "run", head="concat", seeds=SEEDS)
     assert [member.fold for member in run.saved_head.members] == [0, 1, 2]

@@ -17,10 +17,9 @@ from torch_geometric.nn import GCNConv, global_mean_pool
 import histograph_post as hg
 from histograph_post.data import from_graphs
 from histograph_post.errors import ModelError, OutputExistsError
-from histograph_post.models import build_model
 from histograph_post.training.options import TrainingOptions
 
-from ..helpers import demo_graphs, histograph
+from ..helpers import demo_graphs, histograph, make_model
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)
 
@@ -64,7 +63,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             "narrowing": lambda: from_graphs(quantities()),
         }[kind]()
         if not (folder / f"{kind}.cache").exists():
-            hg.cache(make_model(kind), data, folder / f"{kind}.cache", splits=None)
+            hg.cache(model_for(kind), data, folder / f"{kind}.cache", splits=None)
         out = folder / f"{kind}-{head}-{len(list(folder.iterdir()))}"
         if head == "histograph":
             options = {"heads": 2, **options}
@@ -76,11 +75,11 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
-def make_model(kind: str) -> nn.Module:
+def model_for(kind: str) -> nn.Module:
+    if kind != "narrowing":
+        return make_model()
     torch.manual_seed(0)
-    if kind == "narrowing":
-        return Narrowing()
-    return build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
+    return Narrowing()
 
 
 def inputs_of(predictor: nn.Module, batch: Batch) -> tuple[object, Tensor]:
@@ -109,7 +108,7 @@ def test_program_gives_what_the_model_gives(
     assert done.difference is not None
     assert done.difference < 1e-3
     program = torch.export.load(str(tmp_path / "head.pt2")).module()
-    predictor = hg.load(run, model=make_model(kind), device="cpu")
+    predictor = hg.load(run, model=model_for(kind), device="cpu")
     graphs = demo_graphs(9)
     graphs[3] = Data(x=torch.ones(1, 4), edge_index=torch.empty(2, 0, dtype=torch.long))
     for members in (graphs[:1], graphs[3:4], graphs[2:9]):
@@ -158,11 +157,10 @@ def test_heads_that_cannot_be_traced_are_refused_and_nothing_is_written(
 
 def test_whole_model_of_one_in_memory(make_run: Callable[..., Path], tmp_path: Path) -> None:
     run = make_run("binary", "mean")
-    hg.export(run, tmp_path / "model", whole=True, model=make_model("binary"))
-    torch.manual_seed(1)
-    other = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
+    hg.export(run, tmp_path / "model", whole=True, model=make_model())
+    other = make_model(seed=1)
     loaded = hg.load(tmp_path / "model", model=other, device="cpu")  # its weights are in the folder
-    expected = hg.load(run, model=make_model("binary"), device="cpu").predict(demo_graphs(5))
+    expected = hg.load(run, model=make_model(), device="cpu").predict(demo_graphs(5))
     assert (loaded.predict(demo_graphs(5)).outputs == expected.outputs).all()
 
 
@@ -171,7 +169,7 @@ def test_commands_need_neither_run_nor_cache_afterwards(tmp_path: Path) -> None:
 
     work, data = tmp_path / "work", ("--data", "demo:", "--data-args", "num_graphs=24")
     work.mkdir()
-    save_file(make_model("binary").state_dict(), work / "gin.safetensors")
+    save_file(make_model().state_dict(), work / "gin.safetensors")
     model = ("--model", "gin", "--checkpoint", work / "gin.safetensors")
     for arguments in (
         ("cache", *model, *data, "-o", work / "a.cache"),

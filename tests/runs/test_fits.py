@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
 
 import histograph_post as hg
 from histograph_post.data import load_data
-from histograph_post.models import build_model
 from histograph_post.runs.fits import OUTPUTS_NAME, Fit, FitSpec, load_fit
 from histograph_post.training.options import TrainingOptions
+
+from ..helpers import make_model
 
 TRAINING = TrainingOptions(epochs=2, batch_size=16)
 
@@ -22,8 +22,7 @@ TRAINING = TrainingOptions(epochs=2, batch_size=16)
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[hg.Run, FitSpec]:
     folder = tmp_path_factory.mktemp("fits")
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    model = make_model(num_layers=2)
     hg.cache(model, load_data("demo:", args={"num_graphs": 40}), folder / "demo.cache")
     run = hg.compare(
         folder / "demo.cache", folder / "run", heads=["mean"], dim=8, training=TRAINING

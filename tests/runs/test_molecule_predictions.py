@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import histograph_post as hg
-from histograph_cli.app import app
 from histograph_post.data.tables import Table
 from histograph_post.errors import DataError
 from histograph_post.models import build_model
 from histograph_post.runs.predictions import Predictions
 from histograph_post.tasks import Task
+
+from ..helpers import histograph
 
 pytest.importorskip("rdkit")
 
@@ -28,7 +28,7 @@ CATEGORIES = [119, 5, 12, 12, 10, 6, 6, 2, 2]
 
 
 def type_words(*words: object) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
+    result = histograph(*words)
     assert result.exit_code == 0, result.output
     return result.stderr
 

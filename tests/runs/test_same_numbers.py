@@ -20,8 +20,8 @@ from histograph_post.errors import DataError, ModelError, NotFoundError
 from histograph_post.runs.predictions import Predictions
 from histograph_post.runs.run import Run
 
-from ..helpers import NodeModel, demo_graphs, histograph, make_model, node_labelled
-from .conftest import NUM_GRAPHS, SHORT
+from ..helpers import NUM_GRAPHS, NodeModel, demo_graphs, histograph, make_model, node_labelled
+from .conftest import SHORT
 
 
 def write_source(model: type[nn.Module], path: Path) -> None:

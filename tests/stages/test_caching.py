@@ -20,17 +20,13 @@ from histograph_post.errors import CacheError, CaptureError, ConfigError, Output
 from histograph_post.models.checkpoints import weights_sha256
 from histograph_post.splits import resolve_splits
 
-from ..helpers import make_model
+from ..helpers import contents, make_model
 from ..soak.operations import Faults
 
 
 @pytest.fixture(scope="module")
 def dataset() -> GraphDataset:
     return load_data("demo:", args={"num_graphs": 60})
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def without_records(found: dict[str, bytes]) -> dict[str, bytes]:

@@ -19,8 +19,10 @@ from histograph_post.experiments.options import HeadSpec, with_keywords
 from histograph_post.heads.standardize import EachLayerNorm
 from histograph_post.runs.run import Run
 from histograph_post.training.options import TrainingOptions
+from histograph_post.utils.text import difference
 
 from ..helpers import histograph
+from ..reporting.pages import Reader
 
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)
 DEMO: dict[str, Any] = {
@@ -56,6 +58,14 @@ def test_results_pair_the_head_with_the_backbone_alone(run: Run) -> None:
     assert len(gains) == 6
     assert rows["histograph-end-to-end"]["versus_own"]["mean"] == pytest.approx(np.mean(gains))
     assert rows["own readout"]["versus_own"] is None
+
+
+def test_report_has_one_column_against_the_own_readout(run: Run, tmp_path: Path) -> None:
+    page = Reader(hg.report(run, tmp_path / "r.html").path.read_text(encoding="utf-8"))
+    (column,) = [at for at, name in enumerate(page.tables[0][0]) if name == "against own readout"]
+    gain = run.results["readouts"]["histograph-end-to-end"]["averaged"]["versus_own"]
+    shown = {row[0]: row[column] for row in page.tables[0][1:]}
+    assert shown["histograph-end-to-end"] == difference(gain)
 
 
 def test_fits_are_done_by_fold_then_network_then_seed(run: Run) -> None:

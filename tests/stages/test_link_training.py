@@ -27,6 +27,8 @@ from histograph_post.training.loop import Step, Trainer
 from histograph_post.training.networks import HeadNetwork
 from histograph_post.training.options import TrainingOptions
 
+from ..helpers import make_model
+
 CPU = torch.device("cpu")
 
 
@@ -207,8 +209,7 @@ def test_cora_from_its_checkpoint_to_the_table(
 
 def test_links_of_many_small_graphs(tmp_path: Path) -> None:
     dataset = load_data("demo:", args={"num_graphs": 30, "level": "link"})
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    model = make_model(num_layers=2)
     stored = cache(model, dataset, tmp_path / "a.cache", node_budget=200)
     assert stored is not None
     training = TrainingOptions(epochs=3, batch_size=8)

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 import histograph_post as hg
 from histograph_cli.app import app
 from histograph_post.heads import registry
-from histograph_post.models import build_model
+
+from ..helpers import make_model
 
 HEAD = f"{Path(__file__).parents[2] / 'examples' / 'my_head.py'}:MeanAndMax"
 QUICK = ("--epochs", 2, "--dim", 8, "-q")
@@ -44,9 +45,7 @@ def histograph(*words: object, fails: bool = False) -> Result:
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a cache and a run of the example."""
     folder = tmp_path_factory.mktemp("work")
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
-    save_file(model.state_dict(), folder / "model.safetensors")
+    save_file(make_model(num_layers=2).state_dict(), folder / "model.safetensors")
     from_file = ("--model", "gin", "--checkpoint", folder / "model.safetensors")
     histograph("cache", *from_file, *DEMO, "-o", folder / "demo.cache")
     histograph("train-head", folder / "demo.cache", "--head", HEAD, *QUICK, "-o", folder / "run")

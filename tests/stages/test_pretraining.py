@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
-from typer.testing import CliRunner
 
-from histograph_cli.app import app
 from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, ModelError, NotFoundError, OutputExistsError
 from histograph_post.experiments.folds import fold_checkpoints, open_caches
@@ -29,6 +27,8 @@ from histograph_post.runs.run import Run
 from histograph_post.splits import Splits, resolve_splits
 from histograph_post.tasks import infer_task
 from histograph_post.training.options import TrainingOptions
+
+from ..helpers import contents, histograph
 
 SMALL = {"hidden": 8, "num_layers": 2}
 QUICK = TrainingOptions(epochs=2, batch_size=16, lr=1e-2)
@@ -51,16 +51,9 @@ def run_pretraining(pretraining: Pretraining, out: Path, **options: Any) -> Run:
     return run_experiment(pretraining, out, chosen=OWN, options=ExperimentOptions(**options))
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def histograph(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+def output_of(*words: object, code: int = 0) -> str:
+    """Type a command, and return its output."""
+    result = histograph(*words)
     assert result.exit_code == code, result.output
     # Usage errors come in a box that breaks lines.
     return result.output if code == 0 else " ".join(result.output.replace("│", " ").split())
@@ -187,8 +180,8 @@ def test_command_line_from_nothing_to_per_fold_caches(tmp_path: Path) -> None:
     folder, caches = tmp_path / "p", tmp_path / "caches"
     data = ("--model", "gin", "--data", "demo:", "--data-args", "num_graphs=40")
     training = ("--model-args", "hidden=8", "--folds", 3, "--epochs", 2)
-    said = json.loads(histograph("pretrain", *data, *training, "-o", folder, "--json", "-q"))
-    histograph("cache", folder, "-o", caches, "-q")
+    said = json.loads(output_of("pretrain", *data, *training, "-o", folder, "--json", "-q"))
+    output_of("cache", folder, "-o", caches, "-q")
     opened = open_caches(caches)
     assert [cache.path.name for cache in opened] == [f"fold-{k}.cache" for k in range(3)]
     for cache, fold in zip(opened, said["folds"], strict=True):
@@ -198,14 +191,14 @@ def test_command_line_from_nothing_to_per_fold_caches(tmp_path: Path) -> None:
         own = cache.manifest.own_metrics["folds"][0]["test"]
         assert own["accuracy"] == fold["scores"]["test"]["accuracy"]
         assert own["roc_auc"] == pytest.approx(fold["scores"]["test"]["roc_auc"])
-    histograph("cache", "--checkpoint", folder / "fold-1", "-o", tmp_path / "one.cache", "-q")
+    output_of("cache", "--checkpoint", folder / "fold-1", "-o", tmp_path / "one.cache", "-q")
     (one,) = open_caches(tmp_path / "one.cache")
     assert one.weights_sha256 == opened[1].weights_sha256
     assert one.splits == opened[1].splits
-    assert "brings its own" in histograph(
+    assert "brings its own" in output_of(
         "cache", folder, "-o", tmp_path / "x", "--split", "random", code=2
     )
-    assert "--data is missing" in histograph(
+    assert "--data is missing" in output_of(
         "cache", "--model", "gin", "--checkpoint", folder / "fold-1/model.safetensors",
         "-o", tmp_path / "x", code=2,
     )  # fmt: skip
@@ -280,7 +273,7 @@ def graphs(tmp_path: Path) -> Path:
 
 def own_scores(folder: Path, out: Path, *named: object) -> list[dict[str, float]]:
     """Cache what was trained; return the scores the caches give the models themselves."""
-    histograph("cache", folder, *named, "-o", out, "-q")
+    output_of("cache", folder, *named, "-o", out, "-q")
     owns = [cache.manifest.own_metrics for cache in open_caches(out)]
     return [own["folds"][0]["test"] for own in owns if own is not None]
 

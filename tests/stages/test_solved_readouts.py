@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,15 @@ from histograph_post.splits import Split
 from histograph_post.training.options import TrainingOptions
 from histograph_post.training.solving import STRENGTHS, USUAL_STRENGTH
 
+from ..helpers import make_model
+
 SOLVED = ["linear", "concat", "probe"]
 QUICK = TrainingOptions(epochs=2, batch_size=16)
 
 
 @pytest.fixture(scope="module")
-def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
-    folder = tmp_path_factory.mktemp("caches") / "demo.cache"
-    cache(model, load_data("demo:", args={"num_graphs": 90}), folder, splits="kfold:3")
-    return folder
+def demo_cache(make_demo_cache: Callable[..., Path]) -> Path:
+    return make_demo_cache("kfold:3", num_graphs=90)
 
 
 @pytest.fixture(scope="module")
@@ -204,8 +203,7 @@ def test_a_readout_of_ones_own_can_be_solved(demo_cache: Path, tmp_path: Path) -
 
 
 def test_finetuning_steps_from_the_solution(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = build_model("gin", {"hidden": 8, "num_layers": 2}, in_dim=4, out_dim=1)
+    model = make_model(num_layers=2)
     data = load_data("demo:", args={"num_graphs": 40})
     cache(model, data, tmp_path / "demo.cache")
     run = hg.compare(tmp_path / "demo.cache", tmp_path / "run", heads=["probe"], training=QUICK)

@@ -12,16 +12,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
 import histograph_post as hg
 from histograph_post.errors import CacheError, MissingExtraError, OutputExistsError
-from histograph_post.models import build_model
 from histograph_post.reporting import Report
 from histograph_post.runs.run import Run
 from histograph_post.runs.summary import repeat_commands
 
-from ..helpers import histograph
+from ..helpers import histograph, make_model
 
 
 def test_report_stands_in_the_run_and_replaces_itself_only(
@@ -65,8 +63,7 @@ def test_missing_predictions_are_said_to_be_missing(
 def test_cache_of_another_backbone_is_refused(
     binary_run: Path, make_run: Callable[[str], Path], workshop: Path, tmp_path: Path
 ) -> None:
-    torch.manual_seed(1)
-    model = build_model("gin", {"hidden": 8, "num_layers": 3}, in_dim=4, out_dim=1)
+    model = make_model(seed=1)
     data = hg.load_data("demo:", args={"num_graphs": 48})
     hg.cache(model, data, tmp_path / "other.cache", splits="kfold:3")
     with pytest.raises(CacheError, match="found weights"):
