@@ -259,7 +259,9 @@ class Steps:
                 and any(self.trace.derives(given, value.index) for given in call.inputs)
             ]
             if behind:
-                return behind[-1], call
+                # Of what is computed beside others, such as invariants of a vector, none is all.
+                alone = [value for value in behind if self.layers.is_alone(value, end)]
+                return (alone or behind)[-1], call
         return None
 
     def maps(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
