@@ -51,12 +51,11 @@ class Joins:
 
     def for_readout(self, end: int) -> Join | None:
         """Return where layers are joined for the readout on the way to ``end``, if they are."""
-        fed = self.layers.frontier(end)
         for join in self._joins(end):
             if join.parallel and not self._loses_branches(join.call, end):
                 continue
             if not (
-                self._is_residual(join, fed)
+                self._is_residual(join, end)
                 or self._is_skip(join, end)
                 or self._is_whole(join.call)
                 or self.is_habit(join, end)
@@ -120,12 +119,30 @@ class Joins:
             if self.trace.derives(end, output) and len(self.trace.values[output].shape) > 2
         )
 
-    def _is_residual(self, join: Join, fed: Sequence[Layer]) -> bool:
+    def _is_residual(self, join: Join, end: int) -> bool:
         """Whether a layer's output is added to what the layer was given, or to the input."""
-        return (
-            join.call.name in SUMMING | MULTIPLYING
-            and not join.parallel
-            and all(self._is_own(other, fed) or self._is_input(other, fed) for other in join.others)
+        if join.call.name not in SUMMING | MULTIPLYING or join.parallel:
+            return False
+        fed = self.layers.frontier(end)
+        if not all(self._is_own(each, fed) or self._is_input(each, fed) for each in join.others):
+            return False
+        # A state that is added to a sum it is in is a layer among others, unless all layers do so.
+        return not self._adds_again(join) or any(
+            self._adds_again(earlier)
+            for given in self.layers.given_before(end, alike=False)
+            for earlier in self._joins(given)
+        )
+
+    def _adds_again(self, join: Join) -> bool:
+        """Whether what is added is a part of the other summand."""
+        sums = [
+            earlier
+            for member in join.members
+            for earlier in self._joins(member)
+            if earlier.call.name in SUMMING
+        ]
+        return join.call.name in SUMMING and any(
+            not set(earlier.others).isdisjoint(join.others) for earlier in sums
         )
 
     def _is_skip(self, join: Join, end: int) -> bool:
