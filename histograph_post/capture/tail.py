@@ -221,6 +221,19 @@ class Joins:
         """Return how many layers the joined values lie back."""
         return {(self.made[end] & ~self.made[value]).bit_count() for value in join.others}
 
+    def time_of_one_row(self, join: Join, end: int) -> int:
+        """Return when layers that were stacked are one row per node again: attention, a network."""
+        stacked = [value for value in join.call.outputs if len(self.trace.values[value].shape) > 2]
+        for value in self.trace.values if stacked else ():
+            if (
+                len(value.shape) == 2
+                and self.layers.is_full(value.index, end)
+                and any(self.trace.derives(value.index, each) for each in stacked)
+                and self.layers.is_alone(value.index, end)
+            ):
+                return self.trace.producer[value.index].time
+        return join.call.time
+
     def aggregates(self, join: FunctionCall, end: int) -> bool:
         """Whether more than concatenation lies between the joined layers and ``end``."""
         if join.name not in CONCATENATING:
