@@ -213,6 +213,8 @@ def _layer(trace: Trace, call: ModuleCall, number: int, *, featureless: bool) ->
     # A layer that is given a whole graph beside its state leaves most of that graph alone.
     used = {parent for value in _made_during(trace, call) for parent in value.parents}
     rows = [value for value in rows if value in used] or rows
+    # A number per node beside rows of several is a weight, a mass, a time.
+    rows = [value for value in rows if len(trace.values[value].shape) > 1] or rows
     if rows or any(_tells_of_nodes(trace, value) for value in call.inputs):
         return Layer(call, number, tuple(rows))
     if featureless:
@@ -291,7 +293,7 @@ def messages(trace: Trace) -> list[tuple[FunctionCall, FunctionCall]]:
         (call, others(call, call.outputs))
         for call in trace.functions
         if call.name in GATHERING
-        and any(trace.has_node_rows(value, dims=1) for value in call.inputs)
+        and any(trace.has_node_rows(value) for value in call.inputs)
     ]
     got = [
         (call, others(call, call.inputs))

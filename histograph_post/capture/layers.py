@@ -128,7 +128,7 @@ class Layers:
     def same_rows(self, before: int, value: int) -> bool:
         """Whether a value has node rows made by the same layers as another."""
         same = before >= 0 and self.made[before] == self.made[value]
-        return same and self.trace.has_node_rows(before, dims=1)
+        return same and self.trace.has_node_rows(before)
 
     def given_before(self, end: int, alike: bool = True) -> list[int]:
         """Return what layers were given by others on the way to ``end``.

@@ -89,7 +89,7 @@ class _Readout:
                 "the model's output does not come from its layers, as far as PyTorch shows "
                 "(NumPy in between? a constant?); name the modules to capture with --layers"
             )
-        nodes = [value for value in outputs if self.trace.has_node_rows(value, dims=1)]
+        nodes = [value for value in outputs if self.trace.has_node_rows(value)]
         graphs = [value for value in outputs if self._has_graph_rows(value) and value not in nodes]
         if nodes and not graphs:
             return [self._node_end(each) for each in self._last(map(self._final, nodes), nodes)]
@@ -151,7 +151,7 @@ class _Readout:
         """Return an output of a row per node without its final softmax and shape."""
         end = Consumed(output, _END, "the model's output")
         while (call := self.trace.producer.get(end.value)) is not None:
-            flat = not self.trace.has_node_rows(end.value)
+            flat = len(self.trace.values[end.value].shape) < 2
             final = call.name in SQUASHING or (flat and call.name in RESHAPING)
             before = call.inputs[0] if call.inputs else -1
             if (

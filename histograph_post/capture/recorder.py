@@ -145,7 +145,7 @@ class Capture:
                     f"layer {point.name!r}: {point.place} is {list(tensor.shape)}, "
                     f"expected {self._num_nodes} rows of {point.width}"
                 )
-            rows = tensor.flatten(1)  # [num_nodes, width]
+            rows = tensor.reshape(self._num_nodes, point.width)
             self._found[position] = self._copy_layer(position, rows)
 
     def _around(self, name: str) -> tuple[Enter, Leave]:
