@@ -109,7 +109,9 @@ class Capture:
             for position, point in enumerate(self.plan.points):
                 if position not in self._found:
                     raise CaptureError(
-                        f"layer {point.name!r}: {point.place} did not come up in this pass"
+                        f"layer {point.name!r}: {point.place} did not come up in this pass: which "
+                        "steps run depends on the graphs; name modules that always run with "
+                        "--layers"
                     )
             history = [self._found[position] for position in range(len(self.plan.points))]
             self._check_runs()
