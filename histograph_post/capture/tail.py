@@ -127,23 +127,23 @@ class Joins:
         if not all(self._is_own(each, fed) or self._is_input(each, fed) for each in join.others):
             return False
         # A state that is added to a sum it is in is a layer among others, unless all layers do so.
+        before = self.layers.given_before(end, alike=False)
         return not self._adds_again(join) or any(
-            self._adds_again(earlier)
-            for given in self.layers.given_before(end, alike=False)
-            for earlier in self._joins(given)
+            self._adds_again(earlier) for given in before for earlier in self._joins(given)
         )
 
     def _adds_again(self, join: Join) -> bool:
-        """Whether what is added is a part of the other summand."""
-        sums = [
-            earlier
-            for member in join.members
-            for earlier in self._joins(member)
-            if earlier.call.name in SUMMING
-        ]
-        return join.call.name in SUMMING and any(
-            not set(earlier.others).isdisjoint(join.others) for earlier in sums
-        )
+        """Whether what is added is a part of the other summand, by sums alone."""
+        if join.call.name not in SUMMING:
+            return False
+        summands, seen = list(join.members), set()
+        while summands:
+            value = summands.pop()
+            seen.add(value)
+            call = self.trace.producer.get(value)
+            if call is not None and call.name in SUMMING and not self.layers.inside(call.time):
+                summands += call.inputs
+        return not seen.isdisjoint(join.others)
 
     def _is_skip(self, join: Join, end: int) -> bool:
         """Whether one earlier state is added, and nothing else is joined."""
