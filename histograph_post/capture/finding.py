@@ -19,6 +19,7 @@ from .trace import (
     ModuleCall,
     Source,
     Trace,
+    Value,
 )
 
 
@@ -209,6 +210,11 @@ def _layer(trace: Trace, call: ModuleCall, number: int, *, featureless: bool) ->
     """Find the node tensors a layer is given."""
     rows = list(dict.fromkeys(value for value in call.inputs if trace.has_node_rows(value)))
     rows = [value for value in rows if not trace.edge_only(value)] or rows
+    # A layer that is given a whole graph beside its state leaves most of that graph alone.
+    used = {parent for value in _made_during(trace, call) for parent in value.parents}
+    rows = [value for value in rows if value in used] or rows
+    # A number per node beside rows of several is a weight, a mass, a time.
+    rows = [value for value in rows if len(trace.values[value].shape) > 1] or rows
     if rows or any(_tells_of_nodes(trace, value) for value in call.inputs):
         return Layer(call, number, tuple(rows))
     if featureless:
@@ -220,6 +226,11 @@ def _layer(trace: Trace, call: ModuleCall, number: int, *, featureless: bool) ->
         f"where the batch has {trace.num_nodes} nodes (pooled or edge-level input?); "
         "name the layers that work on the nodes with --layers"
     )
+
+
+def _made_during(trace: Trace, call: ModuleCall) -> Sequence[Value]:
+    """The values that were made inside a call."""
+    return trace.values[call.first_value : call.end_value]
 
 
 def _refuse_edge_caches(trace: Trace, layers: Sequence[Layer]) -> None:
@@ -282,7 +293,7 @@ def messages(trace: Trace) -> list[tuple[FunctionCall, FunctionCall]]:
         (call, others(call, call.outputs))
         for call in trace.functions
         if call.name in GATHERING
-        and any(trace.has_node_rows(value, dims=1) for value in call.inputs)
+        and any(trace.has_node_rows(value) for value in call.inputs)
     ]
     got = [
         (call, others(call, call.inputs))

@@ -7,7 +7,7 @@ layers are looked at from the last to the first, each with what is wanted of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch_geometric.nn.aggr import Aggregation
 
 from ..errors import CaptureError
-from .trace import LINEAR, SLICING, FunctionCall, ModuleCall, Source, Trace
+from .trace import CONCATENATING, LINEAR, SLICING, FunctionCall, ModuleCall, Source, Trace
 
 _POOLING_PACKAGE = "torch_geometric.nn.pool"
 
@@ -111,10 +111,24 @@ class Layers:
             and self.trace.derives(end, value)
         )
 
+    def is_alone(self, value: int, end: int) -> bool:
+        """Whether all that the last layers lead to ``end`` by goes through the value."""
+        last = sum(1 << layer.number for layer in self.frontier(end))
+        open_values, seen = [end], {value}
+        while open_values:
+            each = open_values.pop()
+            if each in seen or not self.made[each] & last:
+                continue
+            seen.add(each)
+            if self.lines[each] == 1 << each:  # what a layer returned
+                return False
+            open_values += self.trace.values[each].parents
+        return True
+
     def same_rows(self, before: int, value: int) -> bool:
         """Whether a value has node rows made by the same layers as another."""
         same = before >= 0 and self.made[before] == self.made[value]
-        return same and self.trace.has_node_rows(before, dims=1)
+        return same and self.trace.has_node_rows(before)
 
     def given_before(self, end: int, alike: bool = True) -> list[int]:
         """Return what layers were given by others on the way to ``end``.
@@ -131,6 +145,23 @@ class Layers:
         ]
         alike = alike and any(same for same, _ in given)
         return [value for same, value in given if same or not alike]
+
+    def is_held(self, value: int, held: Collection[int]) -> bool:
+        """Whether a value is among those held, or merely puts such side by side.
+
+        Maybe one after another, or into a tensor that was empty.
+        """
+        if value in held:
+            return True
+        call = self.trace.producer.get(value)
+        if call is None or call.name not in CONCATENATING or self.inside(call.time):
+            return False
+        numbers = [each for each in call.inputs if self.trace.values[each].floating]
+        return all(
+            self.has_node_rows(each)
+            and (self.trace.values[each].sources == Source.NONE or self.is_held(each, held))
+            for each in numbers
+        )
 
     def width(self, value: int) -> int:
         """Numbers per row of a value."""

@@ -159,7 +159,8 @@ def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint]
     pooled = [
         end.pooled
         for end in ends
-        if end.pooled is not None and not (end.parts and held.issuperset(end.parts))
+        if end.pooled is not None
+        and not (end.parts and all(layers.is_held(part, held) for part in end.parts))
     ]
     for each in pooled:
         _refuse_other_tensors(layers, states, each, consumers)

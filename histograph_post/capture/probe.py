@@ -48,23 +48,35 @@ _SHAPE_OF_OTHERS = frozenset({"expand_as", "view_as", "reshape_as", "type_as"})
 def probe(model: nn.Module, batch: Batch, no_pass: Sequence[str]) -> Trace:
     """Run the model on a batch in which node rows cannot be mistaken for anything else."""
     refused: Exception | None = None
+    traces: list[Trace] = []
     for candidate in probe_batches(model, batch):
         try:
             # Not inference mode: its tensors do not count in-place changes.
             with frozen(model), torch.inference_mode(False), torch.no_grad():
                 # Models may write into what they are given.
-                return run_trace(model, visible(candidate.clone(), no_pass))
-        except CaptureError:
-            raise
+                traces.append(run_trace(model, visible(candidate.clone(), no_pass)))
         except Exception as error:
             # A model may refuse graphs that were changed; it must take those it was given.
-            if candidate is batch:
+            if not traces and (candidate is batch or isinstance(error, CaptureError)):
                 raise
             refused = refused or error
-    raise CaptureError(
-        f"the probe graphs have as many edges as nodes ({int(batch.num_nodes)}), and the model "
-        f"does not run on others ({refused}); name the modules to capture with --layers"
-    )
+        # Rows as wide as there are nodes are told from pairs of nodes by other graphs.
+        if traces and (len(traces) == 2 or not _pairs_of_nodes(traces[0])):
+            break
+    if not traces:
+        others = "no other could be made of them"
+        if refused is not None:
+            others = f"the model does not run on others ({refused})"
+        raise CaptureError(
+            f"the probe graphs have as many edges as nodes ({int(batch.num_nodes)}), and {others}; "
+            "name the modules to capture with --layers"
+        )
+    return min(traces, key=_pairs_of_nodes)
+
+
+def _pairs_of_nodes(trace: Trace) -> int:
+    """Return how many values seem to have a number for each pair of nodes."""
+    return sum(trace.num_nodes in value.shape[1:] for value in trace.values)
 
 
 # --- batches in which rows of nodes cannot be mistaken for rows of anything else
@@ -95,23 +107,33 @@ def probe_batches(model: nn.Module, batch: Batch) -> Iterator[Batch]:
     sizes = {size for tensor in weights for size in tensor.shape}
     dense = (tensor for tensor in data if tensor.layout == torch.strided)
     sizes |= {size for tensor in dense for size in tensor.shape[1:]}
-    if _is_unambiguous(batch, sizes):
+    if plain := _is_unambiguous(batch, sizes):
         yield batch
-        return
-    graphs = batch.to_data_list() if hasattr(batch, "ptr") else [batch]
-    if len(graphs) > 1 and all(int(graph.num_nodes) < 2 for graph in graphs):
+    graphs = _taken_apart(batch)
+    if not plain and len(graphs) > 1 and all(int(graph.num_nodes) < 2 for graph in graphs):
         raise CaptureError(
             f"the probe batch has {batch.num_nodes} nodes in {batch.num_graphs} graphs, so node "
             "rows cannot be told from graph rows; expected a graph with two or more nodes"
         )
     changed = list(_changed(graphs))
     yield from (other for other in changed if _is_unambiguous(other, sizes))
-    # A number that a weight happens to have is less of a danger than a batch that does not run.
-    yield from (other for other in (batch, *changed) if not _edges_like_nodes(other))
+    if not plain:
+        # A number that a weight happens to have is less of a danger than a batch that does not run.
+        yield from (other for other in (batch, *changed) if not _edges_like_nodes(other))
+
+
+def _taken_apart(batch: Batch) -> list[Data]:
+    """Return the graphs of a batch; none if PyG cannot take it apart: sparse matrices."""
+    try:
+        return batch.to_data_list() if hasattr(batch, "ptr") else [batch]
+    except (ValueError, TypeError, RuntimeError):
+        return []
 
 
 def _changed(graphs: list[Data]) -> Iterator[Batch]:
     """Yield the graphs with one of them once more, or a node less, and with an edge less."""
+    if not graphs:
+        return
     # What is made for a batch is made on the CPU, unless the graphs are on CUDA.
     device = tensors_in(graphs[0])[0].device
     if len(graphs) > 1:

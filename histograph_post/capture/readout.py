@@ -28,6 +28,7 @@ from .gates import Gates
 from .layers import Layers, is_coarsening, is_pooling, made_by
 from .tail import Join, Joins, Steps
 from .trace import (
+    GATHERING,
     RESHAPING,
     SQUASHING,
     FunctionCall,
@@ -80,7 +81,7 @@ class _Readout:
             consumed = self._reductions(given, for_good=False)
             return [self._graph_end(each) for each in self._last(consumed, given)]
         outputs = [
-            value
+            self._before_lookup(value)
             for value in self.trace.outputs
             if self.made[value] and self.trace.values[value].floating
         ]
@@ -89,13 +90,40 @@ class _Readout:
                 "the model's output does not come from its layers, as far as PyTorch shows "
                 "(NumPy in between? a constant?); name the modules to capture with --layers"
             )
-        nodes = [value for value in outputs if self.trace.has_node_rows(value, dims=1)]
+        nodes = [value for value in outputs if self.trace.has_node_rows(value)]
         graphs = [value for value in outputs if self._has_graph_rows(value) and value not in nodes]
         if nodes and not graphs:
-            return [self._node_end(each) for each in self._last(map(self._final, nodes), nodes)]
+            last = self._last(map(self._final, nodes), nodes)
+            return [*map(self._node_end, last), *self._pair_ends(nodes, outputs)]
         outputs = graphs or outputs
         consumed = self._reductions(outputs)
         return [self._graph_end(each) for each in self._last(consumed, outputs)]
+
+    def _before_lookup(self, output: int) -> int:
+        """Return the rows of all nodes, where the output is just the rows of some of them."""
+        value = output
+        while (call := self.trace.producer.get(value)) is not None and call.inputs:
+            before, *others = call.inputs
+            if call.name in GATHERING and others and self.layers.has_node_rows(before):
+                return before
+            if call.name not in SQUASHING | RESHAPING:
+                break
+            value = before
+        return output
+
+    def _pair_ends(self, nodes: Sequence[int], outputs: Sequence[int]) -> list[BranchEnd]:
+        """Find the branches that lead to a number for each pair of nodes and to no node's row."""
+        seen = 0
+        for value in nodes:
+            seen |= self.made[value]
+        count = self.trace.num_nodes
+        pairs = [
+            value
+            for value in outputs
+            if self.made[value] & ~seen and self.trace.values[value].shape == (count, count)
+        ]
+        last = self._last(self._reductions(pairs), pairs) if pairs else []
+        return [self._graph_end(each) for each in last]
 
     def _has_graph_rows(self, value: int) -> bool:
         """Whether the value has a row per graph; of a single graph, [1] may be a loss."""
@@ -151,7 +179,7 @@ class _Readout:
         """Return an output of a row per node without its final softmax and shape."""
         end = Consumed(output, _END, "the model's output")
         while (call := self.trace.producer.get(end.value)) is not None:
-            flat = not self.trace.has_node_rows(end.value)
+            flat = len(self.trace.values[end.value].shape) < 2
             final = call.name in SQUASHING or (flat and call.name in RESHAPING)
             before = call.inputs[0] if call.inputs else -1
             if (
@@ -252,7 +280,7 @@ class _Readout:
         if extra is not None and join is not None and extra[1].time < join.call.time:
             return BranchEnd(self._graph_end(self._consumed(*extra)).states, None)
         if join is not None:
-            extra = self.steps.first_map(end.value, after=join.call.time)
+            extra = self.steps.first_map(end.value, after=self.joins.time_of_one_row(join, end.value))
         consumed = end if extra is None else self._consumed(*extra)
         return self._one_branch(consumed) if join is None else self._joined(join, consumed)
 

@@ -109,7 +109,9 @@ class Capture:
             for position, point in enumerate(self.plan.points):
                 if position not in self._found:
                     raise CaptureError(
-                        f"layer {point.name!r}: {point.place} did not come up in this pass"
+                        f"layer {point.name!r}: {point.place} did not come up in this pass: which "
+                        "steps run depends on the graphs; name modules that always run with "
+                        "--layers"
                     )
             history = [self._found[position] for position in range(len(self.plan.points))]
             self._check_runs()
@@ -145,7 +147,7 @@ class Capture:
                     f"layer {point.name!r}: {point.place} is {list(tensor.shape)}, "
                     f"expected {self._num_nodes} rows of {point.width}"
                 )
-            rows = tensor.flatten(1)  # [num_nodes, width]
+            rows = tensor.reshape(self._num_nodes, point.width)
             self._found[position] = self._copy_layer(position, rows)
 
     def _around(self, name: str) -> tuple[Enter, Leave]:

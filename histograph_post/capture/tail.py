@@ -51,12 +51,11 @@ class Joins:
 
     def for_readout(self, end: int) -> Join | None:
         """Return where layers are joined for the readout on the way to ``end``, if they are."""
-        fed = self.layers.frontier(end)
         for join in self._joins(end):
             if join.parallel and not self._loses_branches(join.call, end):
                 continue
             if not (
-                self._is_residual(join, fed)
+                self._is_residual(join, end)
                 or self._is_skip(join, end)
                 or self._is_whole(join.call)
                 or self.is_habit(join, end)
@@ -120,13 +119,31 @@ class Joins:
             if self.trace.derives(end, output) and len(self.trace.values[output].shape) > 2
         )
 
-    def _is_residual(self, join: Join, fed: Sequence[Layer]) -> bool:
+    def _is_residual(self, join: Join, end: int) -> bool:
         """Whether a layer's output is added to what the layer was given, or to the input."""
-        return (
-            join.call.name in SUMMING | MULTIPLYING
-            and not join.parallel
-            and all(self._is_own(other, fed) or self._is_input(other, fed) for other in join.others)
+        if join.call.name not in SUMMING | MULTIPLYING or join.parallel:
+            return False
+        fed = self.layers.frontier(end)
+        if not all(self._is_own(each, fed) or self._is_input(each, fed) for each in join.others):
+            return False
+        # A state that is added to a sum it is in is a layer among others, unless all layers do so.
+        before = self.layers.given_before(end, alike=False)
+        return not self._adds_again(join) or any(
+            self._adds_again(earlier) for given in before for earlier in self._joins(given)
         )
+
+    def _adds_again(self, join: Join) -> bool:
+        """Whether what is added is a part of the other summand, by sums alone."""
+        if join.call.name not in SUMMING:
+            return False
+        summands, seen = list(join.members), set()
+        while summands:
+            value = summands.pop()
+            seen.add(value)
+            call = self.trace.producer.get(value)
+            if call is not None and call.name in SUMMING and not self.layers.inside(call.time):
+                summands += call.inputs
+        return not seen.isdisjoint(join.others)
 
     def _is_skip(self, join: Join, end: int) -> bool:
         """Whether one earlier state is added, and nothing else is joined."""
@@ -204,6 +221,19 @@ class Joins:
         """Return how many layers the joined values lie back."""
         return {(self.made[end] & ~self.made[value]).bit_count() for value in join.others}
 
+    def time_of_one_row(self, join: Join, end: int) -> int:
+        """Return when layers that were stacked are one row per node again: attention, a network."""
+        stacked = [value for value in join.call.outputs if len(self.trace.values[value].shape) > 2]
+        for value in self.trace.values if stacked else ():
+            if (
+                len(value.shape) == 2
+                and self.layers.is_full(value.index, end)
+                and any(self.trace.derives(value.index, each) for each in stacked)
+                and self.layers.is_alone(value.index, end)
+            ):
+                return self.trace.producer[value.index].time
+        return join.call.time
+
     def aggregates(self, join: FunctionCall, end: int) -> bool:
         """Whether more than concatenation lies between the joined layers and ``end``."""
         if join.name not in CONCATENATING:
@@ -259,7 +289,9 @@ class Steps:
                 and any(self.trace.derives(given, value.index) for given in call.inputs)
             ]
             if behind:
-                return behind[-1], call
+                # Of what is computed beside others, such as invariants of a vector, none is all.
+                alone = [value for value in behind if self.layers.is_alone(value, end)]
+                return (alone or behind)[-1], call
         return None
 
     def maps(self, end: int) -> Sequence[FunctionCall | ModuleCall]:

@@ -147,10 +147,14 @@ class Trace:
         """Whether ``value`` is ``source`` or was computed from it."""
         return bool(self.ancestors[value] >> source & 1)
 
-    def has_node_rows(self, value: int, *, dims: int = 2) -> bool:
-        """Whether the value is floating point, with a row per node and at least ``dims`` dims."""
-        shape = self.values[value].shape
-        return self.values[value].floating and len(shape) >= dims and shape[:1] == (self.num_nodes,)
+    def has_node_rows(self, value: int) -> bool:
+        """Whether the value is floating point and has a row, or a number, per node.
+
+        A number for each pair of nodes, as of attention, makes no row: its width is the batch's.
+        """
+        found = self.values[value]
+        rows, *others = found.shape or (0,)
+        return found.floating and rows == self.num_nodes and self.num_nodes not in others
 
     def edge_only(self, value: int) -> bool:
         """Whether the value derives from the graphs' edges and not from their node features."""
