@@ -18,7 +18,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, NotFoundError, OutputExistsError
+from ..errors import CacheError, ConfigError, NotFoundError, OutputExistsError
+from ..utils.decoding import parse_json
 from ..utils.files import config_text, finished_name, read_regular, sha256_file, to_json, write_text
 from ..utils.outputs import LOCK_SUFFIX, OutputFolder, OutputLock
 from .run import (
@@ -83,7 +84,7 @@ def open_run_folder(
                 shutil.rmtree(output.folder)
                 marked = None
         if marked is not None and marked != text:
-            changed = _first_difference(_parsed(marked), json.loads(text))
+            changed = _first_difference(_parsed(marked), _parsed(text))
             raise OutputExistsError(
                 f"{output.folder}: found a run with {changed}; choose another -o, or --overwrite"
             )
@@ -118,8 +119,8 @@ def _marker(folder: Path) -> str | None:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        return parse_json(text.encode(), RUN_NAME)
+    except CacheError:
         return text
 
 
