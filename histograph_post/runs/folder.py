@@ -208,7 +208,7 @@ def check_seal(folder: Path, stored: Mapping[str, Any], plan: str | None = None)
         if found != expected:
             raise BrokenFitError(
                 f"{folder / name}: found other contents than it was saved with "
-                f"(SHA-256 {found[:12]}, expected {expected[:12]})"
+                f"(SHA-256 {found[:12]}, expected {str(expected)[:12]})"
             )
 
 
