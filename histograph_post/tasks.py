@@ -37,6 +37,9 @@ Missing = Literal["none", "some", "all"]
 #: Integer labels with more distinct values than this are taken for a quantity, not for classes.
 MAX_CLASSES = 1000
 
+#: Labels from 0 up to here may leave classes out.
+_MOST_NUMBERED = 10_000
+
 
 @dataclass(frozen=True)
 class Task:
@@ -308,8 +311,12 @@ def _guess_kind(values: np.ndarray, num_targets: int, num_rows: int) -> str:
 
 
 def _classes(values: np.ndarray) -> tuple[float, ...]:
-    """Return the label value of each class; labels from 0 up keep classes that no row has."""
-    if values[0] == 0 and (values == np.round(values)).all():
+    """Return the label value of each class; labels from 0 up keep classes that no row has.
+
+    Unless nearly all are such: a label of 10^12 is a name, not the last of so many classes.
+    """
+    numbered = values[0] == 0 and bool((values == np.round(values)).all())
+    if numbered and values[-1] < max(_MOST_NUMBERED, 2 * len(values)):
         return tuple(float(v) for v in range(max(2, int(values[-1]) + 1)))
     return tuple(float(v) for v in values)
 

@@ -76,6 +76,14 @@ def test_binary_scores_agree_for_logits_probabilities_and_two_columns() -> None:
     assert as_logits["accuracy"] == sk.accuracy_score(labels[keep, 0], logits[keep, 0] > 0)
 
 
+def test_labels_may_leave_out_a_few_classes_but_no_million() -> None:
+    few = infer_task(column(0, 1, 999, 0, 1, 999, 0, 1, 999), "graph")
+    assert len(few.classes) == 1000
+    for last in (10**12, 1e30):
+        many = infer_task(column(0, 1, last, 0, 1, last, 0, 1, last), "graph")
+        assert (many.kind, many.classes) == ("multiclass", (0.0, 1.0, float(last)))
+
+
 def test_classes_may_have_any_numbers() -> None:
     truth, chosen = np.array([0, 10**6, 7]), np.array([0, 10**6, 10**6])
     assert class_scores(truth, chosen) == pytest.approx(

@@ -37,6 +37,7 @@ from ..data import GraphDataset
 from ..data.batching import make_batch, probe_graphs, surroundings, to_device
 from ..errors import CacheError, HistographError, ModelError
 from ..models.model_call import LABELS
+from ..utils.decoding import parse_json
 from .manifest import CANARY_NAME, Provenance, read_hashed
 
 #: Bytes of a canary, at most; a longer file is not one.
@@ -172,13 +173,17 @@ class Canary:
         try:
             tensors = safetensors.torch.load(contents)
             length = int.from_bytes(contents[:8], "little")
-            about = json.loads(json.loads(contents[8 : 8 + length])["__metadata__"]["canary"])
+            header = parse_json(contents[8 : 8 + length], where)
+            # Not by the strict decoder: a value of a graph may be NaN.
+            about = json.loads(header["__metadata__"]["canary"])
             values, graph = about["values"], Data()
             for name in about["names"]:
                 graph[name] = values[name] if name in values else tensors[f"graph.{name}"]
             tolerances = [float(number) for number in about["tolerances"]]
             return cls(graph, [tensors[f"layer.{at}"] for at in range(len(tolerances))], tolerances)
-        except (SafetensorError, ValueError, LookupError, TypeError, RuntimeError) as error:
+        except SafetensorError as error:
+            raise CacheError(f"{where}: found {error}, expected a canary") from error
+        except (ValueError, LookupError, TypeError, RuntimeError, OverflowError) as error:
             raise CacheError(f"{where}: found {error!r}, expected a canary") from error
 
 

@@ -69,20 +69,17 @@ def prepare_graph(given: Data, where: str, notes: Counter[str]) -> Data:
         plain = _plain(value, name)
         if plain is not None:
             graph[name] = plain
-        elif name in (*_TENSORS, *_LABELS):
-            kind = type(value).__name__
-            if isinstance(value, Tensor):
-                kind = "nested" if value.is_nested else str(value.layout)
-            raise DataError(f"{where}: {name} is {kind}, expected a dense tensor of numbers")
+        elif name in (*_TENSORS, *_LABELS) or (name == "num_nodes" and isinstance(value, int)):
+            found = _odd_kind(value)
+            raise DataError(f"{where}: {name} is {found}, expected a dense tensor of numbers")
         else:
             del graph[name]
             notes[f"attribute {name} ({type(value).__name__}) left out"] += 1
     for name, value in graph.to_dict().items():
         if isinstance(value, Tensor):
             _check_memory(value.numel() * value.itemsize, f"{where}: {name} is {_kind(value)}")
-        # As float64: isinf is not defined for every type.
-        if name in _LABELS and torch.as_tensor(value, dtype=torch.float64).isinf().any():
-            raise DataError(f"{where}: {name} is infinite, expected finite labels, NaN for none")
+        if name in _LABELS:
+            _check_labels(torch.as_tensor(value), name, where)
     _check_edges(graph, where)
     num_nodes = _num_nodes(graph, where, notes)
     _check_memory(num_nodes * torch.int64.itemsize, f"{where}: found {num_nodes} nodes")
@@ -162,8 +159,8 @@ def _unpack_sparse(graph: Data, where: str, notes: Counter[str]) -> None:
 def _plain(value: object, name: str) -> Tensor | bool | int | float | str | None:
     """Return a value in a form that can be batched, saved and hashed; None if it has none."""
     if isinstance(value, Tensor):
-        dense = value.layout == torch.strided and not value.is_nested
-        return value.detach().cpu() if dense else None
+        dense = value.layout == torch.strided and not (value.is_nested or value.is_quantized)
+        return value.detach().cpu() if dense and not value.is_meta else None
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value) if value.dtype.kind in "biuf" else None
     if name in _LABELS and isinstance(value, list | tuple):
@@ -171,9 +168,36 @@ def _plain(value: object, name: str) -> Tensor | bool | int | float | str | None
             return torch.tensor(value)
         except (TypeError, ValueError):
             return None
+    if isinstance(value, int) and value.bit_length() > 63:  # Python's have any length
+        return None
     numbers_only = name in (*_TENSORS, *_LABELS)
     wanted = (bool, int, float) if numbers_only else (bool, int, float, str)
     return value if isinstance(value, wanted) and name not in _TENSORS else None
+
+
+def _odd_kind(value: object) -> str:
+    """Say what a value is that :func:`_plain` has refused."""
+    if isinstance(value, int):
+        return f"a whole number of {value.bit_length()} bits"
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    odd = {
+        "nested": value.is_nested,
+        "quantized": value.is_quantized,
+        "without values": value.is_meta,
+    }
+    return next((name for name, holds in odd.items() if holds), str(value.layout))
+
+
+def _check_labels(labels: Tensor, name: str, where: str) -> None:
+    """Refuse labels that no loss can take; NaN stands for one that is missing."""
+    if labels.is_complex():
+        raise DataError(f"{where}: {name} is {_kind(labels)}, expected real numbers")
+    # As float64: not every type can be compared.
+    sizes = labels.to(torch.float64).abs()
+    if (sizes > torch.finfo(torch.float32).max).any():
+        found = "infinite" if sizes.isinf().any() else f"{float(sizes.nan_to_num().max()):g}"
+        raise DataError(f"{where}: {name} is {found}, expected finite labels, NaN for none")
 
 
 def _check_memory(num_bytes: int, claim: str) -> None:

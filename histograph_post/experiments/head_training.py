@@ -316,7 +316,7 @@ def compare(
         heads: Names of readouts, or your own as for :func:`train_head`; by default all that suit
             the labels of the cache.
         head_options: Options of the readouts that have them, such as ``{"dropout": 0.1}``, or of
-            one, such as ``{"gmt.heads": 2}``.
+            one, such as ``{"gmt.heads": 2}`` or ``{"my_head.py:MyHead.width": 2}``.
         options: Seeds, split, training and so on, which all experiments share.
         keywords: Any of those by itself, such as ``seeds=[0, 1]``, and options of the readouts that
             have them, such as ``dim=64``.
@@ -325,24 +325,48 @@ def compare(
     options.refuse("warm_start", reason="readouts are compared from random weights")
     if heads is None:
         heads = head_names(open_caches(cache)[0].manifest.layout.level, rivals=True)
-    names = list(dict.fromkeys(head_name(head) for head in heads))
+    called = {head: head_name(head) for head in heads}
+    names = list(dict.fromkeys(called.values()))
+    _refuse_namesakes(called)
     if all(name in RIVALS for name in names):
         found = " and ".join(names)
         raise ConfigError(
             f"heads: found {f'{found}, compared only' if found else 'none'}, "
             "expected at least one readout that is saved as a head"
         )
-    specs = _with_options(names, {**(head_options or {}), **others})
+    specs = _with_options(names, {**(head_options or {}), **others}, called)
     experiment = plan_experiment(cache, specs, options, rivals=True)
     return run_experiment(experiment, out, chosen=None, options=options)
 
 
-def _with_options(names: Sequence[str], given: Mapping[str, Any]) -> list[HeadSpec]:
-    """Return each readout with the options it has; ``NAME.option`` overrides ``option``."""
+def _refuse_namesakes(called: Mapping[str | type[Readout], str]) -> None:
+    """Refuse classes of one name from several files: only the last of them would be compared."""
+    for name in called.values():
+        same = [
+            head if isinstance(head, str) else f"{head.__module__}:{head.__name__}"
+            for head, other in called.items()
+            if other == name and head != name
+        ]
+        if len(same) > 1:
+            raise ConfigError(
+                f"heads: found {' and '.join(same)}, which are both called {name}, expected one, "
+                "or other names"
+            )
+
+
+def _with_options(
+    names: Sequence[str], given: Mapping[str, Any], called: Mapping[Any, str]
+) -> list[HeadSpec]:
+    """Return each readout with the options it has; ``NAME.option`` overrides ``option``.
+
+    Args:
+        called: The name of each readout by how the user named it, such as ``my_head.py:MyHead``.
+    """
     known = {name: head_info(name).options() for name in names}
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for option in sorted(given, key=lambda option: "." in option):
         only, _, own = option.rpartition(".")
+        only = called.get(only, only)
         among = [only] if only else list(names)
         if only not in ("", *names):
             raise ConfigError(

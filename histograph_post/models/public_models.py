@@ -135,7 +135,8 @@ def build_public(name: str, given: Given) -> nn.Module:
             encoder = MoleculeGNN(_CONVS[name], **shape)
         return encoder if num_tasks is None else MoleculePrediction(encoder, num_tasks, pooling)
 
-    require_memory(name, [sizes.num_layer * sizes.emb_dim], build, bytes_per_weight=4)
+    chosen = [sizes.num_layer * sizes.emb_dim, *sizes.atoms, *sizes.bonds, num_tasks]
+    require_memory(name, chosen, build, bytes_per_weight=4)
     return build()
 
 

@@ -15,11 +15,10 @@ import torch
 from ..caches import Cache
 from ..errors import ConfigError, HistographError
 from ..experiments.results import BASELINES, OWN
-from ..runs.fits import OUTPUTS_NAME
+from ..runs.fits import read_outputs
 from ..runs.run import PREDICTIONS_NAME, Run
 from ..tasks import Task
 from ..utils.files import read_regular
-from ..utils.tensors import load_arrays
 from ..utils.text import MISSING, number
 from .layer_analysis import owners_of
 from .molecules import Molecule
@@ -122,10 +121,11 @@ def outcomes_of(run: Run, readout: str) -> list[Outcome]:
         each = []
         for seed in outcome.seeds:
             try:
-                stored = load_arrays(run.fit_folder(readout, outcome.fold, seed) / OUTPUTS_NAME)
+                stored = read_outputs(run.fit_folder(readout, outcome.fold, seed))
             except (OSError, HistographError):
                 continue
-            if np.array_equal(stored["rows"], outcome.rows):
+            wide = stored["outputs"].shape[1] == outcome.predicted.shape[1]
+            if wide and np.array_equal(stored["rows"], outcome.rows):
                 each.append(torch.from_numpy(stored["outputs"]).double())  # [rows, outputs]
         if each:
             mean = torch.stack(each).mean(dim=0) / temperature  # [rows, outputs]

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
-from ..runs.run import TRIALS_NAME, Run
+from ..runs.records import check_log
+from ..runs.run import METRICS_NAME, TRIALS_NAME, Run
 from ..runs.summary import counted, ranked_trials
 from ..runs.verdict import about_intervals, bold_row, ranked_names, reported, validation_of
 from ..utils.text import MISSING, difference, metric_name, number, plural, setting, spread
@@ -191,6 +192,7 @@ def ranking_figure(run: Run, ranked: Mapping[str, Summary]) -> Figure:
 def learning_figures(run: Run, ranked: Sequence[str]) -> list[Figure]:
     """Draw the learning curves: validation score and loss."""
     fits: dict[str, dict[tuple[int, int], list[dict[str, Any]]]] = defaultdict(dict)
+    check_log(run.log, str(run.folder / METRICS_NAME))
     for line in run.log:
         fits[line["head"]].setdefault((line["fold"], line["seed"]), []).append(line)
     found = [_valid_figure(run, fits, ranked), _loss_figure(run, fits.get(run.head, {}))]
@@ -203,7 +205,7 @@ Fits = Mapping[tuple[int, int], Sequence[Mapping[str, Any]]]
 def _curves(fits: Fits, key: str) -> list[np.ndarray]:
     """Return one quantity by epoch, for each fit that has it: ``[epochs]`` each."""
     return [
-        np.array([line[key] for line in lines])
+        np.array([line[key] for line in lines], dtype=np.float64)  # null is NaN
         for lines in fits.values()
         if all(key in line for line in lines)
     ]

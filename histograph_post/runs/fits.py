@@ -291,13 +291,20 @@ def read_fit(folder: Path) -> dict[str, Any]:
     return {"layer_norm": False, **stored}
 
 
+def read_outputs(folder: Path) -> dict[str, np.ndarray]:
+    """Read what a finished fit said: ``rows``, ``[rows]``, and ``outputs``, ``[rows, width]``."""
+    arrays = load_arrays(folder / OUTPUTS_NAME, "the outputs of a fit")
+    rows, outputs = (arrays.get(name, np.empty(())) for name in ("rows", "outputs"))
+    if rows.ndim != 1 or outputs.ndim != 2 or len(rows) != len(outputs):
+        raise ConfigError(f"{folder / OUTPUTS_NAME}: found no output per row, expected one")
+    return arrays
+
+
 def load_fit(spec: FitSpec, folder: Path) -> Fit:
     """Read a finished fit back."""
     stored = read_fit(folder)
     require_sealed(folder, stored)
-    arrays = load_arrays(folder / OUTPUTS_NAME, "the outputs of a fit")
-    if not {"rows", "outputs"} <= arrays.keys() or len(arrays["rows"]) != len(arrays["outputs"]):
-        raise ConfigError(f"{folder / OUTPUTS_NAME}: found no output per row, expected one")
+    arrays = read_outputs(folder)
     return Fit(
         spec=spec,
         scores=stored["scores"],

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ..caches import CANARY_NAME
-from ..errors import ConfigError, NotFoundError, OutputExistsError
+from ..errors import CacheError, ConfigError, NotFoundError, OutputExistsError
+from ..utils.decoding import parse_json
 from ..utils.files import config_text, finished_name, read_regular, sha256_file, to_json, write_text
 from ..utils.outputs import LOCK_SUFFIX, OutputFolder, OutputLock
 from .run import (
@@ -98,7 +99,7 @@ def open_run_folder(
                 shutil.rmtree(output.folder)
                 marked = None
         if marked is not None and marked != text:
-            changed = _first_difference(_parsed(marked), json.loads(text))
+            changed = _first_difference(_parsed(marked), _parsed(text))
             raise OutputExistsError(
                 f"{output.folder}: found a run with {changed}; choose another -o, or --overwrite"
             )
@@ -133,8 +134,8 @@ def _marker(folder: Path) -> str | None:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        return parse_json(text.encode(), RUN_NAME)
+    except CacheError:
         return text
 
 
@@ -222,7 +223,7 @@ def check_seal(folder: Path, stored: Mapping[str, Any], plan: str | None = None)
         if found != expected:
             raise BrokenFitError(
                 f"{folder / name}: found other contents than it was saved with "
-                f"(SHA-256 {found[:12]}, expected {expected[:12]})"
+                f"(SHA-256 {found[:12]}, expected {str(expected)[:12]})"
             )
 
 

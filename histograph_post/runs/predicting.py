@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..data.spec import FEATURE_ARGS, LEVEL_ARGS, Reading
 from ..data.streaming import remove_rows, rows_beside
-from ..errors import ConfigError, MissingExtraError
+from ..errors import ConfigError, HistographError, MissingExtraError
 from ..heads.base import Readout
 from ..training.head_batches import HeadInputs
 from ..utils import Level
@@ -271,7 +271,7 @@ class _Opened:
     run: Run
     predictor: Predictor
     dataset: GraphDataset
-    #: Data arguments that were taken from the run.
+    #: Data arguments that were taken from the run, and what else to know.
     notes: list[str]
     #: Called with the nodes done and the nodes in all, if given.
     on_progress: OnProgress | None
@@ -314,10 +314,28 @@ def _open(
         if not isinstance(model, nn.Module):
             model = opened.backbone.model.to_follow(model).spec  # refuses before data are loaded
         dataset, notes = _data_for(opened, data, data_root, data_args, reading)
+        notes += _other_choice(opened)
         in_dim = int(dataset.graphs[0].num_node_features)
         predictor = load(opened, model=model, in_dim=in_dim, **loading)
         update = stack.enter_context(notebook_bar(what, watched=on_progress is not None))
         yield _Opened(opened, predictor, dataset, notes, on_progress or update, write)
+
+
+def _other_choice(run: Run) -> list[str]:
+    """Return the verdict on a run as a note, if that is to use another of its readouts.
+
+    Such as the frozen head of a run that was fine-tuned. Whoever has named a head is not told, nor
+    whoever has an export, or results that cannot be read.
+    """
+    if run.readout is not None or not run.is_finished:
+        return []
+    try:
+        chosen, verdict = run.head, run.verdict
+    except HistographError:
+        return []
+    if verdict.decision != "use" or verdict.readout == chosen:
+        return []
+    return [f"{chosen} predicts, but the verdict on this run is: {verdict}"]
 
 
 #: Data arguments that decide the features and labels of a graph. New data of the same kind as the

@@ -6,12 +6,12 @@ are declared; others, and those of earlier versions, are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError
-from ..utils.decoding import Count, decode
+from ..utils.decoding import Count, decode, is_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,3 +246,18 @@ def check_head(found: Mapping[str, Any], where: str) -> None:
     decode(_Head, found, where, error=ConfigError, defaults=True, unknown=True)
     if found.get("members") == [] or not found.get("temperature", 1.0) > 0:
         raise ConfigError(f"{where}: found no members, or no temperature above 0, expected both")
+
+
+def check_log(lines: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Refuse a ``metrics.jsonl`` with lines that are not numbers of an epoch of a fit."""
+    for at, line in enumerate(lines, start=1):
+        named = isinstance(line.get("head"), str) and is_count(line.get("fold"))
+        numbers = (value for name, value in line.items() if name != "head")
+        if not (named and is_count(line.get("seed")) and all(map(_is_measured, numbers))):
+            raise ConfigError(
+                f"{where}: entry {at}: found no head, fold and seed with numbers, expected an epoch"
+            )
+
+
+def _is_measured(value: Any) -> bool:
+    return value is None or isinstance(value, float) or is_count(value)

@@ -292,7 +292,7 @@ def readout_named(run: Run, head: str | type[Readout]) -> str | None:
             return None
         raise ConfigError(f"{run.folder}: found the head {stored!r} alone, expected {name!r}")
     chosen, kept = str(run.results["head"]), kept_readouts(run)
-    if name == chosen or (name == stored and (is_code or name not in kept)):
+    if name == chosen or (name == stored and (is_code or name not in run.results["readouts"])):
         return None
     if name in kept:
         return name
@@ -301,7 +301,12 @@ def readout_named(run: Run, head: str | type[Readout]) -> str | None:
             f"head {name!r}: found a readout that is compared only, expected one that is saved: "
             f"{', '.join(kept)}"
         )
-    raise ConfigError(f"{run.folder}: found no readout {name!r}, expected one of {', '.join(kept)}")
+    # After fine-tuning, the head that it began with is one more row of the results, and not kept.
+    hint = "; the run that was fine-tuned predicts with it, frozen" if name == stored else ""
+    raise ConfigError(
+        f"{run.folder}: found no readout {name!r} that was kept, expected one of "
+        f"{', '.join(kept)}{hint}"
+    )
 
 
 def kept_readouts(run: Run) -> list[str]:

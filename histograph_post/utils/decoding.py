@@ -92,10 +92,21 @@ def read_toml_file(path: Path) -> dict[str, Any]:
         depths = accumulate(1 if mark in "[{" else -1 for mark in re.findall(r"[\[\]{}]", text))
         if max(depths, default=0) > _DEEPEST or re.search(r"(\.[^.\n]*){1000}", text):
             raise ValueError("nested too deep")
-        return tomllib.loads(text)
+        value = tomllib.loads(text)
+        _refuse_long_numbers(value)
+        return value
     except (ValueError, RecursionError) as refused:
         reason = "nested too deep" if isinstance(refused, RecursionError) else refused
         raise ConfigError(f"{path}: not a readable TOML file ({reason})") from None
+
+
+def _refuse_long_numbers(value: Any) -> None:
+    """Refuse whole numbers beyond TOML's 64 bits; Python cannot even write the longest as text."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        raise ValueError(f"a whole number of {value.bit_length()} bits, expected at most 64")
+    inside = value.values() if isinstance(value, dict) else value
+    for item in inside if isinstance(value, dict | list) else ():
+        _refuse_long_numbers(item)
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

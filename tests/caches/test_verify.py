@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -77,7 +78,11 @@ def test_a_changed_canary_is_listed(tmp_path):
     flip(path, -1, 0)
     (problem,) = verify_cache(tmp_path).problems
     assert "canary.safetensors: found checksum" in problem
-    for contents in (b"", b"nothing", save({"layer.0": torch.ones(2)}), save({}, {"canary": "{}"})):
+    endless = {"names": [], "values": {}, "tolerances": [10**400]}
+    for contents in (
+        *(b"", b"nothing", save({"layer.0": torch.ones(2)}), save({}, {"canary": "{}"})),
+        *(save({}, {"canary": "[" * 10**5}), save({}, {"canary": json.dumps(endless)})),
+    ):
         path.write_bytes(contents)
         sha256 = hashlib.sha256(contents).hexdigest()
         provenance = replace(cache.manifest.provenance, canary_sha256=sha256)

@@ -7,6 +7,7 @@ import os
 import pickle
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,15 @@ def test_deep_configurations(content: bytes, place: Path, demo_cache: Path) -> N
     assert "nested too deep" in said
 
 
+@pytest.mark.parametrize("option", ["seeds = {}", "lr = {}", "head-args = [{}]"])
+def test_numbers_of_thousands_of_digits_in_a_configuration(
+    option: str, place: Path, demo_cache: Path
+) -> None:
+    Path("long.toml").write_text(option.format("0x" + "f" * 5000))
+    said = refused(histograph("train-head", demo_cache, "-o", "run", "--config", "long.toml"), 2)
+    assert "a whole number of 20000 bits, expected at most 64" in said
+
+
 @pytest.mark.parametrize("name", ["pipe.toml", "/dev/zero", "/dev/null"])
 def test_pipes_and_devices_are_no_configuration(name: str, place: Path, demo_cache: Path) -> None:
     os.mkfifo("pipe.toml")
@@ -146,6 +156,10 @@ def nested(graph: Data) -> None:
     graph.x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 
 
+def set_label(value: object, graph: Data) -> None:
+    graph.y = value
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     ("change", "said"),
@@ -155,6 +169,9 @@ def nested(graph: Data) -> None:
         (infinite, "y is infinite, expected finite labels"),
         (infinite_number, "y is infinite, expected finite labels"),
         (nested, "x is nested, expected a dense tensor"),
+        (partial(set_label, 10**400), "y is a whole number of 1329 bits, expected a dense"),
+        (partial(set_label, torch.tensor([1e300], dtype=torch.double)), "y is 1e+300, exp"),
+        (partial(set_label, torch.tensor([1j])), "y is complex64 [1], expected real numbers"),
     ],
 )
 def test_graphs(change: Callable[[Data], None], said: str, place: Path) -> None:

@@ -84,3 +84,31 @@ def test_nodes_are_counted_from_the_edges_when_nothing_else_says_so():
 
     assert dataset.num_nodes.tolist() == [4]
     assert dataset.notes[0].startswith("number of nodes read off the edges")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("x", torch.ones(2, 3, device="meta"), "x is without values, expected a dense tensor"),
+        ("y", torch.ones(1, device="meta"), "y is without values, expected a dense tensor"),
+        ("y", -(16**5000), "y is a whole number of 20001 bits, expected a dense tensor"),
+        ("num_nodes", 16**5000, "num_nodes is a whole number of 20001 bits"),
+    ],
+    ids=["meta", "meta label", "long label", "long count"],  # pytest cannot write such numbers
+)
+def test_what_has_no_values_or_too_many_digits_is_refused(attribute, value, message):
+    graph = star(1)
+    graph[attribute] = value
+
+    with pytest.raises(DataError, match=f"graph 0: {message}"):
+        from_graphs([graph])
+
+
+def test_a_number_beyond_64_bits_that_is_no_label_is_left_out():
+    graph = star(1)
+    graph.code = 2**128
+
+    dataset = from_graphs([graph])
+
+    assert "code" not in dataset.graphs[0]
+    assert "attribute code (int) left out in 1 graphs" in dataset.notes

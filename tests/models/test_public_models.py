@@ -324,6 +324,14 @@ def test_what_a_public_model_does_not_have(name: str, args: dict[str, Any], expe
         build_model(name, args)
 
 
+@pytest.mark.parametrize(
+    "asked", [{"out_dim": 10**12}, {"out_dim": 10**30}, {"filled": {"atoms": [10**12, 3]}}]
+)
+def test_outputs_and_tables_beyond_memory_are_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(HistographError, match=r"ogb:gcn: found sizes that take .* GB, expected at"):
+        build_model("ogb:gcn", {}, **asked)
+
+
 def test_features_are_chosen_by_the_name_and_others_are_refused(
     datasets: dict[str, GraphDataset], table: Path, tmp_path: Path
 ) -> None:

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 from histograph_post.errors import HistographError
 from histograph_post.experiments.finetuning import open_source
 from histograph_post.runs.fits import FitSpec, find_fit
-from histograph_post.runs.folder import BrokenFitError
+from histograph_post.runs.folder import BrokenFitError, check_seal
 from histograph_post.runs.predicting import load
 from histograph_post.runs.run import Run
 from histograph_post.runs.summary import facts, fit_rows, readout_rows
@@ -158,15 +159,29 @@ def copied(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("name", ["predictions.csv", "results.json"])
+@pytest.mark.parametrize("name", ["predictions.csv", "results.json", "metrics.jsonl"])
 def test_a_report_of_odd_files_is_refused_in_one_line(copied: Path, name: str) -> None:
     results = json.loads((copied / "results.json").read_text())
     results["task"]["classes"] = []
     odd = {"predictions.csv": "a,b\nc,d\n", "results.json": json.dumps(results)}
+    odd["metrics.jsonl"] = '{"head": "mean", "fold": 0, "seed": 0, "loss": "x"}\n'
     (copied / name).write_text(odd[name])
     done = histograph("report", copied, "-o", copied.with_name("page.html"), "-q")
     assert done.exit_code == 1
     assert re.fullmatch(rf"error: .*{name}: .*found .*\n", done.stderr)
+
+
+def test_a_report_leaves_out_a_fit_without_outputs(copied: Path) -> None:
+    for file in copied.glob("fits/mean/*/test.safetensors"):
+        file.write_bytes(save({}))
+    done = histograph("report", copied, "-o", copied.with_name("page.html"), "-q")
+    assert done.exit_code == 0, done.output
+
+
+def test_a_hash_that_is_none_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(BrokenFitError, match="found other contents than it was saved with"):
+        check_seal(tmp_path, {"files": {"metrics.jsonl": {}}})
 
 
 @pytest.mark.parametrize("name", ["SHA256SUMS", "config.toml", "predictions.csv", "run.json"])

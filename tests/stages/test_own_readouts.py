@@ -131,6 +131,22 @@ def test_compare_tune_and_finetune_take_it(work: Path, tmp_path: Path) -> None:
     assert results["head"] == "MeanAndMax-finetuned"
 
 
+def test_options_in_a_comparison_name_it_as_the_command_line_does(
+    work: Path, tmp_path: Path
+) -> None:
+    words = ("compare", work / "demo.cache", *QUICK, "--seeds", 0, "--heads", f"mean,{HEAD}")
+    for number, name in enumerate((HEAD, "MeanAndMax")):
+        out = tmp_path / f"run-{number}"
+        histograph(*words, "--head-args", f"{name}.history_layers=1", "-o", out)
+        fit = json.loads((out / "fits/MeanAndMax/fold-0-seed-0/fit.json").read_text())
+        assert fit["config"]["history_layers"] == 1
+    twin = tmp_path / "my_head.py"
+    twin.write_text(Path(HEAD.rpartition(":")[0]).read_text())
+    heads = f"{HEAD},{twin}:MeanAndMax"
+    refused = histograph("compare", work / "demo.cache", "--heads", heads, "-o", "no", fails=True)
+    assert "which are both called MeanAndMax" in refused.stderr
+
+
 def test_python_takes_the_class_or_its_registered_name(work: Path, tmp_path: Path) -> None:
     registry.head_name(HEAD)
     given: Any = registry.head_info("MeanAndMax").load()

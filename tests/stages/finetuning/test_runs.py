@@ -69,6 +69,29 @@ def test_results_are_read_beside_those_of_the_head_stage(folder: Path, tuned: Pa
     assert len((tuned / "predictions.csv").read_text().splitlines()) == 1 + 48
 
 
+def test_predict_says_so_where_the_verdict_is_to_keep_the_frozen_head(
+    tuned: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tuned, tmp_path / "ft")
+    results = json.loads((tuned / "results.json").read_text())
+    frozen, after = (
+        results["readouts"][name]["averaged"] for name in ("histograph", "histograph-finetuned")
+    )
+    frozen["versus_own"] |= {"mean": 0.2, "low": 0.1, "high": 0.3, "rows": None}
+    for mean, said in ((after["valid"]["mean"], True), (after["valid"]["mean"] - 0.1, False)):
+        frozen["valid"]["mean"] = mean
+        (tmp_path / "ft/results.json").write_text(json.dumps(results))
+        (tmp_path / "ft/SHA256SUMS").unlink(missing_ok=True)
+        done = histograph("predict", tmp_path / "ft", *DEMO, "-o", tmp_path / f"{mean}.csv")
+        note = "note: histograph-finetuned predicts, but the verdict on this run is: Keep the froz"
+        assert (note in done.stderr) == said
+    # The frozen head is not in this run: its name must not stand for the other one.
+    words = ("predict", tuned, *DEMO, "-o", tmp_path / "p.csv", "--head", "histograph")
+    refused = histograph(*words)
+    assert refused.exit_code == 1
+    assert "the run that was fine-tuned predicts with it, frozen" in refused.stderr
+
+
 def test_predictions_are_those_the_run_stored(tuned: Path, tmp_path: Path) -> None:
     assert_stored(tuned, hg.predict(tuned, "demo:", data_args={"num_graphs": 48}))
     # The run brings its backbone: neither the cache nor the checkpoint is needed.
