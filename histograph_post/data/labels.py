@@ -51,6 +51,18 @@ def label_rows(graph: Data, level: Level) -> int:
     return int(graph.num_nodes if level == "node" else graph.edge_label_index.size(1))
 
 
+def label_tensor(labels: np.ndarray) -> Tensor:
+    """Return integers without a gap, such as classes, as int64, other labels as float32."""
+    whole = not np.isnan(labels).any() and bool((labels == np.round(labels)).all())
+    return torch.from_numpy(labels).to(torch.int64 if whole else torch.float32)
+
+
+def attach_labels(graphs: Sequence[Data], labels: Tensor) -> None:
+    """Give each graph its row of ``labels [num_graphs, num_targets]`` as ``y``."""
+    for graph, row in zip(graphs, labels, strict=True):
+        graph.y = row.clone() if len(row) == 1 else row[None].clone()  # [1] or [1, num_targets]
+
+
 def align_labels(graphs: Sequence[Data], ids: Sequence[str], level: Level, *, spec: str) -> int:
     """Give every graph labels of one shape, so that PyG can batch them; return their width.
 
