@@ -90,8 +90,7 @@ def prepare_graph(given: Data, where: str, notes: Counter[str]) -> Data:
     for name, unit in MODEL_INPUTS.items():
         if name in graph:
             graph[name] = _model_input(graph[name], name, where, notes)
-            _check_rows(graph[name], name, rows[unit], unit, where)
-            _check_finite(graph[name], name, unit, where)
+            _check_values(graph[name], name, rows[unit], unit, where)
     return graph
 
 
@@ -264,15 +263,11 @@ def _model_input(values: Tensor, name: str, where: str, notes: Counter[str]) -> 
     return values.to(wanted)
 
 
-def _check_rows(values: Tensor, name: str, rows: int, unit: str, where: str) -> None:
+def _check_values(values: Tensor, name: str, rows: int, unit: str, where: str) -> None:
     if values.dim() == 0 or values.size(0) != rows:
         raise DataError(f"{where}: {name} is {_kind(values)}, expected {rows} rows, one per {unit}")
-
-
-def _check_finite(values: Tensor, name: str, unit: str, where: str) -> None:
-    finite = torch.isfinite(values)
-    if not finite.all():
-        bad = (~finite).nonzero()
+    bad = (~torch.isfinite(values)).nonzero()
+    if len(bad):
         raise DataError(
             f"{where}: {name} has {len(bad)} values that are not finite, "
             f"the first at {unit} {int(bad[0, 0])}; expected finite numbers"
@@ -362,7 +357,13 @@ def add_features(
             graph.x = _column(counts, kind)  # [num_nodes, 1]
         return [f"no node features: x = {kind} (1 column; highest degree {highest})"]
     limit = max_degree if max_degree is not None else max(highest, 1)
-    _check_size(sum(len(counts) for counts in degrees), limit + 1, spec)
+    num_nodes = sum(map(len, degrees))
+    size = 4 * num_nodes * (limit + 1)
+    if size > _MAX_BYTES:
+        raise DataError(
+            f"{spec}: one-hot degrees would take {size / 2**30:.1f} GiB ({num_nodes:,} nodes x "
+            f"{limit + 1:,} columns); expected a smaller max_degree= or features=log-degree"
+        )
     for graph, counts in zip(graphs, degrees, strict=True):
         columns = torch.nn.functional.one_hot(counts.clamp(max=limit), limit + 1)
         graph.x = columns.to(torch.float32)  # [num_nodes, max_degree + 1]
@@ -378,12 +379,3 @@ def _column(counts: Tensor, kind: str) -> Tensor:
     if kind == "constant":
         return torch.ones_like(values)
     return values.log1p() if kind == "log-degree" else values
-
-
-def _check_size(num_nodes: int, columns: int, spec: str) -> None:
-    size = 4 * num_nodes * columns
-    if size > _MAX_BYTES:
-        raise DataError(
-            f"{spec}: one-hot degrees would take {size / 2**30:.1f} GiB ({num_nodes:,} nodes x "
-            f"{columns:,} columns); expected a smaller max_degree= or features=log-degree"
-        )

@@ -21,7 +21,6 @@ from .checks import add_features, check_links, prepare_graphs, refuse_hetero
 from .labels import (
     align_labels,
     detect_level,
-    gather_labels,
     label_name,
     label_rows,
     take_masks,
@@ -257,14 +256,13 @@ def from_graphs(
     if level == "node":
         masks = take_masks(prepared, names, spec=spec)
         official = masks if official is None else official
-    labels = gather_labels(prepared, names, level, spec=spec)  # [rows, num_targets]
-    align_labels(prepared, level, labels)
+    num_targets = align_labels(prepared, names, level, spec=spec)
     return GraphDataset(
         spec=spec,
         graphs=prepared,
         ids=names,
         level=level,
-        target_names=_target_names(target_names, labels.shape[1], spec),
+        target_names=_target_names(target_names, num_targets, spec),
         official=official,
         rows=rows,
         smiles=None if smiles is None else list(smiles),

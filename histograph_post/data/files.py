@@ -81,7 +81,7 @@ def load_function(
     return replace(result, spec=target)
 
 
-def _graph_options(found: object, args: Mapping[str, Any], spec: str) -> dict[str, Any]:
+def _graph_options(found: Any, args: Mapping[str, Any], spec: str) -> dict[str, Any]:
     """Return the options of :func:`from_graphs`; a single graph has node labels, unless pairs."""
     options = level_options(args, spec=spec) | feature_options(args, spec=spec)
     single = isinstance(found, Data) and not isinstance(found, Batch)

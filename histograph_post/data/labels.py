@@ -51,56 +51,50 @@ def label_rows(graph: Data, level: Level) -> int:
     return int(graph.num_nodes if level == "node" else graph.edge_label_index.size(1))
 
 
-def gather_labels(
-    graphs: Sequence[Data], ids: Sequence[str], level: Level, *, spec: str
-) -> np.ndarray:
-    """Return the labels of all graphs, checked, as float64 ``[rows, num_targets]``."""
-    blocks = [
-        _label_block(graph, level, f"{spec}: graph {name}")
-        for graph, name in zip(graphs, ids, strict=True)
-    ]
-    widths = {block.shape[1] for block in blocks if block is not None}
-    if len(widths) > 1:
-        raise DataError(
-            f"{spec}: graphs have {sorted(widths)} targets, expected the same number in all"
-        )
-    width = widths.pop() if widths else 0
-    return np.concatenate(
-        [
-            np.full((label_rows(graph, level), width), np.nan) if block is None else block
-            for graph, block in zip(graphs, blocks, strict=True)
-        ]
-    )  # [rows, num_targets]
+def label_tensor(labels: np.ndarray) -> Tensor:
+    """Return integers without a gap, such as classes, as int64, other labels as float32."""
+    whole = not np.isnan(labels).any() and bool((labels == np.round(labels)).all())
+    return torch.from_numpy(labels).to(torch.int64 if whole else torch.float32)
 
 
-def align_labels(graphs: Sequence[Data], level: Level, labels: np.ndarray) -> None:
-    """Give every graph a label of one shape, so that PyG can batch them.
+def attach_labels(graphs: Sequence[Data], labels: Tensor) -> None:
+    """Give each graph its row of ``labels [num_graphs, num_targets]`` as ``y``."""
+    for graph, row in zip(graphs, labels, strict=True):
+        graph.y = row.clone() if len(row) == 1 else row[None].clone()  # [1] or [1, num_targets]
+
+
+def align_labels(graphs: Sequence[Data], ids: Sequence[str], level: Level, *, spec: str) -> int:
+    """Give every graph labels of one shape, so that PyG can batch them; return their width.
 
     As given, one graph may have a scalar and the next ``[1]``. An unlabelled graph among labelled
     ones gets NaN, and then all graphs get float labels.
     """
-    name, width = label_name(level), labels.shape[1]
-    labelled = sum(name in graph for graph in graphs)
-    if not labelled:
-        return
-    start = 0
-    for graph in graphs:
-        rows = label_rows(graph, level)
-        if labelled == len(graphs):
-            values = torch.as_tensor(graph[name])
-        else:
-            values = torch.from_numpy(labels[start : start + rows]).to(torch.float32)
-        graph[name] = values.reshape(rows) if width == 1 else values.reshape(rows, width)
-        start += rows
+    blocks = [
+        _label_block(graph, level, f"{spec}: graph {name}")
+        for graph, name in zip(graphs, ids, strict=True)
+    ]
+    widths = {block.size(1) for block in blocks if block is not None}
+    if len(widths) > 1:
+        raise DataError(
+            f"{spec}: graphs have {sorted(widths)} targets, expected the same number in all"
+        )
+    if not widths:
+        return 0
+    width = widths.pop()
+    some_missing = any(block is None for block in blocks)
+    for graph, block in zip(graphs, blocks, strict=True):
+        labels = torch.full((label_rows(graph, level), width), np.nan) if block is None else block
+        labels = labels.float() if some_missing else labels
+        graph[label_name(level)] = labels.squeeze(1) if width == 1 else labels
+    return width
 
 
-def _label_block(graph: Data, level: Level, where: str) -> np.ndarray | None:
-    """Return one graph's labels as float64 ``[rows, num_targets]``; None if it has none."""
+def _label_block(graph: Data, level: Level, where: str) -> Tensor | None:
+    """Return one graph's labels as ``[rows, num_targets]``; None if it has none."""
     name, rows = label_name(level), label_rows(graph, level)
     if name not in graph:
         return None
-    given = torch.as_tensor(graph[name])
-    labels = given.detach().cpu().to(torch.float64)
+    labels = given = torch.as_tensor(graph[name])
     if level == "graph" and labels.dim() < 2:
         labels = labels.reshape(1, -1)  # from a scalar, [1] or [num_targets]
     elif labels.dim() == 1:
@@ -110,7 +104,7 @@ def _label_block(graph: Data, level: Level, where: str) -> np.ndarray | None:
             f"{where}: {name} has shape {list(given.shape)}, "
             f"expected {rows} row{'' if rows == 1 else 's'} for {level}-level labels"
         )
-    return labels.numpy()
+    return labels
 
 
 def take_masks(graphs: Sequence[Data], ids: Sequence[str], *, spec: str) -> Splits | None:
@@ -138,12 +132,17 @@ def take_masks(graphs: Sequence[Data], ids: Sequence[str], *, spec: str) -> Spli
     if len(counts) > 1:
         raise DataError(f"{spec}: masks have {sorted(counts)} folds, expected the same in all")
     num_folds = counts.pop() if counts else 1
+    nothing = torch.zeros_like(parts["train"])
+    masks = [parts.get(part, nothing).expand(-1, num_folds) for part in MASKS]
     splits = Splits(
         kind="official",
         unit="node",
         total=parts["train"].size(0),
         seed=None,
-        folds=tuple(_fold(parts, fold) for fold in range(num_folds)),
+        folds=tuple(
+            Split(*(mask[:, fold].nonzero().squeeze(1).numpy() for mask in masks))
+            for fold in range(num_folds)
+        ),
     )
     splits.validate(where=f"{spec}: official split")
     return splits
@@ -161,14 +160,3 @@ def _mask(graph: Data, name: str, where: str) -> Tensor:
             f"expected {graph.num_nodes} rows, one per node"
         )
     return mask.bool()  # [num_nodes, num_folds]
-
-
-def _fold(parts: dict[str, Tensor], fold: int) -> Split:
-    def indices(part: str) -> np.ndarray:
-        if part not in parts:
-            return np.empty(0, dtype=np.int64)
-        masks = parts[part]
-        column = masks[:, fold if masks.size(1) > 1 else 0]  # [total_nodes]
-        return column.nonzero().squeeze(1).numpy()
-
-    return Split(train=indices("train"), valid=indices("valid"), test=indices("test"))

@@ -31,7 +31,8 @@ from ..splits.split import read_folder
 from ..utils.files import write_bytes
 from .benchmarks import partial_folder, user_cache
 from .dataset import GraphDataset, as_links
-from .molecules import MOLECULE_ENCODINGS, attach_labels, encode, read_molecules
+from .labels import attach_labels, label_tensor
+from .molecules import MOLECULE_ENCODINGS, encode, read_molecules
 from .spec import LEVEL_ARGS, MOLECULE_SOURCES, as_choice, check_names, level_options
 from .tables import read_table, row_ids
 
@@ -63,7 +64,7 @@ def load_ogbg(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
         )
     if features != "ogb":
         graphs = _encoded_again(list(table.column("smiles")), features, spec)
-    attach_labels(graphs, labels)
+    attach_labels(graphs, label_tensor(labels))
     official = _official(folder / "split" / "scaffold", len(graphs))
     dataset = GraphDataset(
         spec=spec,

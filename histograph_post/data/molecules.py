@@ -24,6 +24,7 @@ from torch_geometric.utils.smiles import e_map, x_map
 from ..errors import DataError, MissingExtraError
 from ..utils.text import listed
 from .dataset import GraphDataset, as_links
+from .labels import attach_labels, label_tensor
 from .row_blocks import StreamedGraphs
 from .spec import (
     LEVEL_ARGS,
@@ -100,7 +101,11 @@ def read_molecules(
         raise DataError(f"{spec}: found no molecule RDKit can read in column {smiles_column!r}")
     if labels:
         values = np.stack(list(labels.values()), axis=1)  # [num_rows, num_targets]
-        attach_labels(graphs, values[rows])
+        y = label_tensor(values[rows])  # [num_graphs, num_targets]
+        if isinstance(graphs, StreamedGraphs):
+            graphs.y = y
+        else:
+            attach_labels(graphs, y)
     dataset = GraphDataset(
         spec=spec,
         graphs=graphs,
@@ -114,20 +119,6 @@ def read_molecules(
         notes=notes,
     )
     return as_links(dataset, wanted["links"]) if wanted["level"] == "link" else dataset
-
-
-def attach_labels(graphs: Sequence[Data], labels: np.ndarray) -> None:
-    """Give each graph its row of ``labels [num_graphs, num_targets]`` as ``y``.
-
-    Whole numbers without a gap are stored as int64, as classes are; anything else as float32.
-    """
-    whole = not np.isnan(labels).any() and bool((labels == np.round(labels)).all())
-    values = torch.from_numpy(labels).to(torch.int64 if whole else torch.float32)
-    if isinstance(graphs, StreamedGraphs):
-        graphs.y = values
-        return
-    for graph, row in zip(graphs, values, strict=True):
-        graph.y = row.clone() if len(row) == 1 else row[None].clone()  # [1] or [1, num_targets]
 
 
 def encode(smiles: Sequence[str], features: str) -> tuple[list[Data], np.ndarray, dict[int, str]]:

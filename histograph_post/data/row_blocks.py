@@ -28,6 +28,7 @@ from torch_geometric.data import Data
 from ..errors import DataError
 from ..utils.decoding import parse_json
 from ..utils.files import atomic_path
+from .labels import attach_labels
 
 #: Part of every key and fingerprint: blocks in another format are written again.
 FORMAT = "histograph rows 1"
@@ -297,9 +298,7 @@ class StreamedGraphs(Sequence[Data]):
                 found += self._block(number).graphs(start - first, end - first)
             start, number = max(start, end), number + 1
         if self.y is not None:
-            labels = self.y[stop - len(found) : stop].clone()  # [graphs, targets]
-            for graph, row in zip(found, labels, strict=True):
-                graph.y = row if len(row) == 1 else row[None]  # [1] or [1, targets]
+            attach_labels(found, self.y[stop - len(found) : stop])  # [graphs, targets]
         return found
 
     def _block(self, number: int) -> _Mapped:
