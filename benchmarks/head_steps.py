@@ -39,11 +39,11 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 HEAD, LITERAL, PADDED = "head", "literal algorithm", "literal algorithm, padded"
 
 
-def head_steps(work: Workloads, floors: Mapping[int, float] = FLOORS) -> list[Ratio]:
+def head_steps(work: Workloads) -> list[Ratio]:
     """Compare a step on one batch of molecules with the literal algorithm, padded and not."""
     found = []
     nodes = work.molecules.num_nodes[: work.sizes.batch_size]
-    for layers, floor in floors.items():
+    for layers, floor in FLOORS.items():
         rows = GraphRows.random(nodes, layers, work.sizes.width)
         for form, options in FORMS.items():
             head = make_head(rows, work.sizes.width, options)
@@ -70,11 +70,11 @@ def head_steps(work: Workloads, floors: Mapping[int, float] = FLOORS) -> list[Ra
     return found
 
 
-def transformer_steps(work: Workloads, layers: int = 6) -> list[Ratio]:
+def transformer_steps(work: Workloads) -> list[Ratio]:
     """Compare a step on wide layers with GraphMultisetTransformer on the last one of them."""
     found = []
     nodes = work.molecules.num_nodes[: work.sizes.batch_size]
-    width = work.sizes.molecule_width
+    layers, width = 6, work.sizes.molecule_width
     rows = GraphRows.random(nodes, layers, width)
     clusters = max(1, round(float(nodes.mean()) / 4))
     other = f"GraphMultisetTransformer, k = {clusters}"

@@ -57,11 +57,11 @@ class DepthScores:
     is_whole: bool
 
 
-def depths_of(num_layers: int, most: int = _MAX_DEPTHS) -> tuple[int, ...]:
+def depths_of(num_layers: int) -> tuple[int, ...]:
     """Return the numbers of layers to try, from 1 to all, denser where they are few."""
-    if num_layers <= most:
+    if num_layers <= _MAX_DEPTHS:
         return tuple(range(1, num_layers + 1))
-    spread = np.geomspace(1, num_layers, most)
+    spread = np.geomspace(1, num_layers, _MAX_DEPTHS)
     return tuple(int(value) for value in np.unique(np.round(spread).astype(int)))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -170,14 +168,3 @@ def test_real_data_and_weights_are_used_and_left_alone(shared_data: Path, tmp_pa
     stored = torch.load(shared_data / CHECKPOINT, weights_only=True, map_location="cpu")
     assert torch.equal(model.gnns[4].linear.weight, stored["gnns.4.linear.weight"])
     assert sorted(path for path in shared_data.rglob("*")) == before
-
-
-def test_help_does_not_import_torch() -> None:
-    code = (
-        "import sys\n"
-        "from histograph_cli.app import app\n"
-        "try: app(['bench', '--help'])\n"
-        "finally: sys.exit(3 if 'torch' in sys.modules else 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert done.returncode == 0

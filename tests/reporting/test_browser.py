@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,20 @@ def look(browser: str, page: Path, profile: Path, *, width: int = 1200, dark: bo
     return done.stdout
 
 
+def ask(browser: str, report: Report, script: str, folder: Path, **options: Any) -> str:
+    """Open a report with another script at its end; return what that left in ``data-found``."""
+    html = report.path.read_text(encoding="utf-8")
+    # The page allows no script but its own, so the other one comes in a copy that does.
+    policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+    assert policy.search(html)
+    asked = folder / "asked.html"
+    asked.write_text(policy.sub("", html).replace("</body>", script), encoding="utf-8")
+    shown = look(browser, asked, folder / "profile", **options)
+    answer = re.search(r'data-found="([^"]*)"', shown)
+    assert answer is not None
+    return answer[1]
+
+
 def test_nothing_complains(browser: str, binary_report: Report, tmp_path: Path) -> None:
     shown = look(browser, binary_report.path, tmp_path / "profile")
     assert shown.count("<figure") == len(binary_report.figures)
@@ -80,16 +95,8 @@ def test_nothing_complains(browser: str, binary_report: Report, tmp_path: Path) 
 def test_every_figure_is_there(
     browser: str, binary_report: Report, tmp_path: Path, width: int, dark: bool
 ) -> None:
-    html = binary_report.path.read_text(encoding="utf-8")
-    # The page allows no script but its own, so the questions come in a copy that does.
-    policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
-    assert policy.search(html)
-    asked = tmp_path / "asked.html"
-    asked.write_text(policy.sub("", html).replace("</body>", QUESTIONS), encoding="utf-8")
-    shown = look(browser, asked, tmp_path / "profile", width=width, dark=dark)
-    answer = re.search(r'data-found="([^"]*)"', shown)
-    assert answer is not None
-    found = json.loads(unescape(answer[1]))
+    answer = ask(browser, binary_report, QUESTIONS, tmp_path, width=width, dark=dark)
+    found = json.loads(unescape(answer))
     assert [figure["name"] for figure in found["figures"]] == list(binary_report.figures)
     for figure in found["figures"]:
         assert figure["words"], figure
@@ -103,8 +110,6 @@ def test_every_figure_is_there(
 
 
 def test_a_click_sorts_the_predictions(browser: str, binary_report: Report, tmp_path: Path) -> None:
-    html = binary_report.path.read_text(encoding="utf-8")
-    policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
     click = """<script>
     const table = document.querySelector("table.sortable");
     const column = [...table.tHead.rows[0].cells].findIndex((c) => c.textContent === "p(1)");
@@ -112,10 +117,7 @@ def test_a_click_sorts_the_predictions(browser: str, binary_report: Report, tmp_
     const rows = [...table.tBodies[0].rows];
     document.body.dataset.found = rows.map((row) => row.cells[column].textContent);
     </script></body>"""
-    asked = tmp_path / "asked.html"
-    asked.write_text(policy.sub("", html).replace("</body>", click), encoding="utf-8")
-    answer = re.search(r'data-found="([^"]*)"', look(browser, asked, tmp_path / "profile"))
-    assert answer is not None
-    shown = [float(text) for text in answer[1].split(",")]
+    answer = ask(browser, binary_report, click, tmp_path)
+    shown = [float(text) for text in answer.split(",")]
     assert shown == sorted(shown)
     assert len(shown) == 48
