@@ -292,8 +292,7 @@ def messages(trace: Trace) -> list[tuple[FunctionCall, FunctionCall]]:
     sent = [
         (call, others(call, call.outputs))
         for call in trace.functions
-        if call.name in GATHERING
-        and any(trace.has_node_rows(value) for value in call.inputs)
+        if call.name in GATHERING and any(trace.has_node_rows(value) for value in call.inputs)
     ]
     got = [
         (call, others(call, call.inputs))
