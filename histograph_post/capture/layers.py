@@ -271,8 +271,8 @@ class _Choice:
 
     def _at_the_place(self, values: list[int], layer: Layer) -> list[int]:
         """Return the one at the place that was chosen for a later layer of the same type."""
-        place = self.places.get(type(layer.call.module), -1)
-        return [value for value in values if layer.call.inputs.index(value) == place]
+        place = self.places.get(type(layer.call.module), len(layer.call.inputs))
+        return [value for value in values if value in layer.call.inputs[place : place + 1]]
 
     def _whole(self, values: list[int]) -> list[int]:
         """Return the one that the others are parts of: the targets of (source, target) pairs."""

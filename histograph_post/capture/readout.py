@@ -280,9 +280,8 @@ class _Readout:
         if extra is not None and join is not None and extra[1].time < join.call.time:
             return BranchEnd(self._graph_end(self._consumed(*extra)).states, None)
         if join is not None:
-            extra = self.steps.first_map(
-                end.value, after=self.joins.time_of_one_row(join, end.value)
-            )
+            joined = self.joins.done(join, end.value)
+            extra = self.steps.first_map(end.value, after=joined)
         consumed = end if extra is None else self._consumed(*extra)
         return self._one_branch(consumed) if join is None else self._joined(join, consumed)
 

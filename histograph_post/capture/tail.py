@@ -221,8 +221,8 @@ class Joins:
         """Return how many layers the joined values lie back."""
         return {(self.made[end] & ~self.made[value]).bit_count() for value in join.others}
 
-    def time_of_one_row(self, join: Join, end: int) -> int:
-        """Return when layers that were stacked are one row per node again: attention, a network."""
+    def done(self, join: Join, end: int) -> int:
+        """Return when layers are joined: stacked ones when attention or a network made one row."""
         stacked = [value for value in join.call.outputs if len(self.trace.values[value].shape) > 2]
         for value in self.trace.values if stacked else ():
             if (

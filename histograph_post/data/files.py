@@ -85,7 +85,7 @@ def _graph_options(found: Any, args: Mapping[str, Any], spec: str) -> dict[str, 
     """Return the options of :func:`from_graphs`; a single graph has node labels, unless pairs."""
     options = level_options(args, spec=spec) | feature_options(args, spec=spec)
     single = isinstance(found, Data) and not isinstance(found, Batch)
-    if options["level"] is None and single and "edge_label_index" not in found:
+    if options["level"] is None and single and not hasattr(found, "edge_label_index"):
         options["level"] = "node"
     return options
 

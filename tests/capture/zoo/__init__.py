@@ -34,11 +34,13 @@ from . import (  # noqa: F401 - each registers its models
     pyg_models,
     read_out,
     readouts,
+    rows,
     running,
     shapes,
     signatures,
     space,
     states,
+    streams,
     transformers,
     unusual,
 )
