@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -28,7 +28,7 @@ from ..ragged import Graphs
 from .config import HistoGraphConfig
 from .head import HistoGraphHead
 from .layer_attention import LayerAttention
-from .mixing import map_parts
+from .mixing import Parts, map_parts
 from .node_attention import NodeAttention
 
 #: The oldest numba that the extra ``fast`` takes.
@@ -240,7 +240,7 @@ class _Map(Function):
     """The head's ``map_parts`` for constant rows so wide that threads share the columns."""
 
     @classmethod
-    def of(cls, linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
+    def of(cls, linear: nn.Linear, parts: Parts) -> Tensor:
         return cls.apply(*parts, linear.weight, linear.bias)
 
     @staticmethod

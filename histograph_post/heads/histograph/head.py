@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,15 @@ from ..ragged import Graphs
 from .config import HistoGraphConfig
 from .large_graphs import LandmarkGroups, WholeGraph
 from .layer_attention import LayerAttention
-from .mixing import GraphStatistics, LinearStarts, Mixing, WideDropout, map_parts
+from .mixing import (
+    ApplyParts,
+    GraphStatistics,
+    LinearStarts,
+    Mixing,
+    Parts,
+    WideDropout,
+    map_parts,
+)
 from .node_attention import EXACT_NODES, NodeAttention, Reach
 
 
@@ -188,9 +196,7 @@ class HistoGraphHead(LinearStarts):
                 attended = attended + nodes
         return attended if self.norm is None else self.norm(attended)
 
-    def describe(
-        self, layers: History, graphs: Graphs, statistics: Tensor | None = None
-    ) -> list[Tensor]:
+    def describe(self, layers: History, graphs: Graphs, statistics: Tensor | None = None) -> Parts:
         """Describe graphs or nodes without attention: ``[rows, described_dim]``, in parts.
 
         The parts stand side by side: layers in half precision are converted one by one.
@@ -204,15 +210,11 @@ class HistoGraphHead(LinearStarts):
         parts = (block.rows.flatten(1) for block in self.layer_weights.blocks(layers))
         return [graphs.mean(part) if self.level == "graph" else part for part in parts]
 
-    def describe_by(self, statistics: Tensor, graphs: Graphs) -> tuple[list[Tensor], Tensor]:
-        """Do what :meth:`describe` does for graphs, from statistics of all layers alone.
+    def describe_by(self, statistics: Tensor, graphs: Graphs) -> tuple[Parts, Tensor]:
+        """Describe graphs by statistics of all layers alone, ``[num_graphs, 3, sum(D_l)]``.
 
-        Args:
-            statistics: ``[num_graphs, 3, sum(D_l)]``.
-            graphs: Whose sizes are known.
-
-        Returns:
-            One part ``[num_graphs, described_dim]``; the mean last layer ``[num_graphs, D_last]``.
+        Returns what :meth:`describe` does, in one part, and the means of the last layer,
+        ``[num_graphs, D_last]``.
         """
         kept = statistics[:, :, -sum(self.kept_dims) :]  # [num_graphs, 3, sum(kept_dims)]
         last = kept[:, 0, -self.kept_dims[-1] :]  # [num_graphs, D_last]
@@ -229,16 +231,9 @@ class HistoGraphHead(LinearStarts):
         return graphs.mean(last) if self.level == "graph" else last
 
     def mix(
-        self,
-        attended: Tensor,
-        described: Sequence[Tensor],
-        graphs: Graphs,
-        apply: Callable[[nn.Linear, Sequence[Tensor]], Tensor] = map_parts,
+        self, attended: Tensor, described: Parts, graphs: Graphs, apply: ApplyParts = map_parts
     ) -> Tensor:
-        """Mix attended rows with a projection of the description, step 8: ``[rows, dim]``.
-
-        ``apply`` applies a linear map to rows in parts.
-        """
+        """Mix attended rows with a projection of the description, step 8: ``[rows, dim]``."""
         project = self.layer_weights.last_embedding if self.all_layers is None else self.all_layers
         base = apply(project, [self.statistics_dropout(part) for part in described])  # [rows, dim]
         if self.level == "graph":
@@ -252,16 +247,11 @@ class HistoGraphHead(LinearStarts):
         return outputs
 
     def predict(
-        self,
-        mixed: Tensor,
-        described: Sequence[Tensor],
-        last: Tensor | None,
-        apply: Callable[[nn.Linear, Sequence[Tensor]], Tensor] = map_parts,
+        self, mixed: Tensor, described: Parts, last: Tensor | None, apply: ApplyParts = map_parts
     ) -> Tensor:
         """Classify mixed rows, and add shortcut and probe, step 9: ``[rows, out_dim]``.
 
         The shortcut reads the (mean) ``last`` layer, ``[rows, D_last]``, the probe the description.
-        ``apply`` applies a linear map to rows in parts.
         """
         outputs = self.classify(mixed)  # [rows, out_dim]
         if self.shortcut is not None:

@@ -12,9 +12,9 @@ linear probe that was solved on the training rows (:meth:`LinearStarts.start_at`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +120,14 @@ class WideDropout(nn.Dropout):
         return rows * kept.mul_((1 << 16) / ((1 << 16) - dropped))  # [num_rows, width]
 
 
-def map_parts(linear: nn.Linear, parts: Sequence[Tensor]) -> Tensor:
+#: Rows in parts, side by side: ``[rows, width of the part]`` each.
+Parts: TypeAlias = list[Tensor]
+
+#: Applies a linear map to such rows: ``[rows, out]``.
+ApplyParts: TypeAlias = Callable[[nn.Linear, Parts], Tensor]
+
+
+def map_parts(linear: nn.Linear, parts: Parts) -> Tensor:
     """Apply a linear map to rows in parts, without joining them: ``[rows, out]``."""
     if len(parts) == 1:
         return cast(Tensor, linear(parts[0]))
