@@ -44,15 +44,8 @@ def show_results(
         seconds: Seconds per epoch of each readout; empty if they are not asked for.
         ranked: Number the readouts, the best by validation first.
     """
-    from histograph_post.runs.verdict import (
-        OWN,
-        about_intervals,
-        bold_row,
-        ranked_names,
-        reported,
-        validation_of,
-        verdict_of,
-    )
+    from histograph_post.runs.summary import about_intervals, bold_row, ranked_names
+    from histograph_post.runs.verdict import OWN, reported, validation_of, verdict_of
 
     readouts = results["readouts"]
     averaged = any(row.get("averaged") for row in readouts.values())

@@ -278,7 +278,6 @@ class _TrialRun:
         plan = json_sha256([search.plan(), tried], "trial")
         specs = [replace(spec, plan=plan) for spec in tried_alone.fits()]
         self.jobs = [_TrialJob(spec, self._folder, self) for spec in specs]
-        self._scores: dict[_TrialJob, float] = {}
         self._pruned = False
         #: Why it failed.
         self._reason: str | None = None
@@ -290,7 +289,7 @@ class _TrialRun:
     def is_over(self) -> bool:
         """Whether nothing is left to do."""
         ended_early = self._pruned or self._reason is not None
-        return ended_early or len(self._scores) == len(self.jobs)
+        return ended_early or all(job.score is not None for job in self.jobs)
 
     @property
     def share_done(self) -> float:
@@ -306,7 +305,7 @@ class _TrialRun:
         """Add the score of a fit."""
         self._report(job, fit.log)
         if not self._pruned:
-            self._scores[job] = fit.scores["valid"].get(self._task.metric, math.nan)
+            job.score = fit.scores["valid"].get(self._task.metric, math.nan)
             if self.is_over:
                 self._searching.trial_over()
 
@@ -340,7 +339,7 @@ class _TrialRun:
         states = import_optuna().trial.TrialState
         score, state = None, states.PRUNED if self._pruned else states.FAIL
         if not self._pruned and self._reason is None:
-            score = statistics.fmean(self._scores.values())
+            score = statistics.fmean(job.score for job in self.jobs if job.score is not None)
             if math.isfinite(score):
                 state = states.COMPLETE
             else:
@@ -364,6 +363,8 @@ class _TrialJob(FitJob):
         self._run = run
         #: The share of its epochs that are over.
         self.share_done = 0.0
+        #: Its validation score, once it is done.
+        self.score: float | None = None
 
     @property
     def wanted(self) -> bool:

@@ -13,8 +13,8 @@ from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
 from ..runs.records import check_log
 from ..runs.run import METRICS_NAME, TRIALS_NAME, Run
-from ..runs.summary import counted, ranked_trials
-from ..runs.verdict import about_intervals, bold_row, ranked_names, reported, validation_of
+from ..runs.summary import about_intervals, bold_row, counted, ranked_names, ranked_trials
+from ..runs.verdict import reported, validation_of
 from ..utils.text import MISSING, difference, metric_name, number, plural, setting, spread
 from .figures import CHOSEN, DASHES, GRID, INK, MUTED, RIVAL, Chart, Figure, series_colour
 from .outcomes import readout_to_beat

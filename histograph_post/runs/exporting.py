@@ -1,6 +1,6 @@
-"""Export: the heads of a run as a program without this package, or the whole model as one folder.
+"""Export: the heads of a run as a program without this package, or the whole model as a folder.
 
-The program is checked before it is written: loaded again, and run beside the head on batches of
+The program is checked before it is written: loaded again, and compared with the head on batches of
 other sizes than the one it was traced with.
 """
 
@@ -37,7 +37,7 @@ from .predictor import load
 from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, SUMS_NAME, Run
 from .saved_head import SavedHead
 
-#: The file inside a ``.pt2`` that says what goes in and what comes out.
+#: The file inside a ``.pt2`` that describes inputs and outputs.
 DESCRIPTION_NAME = "histograph.json"
 
 #: Nodes per graph of the batch that is traced, and of those the program is checked on.
@@ -53,14 +53,14 @@ class Exported:
     """What was exported."""
 
     path: Path
-    #: What calls it: a line of Python.
+    #: A line of Python that calls it.
     usage: str
-    #: Largest difference to the head on the batches it was checked on; None for a whole model.
+    #: Largest difference to the head on the batches of the check; None for a whole model.
     difference: float | None = None
 
 
 class HeadProgram(nn.Module):
-    """The heads of a run from captured activations to outputs, with all that is in between.
+    """The heads of a run, from captured activations to outputs.
 
     Shapes:
         - **history:** as captured, ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer
@@ -77,7 +77,7 @@ class HeadProgram(nn.Module):
     def forward(
         self, history: Tensor | Sequence[Tensor], sizes: Tensor, pairs: Tensor | None = None
     ) -> Tensor:
-        """Return the outputs of a batch of graphs, each of which has a node."""
+        """Return the outputs of a batch of graphs, none of them empty."""
         layers = list(history.unbind(1)) if isinstance(history, Tensor) else list(history)
         nodes = torch.arange(layers[0].size(0), device=sizes.device)  # [num_nodes]
         batch = torch.searchsorted(sizes.cumsum(0), nodes, right=True)  # [num_nodes]
@@ -119,7 +119,7 @@ def export(
     with OutputFolder(target, _is_ours) as output:
         _refuse_others(target, overwrite=overwrite)
         predictor = load(opened, model=model, in_dim=in_dim, device="cpu", **given)
-        folder = output.replace()  # an export is there when all of it is
+        folder = output.replace()  # an export appears only once it is complete
         _refuse_others(folder, overwrite=True)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -127,7 +127,7 @@ def export(
         stored = dict(opened.stored_head)
         if opened.readout is None:
             write_bytes(folder / HEAD_NAME, (opened.folder / HEAD_NAME).read_bytes())
-        else:  # its members are in one file from here on
+        else:  # its members are put into one file
             write_bytes(folder / HEAD_NAME, save(opened.saved_head.weights()))
             stored["members"] = [
                 {name: value for name, value in member.items() if name != "file"}
@@ -189,14 +189,14 @@ def trace_program(program: HeadProgram, saved: SavedHead) -> ExportedProgram:
     try:
         with _silence():
             return trace(program, inputs, dynamic_shapes=tuple(shapes))
-    except Exception as error:  # of whatever kind the tracer has for what it cannot follow
+    except Exception as error:  # the tracer raises errors of many kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(_refusal(saved, reason)) from error
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keep the tracer from logging pages about what it cannot follow; its error says it too."""
+    """Silence the tracer's long logs about what it cannot trace; its error is enough."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -208,7 +208,7 @@ def _silence() -> Iterator[None]:
 
 
 def check_program(program: ExportedProgram, head: HeadProgram, saved: SavedHead) -> float:
-    """Run a program beside the head on batches of other sizes; return the largest difference."""
+    """Compare a program with the head on batches of other sizes; return the largest difference."""
     loaded, largest = program.module(), 0.0
     for sizes in _CHECKED_SIZES:
         inputs = random_inputs(head, saved, sizes)
@@ -244,7 +244,7 @@ def random_inputs(program: HeadProgram, saved: SavedHead, sizes: Sequence[int]) 
 
 
 def describe(saved: SavedHead) -> dict[str, Any]:
-    """Return what a program takes and gives, as plain values."""
+    """Return the inputs and outputs of a program, as plain values."""
     capture = saved.backbone.capture
     return {
         "head": saved.name,
@@ -272,7 +272,7 @@ def _refusal(saved: SavedHead, reason: str) -> str:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether an export has something of that name."""
+    """Whether a file of that name belongs to an export."""
     return name in (CONFIG_NAME, MODEL_NAME, HEAD_NAME, HEAD_CONFIG_NAME, CANARY_NAME, SUMS_NAME)
 
 

@@ -1,10 +1,11 @@
-"""What a finished run is, as text, and the commands that reproduce it: without torch."""
+"""A finished run as tables and text, and the commands that reproduce it; without torch."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,79 @@ from ..utils.decoding import read_toml_file
 from ..utils.specifications import Specification
 from ..utils.text import MISSING, metric_name, plural
 from .run import CONFIG_NAME, Run
-from .verdict import ranked_names, reported, validation_of
+from .verdict import OWN, reported, validation_of, verdict_of
+
+# --- the table of readouts, in the terminal and in the report
+
+
+def ranked_names(results: Mapping[str, Any]) -> list[str]:
+    """Return the readouts of a run, the best by validation first; ties go to fewer parameters.
+
+    The checkpoint's own readout, which may have been trained on the validation part, comes before
+    them; readouts without a validation score come last.
+    """
+    sign = -1 if results["higher_is_better"] else 1
+    readouts: Mapping[str, Any] = results["readouts"]
+
+    def place(name: str) -> tuple[bool, float, int]:
+        found = validation_of(readouts[name])
+        if found is None:
+            return name != OWN, inf, 0
+        return True, sign * float(found["mean"]), int(readouts[name]["num_parameters"])
+
+    return sorted(readouts, key=place)
+
+
+def bold_row(results: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the best readout, and a sentence that says how it was chosen."""
+    verdict = verdict_of(results)
+    if verdict.decision == "keep":
+        return OWN, "Bold: your own readout, which the verdict keeps."
+    names = [name for name in ranked_names(results) if name != OWN]
+    saved = [name for name in names if not results["readouts"][name].get("compared_only")]
+    if validation_of(results["readouts"][saved[0]]) is None:
+        return str(results["head"]), "Bold: the readout that the run predicts with."
+    if verdict.decision == "use" and verdict.readout != saved[0]:
+        return verdict.readout, "Bold: the readout that the verdict names."
+    return saved[0], "Bold: the best by validation."
+
+
+def about_intervals(results: Mapping[str, Any]) -> str:
+    """Return how the intervals of the differences are computed, for the caption of a table."""
+    rows = [reported(row) for row in results["readouts"].values()]
+    found = [
+        row[name]
+        for row in rows
+        for name in ("versus_own", "versus_baseline")
+        if row.get(name) and row[name]["low"] is not None
+    ]
+    if not found:
+        return "without intervals"
+    over = found[0].get("over", "folds")
+    text = {
+        "rows": "95 % intervals come from a paired bootstrap over the test rows, and say nothing "
+        "about other splits",
+        "seeds": "95 % intervals are Student's, paired by seed",
+        "folds": "95 % intervals are Student's, paired by fold, and somewhat too narrow, since "
+        "folds share training data",
+    }[over]
+    if found[0].get("rows"):
+        text += "; nothing is decided unless a paired bootstrap over their test rows agrees"
+    return text
+
+
+# --- what was trained
 
 
 def counted(run: Run) -> str:
-    """Return over how many folds and seeds a run went."""
+    """Return the number of folds and seeds of a run."""
     folds = {fit["fold"] for fit in run.results["fits"]}
     seeds = {fit["seed"] for fit in run.results["fits"]}
     return f"{plural(len(folds), 'fold')} and {plural(len(seeds), 'seed')}"
 
 
 def readout_rows(run: Run) -> list[dict[str, Any]]:
-    """Return a row per readout: what counts of it, and its difference to the own readout."""
+    """Return a row per readout: its scores, and its difference to the own readout."""
     found = []
     for name in ranked_names(run.results):
         row = run.results["readouts"][name]
@@ -74,9 +136,9 @@ def predicts_with(stored: Mapping[str, Any]) -> str:
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-    """Return what was trained, on what, with which hashes, as names and values."""
+    """Return what was trained, on what data, with hashes, as names and values."""
     stored, backbone = run.stored_head, run.backbone
-    plan = {**run.plan.get("frozen", {}), **run.plan}  # other stages wrap the head stage's
+    plan = {**run.plan.get("frozen", {}), **run.plan}  # other stages contain the head stage's
     layers = backbone.capture.names
     checkpoint = backbone.model.checkpoint
     description = HEADS[stored["head"]].description if stored["head"] in HEADS else MISSING
@@ -105,10 +167,10 @@ def facts(run: Run) -> list[tuple[str, str]]:
 
 def _task(task: Mapping[str, Any]) -> str:
     kind = {"multiclass": "multi-class", "multilabel": "multi-label"}
-    said = f"{kind.get(task['kind'], task['kind'])}, {task['level']} level"
+    text = f"{kind.get(task['kind'], task['kind'])}, {task['level']} level"
     if task["kind"] == "multiclass":
-        said += f", {len(task['classes'])} classes"
-    return said if task["num_targets"] == 1 else f"{said}, {task['num_targets']} targets"
+        text += f", {len(task['classes'])} classes"
+    return text if task["num_targets"] == 1 else f"{text}, {task['num_targets']} targets"
 
 
 def _weights(run: Run) -> str:
@@ -129,7 +191,7 @@ def _splits(run: Run) -> str:
 
 
 def ranked_trials(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the trials of a search that have a score, as ``results.json`` has them, best first."""
+    """Return the trials of a search that have a score, the best first."""
     scored = [trial for trial in results["tuning"]["trials"] if trial["score"] is not None]
     return sorted(scored, key=lambda trial: trial["score"], reverse=results["higher_is_better"])
 
@@ -144,7 +206,7 @@ def _with_args(named: Specification) -> str:
 
 
 def _training(plan: Mapping[str, Any]) -> str:
-    """Return how all were trained, and which readouts had a learning rate of their own."""
+    """Return the training options, and the learning rates of readouts that have their own."""
     rates = {f"lr of {name}": lr for name, lr in plan.get("lrs", {}).items()}
     return _pairs({**plan.get("training", {}), **rates})
 
@@ -169,20 +231,20 @@ def _some(items: Sequence[str], shown: int = 6) -> str:
     return ", ".join(items[:shown]) + more or MISSING
 
 
-# --- how to repeat a run: every command from the checkpoint on, as a user would type them
+# --- how to repeat a run: every command from the checkpoint on
 
 #: Arguments of a command that have no flag.
 _POSITIONAL = ("cache", "source", "folder")
 
-#: Options that are on unless they are turned off.
+#: Options that are on by default.
 _SWITCHES = ("standardize", "normalize", "baseline", "calibrate")
 
-#: Characters of a line that is folded.
+#: Longest line of a command, in characters.
 _WIDTH = 88
 
 
 def repeat_commands(run: Run) -> str:
-    """Return the commands, or Python calls, that give a run again: ``cache`` first."""
+    """Return the commands, or Python calls, that reproduce a run: ``cache`` first."""
     steps = [_folded(step) for step in (*_steps_before(run), run_command(run))]
     if run.config is not None:
         saved = shlex.quote(str(run.folder / CONFIG_NAME))
@@ -204,7 +266,7 @@ def _folded(command: str) -> str:
 
 
 def _steps_before(run: Run) -> list[str]:
-    """Return how to make what the run began with: a cache, or the run that it continues."""
+    """Return the commands of what the run started from: a cache, or the run it continues."""
     if run.kind == "pretrain":
         return []
     before = _run_before(run)
@@ -233,7 +295,7 @@ def _run_before(run: Run) -> Run | None:
 
 
 def run_command(run: Run) -> str:
-    """Return the command that gives a run again, or the call, as a user would write it."""
+    """Return the command, or Python call, that reproduces a run from what it started from."""
     return _python_call(run) if run.config is None else _typed(run.kind, run.config)
 
 

@@ -1,15 +1,15 @@
 """The verdict on a run: one sentence that says what to do, from ``results.json`` alone.
 
-It is decided once, by :func:`verdict_of`, and every reader shows the same: the command line, the
-report, ``results.json`` and ``Run.verdict``. What counts is the head that the run predicts with,
-its seeds averaged, against the checkpoint's own readout and against the best simple readout that
-was trained beside it (the best by validation). Something is decided where the 95 % interval of the
-paired difference on test rows lies on one side of zero: over folds where there are several, and
-then over test rows too, else over test rows. Where it does not, the verdict says what would decide
-it, if these data can; if they cannot, the two are level and the simpler one is to be kept.
+:func:`verdict_of` alone decides, for the command line, the report, ``results.json`` and
+``Run.verdict``. It compares the head that the run predicts with, its seeds averaged, with the
+checkpoint's own readout and with the simple readout of the run that is best by validation. A
+difference is decided if the 95 % interval of the paired difference on test rows excludes zero: over
+folds if there are several, and then over test rows too, else over test rows. Otherwise the verdict
+says what would decide it, if these data can; if they cannot, the two are level and the simpler one
+is kept.
 
-A head that was fine-tuned with its backbone has to be better by validation than the frozen head it
-started from, too: of equal ones that is the simpler.
+A head that was fine-tuned with its backbone also has to be better by validation than the frozen
+head it started from, which is the simpler of the two.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from .run import FINETUNED, split_name
 #: The checkpoint's own readout, in tables and results.
 OWN = "own readout"
 
-#: Of a difference: what its 95 % interval is over.
+#: What the 95 % interval of a difference is over.
 _UNITS = {"folds": "fold", "seeds": "seed", "rows": "test row"}
 
-#: How many more rows an interval needs so that it leaves out zero four times in five, not every
-#: second time: ((1.96 + 0.84) / 1.96) squared.
+#: How many times the rows an interval needs to exclude zero with a power of 80 %, not 50 %:
+#: ((1.96 + 0.84) / 1.96) squared.
 _POWER = 2.04
 
-#: A difference that takes so many times the rows is too small for an estimate of them.
+#: A difference that would need this many times the rows is too small to say how many.
 _TOO_MANY = 100
 
-#: Folds of a cross-validation at most: more share ever more training data.
+#: Most folds of a cross-validation: more of them share ever more training data.
 _MOST_FOLDS = 10
 _MORE_FOLDS = f"`--folds {_MOST_FOLDS}`"
 
-#: Student's 97.5 % quantile of so many folds, which few folds pay for.
+#: Student's 97.5 % quantile by the number of folds.
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 
-#: How many times the folds more seeds can stand for, where each fold has one.
+#: If each fold has one seed, more seeds can replace up to this many times the folds.
 _SEEDS_STAND_FOR = 4
 
-#: Of a run of an earlier version: rows in all, in terms of those of its test part.
+#: All rows per test row, assumed for a run of an earlier version.
 _ROWS_PER_TEST_ROW = 10
 
 Decision = Literal["use", "keep", "undecided"]
@@ -84,7 +84,7 @@ class Verdict:
 
 
 def reported(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what counts of a readout's results: the seeds averaged, where there are several."""
+    """Return the results of a readout that count: with seeds averaged, if there are several."""
     averaged: Mapping[str, Any] | None = row.get("averaged")
     return row if averaged is None else averaged
 
@@ -93,8 +93,8 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
     """Return the verdict on a run.
 
     Args:
-        results: ``results.json``, of this version or an earlier one, which knows of no other rival
-            than the retrained last layer.
+        results: ``results.json`` of this version or an earlier one, whose only rival is the
+            retrained last layer.
         head: Another readout of the run than the one it predicts with.
     """
     head = head or str(results["head"])
@@ -172,16 +172,16 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
     return Verdict("use", str(rival), f"{text}{_by_name(results, rival)}.", **known)
 
 
-# --- the table of readouts, in the terminal and in the report
+# --- the scores of a readout
 
 
 def validation_of(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the validation score of a readout: of the seeds averaged, where there are several."""
+    """Return the validation score of a readout: with seeds averaged, if there are several."""
     return reported(row).get("valid") or row.get("valid")
 
 
 def _gains_nothing(results: Mapping[str, Any], name: str, other: str) -> bool:
-    """Whether a readout has no better validation score than another; both must have one."""
+    """Whether a readout has no better validation score than another; False if either has none."""
     found, than = (validation_of(results["readouts"][each]) for each in (name, other))
     if found is None or than is None:
         return False
@@ -195,67 +195,11 @@ def _mean(row: Mapping[str, Any], part: str = "valid") -> str:
     return "-" if found is None else number(found["mean"], 5)
 
 
-def ranked_names(results: Mapping[str, Any]) -> list[str]:
-    """Return the readouts of a run, the best by validation first, of equal ones the smaller.
-
-    The checkpoint's own readout, which may have been trained on the validation part, stands above
-    them; what has no validation score comes last.
-    """
-    sign = -1 if results["higher_is_better"] else 1
-    readouts: Mapping[str, Any] = results["readouts"]
-
-    def place(name: str) -> tuple[bool, float, int]:
-        found = validation_of(readouts[name])
-        if found is None:
-            return name != OWN, inf, 0
-        return True, sign * float(found["mean"]), int(readouts[name]["num_parameters"])
-
-    return sorted(readouts, key=place)
-
-
-def bold_row(results: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the best readout, and a sentence that says how it was chosen."""
-    verdict = verdict_of(results)
-    if verdict.decision == "keep":
-        return OWN, "Bold: your own readout, which the verdict keeps."
-    names = [name for name in ranked_names(results) if name != OWN]
-    saved = [name for name in names if not results["readouts"][name].get("compared_only")]
-    if validation_of(results["readouts"][saved[0]]) is None:
-        return str(results["head"]), "Bold: the readout that the run predicts with."
-    if verdict.decision == "use" and verdict.readout != saved[0]:
-        return verdict.readout, "Bold: the readout that the verdict names."
-    return saved[0], "Bold: the best by validation."
-
-
-def about_intervals(results: Mapping[str, Any]) -> str:
-    """Return what the intervals of the differences are, for the caption of a table."""
-    rows = [reported(row) for row in results["readouts"].values()]
-    found = [
-        row[name]
-        for row in rows
-        for name in ("versus_own", "versus_baseline")
-        if row.get(name) and row[name]["low"] is not None
-    ]
-    if not found:
-        return "without intervals"
-    over = found[0].get("over", "folds")
-    said = {
-        "rows": "95 % intervals come from a paired bootstrap over the test rows, and say nothing "
-        "about other splits",
-        "seeds": "95 % intervals are Student's, paired by seed",
-        "folds": "95 % intervals are Student's, paired by fold, and somewhat too narrow, since "
-        "folds share training data",
-    }[over]
-    if found[0].get("rows"):
-        said += "; nothing is decided unless a paired bootstrap over their test rows agrees"
-    return said
-
-
 # --- the parts of the sentence
 
 
 def _named(results: Mapping[str, Any], rival: str) -> str:
-    """Return what the rival is called in the sentence."""
+    """Return the name of the rival in the sentence."""
     if results["readouts"][rival].get("compared_only"):
         return f"{rival} (compared only)"
     simple = sum(bool(row.get("simple")) for row in results["readouts"].values())
@@ -263,7 +207,7 @@ def _named(results: Mapping[str, Any], rival: str) -> str:
 
 
 def _outcome(found: Mapping[str, Any] | None, higher: bool) -> Outcome | None:
-    """Return whether a difference is decided, over every unit there is an interval for."""
+    """Return whether a difference is decided, by every interval it has."""
     if found is None:
         return None
     intervals = [found, *([found["rows"]] if found.get("rows") else [])]
@@ -290,7 +234,7 @@ def _interval(found: Mapping[str, Any] | None) -> str:
 
 
 def _is_simpler(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether a readout is the simpler one of two: of simple ones, that of fewer parameters."""
+    """Whether a readout is simpler than another simple one: it has fewer parameters."""
     if not row.get("simple"):
         return False
     return int(row["num_parameters"] or 0) < int(other["num_parameters"] or 0)
@@ -308,7 +252,7 @@ def _by_name(results: Mapping[str, Any], readout: str | None) -> str:
 
 
 class _Advice(NamedTuple):
-    """What would decide a difference, and the end of the sentence; None where nothing will."""
+    """What would decide a difference, None if nothing would, and the end of the sentence."""
 
     needs: dict[str, Any] | None
     text: str
@@ -317,16 +261,16 @@ class _Advice(NamedTuple):
 def _advice(
     found: Mapping[str, Any], results: Mapping[str, Any], row: Mapping[str, Any]
 ) -> _Advice:
-    """Return what would decide a difference: more test rows, folds or seeds, as far as there are.
+    """Return what would decide a difference: more test rows, folds or seeds, if there are more.
 
     Args:
         found: The difference.
         results: ``results.json``.
-        row: What it says of the head.
+        row: Its entry for the head.
     """
     mean, over, count = found["mean"], found.get("over"), found["count"]
     by_rows = found if over == "rows" else found.get("rows")
-    # Earlier versions had intervals over seeds, which say nothing about other rows.
+    # Earlier versions had intervals over seeds, which do not cover other rows.
     if over == "seeds" or found["low"] is None or (by_rows and by_rows["low"] is None):
         needs: dict[str, Any] = {"count": None, "over": "rows"}
         return _Advice(needs, f"more test rows would decide it, such as {_MORE_FOLDS} has")
@@ -339,11 +283,11 @@ def _advice(
     if count < _MOST_FOLDS and of_most * _POWER**0.5 <= abs(mean):
         needs = {"count": _MOST_FOLDS, "over": "folds"}
         return _Advice(needs, f"{_MORE_FOLDS} would decide it, if the difference stays")
-    # A fold with a single seed is as uncertain as that seed; a solved readout has no seeds.
+    # With a single seed, a fold is as uncertain as that seed; a solved readout has no seeds.
     if row.get("averaged") is None and not row.get("simple") and wanted <= _SEEDS_STAND_FOR * count:
         needs = {"count": 5, "over": "seeds"}
         return _Advice(needs, "more seeds (`--seeds 0-4`) would steady each fold and may decide it")
-    # More folds of the same rows would not do it: the rows would have to be more.
+    # More folds of the same rows would not be enough: it takes more rows.
     times = wanted / count
     data = f"about {times:.2g} times the data" if times <= _TOO_MANY else "far more data"
     return _Advice(None, f"it takes {data} to tell them apart")
@@ -352,7 +296,7 @@ def _advice(
 def _more_rows(
     mean: float, by_rows: Mapping[str, Any], results: Mapping[str, Any], *, tested_all: bool
 ) -> _Advice:
-    """Return whether the data have enough rows to test, and how to test them."""
+    """Return whether the data have enough rows to decide a difference, and how to test them."""
     wanted, tested = _needed(mean, by_rows), by_rows["count"]
     there = results.get("labelled_rows")
     most = there or (tested if tested_all else _ROWS_PER_TEST_ROW * tested)
@@ -373,14 +317,14 @@ def _more_rows(
 
 
 def _needed(mean: float, found: Mapping[str, Any]) -> float:
-    """Return how many rows, folds or seeds would decide a difference that stays as it is."""
-    reach = (found["high"] - found["low"]) / 2  # half the interval, which shrinks with the root
+    """Return how many rows, folds or seeds would decide a difference, if its mean stays."""
+    reach = (found["high"] - found["low"]) / 2  # shrinks with the square root of the count
     if not mean:
         return inf
     return float(max(found["count"] * _POWER * (reach / mean) ** 2, found["count"] + 1))
 
 
 def _two_digits(value: float) -> int:
-    """Return a number rounded up to two digits: enough of an estimate."""
+    """Return a number rounded up to two digits."""
     step = int(10 ** max(0, floor(log10(value)) - 1))
     return int(ceil(value / step) * step)

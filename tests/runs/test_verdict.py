@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from histograph_post.runs.verdict import bold_row, ranked_names, verdict_of
+from histograph_post.runs.summary import bold_row, ranked_names
+from histograph_post.runs.verdict import verdict_of
 
 BETTER, WORSE, UNCLEAR = (0.01, 0.03), (-0.03, -0.01), (-0.01, 0.03)
 LEVEL = (-0.05, 0.0501)
