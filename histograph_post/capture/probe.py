@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +51,8 @@ def probe(model: nn.Module, batch: Batch, no_pass: Sequence[str]) -> Trace:
     refused: Exception | None = None
     traces: list[Trace] = []
     for candidate in probe_batches(model, batch):
+        if traces and int(candidate.num_nodes) == traces[0].num_nodes:
+            continue  # only another number of nodes tells more
         try:
             # Not inference mode: its tensors do not count in-place changes.
             with frozen(model), torch.inference_mode(False), torch.no_grad():
@@ -71,7 +74,7 @@ def probe(model: nn.Module, batch: Batch, no_pass: Sequence[str]) -> Trace:
             f"the probe graphs have as many edges as nodes ({int(batch.num_nodes)}), and {others}; "
             "name the modules to capture with --layers"
         )
-    return min(traces, key=_pairs_of_nodes)
+    return replace(min(traces, key=_pairs_of_nodes), tells_pairs=len(traces) > 1)
 
 
 def _pairs_of_nodes(trace: Trace) -> int:

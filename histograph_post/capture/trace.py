@@ -115,6 +115,8 @@ class Trace:
     #: Each time a PyG layer passed messages, as a call of ``LAYER.propagate``.
     steps: Sequence[ModuleCall]
     outputs: tuple[int, ...]  #: of the whole model
+    #: Whether a pass over more or fewer nodes has shown that no row is as wide as there are nodes.
+    tells_pairs: bool = False
 
     @cached_property
     def ancestors(self) -> list[int]:
@@ -154,7 +156,8 @@ class Trace:
         """
         found = self.values[value]
         rows, *others = found.shape or (0,)
-        return found.floating and rows == self.num_nodes and self.num_nodes not in others
+        pairs = self.tells_pairs and self.num_nodes in others
+        return found.floating and rows == self.num_nodes and not pairs
 
     def edge_only(self, value: int) -> bool:
         """Whether the value derives from the graphs' edges and not from their node features."""
