@@ -109,4 +109,10 @@ def resolved_options(ctx: typer.Context) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    text = str(value) if isinstance(value, Path) else value
+    if isinstance(text, str) and not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # bytes of the command line that are no text
+            raise ConfigError(f"found {text!r} among the options, expected UTF-8") from None
+    return text

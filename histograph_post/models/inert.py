@@ -93,6 +93,8 @@ class InertReader:
                 stack.append(memo[int(argument or 0)])
             elif name == "MEMOIZE":
                 memo[len(memo)] = stack[-1]
+            elif name == "LONG4":  # of more than 255 bytes: Python writes no such number as text
+                stack.append(StandIn("(number)"))
             elif name in _VALUES:
                 stack.append(argument)
             elif name not in _IGNORED:
@@ -290,7 +292,7 @@ _IGNORED = frozenset({"PROTO", "FRAME", "STOP"})
 #: Instructions whose argument is the value that they push.
 _VALUES = frozenset(
     {
-        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT"),
         *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "BINUNICODE8"),
         *("SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
     }

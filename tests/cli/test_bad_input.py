@@ -112,6 +112,13 @@ def test_deep_configurations(content: bytes, place: Path, demo_cache: Path) -> N
     assert "nested too deep" in said
 
 
+@pytest.mark.parametrize("words", [("--metric", "\udcff"), ("-o", "r\udcff")])
+def test_options_that_are_no_text(words: tuple[str, ...], place: Path, demo_cache: Path) -> None:
+    said = refused(histograph("train-head", demo_cache, "-o", "run", *words))
+    assert "among the options, expected UTF-8" in said
+    assert not Path("run").exists()
+
+
 @pytest.mark.parametrize("option", ["seeds = {}", "lr = {}", "head-args = [{}]"])
 def test_numbers_of_thousands_of_digits_in_a_configuration(
     option: str, place: Path, demo_cache: Path

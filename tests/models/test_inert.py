@@ -138,6 +138,14 @@ def test_what_a_file_claims_is_not_believed(tmp_path: Path, content: bytes) -> N
         read(content, tmp_path / "model.pt")
 
 
+def test_a_number_of_thousands_of_digits_is_left_out(tmp_path: Path) -> None:
+    weights = {"w.a": torch.ones(2)}
+    torch.save({"epoch": 16**5000, 16**5000: 1, "state_dict": weights}, tmp_path / "model.pt")
+    found = read_checkpoint(tmp_path / "model.pt")
+    assert list(found.state_dict) == ["w.a"]
+    assert "epoch" not in found.metadata
+
+
 def test_many_storages_claim_no_more_than_the_file_holds(tmp_path: Path) -> None:
     legacy = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps({}, 2)
     claims = b"".join(storage(400, f"s{index}") + b"0" for index in range(100))
