@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..errors import CacheError
 from ..utils.files import open_regular, sha256_prefix
+from ..utils.text import plural
 from .layout import STORED_TYPES, Counts, Dataset, Extent, Layout, ShardInfo, expand
 
 #: Shards that are open at most; each holds a file descriptor.
@@ -241,6 +242,9 @@ class CachedGraph:
     outputs: Tensor | None
     edge_label_index: Tensor | None
 
+    def __repr__(self) -> str:
+        return f"CachedGraph({self.id!r}, {_sizes(self.history)})"
+
 
 @dataclass(frozen=True)
 class CachedBatch:
@@ -249,6 +253,16 @@ class CachedBatch:
     history: History
     ptr: Tensor
     edge_index: Tensor | None
+
+    def __repr__(self) -> str:
+        return f"CachedBatch({plural(len(self.ptr) - 1, 'graph')}, {_sizes(self.history)})"
+
+
+def _sizes(history: History) -> str:
+    # [num_nodes, L, D], or [num_nodes, D_l] for each layer
+    whole = isinstance(history, Tensor)
+    nodes, layers = history.shape[:2] if whole else (len(history[0]), len(history))
+    return f"{plural(nodes, 'node')}, {plural(layers, 'layer')}"
 
 
 def read_graph(shard: Shard, graph: int, layout: Layout) -> CachedGraph:

@@ -25,6 +25,7 @@ from ..models.checkpoints import weights_sha256
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.run import MODEL_NAME
 from ..runs.saved_backbone import SavedBackbone
+from ..runs.verdict import name_after
 from ..tasks import Task
 from ..training.graph_batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
@@ -240,7 +241,7 @@ class BackboneStage(ReadoutStage):
     @property
     def name(self) -> str:
         """What the network is called in tables and results."""
-        return f"{self.head.name}-{self.STAGE}"
+        return name_after(self.head.name, self.STAGE)
 
     @property
     @abstractmethod

@@ -31,6 +31,7 @@ from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit
 from ..runs.predictions import LabelRows
 from ..runs.run import BEST_NAME, MODEL_NAME, RUN_NAME, Run
 from ..runs.saved_backbone import SavedBackbone, write_provenance
+from ..runs.verdict import FINETUNED
 from ..training.loop import OnEpoch
 from ..utils.files import sha256_file
 from .averaging import named
@@ -115,7 +116,7 @@ def source_experiment(
 class Finetuning(BackboneStage):
     """Backbones, heads, folds and seeds: everything a fine-tuning does."""
 
-    STAGE: ClassVar[str] = "finetuned"
+    STAGE: ClassVar[str] = FINETUNED
 
     #: The head stage on the same caches: its folds, and the frozen heads to compare with.
     frozen: Experiment

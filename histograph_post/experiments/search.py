@@ -27,6 +27,7 @@ from ..heads.registry import head_info, head_name, is_solved
 from ..runs.fits import Fit, FitSpec
 from ..runs.folder import open_run_folder
 from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, Run
+from ..runs.verdict import TUNED, name_after
 from ..training.options import TrainingOptions
 from ..utils.decoding import read_toml_file
 from ..utils.files import write_text
@@ -251,10 +252,6 @@ def plan_search(
     )
 
 
-#: What the tuned readout is called after its name.
-STAGE = "tuned"
-
-
 @dataclass(frozen=True)
 class Tuned(Search):
     """A search that is over: the readout as the best trial had it, beside the default one."""
@@ -272,7 +269,7 @@ class Tuned(Search):
     def chosen(self) -> str:
         """What the tuned readout is called in tables and results."""
         name = self.heads[-1].name
-        return name if self.is_default else f"{name}-{STAGE}"
+        return name if self.is_default else name_after(name, TUNED)
 
     def fits(self) -> list[FitSpec]:
         """Return the fits of every readout, the tuned one last, a fold at a time."""
@@ -283,7 +280,7 @@ class Tuned(Search):
                 found += [self.fit_spec(own, fold.number, seed) for seed in self.seeds]
             if not self.is_default:
                 tuned = [self.fit_spec(head, fold.number, seed) for seed in self.seeds]
-                found += [replace(spec, training=training, stage=STAGE) for spec in tuned]
+                found += [replace(spec, training=training, stage=TUNED) for spec in tuned]
         return found
 
     def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
@@ -315,7 +312,9 @@ def _keep_best(tuned: Tuned, folder: Path) -> None:
     path = folder / BEST_NAME
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         (folder / RESULTS_NAME).unlink(missing_ok=True)
-        shutil.rmtree(folder / FITS_NAME / f"{tuned.heads[-1].name}-{STAGE}", ignore_errors=True)
+        shutil.rmtree(
+            folder / FITS_NAME / name_after(tuned.heads[-1].name, TUNED), ignore_errors=True
+        )
     write_text(path, text)
 
 

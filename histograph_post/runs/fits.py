@@ -28,6 +28,7 @@ from .folder import BrokenFitError, check_seal, require_sealed, seal
 from .records import check_fit
 from .run import HEAD_NAME as HEAD_NAME
 from .run import MODEL_NAME, fit_place, read_json
+from .verdict import name_after
 
 FIT_NAME = "fit.json"
 #: Outputs for the test rows and for the validation rows; of earlier versions for the former only.
@@ -57,7 +58,7 @@ class FitSpec:
     @property
     def name(self) -> str:
         """What the fit is called in tables and results."""
-        return f"{self.head}-{self.stage}" if self.stage else self.head
+        return name_after(self.head, self.stage)
 
     @property
     def label(self) -> str:

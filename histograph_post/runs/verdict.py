@@ -24,8 +24,8 @@ from ..utils.text import difference, metric_name, number, plural
 #: The checkpoint's own readout, in tables and results.
 OWN = "own readout"
 
-#: How the name of a head that was fine-tuned with its backbone ends.
-_FINETUNED = "-finetuned"
+#: Stages that give a readout another name in tables and results, such as ``histograph-tuned``.
+TUNED, FINETUNED = "tuned", "finetuned"
 
 #: Of a difference: what its 95 % interval is over.
 _UNITS = {"folds": "fold", "seeds": "seed", "rows": "test row"}
@@ -85,6 +85,11 @@ class Verdict:
         return asdict(self)
 
 
+def name_after(head: str, stage: str) -> str:
+    """Return what a readout is called after a stage; an empty one leaves its name."""
+    return f"{head}-{stage}" if stage else head
+
+
 def reported(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what counts of a readout's results: the seeds averaged, where there are several."""
     averaged: Mapping[str, Any] | None = row.get("averaged")
@@ -108,7 +113,7 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
             f"Undecided: no test part has a {metric}; a `--split` with a test part would decide it"
         )
         return Verdict("undecided", head, f"{text}.")
-    frozen = head.removesuffix(_FINETUNED)
+    frozen = head.removesuffix(name_after("", FINETUNED))
     if frozen != head and frozen in results["readouts"] and _gains_nothing(results, head, frozen):
         found = verdict_of(results, frozen)
         if found.readout != frozen:  # the own readout, or a simpler one that is better
@@ -296,7 +301,8 @@ def _is_simpler(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _by_name(results: Mapping[str, Any], readout: str | None) -> str:
     """Return how to use a readout that the run does not predict with."""
-    tuned = str(results["head"]).endswith(_FINETUNED)  # keeps no head on the frozen backbone
+    # A run of finetune keeps no head on the frozen backbone.
+    tuned = str(results["head"]).endswith(name_after("", FINETUNED))
     return "" if tuned or readout == results["head"] else f"; `--head {readout}` predicts with it"
 
 
