@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import histograph_post as hg
-from histograph_post.utils.text import duration, plural, score, setting
+from histograph_post.utils.text import difference, duration, plural, score, setting
 
 from . import options as opt
 from .flags import ArrayFlags, ExperimentFlags, HeadFlags, TrainingFlags, parse_seeds
 from .guidance import predict_command, report_command
 from .progress import ExperimentWatch
-from .results import gain, show_results, show_run
+from .results import show_results, show_run
 from .terminal import Terminal
 
 if TYPE_CHECKING:
@@ -180,7 +180,9 @@ def tune(
     show_results(terminal, run.results, {})
     versus = run.results["versus_default"]
     if versus is not None:
-        terminal.info(f"{run.results['head']} against {head} with its defaults: {gain(versus)}")
+        terminal.info(
+            f"{run.results['head']} against {head} with its defaults: {difference(versus)}"
+        )
     elif run.results["head"] == run.stored_head["head"]:  # not tuned
         terminal.info(
             "No trial had a better validation score than the defaults, so these are kept."

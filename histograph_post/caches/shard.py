@@ -259,10 +259,9 @@ class CachedBatch:
 
 
 def _sizes(history: History) -> str:
-    # [num_nodes, L, D], or [num_nodes, D_l] for each layer
-    whole = isinstance(history, Tensor)
-    nodes, layers = history.shape[:2] if whole else (len(history[0]), len(history))
-    return f"{plural(nodes, 'node')}, {plural(layers, 'layer')}"
+    # [num_nodes, L, D], or a list of [num_nodes, D_l]
+    layers = history.unbind(1) if isinstance(history, Tensor) else history
+    return f"{plural(len(layers[0]), 'node')}, {plural(len(layers), 'layer')}"
 
 
 def read_graph(shard: Shard, graph: int, layout: Layout) -> CachedGraph:
