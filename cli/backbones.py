@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import histograph_post as hg
-from histograph_post.utils.text import score
+from histograph_post.utils.text import difference, score
 
 from . import options as opt
 from .flags import ArrayFlags, HeadFlags, TrainingFlags, parse_seeds, parse_share, split_spec
 from .guidance import cache_command, predict_command
-from .results import gain, show_folds, show_run
+from .results import show_folds, show_run
 from .terminal import Terminal
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ def _show_changes(terminal: Terminal, results: Any) -> None:
 
     versus = results["versus_frozen"]
     if versus is not None:
-        terminal.info(f"{results['head']} against {versus['baseline']}: {gain(versus)}")
+        terminal.info(f"{results['head']} against {versus['baseline']}: {difference(versus)}")
     moved = [fit["backbone"]["moved"] for fit in results["fits"] if "backbone" in fit]
     most = ParameterCounts(**{name: max(fit[name] for fit in moved) for name in moved[0]})
     terminal.info(f"training changed {most}")

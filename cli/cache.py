@@ -217,7 +217,7 @@ def _write(
     from histograph_post.caches.caching import write_cache
 
     terminal.info(
-        f"{out}: {len(plan.dataset)} graphs, {plan.layout.num_layers} layers, "
+        f"{out}: {plural(len(plan.dataset), 'graph')}, {plural(plan.layout.num_layers, 'layer')}, "
         f"{file_size(plan.num_bytes)} in {plural(len(plan.shards), 'shard')}"
     )
     with terminal.progress("caching nodes") as update:

@@ -27,7 +27,7 @@ COMMANDS = {
     "tune": (_TRAIN, "histograph tune mutag.cache --trials 30"),
     "finetune": (_TRAIN, "histograph finetune runs/mutag-histograph --unfreeze-last 2"),
     "predict": (_USE, "histograph predict runs/mutag-histograph --data new_graphs.pt"),
-    "embed": (_USE, "histograph embed runs/mutag-histograph --data new_graphs.pt -o vectors.npz"),
+    "embed": (_USE, "histograph embed runs/mutag-histograph --data new_graphs.pt"),
     "export": (_USE, "histograph export runs/mutag-histograph -o head.pt2"),
     "report": (_LOOK, "histograph report runs/mutag-histograph"),
     "inspect": (
@@ -50,6 +50,7 @@ DEFAULT_OUTPUTS = {
     "tune": "runs/CACHE-HEAD-tuned",
     "finetune": "runs/SOURCE-finetuned",
     "predict": "RUN-predictions.csv",
+    "embed": "RUN-vectors.npz",
     "export": "RUN.pt2, or RUN-whole with --whole",
 }
 
@@ -67,8 +68,9 @@ def default_output(command: str, given: Mapping[str, Any]) -> Path:
             return Path(f"{_name(given['folder'])}.caches")
         both = f"{_name(given['data'] or 'data')}-{_name(given['model'] or 'model')}"
         return Path("backbones") / both if command == "pretrain" else Path(f"{both}.cache")
-    if command == "predict":
-        return Path(f"{_name(given['run'])}-predictions.csv")
+    if command in ("predict", "embed"):
+        what = "predictions.csv" if command == "predict" else "vectors.npz"
+        return Path(f"{_name(given['run'])}-{what}")
     if command == "export":
         return Path(f"{_name(given['run'])}{'-whole' if given['whole'] else '.pt2'}")
     if command == "finetune":

@@ -11,13 +11,13 @@ import typer
 
 import histograph_post as hg
 from histograph_post.runs.run import TUNED, split_name
-from histograph_post.utils.text import duration, score, setting
+from histograph_post.utils.text import difference, duration, plural, score, setting
 
 from . import options as opt
 from .flags import ArrayFlags, ExperimentFlags, HeadFlags, TrainingFlags, parse_seeds
 from .guidance import predict_command, report_command
 from .progress import ExperimentWatch
-from .results import gain, show_results, show_run
+from .results import show_results, show_run
 from .terminal import Terminal
 
 if TYPE_CHECKING:
@@ -93,19 +93,12 @@ def compare(
     """Train every readout on the same cache in the same way, and rank them."""
     from histograph_post.models import parse_args
 
-    groups: dict[str, list[str]] = {}  # of the pairs with the same name before the point
-    for pair in head_args:
-        readout, point, _ = pair.partition("=")[0].rpartition(".")
-        groups.setdefault(readout + point, []).append(pair.removeprefix(readout + point))
-    options: dict[str, Any] = {"dim": dim}
-    for readout, pairs in groups.items():
-        options |= {f"{readout}{name}": value for name, value in parse_args(pairs).items()}
     with terminal.watch_experiment() as watch:
         run = hg.compare(
             cache,
             out,
             heads=None if heads == "all" else [name.strip() for name in heads.split(",")],
-            head_options=options,
+            head_options={"dim": dim, **parse_args(head_args, dotted=True)},
             options=experiment.options(terminal, watch, training.options(lr)),
         )
     found = show_run(terminal, run, watch, ranked=True)
@@ -141,11 +134,11 @@ def tune(
         ),
     ] = None,
     head: opt.HeadOption = "histograph",
-    head_args: opt.HeadArgsOption = [],  # noqa: B006  # typer copies it
     space: Annotated[
         Path | None, typer.Option(metavar="FILE", help="TOML file with the search space.")
     ] = None,
     *,
+    head_flags: HeadFlags,
     experiment: TuneFlags,
     trial_seeds: Annotated[
         str,
@@ -165,19 +158,17 @@ def tune(
 
     By default, the learning rate and weight decay (around --lr and --weight-decay) and the usual
     options of the readout (dim, heads, dropout and the like) are searched; --space names others,
-    and those in --head-args stay fixed. Then the best options and the defaults are trained with
-    every seed and scored on the test part, which the search never sees. To extend a search, run
-    the same command with more --trials.
+    and those that are given (--dim, --attention-heads, --head-args) stay fixed. Then the best
+    options and the defaults are trained with every seed and scored on the test part, which the
+    search never sees. To extend a search, run the same command with more --trials.
     """
-    from histograph_post.models import parse_args
-
     with terminal.watch_experiment() as watch:
         run = hg.tune(
             cache,
             out,
             trials=trials,
             head=head,
-            head_options=parse_args(head_args),
+            head_options=head_flags.options(),
             space=space,
             storage=storage,
             trial_seeds=parse_seeds(trial_seeds),
@@ -190,7 +181,9 @@ def tune(
     show_results(terminal, run.results, {})
     versus = run.results["versus_default"]
     if versus is not None:
-        terminal.info(f"{run.results['head']} against {head} with its defaults: {gain(versus)}")
+        terminal.info(
+            f"{run.results['head']} against {head} with its defaults: {difference(versus)}"
+        )
     elif split_name(run.results["head"])[1] != TUNED:
         terminal.info(
             "No trial had a better validation score than the defaults, so these are kept."
@@ -236,8 +229,8 @@ def _show_trials(terminal: Terminal, results: Any) -> None:
     tuning = results["tuning"]
     names = list(tuning["values"])
     terminal.table(
-        f"The best of {len(tuning['trials'])} trials, by validation; trial 0 has the defaults, "
-        "where the space has them",
+        f"The best of {plural(len(tuning['trials']), 'trial')} by validation; trial 0 has the "
+        "defaults, as far as the search space has them",
         ["trial", f"valid {results['metric']}", *names],
         [
             [

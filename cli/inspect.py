@@ -212,7 +212,7 @@ def _inspect_export(terminal: Terminal, run: Run) -> None:
     facts = [
         ("task", f"{stored['task']['kind']}, {stored['task']['level']} level"),
         ("targets", ", ".join(stored["target_names"])),
-        ("head", texts.predicts_with(stored)),
+        ("head", texts.predicts_with(run)),
         ("model", backbone.model.spec),
         ("layers", f"{len(layers)}: {', '.join(layers)}"),
         ("weights sha256", backbone.model.weights_sha256),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from histograph_post.utils.text import plural, score
+from histograph_post.utils.text import difference, plural, score
 
 from .progress import ExperimentWatch
 from .terminal import Terminal
@@ -60,7 +60,7 @@ def show_results(
     for name in names:
         row = readouts[name]
         place += name != OWN
-        difference, valid = reported(row).get(versus), validation_of(row)
+        found, valid = reported(row).get(versus), validation_of(row)
         singles = _spread(row["test"]) if row.get("averaged") else "-"
         time = f"{seconds[name]:.3f}" if name in seconds else "-"
         rows.append(
@@ -70,7 +70,7 @@ def show_results(
                 *(["-" if valid is None else f"{valid['mean']:.4f}"] if ranked else []),
                 _spread(reported(row)["test"]),
                 *([singles] if averaged and not ranked else []),
-                "-" if difference is None else gain(difference),
+                "-" if found is None else difference(found),
                 *([row["num_parameters"] or "-", time] if costs else []),
             ]
         )
@@ -134,12 +134,6 @@ def _spread(test: Any) -> str:
     if test is None:
         return "-"
     return f"{test['mean']:.4f}" + (f" ± {test['deviation']:.4f}" if test["count"] > 1 else "")
-
-
-def gain(versus: Any) -> str:
-    """Return a paired difference with its interval, if there is one."""
-    interval = "" if versus["low"] is None else f" [{versus['low']:+.4f}, {versus['high']:+.4f}]"
-    return f"{versus['mean']:+.4f}{interval}"
 
 
 def _count(results: Any) -> str:

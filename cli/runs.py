@@ -56,8 +56,9 @@ def predict(
         )
     for note in found.notes:
         terminal.note(note)
-    stored = Run.of(run).with_head(new_data.head).stored_head
-    terminal.info(f"predicted with {predicts_with(stored)}")
+    used = Run.of(run).with_head(new_data.head)
+    stored = used.stored_head
+    terminal.info(f"predicted with {predicts_with(used)}")
     show_predictions(terminal, found)
     terminal.result(
         {
@@ -66,7 +67,8 @@ def predict(
             "task": found.task.to_json(),
             "targets": list(found.target_names),
             "scores": dict(found.scores),
-            **{name: stored[name] for name in ("head", "fold", "seed")},
+            "head": used.head if used.kind != "export" else stored["head"],
+            **{name: stored[name] for name in ("fold", "seed")},
             "members": len(stored.get("members", [stored])),
             "notes": list(found.notes),
         },

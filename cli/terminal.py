@@ -151,7 +151,7 @@ class Terminal:
             style = "bold" if at == bold else None
             table.add_row(*map(Text, row), style=style, end_section=ends)
         # Not the table's own title, which is cut to the width of the table.
-        self._out.print(Text(printable(title), style="bold"), soft_wrap=True)
+        self._out.print(Text(printable(title), style="bold"), soft_wrap=not self._out.is_terminal)
         self._out.print(table)
 
     def result(self, value: Mapping[str, Any], *, next_command: str | None = None) -> None:

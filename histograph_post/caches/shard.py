@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..errors import CacheError
 from ..utils.files import open_regular, sha256_prefix
+from ..utils.text import plural
 from .layout import Dataset, Extent, Layout, ShardInfo, expand, shard_name
 from .manifest import CANARY_NAME, MANIFEST_NAME, SPLITS_NAME, read_manifest, read_splits
 
@@ -204,6 +205,9 @@ class CachedGraph:
     outputs: Tensor | None
     edge_label_index: Tensor | None
 
+    def __repr__(self) -> str:
+        return f"CachedGraph({self.id!r}, {_sizes(self.history)})"
+
 
 @dataclass(frozen=True)
 class CachedBatch:
@@ -212,6 +216,15 @@ class CachedBatch:
     history: History
     ptr: Tensor
     edge_index: Tensor | None
+
+    def __repr__(self) -> str:
+        return f"CachedBatch({plural(len(self.ptr) - 1, 'graph')}, {_sizes(self.history)})"
+
+
+def _sizes(history: History) -> str:
+    # [num_nodes, L, D], or a list of [num_nodes, D_l]
+    layers = history.unbind(1) if isinstance(history, Tensor) else history
+    return f"{plural(len(layers[0]), 'node')}, {plural(len(layers), 'layer')}"
 
 
 def read_graph(shard: Shard, graph: int, layout: Layout) -> CachedGraph:

@@ -261,10 +261,13 @@ ALL_OF_IT = CallForm()
 # --- arguments
 
 
-def parse_args(pairs: Iterable[str]) -> dict[str, Any]:
+def parse_args(pairs: Iterable[str], *, dotted: bool = False) -> dict[str, Any]:
     """Parse ``name=value`` pairs: Python literals where they parse, else strings.
 
     ``true``, ``false`` and ``none`` are literals in any case.
+
+    Args:
+        dotted: Whether a name may have another before it, as in ``gmt.heads=2``.
 
     Raises:
         ConfigError: if a pair has no ``=``, its name is no identifier, or a name comes twice.
@@ -272,7 +275,8 @@ def parse_args(pairs: Iterable[str]) -> dict[str, Any]:
     parsed: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = (part.strip() for part in pair.partition("="))
-        if not equals or not name.isidentifier():
+        own = name.rpartition(".")[2] if dotted else name
+        if not equals or not own.isidentifier():
             raise ConfigError(f"argument {pair!r} is not of the form name=value")
         if name in parsed:
             raise ConfigError(f"argument {name!r} is given twice: {parsed[name]!r} and {value!r}")

@@ -307,7 +307,7 @@ def rows_section(run: Run, molecules: Mapping[int, Molecule]) -> Section:
     table = Table(
         list(rows[0]),
         [list(row.values()) for row in rows],
-        caption="Test rows, the worst predictions first; click a heading to sort. "
+        caption="Test rows, the worst predictions first. "
         + ("" if outcome.spread is None else "Spread: the standard deviation over seeds. ")
         + f"{kept}{PREDICTIONS_NAME} has all of them.",
         sortable=True,

@@ -5,6 +5,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   headings.forEach((heading, column) => {
     const button = document.createElement("button");
     button.textContent = heading.textContent;
+    button.title = "sort by this column";
     heading.replaceChildren(button);
     const numeric = heading.classList.contains("number");
     button.addEventListener("click", () => {

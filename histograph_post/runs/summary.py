@@ -15,7 +15,7 @@ from ..splits import PARTS
 from ..utils.decoding import read_toml_file
 from ..utils.specifications import Specification
 from ..utils.text import MISSING, metric_name, plural
-from .run import CONFIG_NAME, Run
+from .run import CONFIG_NAME, Run, is_run
 from .verdict import OWN, reported, validation_of, verdict_of
 
 # --- the table of readouts, in the terminal and in the report
@@ -125,14 +125,16 @@ def fit_rows(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def predicts_with(stored: Mapping[str, Any]) -> str:
-    """Return which heads a run predicts with, as ``head.json`` has them."""
+def predicts_with(run: Run) -> str:
+    """Return which heads a run, or an export of it, predicts with."""
+    stored = run.stored_head
+    name = run.head if is_run(run.folder) else stored["head"]
     members = stored.get("members", [stored])
     if len(members) == 1:
-        return f"{stored['head']} of fold {stored['fold']}, seed {stored['seed']}"
+        return f"{name} of fold {stored['fold']}, seed {stored['seed']}"
     counts = {part: len({member[part] for member in members}) for part in ("fold", "seed")}
     several = [plural(count, part) for part, count in counts.items() if count > 1]
-    return f"{len(members)} `{stored['head']}` heads averaged ({', '.join(several)})"
+    return f"{len(members)} `{name}` heads averaged ({', '.join(several)})"
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
@@ -156,7 +158,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("head", f"{stored['head']}: {description}"),
         ("head options", _pairs(stored["config"], leave_out=("in_dims", "out_dim", "level"))),
         ("best fit", f"fold {stored['fold']}, seed {stored['seed']}, by validation"),
-        ("predicts with", predicts_with(stored)),
+        ("predicts with", predicts_with(run)),
         ("temperature", f"{stored.get('temperature', 1.0):.4g}, from the validation part"),
         ("training", _training(run.results.get("tuning", plan))),
         ("seeds", _some([str(value) for value in plan.get("seeds", [])], 10)),

@@ -127,7 +127,7 @@ def test_options_in_a_comparison_are_for_all_that_have_them_or_for_one(
         ("heds=4", "head option 'heds': found no such option of mean, gmt, expected one of dim, "),
         ("mean.heads=4", "head option 'mean.heads': found no such option of mean, expected one of"),
         ("gtm.heads=4", "'gtm.heads': found no readout 'gtm', expected one of those that are comp"),
-        ("gmt.heads", "argument 'heads' is not of the form name=value"),
+        ("gmt.heads", "argument 'gmt.heads' is not of the form name=value"),
     ],
 )
 def test_an_option_that_no_compared_readout_has_is_refused(
