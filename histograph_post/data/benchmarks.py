@@ -303,7 +303,7 @@ def _process(
             if not folder.is_dir():  # another process may have been faster
                 partial.rename(folder)
     except OSError as error:
-        if folder.is_dir():  # by another process, meanwhile
+        if folder.is_dir():  # made by another process
             return
         raise DataError(
             f"{folder.parent}: cannot be written ({error.strerror}); "

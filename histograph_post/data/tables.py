@@ -140,7 +140,7 @@ class Table:
         for row in np.flatnonzero(np.isinf(values))[:1] if values is not None else ():
             raise DataError(
                 f"{self.path}: column {name!r}: found {self.column(name)[row]!r} in row {row + 1}, "
-                "expected finite numbers, or nothing where there is none (others: targets=NAME)"
+                "expected finite numbers or blank cells (other columns: targets=NAME)"
             )
         return values
 

@@ -187,7 +187,7 @@ def _unpacked(fold: _PackedFold, splits: Splits, where: str) -> Split:
     try:
         four = np.frombuffer(base64.b64decode(fold.packed, validate=True), np.uint8)
     except ValueError as error:
-        raise SplitError(f"{where}: found packed rows that are no base64 ({error})") from None
+        raise SplitError(f"{where}: found packed rows that are not base64 ({error})") from None
     if len(four) != -(-splits.total // 4):
         raise SplitError(
             f"{where}: found {len(four)} bytes of packed rows, expected {-(-splits.total // 4)}"

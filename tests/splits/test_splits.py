@@ -400,7 +400,7 @@ def test_many_rows_are_packed_and_read_back(
     with pytest.raises(SplitError, match="found 6 bytes of packed rows, expected 3"):
         Splits.from_json(value)
     value["folds"][1]["packed"] = "no base64"
-    with pytest.raises(SplitError, match="packed rows that are no base64"):
+    with pytest.raises(SplitError, match="packed rows that are not base64"):
         Splits.from_json(value)
     unsorted = Split(train=[5, 1, 0, 8], valid=[2, 7], test=[])
     kept = Splits("files", "graph", 9, None, (unsorted, *folds))
