@@ -112,7 +112,7 @@ class Layers:
         )
 
     def is_alone(self, value: int, end: int) -> bool:
-        """Whether all that the last layers lead to ``end`` by goes through the value."""
+        """Whether every path from the last layers to ``end`` goes through the value."""
         last = sum(1 << layer.number for layer in self.frontier(end))
         open_values, seen = [end], {value}
         while open_values:

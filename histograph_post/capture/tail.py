@@ -289,7 +289,7 @@ class Steps:
                 and any(self.trace.derives(given, value.index) for given in call.inputs)
             ]
             if behind:
-                # Of what is computed beside others, such as invariants of a vector, none is all.
+                # Values that are computed side by side, such as invariants, are each a part of it.
                 alone = [value for value in behind if self.layers.is_alone(value, end)]
                 return (alone or behind)[-1], call
         return None
