@@ -32,7 +32,7 @@ from typing import (
 )
 
 from ..errors import CacheError, ConfigError, HistographError
-from .files import read_limited
+from .files import read_limited, real_path
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ _DEEPEST = 64
 def read_json_file(path: Path, *, error: type[HistographError] = ConfigError) -> Any:
     """Parse a JSON file strictly; no pipe, no device, and nothing that is nested without end."""
     try:
-        return parse_json(read_limited(path.resolve(), _MOST_BYTES), str(path))
+        return parse_json(read_limited(real_path(path), _MOST_BYTES), str(path))
     except CacheError as refused:
         raise error(str(refused)) from None
 
@@ -86,7 +86,7 @@ def read_json_file(path: Path, *, error: type[HistographError] = ConfigError) ->
 def read_toml_file(path: Path, *, error: type[HistographError] = ConfigError) -> dict[str, Any]:
     """Parse a TOML file, with the same care."""
     try:
-        text = read_limited(path.resolve(), _MOST_BYTES).decode("utf-8")
+        text = read_limited(real_path(path), _MOST_BYTES).decode("utf-8")
         depth = deepest = 0
         for mark in re.findall(r"[\[\]{}]", text):
             depth += 1 if mark in "[{" else -1
@@ -114,7 +114,7 @@ def _refuse_long_numbers(value: Any) -> None:
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Parse a log of JSON objects; a last line that a kill has cut short is left out."""
-    lines = read_limited(path.resolve(), _MOST_BYTES).split(b"\n")
+    lines = read_limited(real_path(path), _MOST_BYTES).split(b"\n")
     found = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
