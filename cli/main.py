@@ -9,6 +9,7 @@ the same command resumes. Imports nothing that takes time.
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import signal
 import sys
@@ -87,9 +88,19 @@ def raised_once() -> Iterator[None]:
         _raises = before
 
 
+def _have_streams() -> None:
+    """Let results be printed where there is no stdout, or one that does not know all signs."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this process
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for the whole process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Run the command line."""
     handle_interrupts()
+    _have_streams()
     # Threads of OpenMP wait by spinning. On a machine with other things to do each then waits for
     # one that is not running, and small batches take ten times as long; threads that sleep at once
     # double the time on a quiet machine. So they spin for a moment. Read when torch is loaded.

@@ -33,7 +33,7 @@ from typing import (
 )
 
 from ..errors import CacheError, ConfigError, HistographError
-from .files import read_limited, read_regular
+from .files import read_limited, read_regular, real_path
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ _DEEPEST = 64
 def read_json_file(path: Path, *, error: type[HistographError] = ConfigError) -> Any:
     """Parse a regular file of JSON strictly."""
     try:
-        return parse_json(read_limited(path.resolve(), _MOST_BYTES), str(path))
+        return parse_json(read_limited(real_path(path), _MOST_BYTES), str(path))
     except CacheError as refused:
         raise error(str(refused)) from None
 
@@ -111,7 +111,7 @@ def _refuse_long_numbers(value: Any) -> None:
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Parse a log of JSON objects, without a last line that was cut off by a kill."""
-    lines = read_limited(path.resolve(), _MOST_BYTES).split(b"\n")
+    lines = read_limited(real_path(path), _MOST_BYTES).split(b"\n")
     found = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

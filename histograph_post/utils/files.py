@@ -164,10 +164,15 @@ def follows_links() -> bool:
     return os.environ.get(LINKS_VARIABLE, "") not in ("", "0")
 
 
+def real_path(path: Path) -> Path:
+    """Return what a link leads to; unlike ``resolve``, one of a loop of links as it is."""
+    return Path(os.path.realpath(path))
+
+
 def read_regular(path: Path, limit: int | None = None) -> bytes:
     """Return the bytes of a regular file, links followed: no pipe and no device."""
     try:
-        return read_limited(path.resolve(), limit)
+        return read_limited(real_path(path), limit)
     except CacheError as error:
         raise ConfigError(str(error)) from None
 
@@ -184,7 +189,7 @@ def open_regular(path: Path) -> Iterator[FileIO]:
         if path.is_symlink():
             if not follows_links():
                 raise OSError(errno.ELOOP, "a symbolic link")
-            path = path.resolve()
+            path = real_path(path)
         descriptor = os.open(path, _READING)
     except OSError as error:
         found = {

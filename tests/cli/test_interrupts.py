@@ -100,3 +100,12 @@ def test_a_signal_while_python_ends_changes_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (143, TERMINATED)
+
+
+def test_a_stdout_that_is_closed_or_knows_ascii_alone() -> None:
+    """As a service manager or an old terminal gives it; the help has signs beyond ASCII."""
+    command = f"{sys.executable} -m histograph_cli --help"
+    for words, encoding in ((f"{command} >&-", "utf-8"), (command, "ascii")):
+        given = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(words, shell=True, capture_output=True, check=False, env=given)
+        assert (done.returncode, done.stderr) == (0, b"")

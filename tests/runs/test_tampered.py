@@ -194,6 +194,15 @@ def test_a_pipe_is_not_waited_for(copied: Path, name: str) -> None:
     assert f"{name}: found a folder, pipe or device" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["SHA256SUMS", "head.json", "config.toml", "splits.json"])
+def test_a_link_to_itself_is_refused(copied: Path, name: str) -> None:
+    (copied / name).unlink(missing_ok=True)
+    (copied / name).symlink_to(copied / name)
+    done = histograph("report", copied, "-o", copied.with_name("page.html"))
+    assert done.exit_code == 1
+    assert f"{name}: found a symbolic link" in done.stderr
+
+
 @contextlib.contextmanager
 def waiting_at_most(seconds: int) -> Iterator[None]:
     def give_up(*_: object) -> None:
