@@ -270,3 +270,15 @@ def test_a_search_that_ends_at_the_defaults_says_so_and_trains_them_once(
     results = json.loads((out / "results.json").read_text())
     assert results["head"] == names[-1]
     assert len(results["fits"]) == 2 * len(names)
+    facts = json.loads(histograph("inspect", out, "--json").stdout)["facts"]
+    assert facts["predicts with"] == f"2 `{names[-1]}` heads averaged (2 seeds)"
+
+
+def test_a_width_that_is_given_is_not_searched(demo_cache: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["tune", demo_cache, "-o", out, "--trials", 2, "--head", "mean", "--dim", 8]
+    done = histograph(*words, "--epochs", 1, "--seeds", 0)
+    assert done.exit_code == 0, done.output
+    results = json.loads((out / "results.json").read_text())
+    assert "dim" not in results["tuning"]["values"]
+    assert "dim = 8\n" in (out / "best.toml").read_text()

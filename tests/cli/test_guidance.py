@@ -33,6 +33,7 @@ from ..helpers import histograph
         ("cache", {"folder": "backbones"}, "backbones.caches"),
         ("pretrain", {"data": "demo:", "model": "gin"}, "backbones/demo-gin"),
         ("predict", {"run": "runs/mutag"}, "mutag-predictions.csv"),
+        ("embed", {"run": "runs/mutag"}, "mutag-vectors.npz"),
         ("export", {"run": "runs/mutag", "whole": False}, "mutag.pt2"),
         ("export", {"run": "runs/mutag", "whole": True}, "mutag-whole"),
     ],
