@@ -161,7 +161,7 @@ def show_folds(terminal: Terminal, results: Any) -> None:
         means = ("-" if s is None else f"{s['mean']:.4f} ± {s['deviation']:.4f}" for s in summaries)
         rows.append(["mean ± deviation", "-", *means])
     terminal.table(
-        f"{results['model']} on {results['data']}: {results['metric']}",
+        f"{results['model']} on {results['data'].removesuffix(':')}: {results['metric']}",
         ["", "best epoch", *parts],
         rows,
     )

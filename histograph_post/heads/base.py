@@ -146,9 +146,10 @@ class Readout(nn.Module):
     def require(self, option: str, holds: bool, expected: str) -> None:
         """Refuse the value of an option unless it ``holds``."""
         if not holds:
+            # Inside `build`, only what it has set itself is an attribute.
+            value = getattr(self, option) if hasattr(self, option) else self._given[option]
             raise ConfigError(
-                f"{type(self).__name__}: found {option}={getattr(self, option)!r}, "
-                f"expected {expected}"
+                f"{type(self).__name__}: found {option}={value!r}, expected {expected}"
             )
 
     def finish(self, width: int, *, linear: bool = False) -> None:

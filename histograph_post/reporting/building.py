@@ -331,7 +331,9 @@ def _add_examples(
         explained = head.explain(sample)
         if explained is not None:
             pieces = np.split(explained.node_attention.numpy(), sample.ptr[1:-1])
-            attention = dict(zip(graphs.tolist(), pieces, strict=True))
+            # A share of each node, whatever the scale that a readout of one's own gives it.
+            shares = [piece / (piece.sum() or 1.0) for piece in pieces]  # [num_nodes] each
+            attention = dict(zip(graphs.tolist(), shares, strict=True))
     molecules = find_molecules(cache, graphs.tolist()) if run.task.level == "graph" else {}
     found.attended = bool(attention)
     found.example_figures = [

@@ -245,9 +245,10 @@ class TrainedHead:
     def explain(self, sample: Sample) -> Explanation | None:
         """Return the layer weights and the node attention; None for a head without them."""
         edges = {"edge_index": sample.edge_index} if self.head.needs_edge_index else {}
-        return self.head.explain(
-            self.prepared(sample), sample.batch, num_graphs=len(sample.graphs), **edges
-        )
+        with torch.no_grad():  # a readout of one's own need not think of it
+            return self.head.explain(
+                self.prepared(sample), sample.batch, num_graphs=len(sample.graphs), **edges
+            )
 
 
 def load_fit_head(run: Run, fold: int, seed: int) -> TrainedHead:

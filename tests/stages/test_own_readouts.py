@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,53 @@ def test_python_takes_the_class_or_its_registered_name(work: Path, tmp_path: Pat
     np.testing.assert_equal(
         by_name.results["readouts"]["mine"], by_class.results["readouts"]["MeanAndMax"]
     )
+
+
+GATED = '''
+import torch
+from histograph_post.heads import Readout
+from histograph_post.heads.base import Explanation
+
+
+class Gated(Readout):
+    """A sum over nodes, each weighed by a gate that is not normalised."""
+
+    def build(self, *, temperature: float = 1.0) -> None:
+        self.require("temperature", temperature > 0, "a positive number")
+        self.gate = torch.nn.Linear(self.in_dims[-1], 1)
+        self.finish(self.in_dims[-1])
+
+    def pool_graphs(self, history, graphs, edge_index):
+        last = self.layers(history)[-1]
+        return graphs.sum(last * torch.sigmoid(self.gate(last) / self.temperature))
+
+    def explain(self, history, batch=None, *, num_graphs=None, edge_index=None):
+        layers, graphs = self.read(history, batch, num_graphs)
+        last = self.layers(layers)[-1]
+        weights = torch.zeros(graphs.num_graphs, len(self.in_dims))
+        weights[:, -1] = 1
+        return Explanation(weights, 100 * torch.sigmoid(self.gate(last)).flatten())
+'''
+
+
+def test_report_draws_an_explanation_with_gradients_and_of_any_scale(
+    work: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "gated.py").write_text(GATED)
+    head, run, page = f"{tmp_path / 'gated.py'}:Gated", tmp_path / "run", tmp_path / "page.html"
+    histograph("train-head", work / "demo.cache", "--head", head, *QUICK, "-o", run)
+    histograph("report", run, "--head", head, "-o", page)
+    factors = re.findall(r"at most ([\d.]+) times the mean attention", page.read_text())
+    # Gates of an untrained map are near a half: no node has twice the mean of its graph.
+    assert factors
+    assert all(float(factor) < 3 for factor in factors)
+
+
+def test_an_option_can_be_refused_while_a_readout_is_built(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "gated.py").write_text(GATED)
+    words = ("--head", f"{tmp_path / 'gated.py'}:Gated", "--head-args", "temperature=-1")
+    refused = histograph(
+        "train-head", work / "demo.cache", *words, "-o", tmp_path / "r", fails=True
+    )
+    assert "found temperature=-1" in refused.stderr
+    assert "expected a positive number" in refused.stderr

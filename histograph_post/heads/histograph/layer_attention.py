@@ -82,7 +82,7 @@ def plain_scores(scores: Tensor, options: HistoGraphConfig) -> Tensor:
     return scores
 
 
-#: How scores become layer weights, both ``[num_graphs, heads, L]``, by the value of the option.
+#: How scores become layer weights, both ``[..., L]``, by the value of the option.
 #: Each function also gets all options of the head, for those that it needs.
 NORMALIZATIONS: dict[str, Callable[[Tensor, HistoGraphConfig], Tensor]] = {
     "bounded": bounded_weights,
