@@ -11,8 +11,7 @@ import numpy as np
 
 from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
-from ..runs.records import check_log
-from ..runs.run import METRICS_NAME, TRIALS_NAME, Run
+from ..runs.run import TRIALS_NAME, Run
 from ..runs.summary import about_intervals, bold_row, counted, ranked_names, ranked_trials
 from ..runs.verdict import reported, validation_of
 from ..utils.text import MISSING, difference, metric_name, number, plural, setting, spread
@@ -192,7 +191,6 @@ def ranking_figure(run: Run, ranked: Mapping[str, Summary]) -> Figure:
 def learning_figures(run: Run, ranked: Sequence[str]) -> list[Figure]:
     """Draw the learning curves: validation score and loss."""
     fits: dict[str, dict[tuple[int, int], list[dict[str, Any]]]] = defaultdict(dict)
-    check_log(run.log, str(run.folder / METRICS_NAME))
     for line in run.log:
         fits[line["head"]].setdefault((line["fold"], line["seed"]), []).append(line)
     found = [_valid_figure(run, fits, ranked), _loss_figure(run, fits.get(run.head, {}))]

@@ -6,7 +6,7 @@ are declared; others, and those of earlier versions, are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -248,8 +248,8 @@ def check_head(found: Mapping[str, Any], where: str) -> None:
         raise ConfigError(f"{where}: found no members, or no temperature above 0, expected both")
 
 
-def check_log(lines: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Refuse a ``metrics.jsonl`` with lines that are not numbers of an epoch of a fit."""
+def check_log(lines: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    """Return the lines of ``metrics.jsonl``, each the numbers of one epoch of a fit, or refuse."""
     for at, line in enumerate(lines, start=1):
         named = isinstance(line.get("head"), str) and is_count(line.get("fold"))
         numbers = (value for name, value in line.items() if name != "head")
@@ -257,6 +257,7 @@ def check_log(lines: Sequence[Mapping[str, Any]], where: str) -> None:
             raise ConfigError(
                 f"{where}: entry {at}: found no head, fold and seed with numbers, expected an epoch"
             )
+    return lines
 
 
 def _is_measured(value: Any) -> bool:

@@ -32,7 +32,7 @@ from ..errors import ConfigError, HistographError, NotFoundError
 from ..utils.decoding import read_json_file, read_json_lines, read_toml_file
 from ..utils.files import read_regular, sha256_file
 from ..utils.text import data_frame
-from .records import check_head, check_plan, check_results
+from .records import check_head, check_log, check_plan, check_results
 
 if TYPE_CHECKING:
     import pandas
@@ -212,7 +212,7 @@ class Run:
     def log(self) -> list[dict[str, Any]]:
         """``metrics.jsonl``: a line per epoch of every fit; empty if the file is gone."""
         path = self.folder / METRICS_NAME
-        return read_json_lines(path) if os.path.lexists(path) else []
+        return check_log(read_json_lines(path), str(path)) if os.path.lexists(path) else []
 
     # --- what they mean
 
