@@ -17,8 +17,7 @@ from histograph_post.caches.planning import plan_cache
 from histograph_post.heads.ragged import ranges
 from histograph_post.models import call_model
 from histograph_post.splits import resolve_splits
-from histograph_post.training.history_rows import history_rows
-from histograph_post.training.memory import MemoryBudget
+from histograph_post.training.loaded_cache import LoadedCache
 from histograph_post.utils.machine import give_memory_back, keep_memory
 
 from .epochs import HeadTraining
@@ -96,7 +95,7 @@ def reading(work: Workloads) -> list[Ratio]:
     medians = race(
         {
             FILE: partial(epoch, cache.gather),
-            MEMORY: partial(epoch, history_rows(MemoryBudget(cache), None).select),
+            MEMORY: partial(epoch, LoadedCache(cache).history(None).select),
             PLAIN: partial(epoch, plain),
         },
         rounds=work.sizes.rounds,

@@ -18,7 +18,7 @@ import torch
 from histograph_post.caches import Cache
 from histograph_post.caches.caching import cache
 from histograph_post.experiments.head_training import compare
-from histograph_post.training.memory import row_bytes
+from histograph_post.training.loaded_cache import row_bytes
 from histograph_post.utils.machine import synchronize
 
 from .epochs import HeadTraining

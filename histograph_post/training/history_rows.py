@@ -9,19 +9,30 @@ with the mean over a graph's nodes needs no more than that mean.
 from __future__ import annotations
 
 import copy
+import math
+import mmap
+import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..caches import Cache
-from ..heads.history import History, TableRows, last_layer, layer_statistics, layers_of, map_layers
+from ..heads.history import (
+    STATISTICS,
+    History,
+    TableRows,
+    last_layer,
+    layer_statistics,
+    layers_of,
+    map_layers,
+)
 from ..heads.ragged import Graphs, pool_nodes, ranges
 from ..heads.standardize import Standardizer
-from ..utils.machine import free_memory, pinned, send
-from .memory import MemoryBudget, RowMemory, SharedMemory
+from ..utils.machine import SharedTensor, free_memory, pinned, send
 
 #: Share of a device's free memory for a history that stays there.
 DEVICE_SHARE = 1 / 2
@@ -33,25 +44,50 @@ PIECE_BYTES = 1 << 22
 _CPU = torch.device("cpu")
 
 
-class HistoryRows(Protocol):
-    """The rows of a history, graph by graph."""
+class RowMemory:
+    """Memory for rows, which is reused when the last tensor in it is gone.
 
-    #: First row of each graph, and the number of rows: ``[num_graphs + 1]``.
-    ptr: np.ndarray
-    #: Whether to prefetch the next batch while this one is used, if there is room for it.
-    prefetches: bool
+    It is mapped from the system and unmapped with this object. An allocator would keep much of what
+    is freed, above all by another thread: batches of different sizes fragment it.
+    """
 
-    def on(self, device: torch.device) -> HistoryRows:
-        """Return the same rows on a device."""
-        ...
+    def __init__(self) -> None:
+        self._free: list[mmap.mmap] = []
 
-    def select(self, graphs: np.ndarray) -> History | TableRows:
-        """Return the rows of some graphs, read only: a tensor, one per layer, or where they lie."""
-        ...
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor that is not initialised."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        pages = self._free.pop() if self._free else None
+        if pages is None or len(pages) < num_bytes:
+            pages = _map_pages(num_bytes)
+        values = np.frombuffer(pages, np.uint8)
+        # A tensor made from an array, and every view of it, keeps that array alive.
+        weakref.finalize(values, self._free.append, pages).atexit = False
+        return torch.from_numpy(values)[:num_bytes].view(dtype).view(shape)
 
-    def nodes(self, rows: np.ndarray) -> History:
-        """Return copies of some rows, whatever graph they belong to."""
-        ...
+
+class SharedMemory:
+    """Memory for the layers of a history that several processes read."""
+
+    def __init__(self) -> None:
+        self.layers: list[SharedTensor] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor that is not initialised."""
+        self.layers.append(SharedTensor(tuple(shape), dtype))
+        return self.layers[-1].tensor
+
+
+def _map_pages(num_bytes: int) -> mmap.mmap:
+    """Return memory for so many bytes and half as much again: untouched pages take none."""
+    pages = mmap.mmap(-1, num_bytes + num_bytes // 2 + 1, access=mmap.ACCESS_COPY)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux; not in every build of it
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
+
+
+# --- the rows of a history
 
 
 class RowsInMemory:
@@ -61,53 +97,63 @@ class RowsInMemory:
         history: ``[rows, L, D]``, or one ``[rows, D_l]`` per layer.
         ptr: First row of each graph, and the number of rows: ``[num_graphs + 1]``.
         memory: Where the history lies, if it is shared with other processes.
+        device: Where batches go, if the device has no room for the history: each is sent before it
+            is needed.
     """
 
-    prefetches = False
-
     def __init__(
-        self, history: History, ptr: np.ndarray, memory: SharedMemory | None = None
+        self,
+        history: History,
+        ptr: np.ndarray,
+        memory: SharedMemory | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.ptr = ptr
+        #: Whether to prefetch the next batch while this one is used, if there is room for it.
+        self.prefetches = device is not None
+        self.device = device or last_layer(history).device
         self._history = history
         self._memory = memory
         self._moved: RowsInMemory | None = None
 
-    def on(self, device: torch.device) -> HistoryRows:
+    def on(self, device: torch.device) -> RowsInMemory:
         """Return the same rows on a device: all of them if there is room, else batch by batch."""
         if self.device == device:
             return self
         if self._moved is None or self._moved.device != device:
             num_bytes = sum(layer.nbytes for layer in layers_of(self._history))
             if num_bytes > DEVICE_SHARE * free_memory(device):
-                return SentRows(self, device)
+                return RowsInMemory(self._history, self.ptr, device=device)
             # Once for all fits of a fold.
             history = map_layers(self._history, lambda layer: layer.to(device))
             self._moved = RowsInMemory(history, self.ptr)
         return self._moved
-
-    @property
-    def device(self) -> torch.device:
-        """Where the rows are."""
-        return last_layer(self._history).device
 
     def __reduce__(self) -> tuple[Any, ...]:
         assert self._memory is not None  # only shared memory is sent to other processes
         return _shared_rows, (self._memory, isinstance(self._history, Tensor), self.ptr)
 
     def select(self, graphs: np.ndarray) -> History | TableRows:
-        """Return the rows of some graphs: where they lie, or copies of layers of many widths."""
+        """Return the rows of some graphs, read only.
+
+        They are one tensor, or where they lie in it, or one per layer if their widths differ.
+        """
         if np.array_equal(graphs, np.arange(len(self.ptr) - 1)):
-            return self._history
+            return self._sent(self._history)
         starts, stops = self.ptr[graphs], self.ptr[graphs + 1]  # [graphs] each
-        if isinstance(self._history, Tensor):
+        if isinstance(self._history, Tensor) and not self.prefetches:
             return TableRows(self._history, starts, stops - starts)
         return self.nodes(ranges(starts, stops))
 
     def nodes(self, rows: np.ndarray) -> History:
         """Return copies of some rows, whatever graph they belong to."""
-        (chosen,) = send([rows], self.device)  # [rows]
-        return map_layers(self._history, lambda layer: layer.index_select(0, chosen))
+        (chosen,) = send([rows], last_layer(self._history).device)  # [rows]
+        return self._sent(map_layers(self._history, lambda layer: layer.index_select(0, chosen)))
+
+    def _sent(self, history: History) -> History:
+        if not self.prefetches:
+            return history
+        return map_layers(history, lambda rows: _send_rows(rows, self.device))
 
 
 class RowsOnDisk:
@@ -122,6 +168,7 @@ class RowsOnDisk:
         device: Where they go.
     """
 
+    #: Whether to prefetch the next batch while this one is used, if there is room for it.
     prefetches = True
 
     def __init__(
@@ -139,7 +186,7 @@ class RowsOnDisk:
     def __reduce__(self) -> tuple[Any, ...]:
         return RowsOnDisk, (self._cache, self._standardizer, self._device)
 
-    def on(self, device: torch.device) -> HistoryRows:
+    def on(self, device: torch.device) -> RowsOnDisk:
         """Return the same rows on a device, each batch when it is needed."""
         same = device == self._device
         return self if same else RowsOnDisk(self._cache, self._standardizer, device)
@@ -166,33 +213,8 @@ class RowsOnDisk:
         return history
 
 
-class SentRows:
-    """Rows in the host's memory, of which each batch is sent to a device before it is needed.
-
-    Args:
-        rows: More than the device has room for.
-        device: Where they go.
-    """
-
-    prefetches = True
-
-    def __init__(self, rows: RowsInMemory, device: torch.device) -> None:
-        self.ptr = rows.ptr
-        self._rows, self._device = rows, device
-
-    def on(self, device: torch.device) -> HistoryRows:
-        """Return the same rows on another device."""
-        return self._rows.on(device)
-
-    def select(self, graphs: np.ndarray) -> History:
-        """Send the rows of some graphs; the host does not wait until they are there."""
-        found = self._rows.select(graphs)
-        history = found.copy() if isinstance(found, TableRows) else found
-        return map_layers(history, lambda rows: _send_rows(rows, self._device))
-
-    def nodes(self, rows: np.ndarray) -> History:
-        """Send copies of some rows, whatever graph they belong to."""
-        return map_layers(self._rows.nodes(rows), lambda each: _send_rows(each, self._device))
+#: The rows of a history, graph by graph.
+HistoryRows = RowsInMemory | RowsOnDisk
 
 
 def _send_rows(rows: Tensor, device: torch.device) -> Tensor:
@@ -205,32 +227,23 @@ def _shared_rows(memory: SharedMemory, uniform: bool, ptr: np.ndarray) -> RowsIn
 
 
 def history_rows(
-    budget: MemoryBudget, standardizer: Standardizer | None, memory: SharedMemory | None = None
-) -> HistoryRows:
-    """Return the rows of a cache, in memory if they fit.
+    cache: Cache, standardizer: Standardizer | None, memory: SharedMemory | None
+) -> RowsInMemory:
+    """Return the rows of a cache in memory.
 
     Args:
-        budget: Of the cache.
         standardizer: Applied to every row.
         memory: Where they are put, if they are shared with other processes.
     """
-    cache = budget.cache
-    if not budget.histories_that_fit():
-        return RowsOnDisk(cache, standardizer)
     history = _read_standardized(cache, np.arange(len(cache)), standardizer, memory)
     return RowsInMemory(history, cache.node_ptr, memory)
 
 
 def mean_rows(
-    budget: MemoryBudget, standardizer: Standardizer | None, memory: SharedMemory | None = None
-) -> RowsInMemory | None:
-    """Return the mean of the rows of each graph, a row each; None if they take too much memory.
-
-    The arguments are those of :func:`history_rows`.
-    """
-    if not budget.fits_means():
-        return None
-    cache, piece_memory, pieces = budget.cache, RowMemory(), []
+    cache: Cache, standardizer: Standardizer | None, memory: SharedMemory | None
+) -> RowsInMemory:
+    """Return the mean of the rows of each graph, a row each; see :func:`history_rows`."""
+    piece_memory, pieces = RowMemory(), []
     kept = np.minimum(cache.num_nodes, 1)  # rows of each graph: [num_graphs]
     for graphs in graph_pieces(cache, np.flatnonzero(kept)):
         # Standardised first: the sum of values that hardly differ would lose their difference.
@@ -247,16 +260,14 @@ def mean_rows(
 
 
 def statistics_rows(
-    budget: MemoryBudget, standardizer: Standardizer | None, memory: SharedMemory | None = None
-) -> RowsInMemory | None:
-    """Return statistics of each graph, a row ``[3, sum(D_l)]`` each; None if they do not fit.
+    cache: Cache, standardizer: Standardizer | None, memory: SharedMemory | None
+) -> RowsInMemory:
+    """Return statistics of each graph, a row ``[3, sum(D_l)]`` each; see :func:`history_rows`.
 
     They are those of :func:`~histograph_post.heads.history.layer_statistics`, computed once for all
-    epochs, readouts and seeds of a fold. The arguments are those of :func:`history_rows`.
+    epochs, readouts and seeds of a fold.
     """
-    if not budget.fits_statistics():
-        return None
-    cache, shape = budget.cache, budget.statistics_shape
+    shape = len(cache), len(STATISTICS), sum(cache.widths)
     found = torch.empty(shape) if memory is None else memory.empty(shape, torch.float32)
     for piece, statistics in statistics_pieces(cache, standardizer, np.arange(len(cache))):
         found[torch.from_numpy(piece)] = statistics

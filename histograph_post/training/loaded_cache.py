@@ -1,9 +1,9 @@
-"""A cache as training uses it: opened once, for every fold, seed and readout."""
+"""A cache as training uses it, and how much memory training on it may take."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -16,18 +16,122 @@ from ..caches import Cache
 from ..data.links import NonEdges
 from ..errors import CacheError
 from ..heads.base import last_layer
-from ..heads.history import TableRows
+from ..heads.history import STATISTICS, TableRows
 from ..heads.standardize import Standardizer
 from ..tasks import Task
+from ..utils.machine import machine_memory
 from .history_rows import (
     HistoryRows,
+    RowsInMemory,
+    RowsOnDisk,
+    SharedMemory,
     history_pieces,
     history_rows,
     mean_rows,
     statistics_pieces,
     statistics_rows,
 )
-from .memory import MemoryBudget, SharedMemory
+
+#: Share of the machine's memory that training may take by default.
+MEMORY_SHARE = 2 / 3
+
+#: Share of that for a history in memory; the rest is for batches.
+KEPT_SHARE = 3 / 4
+
+#: Share of what training may take for the means, and for the statistics, of graphs, beside a
+#: history in memory.
+MEANS_SHARE = 1 / 16
+
+#: The same for statistics if the history does not fit into memory: computing them again for every
+#: batch takes longer than the rest of the step.
+STATISTICS_SHARE = 1 / 4
+
+#: Statistics of up to so many bytes are kept whatever the limit.
+SMALL_BYTES = 1 << 20
+
+#: Room for a batch in use, in batches: itself, the one before it, which validation holds until this
+#: one is there, and as much again for the activations of a head.
+BATCHES_IN_USE = 3
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """What training on a cache may take of memory, and what fits into it.
+
+    Args:
+        cache: Where the rows come from.
+        limit: Bytes that training may take; by default a share of the machine's memory.
+    """
+
+    cache: Cache
+    limit: int | None = None
+
+    @property
+    def allowed(self) -> int:
+        """Bytes that training may take."""
+        return int(MEMORY_SHARE * machine_memory()) if self.limit is None else self.limit
+
+    def histories_that_fit(self) -> int:
+        """Return how many folds fit into memory at once; 0 if rows are read from the file."""
+        return int(KEPT_SHARE * self.allowed) // max(row_bytes(self.cache), 1)
+
+    def fits_means(self) -> bool:
+        """Say whether the means of all graphs may be kept."""
+        num_rows = np.count_nonzero(self.cache.num_nodes)
+        num_bytes = num_rows * sum(self.cache.widths) * torch.float32.itemsize
+        return bool(num_bytes <= MEANS_SHARE * self.allowed)
+
+    def fits_statistics(self, *, at_once: bool = False) -> bool:
+        """Say whether statistics of all graphs may be kept.
+
+        Args:
+            at_once: Whether they are used at once, to solve a probe, which takes more memory.
+        """
+        beside = at_once or self.histories_that_fit() > 0
+        share = MEANS_SHARE if beside else STATISTICS_SHARE
+        num_values = len(self.cache) * len(STATISTICS) * sum(self.cache.widths)
+        num_bytes = num_values * torch.float32.itemsize
+        return num_bytes <= max(SMALL_BYTES, share * self.allowed)
+
+    def fits_ahead(self, batches: Iterable[np.ndarray]) -> bool:
+        """Say whether one of these batches of graphs can be prefetched while another is in use."""
+        largest = max((row_bytes(self.cache, graphs) for graphs in batches), default=0)
+        return (BATCHES_IN_USE + 1) * largest <= self.allowed
+
+    def batches_that_fit(self, batch_size: int) -> int:
+        """Return how many fits can train on batches of so many graphs at once, at least one."""
+        kept = row_bytes(self.cache) if self.histories_that_fit() else 0
+        _, _, needed = self._batch_bytes(batch_size)
+        return max(1, int((self.allowed - kept) / max(needed, 1.0)))
+
+    def batch_note(self, batch_size: int) -> str | None:
+        """Return a note if training on batches of so many graphs will exceed the limit."""
+        allowed = self.allowed
+        average, largest, needed = self._batch_bytes(batch_size)
+        if needed <= allowed:
+            return None
+        fits = f"{int(allowed / average)} would fit"
+        return (
+            f"memory limit: batches of {min(batch_size, len(self.cache))} graphs take about "
+            f"{needed / 1e6:.3g} MB, expected at most {allowed / 1e6:.3g} MB; "
+            f"{fits if largest <= allowed else 'the largest graph alone is too large'}"
+        )
+
+    def _batch_bytes(self, batch_size: int) -> tuple[float, int, float]:
+        """Return the bytes in use for the average graph, the largest one, and a batch of graphs."""
+        cache = self.cache
+        largest = BATCHES_IN_USE * row_bytes(cache, np.array([cache.num_nodes.argmax()]))
+        average = BATCHES_IN_USE * row_bytes(cache) / len(cache)
+        return average, largest, max(min(batch_size, len(cache)) * average, largest)
+
+
+def row_bytes(cache: Cache, graphs: np.ndarray | None = None) -> int:
+    """Return the bytes of the rows of some graphs, or of all, in single precision."""
+    num_nodes = cache.num_nodes if graphs is None else cache.num_nodes[graphs]
+    return int(num_nodes.sum()) * sum(cache.widths) * torch.float32.itemsize
+
+
+# --- the cache
 
 _Made = TypeVar("_Made")
 
@@ -137,14 +241,18 @@ class LoadedCache:
         Args:
             rows: None for the activations as they are stored.
         """
-        return self._read("history", rows, history_rows)
+        if self.memory.histories_that_fit():
+            return self._read("history", rows, history_rows)
+        return self._read("history", rows, lambda cache, scale, _: RowsOnDisk(cache, scale))
 
-    def means(self, rows: np.ndarray | None) -> HistoryRows | None:
+    def means(self, rows: np.ndarray | None) -> RowsInMemory | None:
         """Return the means of graphs, one row each; None if they take too much memory."""
-        return self._read("means", rows, mean_rows)
+        return self._read("means", rows, mean_rows) if self.memory.fits_means() else None
 
-    def statistics(self, rows: np.ndarray | None) -> HistoryRows | None:
+    def statistics(self, rows: np.ndarray | None) -> RowsInMemory | None:
         """Return statistics of graphs, one row ``[3, sum(D_l)]`` each; None if they do not fit."""
+        if not self.memory.fits_statistics():
+            return None
         return self._read("statistics", rows, statistics_rows)
 
     def all_statistics(self, rows: np.ndarray | None) -> Tensor | None:
@@ -194,7 +302,7 @@ class LoadedCache:
     def _read(self, name: str, rows: np.ndarray | None, read: Callable[..., _Made]) -> _Made:
         def make() -> _Made:
             standardizer = None if rows is None else self.standardizer(rows)
-            return read(self.memory, standardizer, SharedMemory() if self._shares else None)
+            return read(self.cache, standardizer, SharedMemory() if self._shares else None)
 
         found: _Made = self._make(name, rows, make)
         return found

@@ -26,8 +26,8 @@ from histograph_post.experiments import parallel
 from histograph_post.experiments.options import FitProgress
 from histograph_post.experiments.search import Values
 from histograph_post.models import build_model
+from histograph_post.training.loaded_cache import KEPT_SHARE, row_bytes
 from histograph_post.training.loop import train_resumably
-from histograph_post.training.memory import KEPT_SHARE, row_bytes
 from histograph_post.training.options import TrainingOptions
 from histograph_post.utils.tensors import save_tensors
 

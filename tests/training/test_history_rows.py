@@ -21,9 +21,13 @@ from histograph_post.experiments.head_training import train_head
 from histograph_post.heads.history import TableRows
 from histograph_post.models import build_model
 from histograph_post.training.head_batches import prefetch
-from histograph_post.training.history_rows import RowsInMemory, RowsOnDisk, history_rows
-from histograph_post.training.loaded_cache import LoadedCache
-from histograph_post.training.memory import BATCHES_IN_USE, KEPT_SHARE, MemoryBudget, RowMemory
+from histograph_post.training.history_rows import RowMemory, RowsInMemory, RowsOnDisk
+from histograph_post.training.loaded_cache import (
+    BATCHES_IN_USE,
+    KEPT_SHARE,
+    LoadedCache,
+    MemoryBudget,
+)
 from histograph_post.training.options import TrainingOptions
 
 from ..helpers import histograph, make_model
@@ -96,7 +100,7 @@ def test_rows_as_they_are_stored(tmp_path: Path, options: dict[str, Any], mixed:
     graphs = np.array([5, 6, 1, 59])
     expected = stored.gather(graphs).history
     for limit in (None, 0):
-        found = history_rows(MemoryBudget(stored, limit), None).select(graphs)
+        found = LoadedCache(stored, memory_limit=limit).history(None).select(graphs)
         if isinstance(found, TableRows):
             found = found.copy()
         for layer, other in zip(found, expected, strict=True):
