@@ -22,7 +22,7 @@ from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..splits import Split
 from ..tasks import TargetScale, Task
-from ..training.head_batches import HeadBatches
+from ..training.batches import HeadBatches
 from ..training.history_rows import HistoryRows
 from ..training.loaded_cache import LoadedCache, SharedRows
 from ..training.loop import OnEpoch, Trainer

@@ -28,7 +28,7 @@ from ..caches.manifest import CANARY_NAME
 from ..errors import ModelError, OutputExistsError
 from ..heads.base import Readout
 from ..heads.standardize import Standardizer
-from ..training.head_batches import HeadInputs
+from ..training.batches import HeadInputs
 from ..utils.files import config_text, finished_name, to_json, write_bytes, write_json, write_text
 from ..utils.outputs import OutputFolder, output_file
 from ..utils.tensors import save_tensors

@@ -20,7 +20,7 @@ from ..data.spec import FEATURE_ARGS, LEVEL_ARGS, Reading
 from ..data.streaming import remove_rows, rows_beside
 from ..errors import ConfigError, HistographError, MissingExtraError
 from ..heads.base import Readout
-from ..training.head_batches import HeadInputs
+from ..training.batches import HeadInputs
 from ..utils import Level
 from ..utils.files import write_bytes
 from ..utils.machine import NODE_BUDGET

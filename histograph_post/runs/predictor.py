@@ -24,7 +24,7 @@ from ..heads.option_checks import own_code
 from ..models.checkpoints import weights_sha256
 from ..models.model_call import given_to
 from ..tasks import has_labels
-from ..training.head_batches import HeadInputs
+from ..training.batches import HeadInputs
 from ..utils import Level
 from ..utils.files import errors_naming
 from ..utils.machine import NODE_BUDGET, resolve_device

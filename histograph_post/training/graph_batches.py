@@ -47,7 +47,7 @@ class GraphBatches:
     """A :class:`~histograph_post.training.loop.Source` over the graphs of a data set.
 
     Its batches have the graphs, rows and drawn negatives that
-    :class:`~.head_batches.HeadBatches` would give for a cache of the same data.
+    :class:`~.batches.HeadBatches` would give for a cache of the same data.
 
     Args:
         dataset: The graphs.

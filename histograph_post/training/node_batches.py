@@ -24,7 +24,7 @@ from ..heads.histograph.node_attention import EXACT_NODES
 from ..heads.ragged import Graphs, ranges
 from ..tasks import Task
 from ..utils.machine import send
-from .head_batches import HeadBatches, HeadInputs
+from .batches import HeadBatches, HeadInputs
 from .history_rows import HistoryRows
 from .loaded_cache import LoadedCache
 from .loop import Step

@@ -20,7 +20,7 @@ from histograph_post.data import load_data
 from histograph_post.experiments.head_training import train_head
 from histograph_post.heads.history import TableRows
 from histograph_post.models import build_model
-from histograph_post.training.head_batches import prefetch
+from histograph_post.training.batches import prefetch
 from histograph_post.training.history_rows import RowMemory, RowsInMemory, RowsOnDisk
 from histograph_post.training.loaded_cache import (
     BATCHES_IN_USE,
@@ -232,7 +232,7 @@ def test_batches_from_the_file_stay_within_the_memory_they_may_use(tmp_path: Pat
     limit = float32_bytes(stored) // 3
     code = (
         "import re, sys, torch\n"
-        "from histograph_post.training.head_batches import HeadBatches\n"
+        "from histograph_post.training.batches import HeadBatches\n"
         "from histograph_post.training.loaded_cache import LoadedCache\n"
         "from histograph_post.caches import Cache\n"
         "from histograph_post.tasks import infer_task\n"
