@@ -13,7 +13,7 @@ from ..utils import lazy_names
 if TYPE_CHECKING:
     from ..utils import Level
     from .dataset import GraphDataset, from_graphs
-    from .links import LinkOptions
+    from .labels import LinkOptions
     from .spec import DataSpec, load_data
 
 __all__ = ["DataSpec", "GraphDataset", "Level", "LinkOptions", "from_graphs", "load_data"]
@@ -23,7 +23,7 @@ __getattr__ = lazy_names(
     {
         "..utils": ("Level",),
         ".dataset": ("GraphDataset", "from_graphs"),
-        ".links": ("LinkOptions",),
+        ".labels": ("LinkOptions",),
         ".spec": ("DataSpec", "load_data"),
     },
 )

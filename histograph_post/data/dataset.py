@@ -19,13 +19,14 @@ from ..utils import LEVELS, Level
 from ..utils.specifications import IN_MEMORY
 from .checks import add_features, check_links, prepare_graphs, refuse_hetero
 from .labels import (
+    LinkOptions,
     align_labels,
     detect_level,
     label_name,
     label_rows,
+    split_links,
     take_masks,
 )
-from .links import LinkOptions, split_links
 from .row_blocks import StreamedGraphs
 from .spec import Reading
 from .streaming import stream_graphs
@@ -201,7 +202,7 @@ def from_graphs(
     Graphs with a ``smiles`` are molecules; a unique ``name`` is their id. ``features`` (see
     :func:`.checks.add_features`) sets ``x`` of graphs that have none. A graph without nodes is
     refused. ``level="link"`` on graphs without pairs holds out some of their edges, as ``links``
-    says (see :mod:`.links`). Large data sets and iterators stay on disk, as ``reading`` says (see
+    says (see :mod:`.labels`). Large data sets and iterators stay on disk, as ``reading`` says (see
     :mod:`.streaming`), unless ``stream`` decides.
     """
     collected = _collect(graphs, spec, stream, level, reading)

@@ -13,7 +13,7 @@
 ``demo:``                             small random graphs made in code
 ====================================  =============================================================
 
-Any of them takes ``level=link``: some edges are held out, to be predicted (see :mod:`.links`).
+Any of them takes ``level=link``: some edges are held out, to be predicted (see :mod:`.labels`).
 Arguments are ``k=v`` from the command line (text) or from Python (any value). torch and what reads
 the data are imported when data are loaded: commands that only show a specification need none of it.
 """
@@ -38,7 +38,7 @@ from ..utils.text import first_line
 
 if TYPE_CHECKING:
     from .dataset import GraphDataset
-    from .links import LinkOptions
+    from .labels import LinkOptions
 
 #: What comes before the colon of molecules, and their encoding without ``mol_features``.
 MOLECULE_SOURCES = {"smiles": "ogb", "ogbg": "ogb", "moleculenet": "pyg"}
@@ -303,7 +303,7 @@ def level_options(
 
 def _link_options(args: Mapping[str, Any], spec: str) -> LinkOptions:
     from ..splits.making import parse_shares
-    from .links import LinkOptions
+    from .labels import LinkOptions
 
     defaults = LinkOptions()
     shares = args.get("link_split", defaults.shares)

@@ -26,7 +26,7 @@ from ..runs.fits import Fit, FitSpec, train_fit
 from ..runs.run import MODEL_NAME, staged_name
 from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..tasks import Task
-from ..training.graph_batches import GraphBatches
+from ..training.batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import BackboneNetwork, HistoryNetwork, checkpoint_layers
 from ..training.ranks import current_ranks

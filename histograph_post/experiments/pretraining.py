@@ -28,7 +28,7 @@ from ..runs.predictions import LabelRows, row_names
 from ..runs.run import METRICS_NAME, MODEL_NAME, RESULTS_NAME, read_json
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import TargetScale, infer_task
-from ..training.graph_batches import GraphBatches
+from ..training.batches import GraphBatches
 from ..training.loop import STATE_NAME, OnEpoch, Trainer, train_resumably
 from ..training.networks import BackboneNetwork
 from ..training.options import TrainingOptions

@@ -1,29 +1,109 @@
-"""Training batches of cached activations, for training a readout."""
+"""Training batches: of cached activations for a readout, of whole graphs for a backbone.
+
+Both sources give the same graphs, rows and drawn negatives for a cache and for its data.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch
 
-from ..data.batching import RowBatch, count_batches, row_batches
-from ..data.links import LinkNegatives, Negatives
+from ..data import GraphDataset
+from ..data.batching import RowBatch, count_batches, make_batch, row_batches, to_device
+from ..data.labels import NonEdges
+from ..errors import ConfigError
 from ..heads.base import History
 from ..heads.histograph.large_graphs import WholeGraph
 from ..heads.history import TableRows
 from ..heads.ragged import Graphs, ranges
 from ..tasks import Missing, Task
-from ..utils.machine import send
+from ..utils.machine import pinned, send
 from .history_rows import HistoryRows
 from .loaded_cache import LoadedCache
 from .loop import Step
+from .ranks import Ranks
 
 _Item = TypeVar("_Item")
+
+
+class Negatives(NamedTuple):
+    """The negatives of one batch."""
+
+    #: Nodes numbered within their graph: ``[2, negatives]``.
+    pairs: Tensor
+    #: Position of each pair's graph in the batch: ``[negatives]``.
+    owners: np.ndarray
+
+
+class RowBatches:
+    """Label rows in batches of whole graphs, and negatives of links that come without any.
+
+    Training links commonly come without negatives. Then every batch of an epoch gets as many as it
+    has links, drawn from the pairs of the same graphs by the seed of the epoch. They follow the
+    rows of the batch, in its inputs and in its targets.
+
+    Args:
+        labels: Of all rows, missing ones NaN: ``[rows, targets]``.
+        label_ptr: First row of each graph, and the number of rows: ``[num_graphs + 1]``.
+        task: Gives the targets.
+        device: Where batches go.
+    """
+
+    def __init__(
+        self, labels: np.ndarray, label_ptr: np.ndarray, task: Task, device: torch.device
+    ) -> None:
+        self.labels = labels
+        self._label_ptr = label_ptr
+        self._task = task
+        self._targets = task.targets(labels)  # [rows] or [rows, targets]
+        self._device = device
+
+    def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
+        """Return how many batches these rows make."""
+        return count_batches(rows, self._label_ptr, batch_size=batch_size)
+
+    def _members(
+        self, rows: np.ndarray, batch_size: int, seed: int | None
+    ) -> Iterator[tuple[RowBatch, Negatives | None]]:
+        """Yield what each batch has: at most ``batch_size`` graphs, their rows, and negatives."""
+        random = None
+        links = self._task.level == "link" and self._task.kind == "binary"
+        if seed is not None and links and not bool((self._targets.numpy()[rows] == 0).any()):
+            # A stream of its own: the seed itself shuffles the graphs.
+            random = np.random.default_rng([seed, 1])
+        for members in row_batches(rows, self._label_ptr, batch_size=batch_size, seed=seed):
+            yield members, None if random is None else self._draw(members, random)
+
+    def _draw(self, members: RowBatch, random: np.random.Generator) -> Negatives:
+        """Draw as many pairs in each graph as it has links; a dense graph may have fewer."""
+        targets = self._targets[members.rows]  # [rows, 1]
+        links = members.owners[targets[:, 0].numpy() == 1]  # graph in the batch: [links]
+        counts = np.bincount(links, minlength=len(members.graphs))  # [num_graphs]
+        drawn = [
+            self._non_edges(graph).draw(int(count), random)
+            for graph, count in zip(members.graphs, counts, strict=True)
+        ]
+        sizes = [pairs.shape[1] for pairs in drawn]
+        return Negatives(
+            pairs=torch.from_numpy(np.concatenate(drawn, axis=1)),
+            owners=np.repeat(np.arange(len(drawn)), sizes),
+        )
+
+    @abstractmethod
+    def _non_edges(self, graph: int) -> NonEdges:
+        """Return the pairs of a graph that have neither an edge nor a label."""
+
+
+# --- cached activations
 
 
 @dataclass(frozen=True)
@@ -45,12 +125,8 @@ class HeadInputs:
     pairs: Tensor | None = None
 
 
-class HeadBatches:
+class HeadBatches(RowBatches):
     """A :class:`~histograph_post.training.loop.Source` over the activations of a cache.
-
-    Training links commonly come without negatives. Then every batch of an epoch gets as many as it
-    has links, drawn from the pairs of the same graphs by the seed of the epoch. They follow the
-    rows of the batch, in its inputs and in its targets.
 
     Args:
         loaded: The cache.
@@ -73,41 +149,31 @@ class HeadBatches:
         edges: bool = False,
         statistics: HistoryRows | None = None,
     ) -> None:
-        self.labels = loaded.labels
+        super().__init__(loaded.labels, loaded.label_ptr, task, device)
         self._statistics = None if statistics is None else statistics.on(device)
         self._loaded = loaded
         self._history = history.on(device)
-        self._task = task
-        self._targets = task.targets(loaded.labels)
-        self._device = device
         self._targets_there = self._targets.to(device)
         self._edges = edges
-        self._negatives = LinkNegatives(task, self._targets, lambda graph: loaded.non_edges[graph])
-
-    def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
-        """Return how many batches these rows make."""
-        return count_batches(rows, self._loaded.label_ptr, batch_size=batch_size)
 
     def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
         """Yield the rows in batches of at most ``batch_size`` graphs."""
-        loaded = self._loaded
-        batches = list(row_batches(rows, loaded.label_ptr, batch_size=batch_size, seed=seed))
-        steps = self._steps(batches, self._negatives.generator(rows, seed))
-        ahead = self._history.prefetches and loaded.memory.fits_ahead(
-            members.graphs for members in batches
-        )
-        return prefetch(steps) if ahead else steps
+        steps = self._steps(rows, batch_size, seed)
+        if self._history.prefetches:
+            whole = row_batches(rows, self._label_ptr, batch_size=batch_size, seed=seed)
+            if self._loaded.memory.fits_ahead(members.graphs for members in whole):
+                return prefetch(steps)
+        return steps
 
-    def _steps(
-        self, batches: Sequence[RowBatch], random: np.random.Generator | None
-    ) -> Iterator[Step]:
-        for members in batches:
+    def _steps(self, rows: np.ndarray, batch_size: int, seed: int | None) -> Iterator[Step]:
+        for members, negatives in self._members(rows, batch_size, seed):
             missing = self._task.missing(self._targets[members.rows])
-            negatives = None
-            if random is not None:
-                negatives = self._negatives.draw(members, random)
-                missing = "some" if missing == "all" and len(negatives.owners) else missing
+            if negatives is not None and missing == "all" and len(negatives.owners):
+                missing = "some"
             yield self._step(members, negatives, missing)
+
+    def _non_edges(self, graph: int) -> NonEdges:
+        return self._loaded.non_edges[graph]
 
     def _step(self, members: RowBatch, negatives: Negatives | None, missing: Missing) -> Step:
         """Make a batch; all indices it needs are sent to the device in one copy."""
@@ -175,3 +241,133 @@ def prefetch(items: Iterator[_Item]) -> Iterator[_Item]:
         while (item := coming.result()) is not nothing:
             coming = pool.submit(next, items, nothing)
             yield item  # type: ignore[misc]  # not the end marker
+
+
+# --- graphs
+
+
+@dataclass(frozen=True)
+class GraphInputs:
+    """A batch of graphs, and which rows of the output are asked for."""
+
+    batch: Batch
+    #: Output rows that have a label to compare with; None for all: ``[rows]``.
+    positions: Tensor | None = None
+    #: Node pairs to score, for links, negatives that were drawn for training last: ``[2, rows]``.
+    pairs: Tensor | None = None
+    #: Nodes of each graph, where the host knows them: ``[num_graphs]``.
+    sizes: np.ndarray | None = None
+
+    @property
+    def graphs(self) -> Graphs | None:
+        """Which graph each node belongs to, if the host knows the sizes."""
+        if self.sizes is None:
+            return None
+        return Graphs(self.batch.batch, self.batch.ptr.diff(), self.sizes)
+
+
+class GraphBatches(RowBatches):
+    """A :class:`~histograph_post.training.loop.Source` over the graphs of a data set.
+
+    Args:
+        dataset: The graphs.
+        task: What is predicted.
+        device: Where batches go.
+        ranks: Processes that train together: they split the graphs of every shuffled batch, and
+            take whole batches in turn otherwise.
+    """
+
+    def __init__(
+        self,
+        dataset: GraphDataset,
+        task: Task,
+        device: torch.device,
+        ranks: Ranks | None = None,
+    ) -> None:
+        if ranks is not None and len(dataset) < ranks.size:
+            raise ConfigError(
+                f"{dataset.spec}: found {len(dataset)} graphs and WORLD_SIZE={ranks.size}, expected"
+                " a graph for every process at least: the graphs of a batch are shared out"
+            )
+        super().__init__(dataset.labels(), dataset.label_ptr, task, device)
+        self.ranks = ranks
+        self._dataset = dataset
+        self._known_non_edges: dict[int, NonEdges] = {}
+
+    def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
+        """Yield the rows in batches of at most ``batch_size`` graphs."""
+        dataset = self._dataset
+        for number, (members, drawn) in enumerate(self._members(rows, batch_size, seed)):
+            if self.ranks is not None and seed is None and number % self.ranks.size != self._rank:
+                continue
+            shares = self.ranks is not None and seed is not None
+            # In a batch with fewer graphs than ranks, the rest run the first without its labels.
+            stands_in = shares and len(members.graphs) <= self._rank
+            if shares:
+                members, drawn = self._part_of(members, drawn, 0 if stands_in else self._rank)
+            batch = make_batch([dataset.graphs[graph] for graph in members.graphs])
+            targets = self._targets[members.rows]  # [rows] or [rows, targets]
+            positions = pairs = None
+            if dataset.level == "node":
+                places = batch.ptr[members.owners] + torch.from_numpy(members.within)  # [rows]
+                positions = self._there(places)
+            elif dataset.level == "link":
+                found = self._pairs(batch, members)  # [2, rows]
+                if drawn is not None:
+                    found = torch.cat([found, drawn.pairs + batch.ptr[drawn.owners]], dim=1)
+                    targets = torch.cat([targets, targets.new_zeros(len(drawn.owners), 1)])
+                pairs = self._there(found)
+            if stands_in:
+                targets = torch.full_like(targets, -1 if targets.ndim == 1 else math.nan)
+            yield Step(
+                inputs=GraphInputs(
+                    to_device(batch, self._device), positions, pairs, batch.ptr.diff().numpy()
+                ),
+                targets=self._there(targets),
+                rows=members.rows[:0] if stands_in else members.rows,
+                missing=self._task.missing(targets),
+            )
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self.ranks is None else self.ranks.rank
+
+    def _part_of(
+        self, members: RowBatch, drawn: Negatives | None, rank: int
+    ) -> tuple[RowBatch, Negatives | None]:
+        """Return a rank's part of a batch: every ``size``-th graph."""
+        assert self.ranks is not None
+        size, graphs = self.ranks.size, members.graphs[rank :: self.ranks.size]
+        if self._dataset.level == "graph":
+            return RowBatch(graphs, graphs, members.owners, members.within), None
+        inside = members.owners % size == rank  # [rows]
+        part = RowBatch(
+            graphs,
+            members.rows[inside],
+            members.owners[inside] // size,
+            members.within[inside],
+        )
+        if drawn is not None:
+            inside = drawn.owners % size == rank  # [negatives]
+            drawn = Negatives(
+                drawn.pairs[:, torch.from_numpy(inside)], drawn.owners[inside] // size
+            )
+        return part, drawn
+
+    def _there(self, values: Tensor) -> Tensor:
+        """Send values to the device; the host does not wait for it."""
+        return pinned(values, self._device).to(self._device, non_blocking=True)
+
+    def _pairs(self, batch: Batch, members: RowBatch) -> Tensor:
+        """Return the labelled pairs that a batch is asked for: ``[2, rows]``."""
+        counts = np.diff(self._dataset.label_ptr)[members.graphs]  # [num_graphs]
+        first = np.concatenate([[0], np.cumsum(counts)[:-1]])  # pair of each graph: [num_graphs]
+        pairs: Tensor = batch.edge_label_index[:, first[members.owners] + members.within]
+        return pairs
+
+    def _non_edges(self, graph: int) -> NonEdges:
+        if graph not in self._known_non_edges:
+            data = self._dataset.graphs[graph]
+            known = torch.cat([data.edge_label_index, data.edge_index], dim=1)  # [2, num_known]
+            self._known_non_edges[graph] = NonEdges(int(data.num_nodes), known.numpy())
+        return self._known_non_edges[graph]

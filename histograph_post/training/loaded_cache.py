@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..caches import Cache
-from ..data.links import NonEdges
+from ..data.labels import NonEdges
 from ..errors import CacheError
 from ..heads.base import last_layer
 from ..heads.history import STATISTICS, TableRows

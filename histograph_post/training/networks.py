@@ -15,8 +15,7 @@ from ..capture import Capture, CapturePlan
 from ..errors import ConfigError, ModelError
 from ..heads.histograph.accelerate import read_out
 from ..models import call_model, prediction
-from .batches import HeadInputs
-from .graph_batches import GraphInputs
+from .batches import GraphInputs, HeadInputs
 
 
 class HeadNetwork(nn.Module):

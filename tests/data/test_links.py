@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.utils import erdos_renyi_graph, is_undirected, to_undirected
 
 from histograph_post.data import GraphDataset, LinkOptions, from_graphs, load_data
-from histograph_post.data.links import NonEdges, numbered_pairs, pair_numbers
+from histograph_post.data.labels import NonEdges, numbered_pairs, pair_numbers
 from histograph_post.errors import DataError, SplitError
 from histograph_post.splits import Splits, resolve_splits
 
