@@ -304,7 +304,7 @@ def recipes(
     Each comes with one command that goes from such a file and a csv file of molecules to a report.
     The name also decides how molecules are encoded (mol_features).
     """
-    from histograph_post.models.recipes import SAME_NETWORK, one_command, recipes_called
+    from histograph_post.models.spec import SAME_NETWORK, one_command, recipes_called
 
     found = recipes_called(name)
     terminal.table(

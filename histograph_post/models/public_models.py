@@ -41,8 +41,7 @@ from .public_networks import (
     PretrainGIN,
     PretrainSAGE,
 )
-from .recipes import RECIPES
-from .spec import ModelSpec
+from .spec import RECIPES, ModelSpec
 
 _CONVS: Final[dict[str, type[BondConv]]] = {
     "pretrain-gnns:gcn": PretrainGCN,

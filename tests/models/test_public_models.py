@@ -14,8 +14,7 @@ from histograph_post.data import DataSpec, GraphDataset
 from histograph_post.errors import HistographError
 from histograph_post.models import ModelSpec, build_model, call_model
 from histograph_post.models.public_models import family_of
-from histograph_post.models.recipes import RECIPES, one_command
-from histograph_post.models.spec import Pretrained, load_pretrained
+from histograph_post.models.spec import RECIPES, Pretrained, load_pretrained, one_command
 from histograph_post.utils.specifications import PUBLIC_MODELS
 
 pytest.importorskip("rdkit")
