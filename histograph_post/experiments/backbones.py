@@ -22,7 +22,7 @@ from ..data.batching import probe_graphs
 from ..errors import CacheError, ConfigError, DataError, HistographError, NotFoundError
 from ..models import BUILT_IN, ModelSpec, call_model
 from ..models.checkpoints import weights_sha256
-from ..runs.fits import Fit, FitSpec, train_fit
+from ..runs.fits import Fit, FitSpec, named, train_fit
 from ..runs.run import MODEL_NAME, staged_name
 from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..tasks import Task
@@ -33,7 +33,6 @@ from ..training.ranks import current_ranks
 from ..utils.files import copy_file
 from ..utils.specifications import IN_MEMORY
 from ..utils.tensors import save_tensors
-from .averaging import named
 from .folds import TrainedFold, fold_checkpoints, fold_name, save_fold
 from .options import HeadSpec
 from .results import choose_fit

@@ -25,17 +25,17 @@ from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
 from ..heads.standardize import EachLayerNorm
 from ..metrics import Key
-from ..runs.fits import Fit, FitSpec, train_fit
+from ..runs.fits import Fit, FitSpec, named, outputs_by_fold, train_fit
 from ..runs.predictions import LabelRows
 from ..runs.run import END_TO_END, HEAD_CONFIG_NAME, Run
 from ..runs.saved_backbone import SavedBackbone
+from ..runs.verdict import OWN
 from ..training.loop import OnEpoch
 from ..training.networks import statistics_of
-from .averaging import named, outputs_by_fold
 from .backbones import BackboneStage, untrained_model
 from .options import ExperimentOptions, HeadSpec, with_keywords
 from .pretraining import Pretraining, plan_pretraining
-from .results import OWN, scores_of
+from .results import scores_of
 from .stage import run_experiment
 from .unfreezing import BackboneOptions, check_gradients, layers_of_parameters
 

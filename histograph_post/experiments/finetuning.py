@@ -25,14 +25,13 @@ from ..data.batching import probe_graphs
 from ..errors import CacheError, ConfigError
 from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
-from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit
+from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit, named
 from ..runs.predictions import LabelRows
 from ..runs.run import BEST_NAME, FINETUNED, RUN_NAME, Run
 from ..runs.saved_backbone import SavedBackbone
 from ..training.loaded_cache import SharedRows
 from ..training.loop import OnEpoch
 from ..utils.files import sha256_file
-from .averaging import named
 from .backbones import BackboneStage, CachedBackbones, load_backbones
 from .folds import load_folds, open_caches
 from .head_fits import make_head, share_rows

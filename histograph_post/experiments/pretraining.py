@@ -26,6 +26,7 @@ from ..runs.fits import Fit, FitSpec
 from ..runs.folder import check_seal
 from ..runs.predictions import LabelRows, row_names
 from ..runs.run import METRICS_NAME, MODEL_NAME, RESULTS_NAME, read_json
+from ..runs.verdict import OWN
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import TargetScale, infer_task
 from ..training.batches import GraphBatches
@@ -38,7 +39,6 @@ from ..utils.tensors import save_tensors
 from .backbones import output_width, untrained_model
 from .folds import TrainedFold, fold_folders, fold_name, is_finished, load_fold, save_fold
 from .options import ExperimentOptions
-from .results import OWN
 from .stage import Stage
 
 

@@ -1,28 +1,53 @@
-"""The results of an experiment: scores, differences, the chosen head and its predictions."""
+"""The results of an experiment: scores, differences, the chosen head and its predictions.
+
+The seeds of each fold count averaged, as the run predicts.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..errors import ConfigError
 from ..heads.registry import RIVALS, SIMPLE, is_solved
-from ..metrics import Key, paired_difference, summarize
-from ..runs.fits import Fit, read_fit
-from ..runs.predictions import LabelRows, Predictions, member_spread, prediction_columns
+from ..metrics import (
+    Difference,
+    Key,
+    paired_difference,
+    resampled_interval,
+    resampled_rows,
+    summarize,
+)
+from ..runs.fits import Fit, distinct, named, outputs_by_fold, read_fit
+from ..runs.predictions import (
+    LabelRows,
+    Predictions,
+    calibration_error,
+    fit_temperature,
+    member_spread,
+    prediction_columns,
+)
 from ..runs.run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME, member_prefix
-from ..runs.verdict import OWN as OWN
-from ..runs.verdict import verdict_of
+from ..runs.verdict import OWN, verdict_of
 from ..tasks import Task
 from ..utils.files import copy_file, write_json, write_text
 from ..utils.tensors import load_tensors, save_tensors
-from .averaging import Averages, distinct, named, outputs_by_fold
+
+#: Bootstrap samples for an interval; fewer if there are many targets or folds to score in each.
+_DRAWS = 1000
+_FEWEST_DRAWS = 100
+_DRAWN_COLUMNS = 5000
+
+#: Rows of all draws together: more than 33,554 test rows are drawn less often.
+_DRAWN_ROWS = 1 << 25
 
 #: The readouts to beat, for graphs and for nodes and links: the last layer, retrained.
 BASELINES = ("mean", "mlp")
@@ -264,3 +289,112 @@ def write_predictions(
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     write_text(folder / PREDICTIONS_NAME, text.getvalue())
+
+
+# --- the seeds of each fold averaged
+
+
+class Averages:
+    """The readouts of a run, the seeds of each fold averaged.
+
+    Args:
+        own: Outputs of the backbone's own readout for the test rows of each fold.
+    """
+
+    def __init__(
+        self, task: Task, labels: np.ndarray, fits: Sequence[Fit], own: Mapping[int, np.ndarray]
+    ) -> None:
+        self._task, self._labels = task, labels
+        self._resampled: dict[tuple[str, int], np.ndarray] = {}
+        #: Part and readout -> the rows of each fold, and the mean outputs for them.
+        self._outputs: dict[tuple[str, str], dict[int, tuple[np.ndarray, np.ndarray]]] = {}
+        test_rows = {fit.spec.fold: fit.test_rows for fit in fits if len(fit.test_rows)}
+        self._num_folds = len(test_rows)
+        self._outputs["test", OWN] = {fold: (test_rows[fold], own[fold]) for fold in own}
+        for name in dict.fromkeys(fit.spec.name for fit in fits):
+            for part in ("test", "valid"):
+                found = outputs_by_fold(named(fits, name), part)
+                self._outputs[part, name] = {each.fold: (each.rows, each.mean) for each in found}
+
+    @property
+    def labelled_rows(self) -> int:
+        """Rows of any part that have a label: as many could be tested."""
+        return int((~np.isnan(self._labels)).any(axis=1).sum())
+
+    def scores(self, name: str, part: str = "test") -> dict[Key, float]:
+        """Return the score of each fold that has one, with 0 as the seed."""
+        found = {
+            (fold, 0): self._task.score(outputs, self._labels[rows])
+            for fold, (rows, outputs) in self._outputs.get((part, name), {}).items()
+        }
+        return {key: score for key, score in found.items() if score == score}
+
+    def difference(self, name: str, other: str) -> Difference | None:
+        """Return how much better one readout is than another on the test part.
+
+        Paired over folds if there are several, with an interval over all test rows as well, else
+        over the test rows of the only fold.
+        """
+        scores, others = self.scores(name), self.scores(other)
+        found = paired_difference(scores, others)
+        if found is None:
+            return None
+        folds = sorted(fold for fold, _ in scores.keys() & others.keys())
+        drawn = [
+            np.mean([self._drawn(each, fold) for fold in folds], axis=0) for each in (name, other)
+        ]  # each [draws]
+        interval = resampled_interval(*drawn)
+        count = sum(len(self._outputs["test", name][fold][0]) for fold in folds)
+        low, high = (None, None) if interval is None else interval
+        if found.count == 1:
+            return Difference(found.mean, low, high, count, "rows")
+        if low is None or high is None:
+            return found
+        return replace(found, rows={"low": low, "high": high, "count": count})
+
+    def _drawn(self, name: str, fold: int) -> np.ndarray:
+        """Return the scores of a readout on bootstrap samples of the test rows: ``[draws]``."""
+        if (name, fold) not in self._resampled:
+            own_rows, outputs = self._outputs["test", name][fold]
+            labels = self._labels[own_rows]
+            columns = labels.shape[1] * self._num_folds
+            most = min(_DRAWN_COLUMNS // columns, _DRAWN_ROWS // max(1, len(outputs)))
+            count = max(_FEWEST_DRAWS, min(_DRAWS, most))
+            drawn = resampled_rows(len(outputs), count, fold)  # [draws, rows]
+            scores = [self._task.score(outputs[rows], labels[rows]) for rows in drawn]
+            self._resampled[name, fold] = np.array(scores)
+        return self._resampled[name, fold]
+
+    def calibration(self, name: str, temperature: float) -> dict[str, Any] | None:
+        """Return the calibration error on all test rows, before and after temperature scaling.
+
+        None for a regression.
+        """
+        found = self._outputs.get(("test", name))
+        if self._task.kind == "regression" or not found:
+            return None
+        labels = np.concatenate([self._labels[rows] for rows, _ in found.values()])
+        logits = torch.from_numpy(np.concatenate([outputs for _, outputs in found.values()]))
+        before, after = (
+            calibration_error(self._task, self._task.probabilities(each).numpy(), labels)
+            for each in (logits.double(), logits.double() / temperature)
+        )
+        return {"temperature": temperature, "test": {"before": before, "after": after}}
+
+
+def temperature_of(
+    task: Task, fits: Sequence[Fit], labels: np.ndarray, weights_of: Callable[[Fit], str]
+) -> float:
+    """Return the temperature of a readout, fitted on the validation rows of all folds together.
+
+    It calibrates what the run predicts: the mean of the fits of a fold that share a backbone, by
+    the hash of its weights.
+    """
+    groups: dict[str, list[Fit]] = {}
+    for fit in fits:
+        groups.setdefault(weights_of(fit), []).append(fit)
+    found = [each for group in groups.values() for each in outputs_by_fold(group, "valid")]
+    if not found:
+        return 1.0
+    truth = np.concatenate([labels[each.rows] for each in found])
+    return fit_temperature(task, np.concatenate([each.mean for each in found]), truth)

@@ -20,7 +20,7 @@ import torch
 
 from ..errors import OutputInUseError
 from ..metrics import Key
-from ..runs.fits import Fit, FitSpec, find_fit
+from ..runs.fits import Fit, FitSpec, find_fit, members_with, named
 from ..runs.folder import BrokenFitError, finish_run, open_run_folder
 from ..runs.predictions import LabelRows
 from ..runs.run import METRICS_NAME, RESULTS_NAME, SPLITS_NAME, Run
@@ -33,13 +33,14 @@ from ..utils.files import write_text
 from ..utils.machine import resolve_device
 from ..utils.outputs import OutputFolder, OutputLock
 from ..utils.text import plural
-from .averaging import Averages, members_with, named, temperature_of
 from .options import ExperimentOptions, FitProgress
 from .parallel import FitRunner, follow_first
 from .results import (
+    Averages,
     best_by_validation,
     choose_fit,
     results,
+    temperature_of,
     write_chosen_head,
     write_predictions,
 )

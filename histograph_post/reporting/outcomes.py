@@ -14,9 +14,10 @@ import torch
 
 from ..caches import Cache
 from ..errors import ConfigError, HistographError
-from ..experiments.results import BASELINES, OWN
+from ..experiments.results import BASELINES
 from ..runs.fits import read_outputs
 from ..runs.run import PREDICTIONS_NAME, Run
+from ..runs.verdict import OWN
 from ..tasks import Task
 from ..utils.files import read_regular
 from ..utils.text import MISSING, number

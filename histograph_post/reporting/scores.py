@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..experiments.results import OWN
 from ..metrics import Summary, paired_difference, summarize
 from ..runs.run import TRIALS_NAME, Run
 from ..runs.summary import about_intervals, bold_row, counted, ranked_names, ranked_trials
-from ..runs.verdict import reported, validation_of
+from ..runs.verdict import OWN, reported, validation_of
 from ..utils.text import MISSING, difference, metric_name, number, plural, setting, spread
 from .figures import CHOSEN, DASHES, GRID, INK, MUTED, RIVAL, Chart, Figure, series_colour
 from .outcomes import readout_to_beat

@@ -321,3 +321,62 @@ def load_fit(spec: FitSpec, folder: Path) -> Fit:
         diverged=bool(stored.get("diverged", False)),
         backbone=stored.get("backbone"),
     )
+
+
+# --- the fits of a readout that predict together
+
+
+@dataclass(frozen=True)
+class FoldOutputs:
+    """The outputs of the fits of one fold for the rows of a part."""
+
+    fold: int
+    #: Label rows of the part, ``[rows]``.
+    rows: np.ndarray
+    #: Outputs of every fit, in the units of the labels: ``[fits, rows, out_dim]``.
+    each: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The mean over the fits: ``[rows, out_dim]``."""
+        return self.each.mean(axis=0)
+
+
+def outputs_by_fold(fits: Sequence[Fit], part: str = "test") -> list[FoldOutputs]:
+    """Return the outputs of the seeds of each fold for a part, ``test`` or ``valid``."""
+    found = []
+    for fold in dict.fromkeys(fit.spec.fold for fit in fits):
+        parts = [
+            (getattr(fit, f"{part}_rows"), getattr(fit, f"{part}_outputs"))
+            for fit in fits
+            if fit.spec.fold == fold
+        ]
+        rows = parts[0][0]
+        # A fit of an earlier version lacks the validation part.
+        each = [outputs for own_rows, outputs in parts if np.array_equal(own_rows, rows)]
+        if len(rows):
+            found.append(FoldOutputs(fold, rows, np.stack(each)))
+    return found
+
+
+def members_with(best: Fit, fits: Sequence[Fit], weights_of: Callable[[Fit], str]) -> list[Fit]:
+    """Return the fits that predict together with the best one, those of a fold together.
+
+    They are the fits of its readout on exactly its backbone, by the hash of its weights: others
+    would need another backbone to run as well.
+    """
+    own = weights_of(best)
+    members = [fit for fit in named(fits, best.spec.name) if weights_of(fit) == own]
+    members.sort(key=lambda fit: fit is not best)
+    return sorted(distinct(members), key=lambda fit: (fit.spec.fold, fit.spec.seed))
+
+
+def distinct(fits: Sequence[Fit]) -> list[Fit]:
+    """Return distinct fits of one readout: a solution does not depend on the seed."""
+    solved = {fit.spec.fold: fit for fit in reversed(fits)}
+    return [fit for fit in fits if fit.strength is None or solved[fit.spec.fold] is fit]
+
+
+def named(fits: Sequence[Fit], name: str) -> list[Fit]:
+    """Return the fits of that name."""
+    return [fit for fit in fits if fit.spec.name == name]

@@ -20,10 +20,10 @@ from histograph_post.errors import ConfigError, ModelError, NotFoundError, Outpu
 from histograph_post.experiments.folds import fold_checkpoints, open_caches
 from histograph_post.experiments.options import ExperimentOptions, FitProgress, with_keywords
 from histograph_post.experiments.pretraining import Pretraining, plan_pretraining
-from histograph_post.experiments.results import OWN
 from histograph_post.experiments.stage import run_experiment
 from histograph_post.models.spec import load_pretrained
 from histograph_post.runs.run import Run
+from histograph_post.runs.verdict import OWN
 from histograph_post.splits import Splits, resolve_splits
 from histograph_post.tasks import infer_task
 from histograph_post.training.options import TrainingOptions
