@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch_geometric.data import Data
-from torch_geometric.utils.smiles import e_map, x_map
+from torch_geometric.utils.smiles import from_rdmol
 
 from ..errors import DataError, MissingExtraError
 from ..utils.text import listed
@@ -161,23 +161,23 @@ def _short(smiles: str) -> str:
 
 # --- encodings
 
+#: A molecule of RDKit -> a graph of integer features.
+Encoding = Callable[[Any], Data]
+
 #: One atom or bond of RDKit (which has no types of its own) -> its integers.
 Encoder = Callable[[Any], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class MoleculeEncoding:
+class IntegerFeatures:
     """How a molecule becomes a graph; an unknown atom or bond raises KeyError."""
 
-    name: str
     num_atom_features: int
     num_bond_features: int
     encode_atom: Encoder
     encode_bond: Encoder
-    #: Whether edges are sorted by their first and second atom.
-    sorts_edges: bool = False
 
-    def graph(self, molecule: Any) -> Data:
+    def __call__(self, molecule: Any) -> Data:
         """Return the molecule as a graph of integer features."""
         # By index, as GetAtoms() checks the size at every step; into flat lists, as one tuple per
         # atom would trigger the garbage collector again and again.
@@ -192,9 +192,6 @@ class MoleculeEncoding:
             bonds += self.encode_bond(bond) * 2
         edge_index = _matrix(ends, 2).t()  # [2, 2 * num_bonds]
         edge_attr = _matrix(bonds, self.num_bond_features)  # [2 * num_bonds, ...]
-        if self.sorts_edges:
-            order = (edge_index[0] * molecule.GetNumAtoms() + edge_index[1]).argsort()
-            edge_index, edge_attr = edge_index[:, order], edge_attr[order]
         return Data(
             x=_matrix(atoms, self.num_atom_features),  # [num_atoms, num_atom_features]
             edge_index=edge_index.contiguous(),
@@ -228,7 +225,7 @@ _BOND_TYPES = "SINGLE DOUBLE TRIPLE AROMATIC"
 _CHIRALITY = "CHI_UNSPECIFIED CHI_TETRAHEDRAL_CW CHI_TETRAHEDRAL_CCW"
 
 
-def _ogb() -> MoleculeEncoding:
+def _ogb() -> Encoding:
     chem, _ = import_rdkit()
     # Anything missing from a table gets the number after its last, OGB's "misc".
     element = _numbered(range(1, 119)).get
@@ -258,10 +255,10 @@ def _ogb() -> MoleculeEncoding:
             bond.GetIsConjugated(),
         )
 
-    return MoleculeEncoding("ogb", 9, 3, encode_atom, encode_bond)
+    return IntegerFeatures(9, 3, encode_atom, encode_bond)
 
 
-def _pretrain() -> MoleculeEncoding:
+def _pretrain() -> Encoding:
     chem, _ = import_rdkit()
     element = _numbered(range(1, 119))
     # The published tables have three rows: there is none for CHI_OTHER.
@@ -275,42 +272,14 @@ def _pretrain() -> MoleculeEncoding:
     def encode_bond(bond: Any) -> tuple[int, ...]:
         return bond_type[bond.GetBondType()], direction[bond.GetBondDir()]
 
-    return MoleculeEncoding("pretrain", 2, 2, encode_atom, encode_bond)
-
-
-def _pyg() -> MoleculeEncoding:
-    import_rdkit()
-    atoms = {name: _numbered(values) for name, values in x_map.items()}
-    bonds = {name: _numbered(values) for name, values in e_map.items()}
-
-    def encode_atom(atom: Any) -> tuple[int, ...]:
-        return (
-            atoms["atomic_num"][atom.GetAtomicNum()],
-            atoms["chirality"][str(atom.GetChiralTag())],
-            atoms["degree"][atom.GetTotalDegree()],
-            atoms["formal_charge"][atom.GetFormalCharge()],
-            atoms["num_hs"][atom.GetTotalNumHs()],
-            atoms["num_radical_electrons"][atom.GetNumRadicalElectrons()],
-            atoms["hybridization"][str(atom.GetHybridization())],
-            atom.GetIsAromatic(),
-            atom.IsInRing(),
-        )
-
-    def encode_bond(bond: Any) -> tuple[int, ...]:
-        return (
-            bonds["bond_type"][str(bond.GetBondType())],
-            bonds["stereo"][str(bond.GetStereo())],
-            bond.GetIsConjugated(),
-        )
-
-    return MoleculeEncoding("pyg", 9, 3, encode_atom, encode_bond, sorts_edges=True)
+    return IntegerFeatures(2, 2, encode_atom, encode_bond)
 
 
 #: Name -> encoding, built on first use: the tables need RDKit.
-MOLECULE_ENCODINGS: dict[str, Callable[[], MoleculeEncoding]] = {
+MOLECULE_ENCODINGS: dict[str, Callable[[], Encoding]] = {
     "ogb": _ogb,
     "pretrain": _pretrain,
-    "pyg": _pyg,
+    "pyg": lambda: from_rdmol,
 }
 
 
@@ -356,8 +325,8 @@ def molecule_graphs(smiles: Iterable[str], features: str) -> Iterator[Data | str
                 yield UNREADABLE if text else "no SMILES"
                 continue
             try:
-                yield encoding.graph(molecule)
-            except KeyError as error:
+                yield encoding(molecule)
+            except (KeyError, ValueError) as error:  # the latter by PyG
                 value = error.args[0]
                 what = f"atomic number {value}" if type(value) is int else f"{value}"
-                yield f"no {encoding.name} feature for {what}"
+                yield f"no {features} feature for {what}"
