@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from .histograph import HistoGraphHead
     from .ragged import Graphs, pool_nodes
 
-#: Module -> public names. Loaded on first use: the registry alone does not need torch.
-_LAZY = {
-    ".base": ("History", "Readout"),
-    ".histograph": ("HistoGraphHead",),
-    ".ragged": ("Graphs", "pool_nodes"),
-}
 __all__ = [
     "HEADS",
     "Graphs",
@@ -49,7 +43,7 @@ __all__ = [
 ]
 
 
-__getattr__ = lazy_names(__name__, _LAZY)
+__getattr__ = lazy_names(__name__, __file__)
 
 
 def __dir__() -> list[str]:

@@ -22,10 +22,4 @@ __all__ = [
     "resolve_splits",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        ".making": ("SPLIT_FORMS", "resolve_splits"),
-        ".split": ("PARTS", "Split", "Splits"),
-    },
-)
+__getattr__ = lazy_names(__name__, __file__)
