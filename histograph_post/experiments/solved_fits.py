@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from ..runs.folder import BrokenFitError
 from ..splits import Split
 from ..tasks import Task
 from ..training.loaded_cache import LoadedCache
-from ..training.loop import OnEpoch, Progress, Source, Step, Trainer
+from ..training.loop import OnEpoch, Progress, Source
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
 from ..utils.files import copy_file, write_json
 
@@ -67,37 +67,49 @@ def solve_fit(
     Args:
         features: Computes the inputs of its classifier for all label rows, ``[rows, width]``.
     """
-    started = time.perf_counter()
-    source = FeatureRows(features(), loaded.labels, task.targets(loaded.labels))
+    started, labels, progress = time.perf_counter(), loaded.labels, Progress()
+    known = features()
     classifier: Any = head.cpu().classifier
-    options = replace(spec.training, epochs=len(STRENGTHS), batch_size=ROWS_AT_ONCE)
-    trainer = Trainer(classifier, source, split, task, options, seed=spec.seed)
-    progress = trainer.progress
 
     def on_point(point: PathPoint) -> None:
         progress.log.append({"epoch": progress.epoch, **point.measured()})
         progress.epoch += 1
+        progress.share_done = progress.epoch / len(STRENGTHS)
         if on_epoch is not None:
-            on_epoch(trainer)
+            on_epoch(progress)
 
     found = solve_linear(
-        source.features,
-        source.targets,
+        known,
+        task.targets(labels),
         task,
         *(rows_that_fit(rows, head.width, loaded.memory.allowed) for rows in split.parts[:2]),
         widths=head.feature_widths,
-        balance=options.balance,
+        balance=spec.training.balance,
         on_point=on_point,
     )
-    trainer.scale = found.scale
     log = [{"epoch": epoch, **point.measured()} for epoch, point in enumerate(found.path)]
-    trainer.progress = Progress(len(log), best_epoch=found.chosen, log=log)
     with torch.no_grad():
         classifier.weight.copy_(found.weight)
         classifier.bias.copy_(found.bias)
+
+    @torch.no_grad()
+    def predict(rows: np.ndarray) -> np.ndarray:
+        parts = np.array_split(rows, range(ROWS_AT_ONCE, len(rows), ROWS_AT_ONCE))
+        outputs = torch.cat([classifier(known[part.copy()]).double() for part in parts])
+        return found.scale.undo(outputs.numpy())  # [rows, out_dim]
+
+    trained = Trained(
+        task=task,
+        split=split,
+        labels=labels,
+        scale=found.scale,
+        progress=Progress(len(log), best_epoch=found.chosen, log=log),
+        num_parameters=sum(each.numel() for each in classifier.parameters()),
+        predict=predict,
+    )
     return save_fit(
         spec,
-        Trained.of(trainer),
+        trained,
         folder / spec.folder,
         seconds=(time.perf_counter() - started) / len(found.path),
         head=head,
@@ -131,25 +143,6 @@ def _is_done(spec: FitSpec, place: Path) -> bool:
         return find_fit(replace(spec, seed=int(place.name.rpartition("-")[2])), place) is not None
     except (BrokenFitError, ValueError):
         return False
-
-
-class FeatureRows:
-    """A :class:`~histograph_post.training.loop.Source` of features ``[rows, width]``."""
-
-    def __init__(self, features: Tensor, labels: np.ndarray, targets: Tensor) -> None:
-        self.features, self.labels, self.targets = features, labels, targets
-
-    def num_batches(self, rows: np.ndarray, *, batch_size: int) -> int:
-        """Return how many batches these rows make."""
-        return -(-len(rows) // batch_size)
-
-    def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
-        """Yield the rows in batches, shuffled if there is a seed."""
-        if seed is not None:
-            rows = np.random.default_rng(seed).permutation(rows)
-        for start in range(0, len(rows), batch_size):
-            part = rows[start : start + batch_size].copy()  # torch refuses one that is read-only
-            yield Step(self.features[part], self.targets[part], part)
 
 
 @torch.no_grad()

@@ -34,7 +34,7 @@ from torch import Tensor
 from ..errors import WorkerError
 from ..heads.registry import head_name, register_head, registered_heads
 from ..runs.fits import Fit, FitSpec
-from ..training.loop import OnEpoch, Trainer
+from ..training.loop import OnEpoch, Progress
 from ..utils.machine import keep_memory
 
 if TYPE_CHECKING:
@@ -108,12 +108,11 @@ def epoch_reporter(
     """
     reported = 0
 
-    def epoch_done(trainer: Trainer) -> None:
+    def epoch_done(progress: Progress) -> None:
         nonlocal reported
-        share_done, log = trainer.share_done, trainer.progress.log
-        report(share_done, log[reported:])
-        reported = len(log)
-        if stops(share_done):
+        report(progress.share_done, progress.log[reported:])
+        reported = len(progress.log)
+        if stops(progress.share_done):
             raise StopTraining
 
     return epoch_done

@@ -28,7 +28,7 @@ from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 from .ranks import Ranks
 
 #: Called after every epoch.
-OnEpoch = Callable[["Trainer"], None]
+OnEpoch = Callable[["Progress"], None]
 
 #: Seed of the order of batches in every run, so that compared runs do not differ in it.
 ORDER_SEED = 0
@@ -75,6 +75,8 @@ class Progress:
     best_loss: float = math.inf
     best_state: dict[str, Tensor] = field(default_factory=dict)
     log: list[dict[str, float]] = field(default_factory=list)
+    #: The share of the epochs that are over; all of them once training has stopped.
+    share_done: float = 0.0
     #: Whether the loss or an output has become NaN or infinite, which ends training.
     diverged: bool = False
 
@@ -169,17 +171,12 @@ class Trainer:
         stale = 0 < self.options.patience <= waited
         return self.progress.epoch >= self.options.epochs or stale or self.progress.diverged
 
-    @property
-    def share_done(self) -> float:
-        """The share of the epochs that are over; all of them once training has stopped."""
-        return 1.0 if self.is_done else self.progress.epoch / self.options.epochs
-
     def run(self, on_epoch: OnEpoch | None = None) -> Progress:
         """Train to the end; leave the network with the weights of the best epoch."""
         while not self.is_done:
             self.run_epoch()
             if on_epoch is not None:
-                on_epoch(self)
+                on_epoch(self.progress)
         return self.finish()
 
     def run_epoch(self) -> None:
@@ -209,6 +206,8 @@ class Trainer:
         finite = {name: value for name, value in measured.items() if math.isfinite(value)}
         self.progress.log.append(finite)
         self.progress.epoch += 1
+        over = self.progress.epoch / self.options.epochs
+        self.progress.share_done = 1.0 if self.is_done else over
 
     def finish(self) -> Progress:
         """Leave the network with the weights of the best epoch; without one, with the first."""
@@ -391,6 +390,6 @@ def train_resumably(
             save_state(path, {**trainer.state(), "plan": plan})
             saved = time.perf_counter()
         if on_epoch is not None:
-            on_epoch(trainer)
+            on_epoch(trainer.progress)
     trainer.finish()
     return float(np.median(seconds)) if seconds else 0.0

@@ -23,7 +23,7 @@ from histograph_post.models.spec import ModelSpec, load_pretrained
 from histograph_post.tasks import infer_task
 from histograph_post.training.batches import HeadBatches, HeadInputs
 from histograph_post.training.loaded_cache import LoadedCache
-from histograph_post.training.loop import Step, Trainer
+from histograph_post.training.loop import Progress, Step, Trainer
 from histograph_post.training.networks import HeadNetwork
 from histograph_post.training.options import TrainingOptions
 
@@ -144,8 +144,8 @@ def test_a_resumed_run_draws_what_an_unbroken_one_draws(link_cache: Cache) -> No
 
     states = []
 
-    def stop_after_two(trainer: Trainer) -> None:
-        states.append(copy.deepcopy(trainer.state()))
+    def stop_after_two(_: Progress) -> None:
+        states.append(copy.deepcopy(broken.state()))
         if len(states) == 2:
             raise Stopped
 

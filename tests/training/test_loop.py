@@ -14,7 +14,7 @@ from torch import nn
 from histograph_post.errors import ConfigError
 from histograph_post.splits import Split
 from histograph_post.tasks import infer_task
-from histograph_post.training.loop import Step, Trainer, train_resumably
+from histograph_post.training.loop import Progress, Step, Trainer, train_resumably
 from histograph_post.training.options import TrainingOptions
 
 SPLIT = Split(np.arange(40), np.arange(40, 60), np.arange(60, 80))
@@ -76,7 +76,7 @@ def test_same_seed_same_weights_other_seed_others(source: Rows) -> None:
 def test_resumed_run_equals_an_unbroken_one(source: Rows, schedule: str) -> None:
     states = []
     whole = trainer(source, schedule=schedule)
-    whole.run(lambda t: states.append(copy.deepcopy(t.state())))
+    whole.run(lambda _: states.append(copy.deepcopy(whole.state())))
     for epoch in (0, 4, 10):
         broken = trainer(source, schedule=schedule)
         broken.restore(states[epoch])
@@ -91,15 +91,15 @@ def test_a_run_that_was_killed_goes_on_from_its_saved_state(source: Rows, tmp_pa
     whole = trainer(source)
     whole.run()
 
-    def stop(running: Trainer) -> None:
-        if running.progress.epoch == 5:
+    def stop(progress: Progress) -> None:
+        if progress.epoch == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train_resumably(trainer(source), tmp_path, on_epoch=stop, save_every=0.0)
     epochs: list[int] = []
     broken = trainer(source)
-    train_resumably(broken, tmp_path, on_epoch=lambda t: epochs.append(t.progress.epoch))
+    train_resumably(broken, tmp_path, on_epoch=lambda progress: epochs.append(progress.epoch))
     assert epochs[0] == 6
     for name, value in whole.network.state_dict().items():
         assert torch.equal(broken.network.state_dict()[name], value)
