@@ -20,7 +20,7 @@ import histograph_post as hg
 from histograph_post.runs.fits import OUTPUTS_NAME
 from histograph_post.runs.predictions import EXPECTED_SPREAD, calibration_error, fit_temperature
 from histograph_post.tasks import Task
-from histograph_post.utils.tensors import load_arrays
+from histograph_post.utils.files import load_arrays
 
 from .page import CHOSEN, markdown, signed
 from .ranking import Part

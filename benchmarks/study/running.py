@@ -16,7 +16,7 @@ import histograph_post as hg
 from histograph_post.errors import ConfigError
 from histograph_post.metrics import LOWER_IS_BETTER
 from histograph_post.runs.fits import FIT_NAME, OUTPUTS_NAME
-from histograph_post.utils.tensors import load_arrays
+from histograph_post.utils.files import load_arrays
 
 from .materials import Materials
 from .plan import Budget, Settings, Study, Unit

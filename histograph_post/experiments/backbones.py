@@ -30,9 +30,8 @@ from ..training.batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import BackboneNetwork, HistoryNetwork, checkpoint_layers
 from ..training.ranks import current_ranks
-from ..utils.files import copy_file
+from ..utils.files import copy_file, save_tensors
 from ..utils.specifications import IN_MEMORY
-from ..utils.tensors import save_tensors
 from .folds import TrainedFold, fold_checkpoints, fold_name, save_fold
 from .options import HeadSpec
 from .results import choose_fit

@@ -35,7 +35,7 @@ from ..training.networks import BackboneNetwork
 from ..training.options import TrainingOptions
 from ..training.ranks import current_ranks
 from ..utils.decoding import read_json_lines
-from ..utils.tensors import save_tensors
+from ..utils.files import save_tensors
 from .backbones import output_width, untrained_model
 from .folds import TrainedFold, fold_folders, fold_name, is_finished, load_fold, save_fold
 from .options import ExperimentOptions

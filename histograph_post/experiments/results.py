@@ -38,8 +38,7 @@ from ..runs.predictions import (
 from ..runs.run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME, member_prefix
 from ..runs.verdict import OWN, verdict_of
 from ..tasks import Task
-from ..utils.files import copy_file, write_json, write_text
-from ..utils.tensors import load_tensors, save_tensors
+from ..utils.files import copy_file, load_tensors, save_tensors, write_json, write_text
 
 #: Bootstrap samples for an interval; fewer if there are many targets or folds to score in each.
 _DRAWS = 1000

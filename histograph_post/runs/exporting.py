@@ -29,9 +29,16 @@ from ..errors import ModelError, OutputExistsError
 from ..heads.base import Readout
 from ..heads.standardize import Standardizer
 from ..training.batches import HeadInputs
-from ..utils.files import config_text, finished_name, to_json, write_bytes, write_json, write_text
+from ..utils.files import (
+    config_text,
+    finished_name,
+    save_tensors,
+    to_json,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from ..utils.outputs import OutputFolder, output_file
-from ..utils.tensors import save_tensors
 from .folder import write_checksums
 from .predictor import load
 from .run import CONFIG_NAME, HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, SUMS_NAME, Run

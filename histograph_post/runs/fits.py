@@ -23,8 +23,7 @@ from ..splits import PARTS, Split
 from ..tasks import TargetScale, Task
 from ..training.loop import STATE_NAME, OnEpoch, Progress, Trainer, train_resumably
 from ..training.options import TrainingOptions
-from ..utils.files import write_json
-from ..utils.tensors import load_arrays, save_arrays, save_tensors
+from ..utils.files import load_arrays, save_arrays, save_tensors, write_json
 from .folder import BrokenFitError, check_seal, require_sealed, seal
 from .records import check_fit
 from .run import HEAD_NAME as HEAD_NAME

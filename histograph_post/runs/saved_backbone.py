@@ -257,7 +257,7 @@ def write_provenance(
         dataset: Holds the canary graph.
     """
     from ..caches.provenance import take_provenance
-    from ..utils.tensors import load_tensors
+    from ..utils.files import load_tensors
 
     trained = copy.deepcopy(model).eval()
     trained.load_state_dict(load_tensors(weights), strict=False)

@@ -22,7 +22,7 @@ from ..heads.standardize import EachLayerNorm, Standardizer, head_behind
 from ..tasks import TargetScale, Task
 from ..training.batches import HeadInputs
 from ..training.networks import HeadNetwork
-from ..utils.tensors import load_tensors
+from ..utils.files import load_tensors
 from ..utils.trust import trusted_code
 from .fits import FIT_NAME, read_fit
 from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, member_prefix

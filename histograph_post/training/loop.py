@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..splits import Split
 from ..tasks import Missing, TargetScale, Task
-from ..utils.tensors import load_state, save_state
+from ..utils.files import load_state, save_state
 from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 from .ranks import Ranks
 

@@ -1,9 +1,9 @@
 """Utilities for every room; none of them knows about graphs or models.
 
-``files.py`` (atomic writes, hashes), ``tensors.py`` (in files), ``outputs.py`` (one writer per
-output), ``decoding.py`` (strict values), ``specifications.py`` (which code may run, and importing
-it), ``trust.py`` (what the user approved, and the bytes of that code), ``machine.py`` (devices,
-memory), ``text.py`` (numbers for readers); here, the levels of a task.
+``files.py`` (atomic writes, hashes, tensors in files), ``outputs.py`` (one writer per output),
+``decoding.py`` (strict values), ``specifications.py`` (which code may run, and importing it),
+``trust.py`` (what the user approved, and the bytes of that code), ``machine.py`` (devices, memory),
+``text.py`` (numbers for readers); here, the levels of a task.
 """
 
 from __future__ import annotations

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import platform
 import re
 import stat
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from ..errors import CacheError, ConfigError, NotFoundError, OutputExistsError
+from .text import first_line
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 #: The suffix of unfinished files; a file without it is complete.
 PARTIAL_SUFFIX = ".partial"
@@ -239,6 +245,77 @@ def sha256_prefixes(file: FileIO, sizes: Sequence[int]) -> list[str]:
             done += count
         found.append(digest.hexdigest())
     return found
+
+
+# --- tensors in files
+#
+# The libraries' own writers report a full disk without the file's name, and their readers raise
+# errors of almost any type for a damaged file.
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Write tensors, such as those of a state dict, as a safetensors file."""
+    import torch
+    from safetensors.torch import save
+
+    # Cloned, because tied weights share memory, which the format refuses.
+    own = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+        if isinstance(value, torch.Tensor)
+    }
+    write_bytes(path, save(own))
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as a safetensors file."""
+    from safetensors.numpy import save
+
+    write_bytes(path, save({name: values.copy() for name, values in arrays.items()}))
+
+
+def load_tensors(path: Path, what: str = "tensors") -> dict[str, torch.Tensor]:
+    """Read a safetensors file; ``what`` it should hold is for the error."""
+    from safetensors.torch import load
+
+    return _load(path, load, what)
+
+
+def load_arrays(path: Path, what: str = "arrays") -> dict[str, np.ndarray]:
+    """Read a safetensors file as arrays."""
+    from safetensors.numpy import load
+
+    return _load(path, load, what)
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write plain values and tensors with ``torch.save``."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def load_state(path: Path) -> Any:
+    """Read what :func:`save_state` wrote; nothing in the file is executed."""
+
+    import torch
+
+    def load(data: bytes) -> Any:
+        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+
+    return _load(path, load, "the state of a training")
+
+
+def _load(path: Path, load: Callable[[bytes], Any], what: str) -> Any:
+    data = read_regular(path)
+    try:
+        return load(data)
+    except Exception as error:  # an unknown type is a KeyError, a bad header almost anything
+        raise ConfigError(
+            f"{path}: found a damaged file ({first_line(error)}), expected {what}"
+        ) from error
 
 
 # --- the outputs of a command

@@ -29,7 +29,7 @@ from histograph_post.models import build_model
 from histograph_post.training.loaded_cache import KEPT_SHARE, row_bytes
 from histograph_post.training.loop import train_resumably
 from histograph_post.training.options import TrainingOptions
-from histograph_post.utils.tensors import save_tensors
+from histograph_post.utils.files import save_tensors
 
 from ..helpers import histograph
 
