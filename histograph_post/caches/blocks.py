@@ -1,4 +1,4 @@
-"""Blocks of activations on their way into a shard.
+"""What goes into a shard: its graphs, and blocks of activations on their way into it.
 
 While the model runs, each layer is checked and copied into its place in a :class:`RowBlock`. A
 :class:`ShardThread` writes full blocks to the shard, in order, while the model computes the next.
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -19,13 +20,78 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
-from .layout import Layout, ShardInfo
-from .shard import TORCH_TYPES
+from .layout import Counts, Layout, ShardInfo
+from .shard import TORCH_TYPES, check_contents
 
 if TYPE_CHECKING:
     from .planning import CachePlan
     from .writer import ShardWriter
 
+
+@dataclass(frozen=True)
+class ShardGraphs:
+    """The graphs of one shard, without activations and outputs.
+
+    Args:
+        start: Position of the first graph in the data set.
+        num_nodes: Nodes per graph, ``[num_graphs]``.
+        labels: A row per graph, node or link; NaN is a missing label. ``[rows, num_targets]``.
+        edge_index: ``[2, num_edges]`` per graph, nodes numbered from 0 in each; read once.
+        edge_label_index: The same for the labelled pairs of a link task.
+    """
+
+    start: int
+    ids: Sequence[str]
+    num_nodes: np.ndarray
+    labels: np.ndarray
+    edge_index: Iterable[Tensor] = ()
+    edge_label_index: Iterable[Tensor] = ()
+
+    def arrays(self, layout: Layout, where: str) -> tuple[dict[str, np.ndarray], Counts]:
+        """Return every dataset but outputs and activations, checked, and their sizes."""
+        try:
+            ids = [graph_id.encode() for graph_id in self.ids]
+        except UnicodeEncodeError as error:
+            raise CacheError(
+                f"{where}: found graph id {error.object!r}, expected text that UTF-8 can hold"
+            ) from None
+        arrays = {
+            "ptr": _offsets(self.num_nodes),
+            "id_ptr": _offsets([len(graph_id) for graph_id in ids]),
+            "ids": np.frombuffer(b"".join(ids), "|u1"),
+            "labels": np.ascontiguousarray(self.labels, "<f8"),
+        }
+        rows, num_edges = {"graph": len(ids), "node": int(arrays["ptr"][-1])}, 0
+        if layout.level == "link":
+            arrays["label_ptr"], arrays["edge_label_index"] = _pairs(self.edge_label_index)
+            rows["link"] = arrays["edge_label_index"].shape[1]
+        if layout.has_edges:
+            arrays["edge_ptr"], arrays["edge_index"] = _pairs(self.edge_index)
+            num_edges = arrays["edge_index"].shape[1]
+        counts = Counts(len(ids), rows["node"], num_edges, num_labels=rows[layout.level])
+        for dataset in layout.descriptors(counts, len(arrays["ids"])):
+            found = arrays.get(dataset.name)
+            if found is not None and found.shape != dataset.shape:
+                raise CacheError(
+                    f"{where}: found {dataset.name} of shape {found.shape}, "
+                    f"expected {dataset.shape} for {len(self.ids)} graphs"
+                )
+        check_contents(arrays, counts.num_nodes, self.start, where)
+        return arrays, counts
+
+
+def _offsets(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype("<i8")
+
+
+def _pairs(pairs: Iterable[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets and the node pairs of all graphs, side by side: ``[2, num_pairs]``."""
+    parts = [pair.numpy().astype("<i4") for pair in pairs]
+    sizes = [part.shape[1] for part in parts]
+    return _offsets(sizes), np.concatenate([np.empty((2, 0), "<i4"), *parts], axis=1)
+
+
+# --- blocks
 
 #: What to suggest where a storage type cannot hold the activations.
 _WIDER = {"float16": "bfloat16 or float32", "bfloat16": "float32", "float32": "a smaller scale"}

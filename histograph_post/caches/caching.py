@@ -41,14 +41,21 @@ from ..utils.files import (
 )
 from ..utils.outputs import OutputFolder
 from ..utils.text import notebook_bar
-from .blocks import ShardThread
+from .blocks import ShardGraphs, ShardThread
 from .folder import CONFIG_NAME, find_shard, is_of_a_cache, open_folder
 from .layout import ShardInfo
-from .manifest import CANARY_NAME, MOLECULES_NAME, SPLITS_NAME, Manifest, Provenance
+from .manifest import (
+    CANARY_NAME,
+    MOLECULES_NAME,
+    SPLITS_NAME,
+    Manifest,
+    Provenance,
+    write_manifest,
+)
 from .planning import CachePlan, plan_cache
 from .probing import CacheOptions
 from .reader import Cache
-from .writer import ShardGraphs, ShardWriter, write_manifest
+from .writer import ShardWriter
 
 #: Called with the number of nodes done and the number of nodes in all.
 ProgressCallback = Callable[[int, int], None]

@@ -12,11 +12,18 @@ from ..errors import CacheError, HistographError, OutputExistsError
 from ..utils.files import finished_name, open_regular, read_limited, sha256_prefix
 from ..utils.outputs import OutputFolder
 from .layout import ShardInfo, shard_name
-from .manifest import CANARY_NAME, MANIFEST_NAME, MOLECULES_NAME, SPLITS_NAME
+from .manifest import (
+    CANARY_NAME,
+    MANIFEST_NAME,
+    MOLECULES_NAME,
+    SPLITS_NAME,
+    read_record,
+    remove_records,
+    withdraw_manifest,
+)
 from .planning import CachePlan
 from .provenance import CANARY_LIMIT, Canary
 from .reader import Cache
-from .writer import read_record, remove_records, withdraw_manifest
 
 #: The resolved configuration of the command, beside the shards.
 CONFIG_NAME = "config.toml"

@@ -19,11 +19,11 @@ from ..errors import CacheError, NotFoundError, SplitError
 from ..models.spec import ModelSpec
 from ..splits import Splits
 from ..utils.decoding import Count, Form, Sha256, decode, json_sha256, parse_json
-from ..utils.files import read_limited, to_json
+from ..utils.files import read_limited, to_json, write_text
 from ..utils.text import plural
 from . import CANARY_NAME as CANARY_NAME
 from . import MANIFEST_NAME as MANIFEST_NAME
-from .layout import Layout, ShardInfo
+from .layout import Layout, ShardInfo, shard_name
 
 #: Another major version cannot be read; a newer minor one may have fields that are ignored.
 FORMAT_VERSION = "1.1"
@@ -308,3 +308,50 @@ def read_hashed(path: Path, limit: int, sha256: str) -> bytes:
     if found != sha256:
         raise CacheError(f"{path}: found checksum {found}, expected {sha256}")
     return contents
+
+
+# --- the records of finished shards, until there is a manifest
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """The file beside a finished shard: its entry in the manifest, and the plan it belongs to."""
+
+    plan_hash: Sha256
+    shard: ShardInfo
+
+
+def record_path(shard: Path) -> Path:
+    """Return the path of a shard's record."""
+    return shard.with_suffix(".json")
+
+
+def write_record(shard: Path, record: ShardRecord) -> None:
+    """Write the record of a shard."""
+    write_text(record_path(shard), to_json(asdict(record)))
+
+
+def read_record(shard: Path) -> ShardRecord:
+    """Read the record of a shard, checking every type."""
+    path = record_path(shard)
+    text = read_limited(path, MANIFEST_LIMIT)
+    return decode(ShardRecord, parse_json(text, str(path)), str(path))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, which completes the cache and replaces the records of its shards."""
+    write_text(folder / MANIFEST_NAME, manifest.to_text())
+    remove_records(folder)
+
+
+def remove_records(folder: Path) -> None:
+    """Remove the records of all shards."""
+    for path in folder.glob("shard-*.json"):
+        path.unlink(missing_ok=True)
+
+
+def withdraw_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make a cache incomplete again: write the records of its shards, remove the manifest."""
+    for shard in manifest.shards:
+        write_record(folder / shard_name(shard.index), ShardRecord(manifest.plan_hash, shard))
+    (folder / MANIFEST_NAME).unlink(missing_ok=True)

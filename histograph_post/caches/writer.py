@@ -1,97 +1,42 @@
-"""Writing a cache: one shard after the other, and the manifest at the end."""
+"""Writing a shard as an HDF5 file, whose bytes depend on its contents only.
+
+The HDF5 library does not survive a write that fails, as on a full disk, so it writes through a
+:class:`CheckedFile`, which hides errors from it. It is used for writing only, since crafted files
+crash it. Readers map the bytes that the manifest names instead (see
+:class:`~histograph_post.caches.layout.ShardInfo`).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
-from h5py import h5f
+from h5py import h5a, h5d, h5f, h5fd, h5g, h5p, h5s, h5t
 from torch import Tensor
 
 from ..errors import CacheError
-from ..utils.decoding import Sha256, decode, parse_json
-from ..utils.files import (
-    atomic_path,
-    open_regular,
-    read_limited,
-    sha256_prefixes,
-    to_json,
-    write_text,
+from ..utils.files import atomic_path, open_regular, sha256_prefixes
+from .blocks import BlockMemory, RowBlock, ShardGraphs
+from .layout import (
+    ALIGNMENT,
+    GZIP_LEVEL,
+    Dataset,
+    Extent,
+    Layout,
+    ShardInfo,
+    compress,
+    shard_name,
 )
-from .blocks import BlockMemory, RowBlock
-from .hdf5 import CheckedFile, CompressedWriter, RowWriter, create_file, create_group
-from .layout import Counts, Extent, Layout, ShardInfo, shard_name
-from .manifest import MANIFEST_LIMIT, MANIFEST_NAME, Manifest
-from .shard import check_contents
+from .manifest import FORMAT_VERSION, ShardRecord, write_record
 
-
-@dataclass(frozen=True)
-class ShardGraphs:
-    """The graphs of one shard, without activations and outputs.
-
-    Args:
-        start: Position of the first graph in the data set.
-        num_nodes: Nodes per graph, ``[num_graphs]``.
-        labels: A row per graph, node or link; NaN is a missing label. ``[rows, num_targets]``.
-        edge_index: ``[2, num_edges]`` per graph, nodes numbered from 0 in each; read once.
-        edge_label_index: The same for the labelled pairs of a link task.
-    """
-
-    start: int
-    ids: Sequence[str]
-    num_nodes: np.ndarray
-    labels: np.ndarray
-    edge_index: Iterable[Tensor] = ()
-    edge_label_index: Iterable[Tensor] = ()
-
-    def arrays(self, layout: Layout, where: str) -> tuple[dict[str, np.ndarray], Counts]:
-        """Return every dataset but outputs and activations, checked, and their sizes."""
-        try:
-            ids = [graph_id.encode() for graph_id in self.ids]
-        except UnicodeEncodeError as error:
-            raise CacheError(
-                f"{where}: found graph id {error.object!r}, expected text that UTF-8 can hold"
-            ) from None
-        arrays = {
-            "ptr": _offsets(self.num_nodes),
-            "id_ptr": _offsets([len(graph_id) for graph_id in ids]),
-            "ids": np.frombuffer(b"".join(ids), "|u1"),
-            "labels": np.ascontiguousarray(self.labels, "<f8"),
-        }
-        rows, num_edges = {"graph": len(ids), "node": int(arrays["ptr"][-1])}, 0
-        if layout.level == "link":
-            arrays["label_ptr"], arrays["edge_label_index"] = _pairs(self.edge_label_index)
-            rows["link"] = arrays["edge_label_index"].shape[1]
-        if layout.has_edges:
-            arrays["edge_ptr"], arrays["edge_index"] = _pairs(self.edge_index)
-            num_edges = arrays["edge_index"].shape[1]
-        counts = Counts(len(ids), rows["node"], num_edges, num_labels=rows[layout.level])
-        for dataset in layout.descriptors(counts, len(arrays["ids"])):
-            found = arrays.get(dataset.name)
-            if found is not None and found.shape != dataset.shape:
-                raise CacheError(
-                    f"{where}: found {dataset.name} of shape {found.shape}, "
-                    f"expected {dataset.shape} for {len(self.ids)} graphs"
-                )
-        check_contents(arrays, counts.num_nodes, self.start, where)
-        return arrays, counts
-
-
-def _offsets(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype("<i8")
-
-
-def _pairs(pairs: Iterable[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the offsets and the node pairs of all graphs, side by side: ``[2, num_pairs]``."""
-    parts = [pair.numpy().astype("<i4") for pair in pairs]
-    sizes = [part.shape[1] for part in parts]
-    return _offsets(sizes), np.concatenate([np.empty((2, 0), "<i4"), *parts], axis=1)
+T = TypeVar("T")
 
 
 class ShardWriter:
@@ -258,48 +203,180 @@ class ShardWriter:
         return replace(info, sha256=whole, head_sha256=head)
 
 
-# --- the records of finished shards, until there is a manifest
+# --- the file: its bytes depend on its contents only
 
 
-@dataclass(frozen=True)
-class ShardRecord:
-    """The file beside a finished shard: its entry in the manifest, and the plan it belongs to."""
+class CheckedFile:
+    """The file of a shard that is being written, as the HDF5 library sees it: nothing ever fails.
 
-    plan_hash: Sha256
-    shard: ShardInfo
+    The first error is kept for :meth:`check`, and nothing is written after it.
+    """
+
+    def __init__(self, path: Path, name: Path) -> None:
+        self._name = name
+        self._file = path.open("wb+", buffering=0)
+        self._place, self._size = 0, 0
+        self._failed = False
+        self._error: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise the error that has occurred since the last check."""
+        error, self._error = self._error, None
+        if isinstance(error, OSError):
+            error.filename = str(self._name)
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Close the file, after the library has closed it."""
+        self._file.close()
+
+    # --- what the library calls
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to where the next call reads or writes: a place, or the end of the file."""
+        self._place = self._size if whence == os.SEEK_END else offset
+        return self._place
+
+    def tell(self) -> int:
+        """Return where the next call reads or writes."""
+        return self._place
+
+    def write(self, data: memoryview) -> int:
+        """Write all of ``data``, however many writes that takes."""
+        self._attempt(lambda: self._write_all(data))
+        self._place += len(data)
+        self._size = max(self._size, self._place)
+        return len(data)
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Read back what was written; bytes that are missing are zero."""
+        count = self._attempt(lambda: self._file.readinto(buffer)) or 0
+        buffer[count:] = bytes(len(buffer) - count)
+        self._place += len(buffer)
+        return len(buffer)
+
+    def truncate(self, size: int) -> int:
+        """Set the size of the file."""
+        self._attempt(lambda: self._file.truncate(size))
+        self._size = size
+        return size
+
+    def flush(self) -> None:
+        """Do nothing: writes are not buffered."""
+
+    def _write_all(self, data: memoryview) -> None:
+        while data:
+            data = data[self._file.write(data) :]
+
+    def _attempt(self, call: Callable[[], T]) -> T | None:
+        """Call a function, unless one has failed before."""
+        if not self._failed:
+            try:
+                self._file.seek(self._place)
+                return call()
+            except BaseException as error:  # an interrupt must not reach the library either
+                self._failed, self._error = True, error
+        return None
 
 
-def record_path(shard: Path) -> Path:
-    """Return the path of a shard's record."""
-    return shard.with_suffix(".json")
+def create_file(checked: CheckedFile, plan_hash: str, numbers: Mapping[str, int]) -> h5f.FileID:
+    """Create the file of a shard, without datasets yet; ``numbers`` become attributes of it."""
+    creation = h5p.create(h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
+    access.set_alignment(1, ALIGNMENT)
+    access.set_fileobj_driver(h5fd.fileobj_driver, checked)
+    file = h5f.create(b"shard", h5f.ACC_TRUNC, creation, access)  # the name is not used
+    for name, number in numbers.items():
+        _write_attribute(file, name, np.array(number, "<i8"))
+    _write_attribute(file, "format_version", np.array(FORMAT_VERSION.encode(), "S8"))
+    _write_attribute(file, "plan_hash", np.array(plan_hash.encode(), "S64"))
+    return file
 
 
-def write_record(shard: Path, record: ShardRecord) -> None:
-    """Write the record of a shard."""
-    write_text(record_path(shard), to_json(asdict(record)))
+def _write_attribute(file: h5f.FileID, name: str, value: np.ndarray) -> None:
+    kind = h5t.py_create(value.dtype)
+    h5a.create(file, name.encode(), kind, h5s.create(h5s.SCALAR)).write(value)
 
 
-def read_record(shard: Path) -> ShardRecord:
-    """Read the record of a shard, checking every type."""
-    path = record_path(shard)
-    text = read_limited(path, MANIFEST_LIMIT)
-    return decode(ShardRecord, parse_json(text, str(path)), str(path))
+def create_group(file: h5f.FileID, name: str) -> None:
+    """Create a group without a time stamp."""
+    creation = h5p.create(h5p.GROUP_CREATE)
+    creation.set_obj_track_times(False)
+    h5g.create(file, name.encode(), gcpl=creation)
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, which completes the cache and replaces the records of its shards."""
-    write_text(folder / MANIFEST_NAME, manifest.to_text())
-    remove_records(folder)
+class RowWriter:
+    """A dataset that takes its rows in order, created with its place in the file."""
+
+    def __init__(self, file: h5f.FileID, spec: Dataset) -> None:
+        self._spec = spec
+        self._done = 0
+        creation = h5p.create(h5p.DATASET_CREATE)
+        creation.set_obj_track_times(False)
+        creation.set_fill_time(h5d.FILL_TIME_NEVER)
+        self._store(creation)
+        kind = h5t.py_create(np.dtype(spec.dtype))
+        space = h5s.create_simple(spec.shape)
+        self._dataset = h5d.create(file, spec.name.encode(), kind, space, creation)
+
+    def _store(self, creation: h5p.PropDCID) -> None:
+        creation.set_layout(h5d.CONTIGUOUS)
+        creation.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+
+    def write(self, block: np.ndarray) -> None:
+        """Write the next rows, all at once."""
+        if not block.size:
+            return
+        place = self._dataset.get_space()
+        place.select_hyperslab((self._done, *(0 for _ in block.shape[1:])), block.shape)
+        self._dataset.write(h5s.create_simple(block.shape), place, np.ascontiguousarray(block))
+        self._done += len(block)
+
+    def finish(self) -> tuple[Extent, ...]:
+        """Write buffered rows, and return where in the file the values are."""
+        size = self._spec.num_bytes
+        return ((self._dataset.get_offset(), size),) if size else ()
 
 
-def remove_records(folder: Path) -> None:
-    """Remove the records of all shards."""
-    for path in folder.glob("shard-*.json"):
-        path.unlink(missing_ok=True)
+class CompressedWriter(RowWriter):
+    """Stores rows in compressed chunks; rows that do not fill a chunk yet are buffered."""
 
+    def __init__(self, file: h5f.FileID, spec: Dataset) -> None:
+        super().__init__(file, spec)
+        self._chunk = np.zeros((spec.chunk_rows, *spec.shape[1:]), spec.dtype)
+        self._filled = 0
 
-def withdraw_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make a cache incomplete again: write the records of its shards, remove the manifest."""
-    for shard in manifest.shards:
-        write_record(folder / shard_name(shard.index), ShardRecord(manifest.plan_hash, shard))
-    (folder / MANIFEST_NAME).unlink(missing_ok=True)
+    def _store(self, creation: h5p.PropDCID) -> None:
+        creation.set_chunk((self._spec.chunk_rows, *self._spec.shape[1:]))
+        creation.set_shuffle()
+        creation.set_deflate(GZIP_LEVEL)
+
+    def write(self, block: np.ndarray) -> None:
+        """Buffer the next rows, and write the chunks that are full."""
+        while len(block):
+            taken = min(len(block), len(self._chunk) - self._filled)
+            self._chunk[self._filled : self._filled + taken] = block[:taken]
+            self._filled += taken
+            block = block[taken:]
+            if self._filled == len(self._chunk):
+                self._write_chunk()
+
+    def finish(self) -> tuple[Extent, ...]:
+        """Write the last chunk, padded with zeros as HDF5 wants it."""
+        if self._filled:
+            self._chunk[self._filled :] = 0
+            self._write_chunk()
+        chunks: list[h5d.StoreInfo] = []
+        self._dataset.chunk_iter(chunks.append)
+        chunks.sort(key=lambda chunk: chunk.chunk_offset)
+        return tuple((chunk.byte_offset, chunk.size) for chunk in chunks)
+
+    def _write_chunk(self) -> None:
+        origin = (self._done, *(0 for _ in self._chunk.shape[1:]))
+        self._dataset.write_direct_chunk(origin, compress(self._chunk))
+        self._done += len(self._chunk)
+        self._filled = 0

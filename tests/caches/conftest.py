@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from histograph_post.caches import Manifest
-from histograph_post.caches.blocks import BlockMemory
+from histograph_post.caches.blocks import BlockMemory, ShardGraphs
 from histograph_post.caches.layout import Layout, ShardInfo
-from histograph_post.caches.manifest import plan_hash
-from histograph_post.caches.writer import ShardGraphs, ShardWriter, write_manifest
+from histograph_post.caches.manifest import plan_hash, write_manifest
+from histograph_post.caches.writer import ShardWriter
 from histograph_post.data import DataSpec
 from histograph_post.models import ModelSpec
 from histograph_post.splits import Split, Splits

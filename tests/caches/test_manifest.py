@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from histograph_post.caches import Manifest
-from histograph_post.caches.manifest import plan_hash
-from histograph_post.caches.writer import write_manifest
+from histograph_post.caches.manifest import plan_hash, write_manifest
 from histograph_post.errors import CacheError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cache-format.md"

@@ -20,8 +20,8 @@ from torch_geometric.data import Data
 
 import histograph_post as hg
 from histograph_post.caches import Cache, verify_cache
+from histograph_post.caches.manifest import write_manifest
 from histograph_post.caches.provenance import Canary
-from histograph_post.caches.writer import write_manifest
 from histograph_post.errors import CacheError, NotFoundError
 
 from ..helpers import NodeModel, demo_graphs, make_model

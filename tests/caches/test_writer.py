@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histograph_post.caches import Cache
+from histograph_post.caches.manifest import ShardRecord, read_record
 from histograph_post.caches.planning import plan_shards
-from histograph_post.caches.writer import ShardRecord, ShardWriter, read_record
+from histograph_post.caches.writer import ShardWriter
 from histograph_post.errors import CacheError
 from histograph_post.utils.files import atomic_path
 

@@ -17,8 +17,7 @@ import numpy as np
 
 import histograph_post as hg
 from histograph_post.caches.layout import ShardInfo
-from histograph_post.caches.manifest import Manifest, read_manifest
-from histograph_post.caches.writer import write_manifest
+from histograph_post.caches.manifest import Manifest, read_manifest, write_manifest
 
 from ..helpers import make_model
 from .attacks import Outcome

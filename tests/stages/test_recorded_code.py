@@ -20,8 +20,7 @@ import tomli_w
 from typer.testing import Result
 
 import histograph_post as hg
-from histograph_post.caches.manifest import MANIFEST_NAME, read_manifest
-from histograph_post.caches.writer import write_manifest
+from histograph_post.caches.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from histograph_post.data import load_data
 from histograph_post.errors import DataError, HistographError, ModelError
 from histograph_post.experiments.folds import open_caches
