@@ -119,16 +119,15 @@ class HistoryNetwork(nn.Module):
 class BackboneNetwork(nn.Module):
     """A model with a readout of its own, as the training loop calls it."""
 
-    def __init__(self, model: nn.Module, *, output_key: str | int | None = None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self._output_key = output_key
 
     def forward(self, inputs: GraphInputs) -> Tensor:
         """Return the model's prediction for the rows that are asked for: ``[rows, out_dim]``."""
         wanted = inputs.batch.num_graphs if inputs.positions is None else inputs.batch.num_nodes
         output = call_model(self.model, inputs.batch)
-        found = prediction(output, rows=int(wanted), key=self._output_key)  # [wanted, out_dim]
+        found = prediction(output, rows=int(wanted))  # [wanted, out_dim]
         if found is None:
             raise ModelError(f"the model's output has no tensor of {wanted} rows to train on")
         return found if inputs.positions is None else found[inputs.positions]
