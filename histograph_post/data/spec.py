@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError, DataError
 from ..utils import LEVELS, Level
-from ..utils.specifications import GRAPH_FILES, Specification, is_built_in
+from ..utils.specifications import BUILT_IN_DATA, GRAPH_FILES, Specification, is_built_in
 from ..utils.text import first_line
 
 if TYPE_CHECKING:
@@ -48,12 +48,6 @@ FORMS = (
     "tu:NAME, planetoid:NAME, actor:, wiki:NAME, ogbg:NAME, moleculenet:NAME, smiles:FILE.csv, "
     "demo:, FILE.pt, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
-#: What comes before the colon -> the module here whose ``load_...`` reads it.
-_LOADERS = {
-    **dict.fromkeys(("tu", "planetoid", "actor", "wiki"), "benchmarks"),
-    **dict.fromkeys(("ogbg", "moleculenet"), "molecule_sets"),
-    "demo": "synthetic",
-}
 
 
 @dataclass(frozen=True)
@@ -162,15 +156,15 @@ def load_data(
     root = root or os.environ.get(ROOT_VARIABLE) or None
     root = None if root is None else Path(root)
     kind, colon, name = spec.partition(":")
-    if colon and kind in _LOADERS:
-        load = getattr(import_module(f".{_LOADERS[kind]}", __package__), f"load_{kind}")
-        return load(name, root, args)
     if colon and kind == "smiles":
         from .molecules import load_smiles
 
         dataset = load_smiles(_locate(name, root), args, reading)
         dataset.spec = spec  # as the user named it, wherever the file was found
         return dataset
+    if colon and kind in BUILT_IN_DATA:
+        load = getattr(import_module(f".{BUILT_IN_DATA[kind]}", __package__), f"load_{kind}")
+        return load(name, root, args)
     if colon and kind in _ALIASES:
         raise DataError(f"{spec}: found no kind of data {kind!r}, expected {_ALIASES[kind]}{name}")
     if spec.endswith(GRAPH_FILES):

@@ -36,10 +36,14 @@ PUBLIC_MODELS: Final = (
     *("ogb:gcn", "ogb:gin", "ogb:gcn-virtual", "ogb:gin-virtual"),
 )
 
-#: What comes before the colon of the data that this package reads itself.
-BUILT_IN_DATA: Final = (
-    *("tu", "planetoid", "actor", "wiki", "ogbg", "moleculenet", "smiles", "demo"),
-)
+#: What comes before the colon of the data that this package reads itself -> the module in ``data/``
+#: whose ``load_...`` reads it.
+BUILT_IN_DATA: Final = {
+    **dict.fromkeys(("tu", "planetoid", "actor", "wiki"), "benchmarks"),
+    **dict.fromkeys(("ogbg", "moleculenet"), "molecule_sets"),
+    "smiles": "molecules",
+    "demo": "synthetic",
+}
 
 #: Suffixes of files of graphs, which are read without running code from them.
 GRAPH_FILES: Final = (".pt", ".pth")
