@@ -8,7 +8,6 @@ from .utils import lazy_names
 
 __version__ = "0.1.0"
 
-# Loaded on first use, so that `histograph --help` never waits for torch.
 if TYPE_CHECKING:
     from .caches import Cache
     from .caches.caching import cache
@@ -28,6 +27,26 @@ if TYPE_CHECKING:
     from .runs.run import Run
     from .training.options import TrainingOptions
 
+#: Module -> public names. Loaded on first use, so that `histograph --help` never waits for torch.
+_PUBLIC = {
+    ".caches": ("Cache",),
+    ".caches.caching": ("cache",),
+    ".caches.planning": ("inspect",),
+    ".data": ("GraphDataset", "load_data"),
+    ".errors": ("HistographError",),
+    ".experiments.end_to_end": ("pretrain",),
+    ".experiments.finetuning": ("finetune",),
+    ".experiments.head_training": ("compare", "train_head"),
+    ".experiments.options": ("ExperimentOptions",),
+    ".experiments.search": ("tune",),
+    ".heads": ("Readout", "register_head"),
+    ".heads.histograph": ("HistoGraphHead",),
+    ".reporting": ("report",),
+    ".runs.exporting": ("export",),
+    ".runs.predicting": ("embed", "load", "predict"),
+    ".runs.run": ("Run",),
+    ".training.options": ("TrainingOptions",),
+}
 __all__ = [
     "Cache",
     "ExperimentOptions",
@@ -54,7 +73,7 @@ __all__ = [
 ]
 
 
-__getattr__ = lazy_names(__name__, __file__)
+__getattr__ = lazy_names(__name__, _PUBLIC)
 
 
 def __dir__() -> list[str]:

@@ -23,4 +23,11 @@ CANARY_NAME = "canary.safetensors"
 
 __all__ = ["Cache", "CachedBatch", "CachedGraph", "Manifest", "verify_cache"]
 
-__getattr__ = lazy_names(__name__, __file__)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        ".manifest": ("Manifest",),
+        ".reader": ("Cache",),
+        ".shard": ("CachedBatch", "CachedGraph", "verify_cache"),
+    },
+)

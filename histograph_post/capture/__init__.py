@@ -31,4 +31,12 @@ __all__ = [
     "plan_capture",
 ]
 
-__getattr__ = lazy_names(__name__, __file__)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        ".checks": ("LayerParity", "Parity", "check_parity"),
+        ".plan": ("plan_capture",),
+        ".points": ("CapturePlan", "CapturePoint"),
+        ".recorder": ("Capture", "Captured"),
+    },
+)

@@ -18,4 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DataSpec", "GraphDataset", "Level", "LinkOptions", "from_graphs", "load_data"]
 
-__getattr__ = lazy_names(__name__, __file__)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "..utils": ("Level",),
+        ".dataset": ("GraphDataset", "from_graphs"),
+        ".labels": ("LinkOptions",),
+        ".spec": ("DataSpec", "load_data"),
+    },
+)

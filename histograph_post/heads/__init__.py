@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from .histograph import HistoGraphHead
     from .ragged import Graphs, pool_nodes
 
+#: Module -> public names. Loaded on first use: the registry alone does not need torch.
+_LAZY = {
+    ".base": ("History", "Readout"),
+    ".histograph": ("HistoGraphHead",),
+    ".ragged": ("Graphs", "pool_nodes"),
+}
 __all__ = [
     "HEADS",
     "Graphs",
@@ -43,7 +49,7 @@ __all__ = [
 ]
 
 
-__getattr__ = lazy_names(__name__, __file__)
+__getattr__ = lazy_names(__name__, _LAZY)
 
 
 def __dir__() -> list[str]:

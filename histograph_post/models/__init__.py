@@ -37,4 +37,14 @@ __all__ = [
     "read_key_map",
 ]
 
-__getattr__ = lazy_names(__name__, __file__)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        ".building": ("BUILT_IN", "build_model"),
+        ".checkpoints": ("Checkpoint", "read_checkpoint"),
+        ".key_map": ("KeyMap", "KeyRule", "read_key_map"),
+        ".loading": ("KeyRow", "LoadReport", "load_into"),
+        ".model_call": ("call_model", "prediction"),
+        ".spec": ("ModelSpec", "parse_args"),
+    },
+)

@@ -22,4 +22,10 @@ __all__ = [
     "resolve_splits",
 ]
 
-__getattr__ = lazy_names(__name__, __file__)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        ".making": ("SPLIT_FORMS", "resolve_splits"),
+        ".split": ("PARTS", "Split", "Splits"),
+    },
+)

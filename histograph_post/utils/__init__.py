@@ -8,10 +8,8 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 #: What a row of labels, outputs and splits is: a graph, a node, or a pair of ``edge_label_index``.
@@ -19,23 +17,15 @@ Level = Literal["graph", "node", "link"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 
-def lazy_names(package: str, source: str) -> Callable[[str], Any]:
+def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package whose names are imported on first use.
 
-    They are what it imports under ``TYPE_CHECKING``, so that they stand there once. So commands
-    that do not need torch do not wait for it.
+    So commands that do not need torch do not wait for it.
 
     Args:
-        package: Its name.
-        source: Its file.
+        modules: Module, relative to the package -> public names in it.
     """
-    module_of: dict[str, str] = {}
-    for block in ast.parse(Path(source).read_text(encoding="utf-8")).body:
-        if isinstance(block, ast.If):
-            for node in block.body:
-                assert isinstance(node, ast.ImportFrom)
-                module = "." * node.level + (node.module or "")
-                module_of |= dict.fromkeys((each.name for each in node.names), module)
+    module_of = {name: module for module, names in modules.items() for name in names}
 
     def load(name: str) -> Any:
         if name not in module_of:
