@@ -199,11 +199,12 @@ def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Gra
         *(both.t() @ embedding.weight, offsets @ both),  # [2 * dim, D] and [L, 2 * dim]
     )
     weights = layers.normalize(scores)  # [num_graphs, heads, L]
-    query_key = empty(2 * node_heads, nodes, dim // node_heads)
+    sums, query_key = empty(heads, nodes, channels), empty(2 * node_heads, nodes, dim // node_heads)
+    received, summaries = empty(node_heads, nodes), empty(count, node_heads, dim)
     means, contexts = _Kernel.apply(
         "read_nodes",
         batch,
-        (empty(nodes, dim), query_key, empty(node_heads, nodes), empty(count, node_heads, dim)),
+        (sums, empty(nodes, dim), query_key, received, summaries),
         (empty(count, dim), empty(count, dim)),
         *(weights, embedding.weight, offsets, projection.weight, projection.bias),
     )

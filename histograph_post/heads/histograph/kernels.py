@@ -25,6 +25,9 @@ F = np.float32
 Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
+#: Layers that are summed at a time: as many as there are registers for.
+LAYERS = 8
+
 #: Queries whose attention is made at a time, so that memory is linear in the nodes of a graph.
 QUERIES = 128
 
@@ -90,11 +93,23 @@ def weigh_layers(weights: Floats, rows: Floats, sums: Floats, first: int) -> Non
     Results go to ``sums [heads, nodes, D]``, from node ``first`` on.
     """
     (heads, layers), (n, stored, channels) = weights.shape, rows.shape
-    product = np.empty((heads, channels), F)
+    blocks = layers - layers % LAYERS
+    sums[:, first : first + n] = 0
     for i in range(n):
-        np.dot(weights, rows[i, stored - layers :], product)
-        for h in range(heads):
-            copy(sums[h, first + i], product[h])
+        own = rows[i, stored - layers :]  # [L, D]
+        for k in range(0, blocks, LAYERS):
+            for h in range(heads):
+                total, shares, block = sums[h, first + i], weights[h, k:], own[k:]
+                for j in range(channels):
+                    value = total[j]
+                    for e in range(LAYERS):
+                        value += shares[e] * block[e, j]
+                    total[j] = value
+        for k in range(blocks, layers):
+            for h in range(heads):
+                total, share = sums[h, first + i], weights[h, k]
+                for j in range(channels):
+                    total[j] += share * own[k, j]
 
 
 @compiled
@@ -104,23 +119,14 @@ def add_dots(scores: Floats, filters: Floats, first: int, rows: Floats) -> None:
     Filters are ``[heads, nodes, D]``, from node ``first`` on; rows ``[n, L or more, D]``.
     """
     (heads, layers), (n, stored, channels) = scores.shape, rows.shape
-    for i in range(first, first + n):
+    for i in range(n):
         for k in range(layers):
-            layer = rows[i - first, stored - layers + k]
-            for h in range(0, heads - 3, 4):  # four at a time: the layer is loaded once for them
-                a, b, c, d = filters[h, i], filters[h + 1, i], filters[h + 2, i], filters[h + 3, i]
-                in_a, in_b, in_c, in_d = F(0), F(0), F(0), F(0)
+            layer = rows[i, stored - layers + k]
+            for h in range(heads):
+                own, total = filters[h, first + i], F(0)
                 for j in range(channels):
-                    in_a += a[j] * layer[j]
-                    in_b += b[j] * layer[j]
-                    in_c += c[j] * layer[j]
-                    in_d += d[j] * layer[j]
-                scores[h, k] += in_a
-                scores[h + 1, k] += in_b
-                scores[h + 2, k] += in_c
-                scores[h + 3, k] += in_d
-            for h in range(heads - heads % 4, heads):
-                scores[h, k] += np.dot(filters[h, i], layer)
+                    total += own[j] * layer[j]
+                scores[h, k] += total
 
 
 @compiled
@@ -275,23 +281,21 @@ def read_nodes(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
         inputs: The weights of layers, ``[G, heads, L]``; the map from a layer to a node,
             ``[dim, D]``, and what each layer adds to it, ``[L, dim]``; the projection of nodes to
             queries, keys and values, ``[3 * dim, dim]``, and its bias, ``[3 * dim]``.
-        saved: For backward: nodes, ``[N, dim]``; queries, then keys, ``[2 * node_heads, N, size]``;
-            the attention that nodes receive, ``[node_heads, N]``; the nodes of each graph summed by
-            it, ``[G, node_heads, dim]``.
+        saved: For backward: sums of layers, ``[heads, N, D]``; nodes, ``[N, dim]``; queries, then
+            keys, ``[2 * node_heads, N, size]``; the attention that nodes receive,
+            ``[node_heads, N]``; the nodes of each graph summed by it, ``[G, node_heads, dim]``.
         results: Means of nodes, and of what they find in each other, ``[G, dim]`` each.
     """
     table, starts, ptr, parts, p = batch
     (weights, maps, offsets, projection, bias), (means, contexts) = inputs, results
-    (nodes, projected, received, summaries), (dim, channels) = saved, maps.shape
-    heads, node_heads, values = weights.shape[1], len(received), projection[2 * dim :]
+    (sums, nodes, projected, received, summaries), dim = saved, len(maps)
+    heads, node_heads, values = len(sums), len(received), projection[2 * dim :]
     width, size = dim // heads, dim // node_heads
     begin, end = ptr[parts[p]], ptr[parts[p + 1]]
-    sums = np.empty((heads, end - begin, channels), F)
     for g in range(parts[p], parts[p + 1]):
-        rows = table[starts[g] : starts[g] + ptr[g + 1] - ptr[g]]  # [n, L or more, D]
-        weigh_layers(weights[g], rows, sums, ptr[g] - begin)
+        weigh_layers(weights[g], table[starts[g] : starts[g] + ptr[g + 1] - ptr[g]], sums, ptr[g])
     for h in range(heads):
-        embedded = np.dot(sums[h], maps[h * width : (h + 1) * width].T)  # [nodes, width]
+        embedded = np.dot(sums[h, begin:end], maps[h * width : (h + 1) * width].T)  # [nodes, width]
         for i in range(end - begin):
             copy(nodes[begin + i, h * width :], embedded[i])
     for g in range(parts[p], parts[p + 1]):
@@ -318,11 +322,11 @@ def read_nodes_backward(
     table, starts, ptr, parts, p = batch
     (weights, maps, offsets, projection, _), (grad_means, grad_contexts) = inputs, grad_results
     grad_weights, grad_maps, grad_offsets, grad_projection, grad_bias = grads
-    (nodes, projected, received, summaries), (dim, channels) = saved, maps.shape
-    heads, node_heads, values = weights.shape[1], len(received), projection[2 * dim :]
+    (sums, nodes, projected, received, summaries), (dim, channels) = saved, maps.shape
+    heads, node_heads, values = len(sums), len(received), projection[2 * dim :]
     width, size = dim // heads, dim // node_heads
     begin, end = ptr[parts[p]], ptr[parts[p + 1]]
-    sums = np.empty((heads, end - begin, channels), F)  # gradients of sums, then the sums
+    grad_sums = np.empty((heads, end - begin, channels), F)
     grad_projected = np.empty((2 * node_heads, end - begin, size), F)
     grad_nodes, grad_values = np.empty((end - begin, dim), F), grad_projection[p, 2 * dim :]
     grad_values[:] = 0
@@ -348,7 +352,8 @@ def read_nodes_backward(
     for h in range(heads):
         of_head = slice(h * width, (h + 1) * width)
         own_nodes = np.ascontiguousarray(grad_nodes[:, of_head])
-        np.dot(own_nodes, maps[of_head], sums[h])
+        np.dot(own_nodes, maps[of_head], grad_sums[h])
+        np.dot(own_nodes.T, sums[h, begin:end], grad_maps[p, of_head])
     grad_offsets[p] = 0
     for g in range(parts[p], parts[p + 1]):
         first, of_part = ptr[g] - begin, grad_offsets[p]
@@ -356,9 +361,4 @@ def read_nodes_backward(
         constant = split_heads(sum_rows(grad_nodes[first : first + len(rows)]), heads)
         of_part += np.dot(weights[g].T, constant)
         np.dot(constant, offsets.T, grad_weights[g])
-        add_dots(grad_weights[g], sums, first, rows)
-        weigh_layers(weights[g], rows, sums, first)
-    for h in range(heads):
-        of_head = slice(h * width, (h + 1) * width)
-        own_nodes = np.ascontiguousarray(grad_nodes[:, of_head])
-        np.dot(own_nodes.T, sums[h], grad_maps[p, of_head])
+        add_dots(grad_weights[g], grad_sums, first, rows)
