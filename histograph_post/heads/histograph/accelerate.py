@@ -149,8 +149,7 @@ def fast_outputs(
         return None
     assert isinstance(head, HistoGraphHead)  # it is allowed
     graphs = check_batch(history, batch, num_graphs, head.in_dims)
-    sizes = graphs.sizes  # [num_graphs]
-    if not sizes.size or sizes.min() < 1 or sizes.max() > EXACT_NODES:
+    if not 1 <= graphs.sizes.max(initial=0) <= EXACT_NODES:
         return None
     starts = history.starts if isinstance(history, TableRows) else graphs.ptr[:-1]
     attended = _attend(head, table, starts, graphs)  # [num_graphs, dim]
@@ -183,7 +182,7 @@ def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Gra
     )
     keys = (offsets @ layers.key).unflatten(1, (heads, width))  # what positions add to keys
     scores = products + torch.einsum("ghw,lhw->ghl", queries, keys)  # [num_graphs, heads, L]
-    scale = graphs.counts_as(scores.dtype) * math.sqrt(width)  # [num_graphs]
+    scale = graphs.divisor_as(scores.dtype) * math.sqrt(width)  # [num_graphs]
     weights = layers.normalize(scores / scale.view(-1, 1, 1))  # [num_graphs, heads, L]
     values = offsets.unflatten(1, (heads, width))
     constants = torch.einsum("ghl,lhw->ghw", weights, values).flatten(1)  # [num_graphs, dim]
@@ -200,7 +199,7 @@ def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Gra
     )
     to_values = projection[2 * dim :].unflatten(0, (node_heads, size))
     contexts = torch.einsum("ghd,hsd->ghs", summaries, to_values).flatten(1) + bias[2 * dim :]
-    attended: Tensor = attention.out_projection(contexts)  # [num_graphs, dim]
+    attended = graphs.empty_to_zero(attention.out_projection(contexts))  # [num_graphs, dim]
     return attended + means if head.options.residual else attended
 
 

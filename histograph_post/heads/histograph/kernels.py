@@ -277,7 +277,7 @@ def read_nodes(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
         for h in range(node_heads):
             attend(projected[h, a:b], projected[node_heads + h, a:b], received[h, a:b])
         np.dot(np.ascontiguousarray(received[:, a:b]), nodes[a:b], summaries[g])
-        copy(means[g], sum_rows(nodes[a:b]) * F(1 / (b - a)))
+        copy(means[g], sum_rows(nodes[a:b]) * F(1 / max(1, b - a)))
 
 
 @compiled
@@ -302,7 +302,7 @@ def read_nodes_backward(
             grad_query, grad_key = grad_projected[h, own], grad_projected[node_heads + h, own]
             attend_backward(query, key, grad_received[h], grad_query, grad_key)
         np.dot(np.ascontiguousarray(received[:, a:b]).T, grad_summaries[g], grad_nodes[own])
-        grad_nodes[own] += grad_means[g] * F(1 / (b - a))
+        grad_nodes[own] += grad_means[g] * F(1 / max(1, b - a))
     for k in range(2 * node_heads):
         of_head = slice(k * size, (k + 1) * size)
         np.dot(grad_projected[k].T, nodes[begin:end], grad_projection[p, of_head])
