@@ -286,7 +286,7 @@ def read_nodes_backward(
 ) -> None:
     """Set the gradients of :func:`read_nodes`; those of maps and projection ``[parts, ...]``."""
     table, _, ptr, parts, p = batch
-    (weights, _, maps, projection, bias), (grad_means, grad_summaries) = inputs, grad_results
+    (_, _, maps, projection, _), (grad_means, grad_summaries) = inputs, grad_results
     grad_weights, grad_constants, grad_maps, grad_projection, grad_bias = grads
     (sums, nodes, projected, received), dim, channels = saved, len(maps), table.shape[2]
     (heads, node_heads), graphs = (len(sums), len(received)), range(parts[p], parts[p + 1])
