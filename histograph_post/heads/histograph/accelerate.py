@@ -8,6 +8,7 @@ head's own modules, so a new normalisation needs nothing here.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -29,16 +30,13 @@ from .config import HistoGraphConfig
 from .head import HistoGraphHead
 from .layer_attention import LayerAttention
 from .mixing import Parts, map_parts
-from .node_attention import NodeAttention
+from .node_attention import EXACT_NODES, NodeAttention
 
 #: The oldest numba that the extra ``fast`` takes.
 OLDEST_NUMBA = (0, 62)
 
 #: Set to False to do without the kernels.
 enabled = True
-
-#: Graphs with more nodes are left to the head: PyTorch's threads share the work on one graph.
-LARGEST_GRAPH = 1024
 
 #: Nodes of a part of a batch: enough for matrix products to be fast.
 PART_NODES = 128
@@ -47,7 +45,7 @@ PART_NODES = 128
 COLUMNS = 1024
 
 #: Every option, with the values that the kernels are written for; None if they take any value:
-#: sizes, and options of the head's own modules. Up to ``LARGEST_GRAPH`` nodes, ``auto`` is exact.
+#: sizes, and options of the head's own modules. Up to ``EXACT_NODES`` nodes, ``auto`` is exact.
 OPTIONS: dict[str, Any] = {
     **dict.fromkeys(("in_dims", "out_dim", "dim", "heads", "layer_heads", "history_layers")),
     **dict.fromkeys(("normalization", "eps", "radius", "residual", "landmarks", "standardize")),
@@ -151,11 +149,10 @@ def fast_outputs(
         return None
     assert isinstance(head, HistoGraphHead)  # it is allowed
     graphs = check_batch(history, batch, num_graphs, head.in_dims)
-    small = (graphs.sizes > 0) & (graphs.sizes <= LARGEST_GRAPH)  # [num_graphs]
-    if not small.any():
+    if not 1 <= graphs.sizes.max(initial=0) <= EXACT_NODES:
         return None
     starts = history.starts if isinstance(history, TableRows) else graphs.ptr[:-1]
-    attended = _attend_small(head, table, starts, graphs, small)  # [num_graphs, dim]
+    attended = _attend(head, table, starts, graphs)  # [num_graphs, dim]
     if statistics is None:
         rows = history.copy() if isinstance(history, TableRows) else table  # [num_nodes, L, D]
         statistics = layer_statistics(rows, graphs)  # [num_graphs, 3, L * D]
@@ -165,20 +162,6 @@ def fast_outputs(
     return head.predict(mixed, described, last, apply)
 
 
-def _attend_small(
-    head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graphs, small: np.ndarray
-) -> Tensor:
-    """Run :func:`_attend` on the small graphs, and the head itself on the others."""
-    if small.all():
-        return _attend(head, table, starts, graphs)
-    few, many = np.flatnonzero(~small), np.flatnonzero(small)
-    large, others = graphs.take(few)[0], graphs.take(many)[0]
-    layers, _ = head.read(TableRows(table, starts[few], large.sizes), large, None)
-    attended = head.attend(layers, large)  # [large graphs, dim]
-    found = torch.cat([attended, _attend(head, table, starts[many], others)])
-    return found[torch.from_numpy(np.concatenate([few, many])).argsort()]
-
-
 def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Graphs) -> Tensor:
     """Do steps 1 to 7 of the head in kernels: ``[num_graphs, dim]``."""
     layers, attention, dim = head.layer_weights, head.node_attention, head.dim
@@ -186,28 +169,37 @@ def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Gra
     part = graphs.ptr[:-1] // PART_NODES  # of each graph, by the sizes alone: [num_graphs]
     parts = np.concatenate([[0], np.flatnonzero(part[1:] > part[:-1]) + 1, [len(part)]])
     batch = kernels().Batch(table.numpy(), starts, graphs.ptr, parts, 0)
-    embedding, projection = layers.last_embedding, attention.in_projection
-    heads, node_heads, empty = layers.heads, attention.heads, torch.empty
-    count, nodes, channels = graphs.num_graphs, int(graphs.ptr[-1]), embedding.in_features
-    offsets = layers.offsets()  # [L, dim]
+    embedding, count, nodes = layers.last_embedding.weight, graphs.num_graphs, int(graphs.ptr[-1])
+    heads, node_heads, channels, empty = layers.heads, attention.heads, table.shape[2], torch.empty
+    width, size, offsets = dim // heads, dim // node_heads, layers.offsets()  # [L, dim]
     both = torch.cat([layers.query, layers.key], dim=1)  # [dim, 2 * dim]
-    (scores,) = _Kernel.apply(
+    products, queries = _Kernel.apply(
         "score_layers",
         batch,
-        (empty(nodes, channels), empty(heads, nodes, dim // heads)),
-        (empty(count, heads, len(offsets)),),
-        *(both.t() @ embedding.weight, offsets @ both),  # [2 * dim, D] and [L, 2 * dim]
+        (empty(nodes, channels), empty(heads, nodes, width)),
+        (empty(count, heads, len(offsets)), empty(count, heads, width)),
+        *(both.t() @ embedding, offsets[-1] @ layers.query),  # [2 * dim, D] and [dim]
     )
-    weights = layers.normalize(scores)  # [num_graphs, heads, L]
-    query_key = empty(2 * node_heads, nodes, dim // node_heads)
-    means, contexts = _Kernel.apply(
+    keys = (offsets @ layers.key).unflatten(1, (heads, width))  # what positions add to keys
+    scores = products + torch.einsum("ghw,lhw->ghl", queries, keys)  # [num_graphs, heads, L]
+    scale = graphs.divisor_as(scores.dtype) * math.sqrt(width)  # [num_graphs]
+    weights = layers.normalize(scores / scale.view(-1, 1, 1))  # [num_graphs, heads, L]
+    values = offsets.unflatten(1, (heads, width))
+    constants = torch.einsum("ghl,lhw->ghw", weights, values).flatten(1)  # [num_graphs, dim]
+    projection, bias = attention.in_projection.weight, attention.in_projection.bias
+    means, summaries = _Kernel.apply(
         "read_nodes",
         batch,
-        (empty(nodes, dim), query_key, empty(node_heads, nodes), empty(count, node_heads, dim)),
-        (empty(count, dim), empty(count, dim)),
-        *(weights, embedding.weight, offsets, projection.weight, projection.bias),
+        (
+            *(empty(heads, nodes, channels), empty(nodes, dim)),
+            *(empty(2 * node_heads, nodes, size), empty(node_heads, nodes)),
+        ),
+        (empty(count, dim), empty(count, node_heads, dim)),
+        *(weights, constants, embedding, projection[: 2 * dim], bias[: 2 * dim]),
     )
-    attended = attention.out_projection(contexts)  # [num_graphs, dim]
+    to_values = projection[2 * dim :].unflatten(0, (node_heads, size))
+    contexts = torch.einsum("ghd,hsd->ghs", summaries, to_values).flatten(1) + bias[2 * dim :]
+    attended = graphs.empty_to_zero(attention.out_projection(contexts))  # [num_graphs, dim]
     return attended + means if head.options.residual else attended
 
 
@@ -229,7 +221,7 @@ class _Kernel(Function):
     def backward(ctx: Any, *grad_results: Tensor) -> tuple[Tensor | None, ...]:
         inputs, parts = ctx.saved_tensors, len(ctx.batch.parts) - 1
         grads = [value.new_empty(parts, *value.shape) for value in inputs]
-        whole = int(ctx.name == "read_nodes")  # its first input, the weights, is not of all parts
+        whole = 2 if ctx.name == "read_nodes" else 0  # inputs with a row for each graph
         grads[:whole] = [torch.empty_like(value) for value in inputs[:whole]]
         given = tuple(grad.contiguous() for grad in grad_results)
         _run(f"{ctx.name}_backward", ctx.batch, inputs, ctx.saved, given, tuple(grads))

@@ -25,6 +25,9 @@ F = np.float32
 Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
+#: Layers that are summed at a time: as many as there are registers for.
+LAYERS = 8
+
 #: Queries whose attention is made at a time, so that memory is linear in the nodes of a graph.
 QUERIES = 128
 
@@ -66,21 +69,9 @@ def sum_rows(rows: Floats) -> Floats:
 
 
 @compiled
-def split_heads(row: Floats, heads: int) -> Floats:
-    """Return a row for each head, zero outside of its channels: ``[dim]`` to ``[heads, dim]``."""
-    result, width = np.zeros((heads, len(row)), F), len(row) // heads
-    for h in range(heads):
-        copy(result[h, h * width :], row[h * width : (h + 1) * width])
-    return result
-
-
-@compiled
-def join_heads(rows: Floats) -> Floats:
-    """Return the channels of each head from its own row: ``[heads, dim]`` to ``[dim]``."""
-    result, width = np.empty(rows.shape[1], F), rows.shape[1] // len(rows)
-    for h in range(len(rows)):
-        copy(result[h * width :], rows[h, h * width : (h + 1) * width])
-    return result
+def rows_of(batch: Batch, g: int) -> Floats:
+    """Return the rows of a graph, ``[n, L or more, D]``."""
+    return batch.table[batch.starts[g] : batch.starts[g] + batch.ptr[g + 1] - batch.ptr[g]]
 
 
 @compiled
@@ -90,11 +81,23 @@ def weigh_layers(weights: Floats, rows: Floats, sums: Floats, first: int) -> Non
     Results go to ``sums [heads, nodes, D]``, from node ``first`` on.
     """
     (heads, layers), (n, stored, channels) = weights.shape, rows.shape
-    product = np.empty((heads, channels), F)
+    blocks = layers - layers % LAYERS
+    sums[:, first : first + n] = 0
     for i in range(n):
-        np.dot(weights, rows[i, stored - layers :], product)
-        for h in range(heads):
-            copy(sums[h, first + i], product[h])
+        own = rows[i, stored - layers :]  # [L, D]
+        for k in range(0, blocks, LAYERS):
+            for h in range(heads):
+                total, shares, block = sums[h, first + i], weights[h, k:], own[k:]
+                for j in range(channels):
+                    value = total[j]
+                    for e in range(LAYERS):
+                        value += shares[e] * block[e, j]
+                    total[j] = value
+        for k in range(blocks, layers):
+            for h in range(heads):
+                total, share = sums[h, first + i], weights[h, k]
+                for j in range(channels):
+                    total[j] += share * own[k, j]
 
 
 @compiled
@@ -104,66 +107,47 @@ def add_dots(scores: Floats, filters: Floats, first: int, rows: Floats) -> None:
     Filters are ``[heads, nodes, D]``, from node ``first`` on; rows ``[n, L or more, D]``.
     """
     (heads, layers), (n, stored, channels) = scores.shape, rows.shape
-    for i in range(first, first + n):
+    for i in range(n):
         for k in range(layers):
-            layer = rows[i - first, stored - layers + k]
-            for h in range(0, heads - 3, 4):  # four at a time: the layer is loaded once for them
-                a, b, c, d = filters[h, i], filters[h + 1, i], filters[h + 2, i], filters[h + 3, i]
-                in_a, in_b, in_c, in_d = F(0), F(0), F(0), F(0)
+            layer = rows[i, stored - layers + k]
+            for h in range(heads):
+                own, total = filters[h, first + i], F(0)
                 for j in range(channels):
-                    in_a += a[j] * layer[j]
-                    in_b += b[j] * layer[j]
-                    in_c += c[j] * layer[j]
-                    in_d += d[j] * layer[j]
-                scores[h, k] += in_a
-                scores[h + 1, k] += in_b
-                scores[h + 2, k] += in_c
-                scores[h + 3, k] += in_d
-            for h in range(heads - heads % 4, heads):
-                scores[h, k] += np.dot(filters[h, i], layer)
-
-
-@compiled
-def sum_queries(queries: Floats, first: int, stop: int) -> Floats:
-    """Sum the queries of some nodes, in the columns of the keys they ask: ``[heads, 2 * dim]``."""
-    heads, _, width = queries.shape
-    total = np.zeros((heads, 2 * heads * width), F)
-    for h in range(heads):
-        copy(total[h, (heads + h) * width :], sum_rows(queries[h, first:stop]))
-    return total
+                    total += own[j] * layer[j]
+                scores[h, k] += total
 
 
 @compiled
 def score_layers(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
-    """Score the layers of every graph.
+    """Sum over the nodes of every graph what scores its layers.
 
-    The last layer of a node asks. A head's query, mapped by its keys, is a filter of layers, and a
-    score is the mean over nodes of ``filter . layer + query . offset of the key``, scaled.
+    The last layer of a node asks. A head's query, mapped by its keys, is a filter of layers. What
+    the offsets of the keys add to a score needs no more than the sum of the queries.
 
     Args:
-        inputs: The map from a layer to queries, then to keys, ``[2 * dim, D]``, and what each layer
-            adds to them, ``[L, 2 * dim]``.
+        inputs: The map from a layer to queries, then to keys, ``[2 * dim, D]``, and the offset of
+            the queries, ``[dim]``.
         saved: For backward: the last layer, ``[N, D]``, and queries, ``[heads, N, width]``.
-        results: Scores, ``[G, heads, L]``.
+        results: Sums of ``filter . layer``, ``[G, heads, L]``, and queries, ``[G, heads, width]``.
     """
-    (table, starts, ptr, parts, p), (maps, offsets) = batch, inputs
-    (last, queries), (all_scores,) = saved, results
-    (heads, _, width), channels = queries.shape, table.shape[2]
-    dim, begin, end = heads * width, ptr[parts[p]], ptr[parts[p + 1]]
+    (table, starts, ptr, parts, p), (maps, bias) = batch, inputs
+    (last, queries), (products, totals) = saved, results
+    (heads, _, width), channels, dim = queries.shape, table.shape[2], len(bias)
+    graphs, begin, end = range(parts[p], parts[p + 1]), ptr[parts[p]], ptr[parts[p + 1]]
     filters = np.empty((heads, end - begin, channels), F)
-    for g in range(parts[p], parts[p + 1]):
+    for g in graphs:
         for i in range(ptr[g + 1] - ptr[g]):
             copy(last[ptr[g] + i], table[starts[g] + i, -1])
     for h in range(heads):
-        own, first = queries[h, begin:end], h * width
-        np.dot(last[begin:end], maps[first : first + width].T, own)
-        own += offsets[-1, first : first + width]
-        np.dot(own, maps[dim + first : dim + first + width], filters[h])
-    for g in range(parts[p], parts[p + 1]):
-        n, scores = ptr[g + 1] - ptr[g], all_scores[g]
-        np.dot(sum_queries(queries, ptr[g], ptr[g + 1]), offsets.T, scores)
-        add_dots(scores, filters, ptr[g] - begin, table[starts[g] : starts[g] + n])
-        scores *= F(1 / (n * np.sqrt(width)))
+        own, of_head = queries[h, begin:end], slice(h * width, (h + 1) * width)
+        np.dot(last[begin:end], maps[of_head].T, own)
+        own += bias[of_head]
+        np.dot(own, maps[dim:][of_head], filters[h])
+    for g in graphs:
+        products[g] = 0
+        add_dots(products[g], filters, ptr[g] - begin, rows_of(batch, g))
+        for h in range(heads):
+            copy(totals[g, h], sum_rows(queries[h, ptr[g] : ptr[g + 1]]))
 
 
 @compiled
@@ -171,31 +155,22 @@ def score_layers_backward(
     batch: Batch, inputs: Any, saved: Any, grad_results: Any, grads: Any
 ) -> None:
     """Set the gradients of :func:`score_layers`, ``[parts, ...]`` of each input."""
-    (table, starts, ptr, parts, p), (maps, offsets) = batch, inputs
-    (last, queries), (all_grad_scores,), (grad_maps, grad_offsets) = saved, grad_results, grads
-    (heads, _, width), channels = queries.shape, table.shape[2]
-    dim, begin, end = heads * width, ptr[parts[p]], ptr[parts[p + 1]]
+    (table, _, ptr, parts, p), (maps, bias), (last, queries) = batch, inputs, saved
+    (grad_products, grad_totals), (grad_maps, grad_bias) = grad_results, grads
+    (heads, _, width), channels, dim = queries.shape, table.shape[2], len(bias)
+    graphs, begin, end = range(parts[p], parts[p + 1]), ptr[parts[p]], ptr[parts[p + 1]]
     grad_filters = np.empty((heads, end - begin, channels), F)
-    grad_queries = np.empty((heads, end - begin, width), F)
-    through = np.empty((parts[p + 1] - parts[p], heads, 2 * dim), F)  # through key offsets
-    of_part = grad_offsets[p]
-    of_part[:] = 0
-    for g in range(parts[p], parts[p + 1]):
-        n = ptr[g + 1] - ptr[g]
-        grad_scores = all_grad_scores[g] * F(1 / (n * np.sqrt(width)))
-        rows = table[starts[g] : starts[g] + n]  # [n, L or more, D]
-        weigh_layers(grad_scores, rows, grad_filters, ptr[g] - begin)
-        of_part += np.dot(grad_scores.T, sum_queries(queries, ptr[g], ptr[g + 1]))
-        np.dot(grad_scores, offsets, through[g - parts[p]])
+    grad_queries = np.empty((end - begin, width), F)  # of a head
+    for g in graphs:
+        weigh_layers(grad_products[g], rows_of(batch, g), grad_filters, ptr[g] - begin)
     for h in range(heads):
-        of_head, of_keys = slice(h * width, (h + 1) * width), dim + h * width
-        np.dot(queries[h, begin:end].T, grad_filters[h], grad_maps[p, of_keys : of_keys + width])
-        np.dot(grad_filters[h], maps[of_keys : of_keys + width].T, grad_queries[h])
-        for g in range(parts[p], parts[p + 1]):
-            own = grad_queries[h, ptr[g] - begin : ptr[g + 1] - begin]
-            own += through[g - parts[p], h, of_keys : of_keys + width]
-        np.dot(grad_queries[h].T, last[begin:end], grad_maps[p, of_head])
-        copy(of_part[-1, of_head], sum_rows(grad_queries[h]))
+        of_head = slice(h * width, (h + 1) * width)
+        np.dot(queries[h, begin:end].T, grad_filters[h], grad_maps[p, dim:][of_head])
+        np.dot(grad_filters[h], maps[dim:][of_head].T, grad_queries)
+        for g in graphs:
+            grad_queries[ptr[g] - begin : ptr[g + 1] - begin] += grad_totals[g, h]
+        np.dot(grad_queries.T, last[begin:end], grad_maps[p, of_head])
+        copy(grad_bias[p, of_head], sum_rows(grad_queries))
 
 
 @compiled
@@ -269,77 +244,65 @@ def read_nodes(batch: Batch, inputs: Any, saved: Any, results: Any) -> None:
     """Sum the layers of every node, and let the nodes of each graph attend to each other.
 
     The mean over nodes commutes with all that follows the softmax: a head sums the nodes by the
-    attention they receive, and only this sum is projected to values.
+    attention they receive, and only this sum is projected to values, by the caller.
 
     Args:
-        inputs: The weights of layers, ``[G, heads, L]``; the map from a layer to a node,
-            ``[dim, D]``, and what each layer adds to it, ``[L, dim]``; the projection of nodes to
-            queries, keys and values, ``[3 * dim, dim]``, and its bias, ``[3 * dim]``.
-        saved: For backward: nodes, ``[N, dim]``; queries, then keys, ``[2 * node_heads, N, size]``;
-            the attention that nodes receive, ``[node_heads, N]``; the nodes of each graph summed by
-            it, ``[G, node_heads, dim]``.
-        results: Means of nodes, and of what they find in each other, ``[G, dim]`` each.
+        inputs: The weights of layers, ``[G, heads, L]``, and what is added to the nodes of each
+            graph, ``[G, dim]``; the map from a layer to a node, ``[dim, D]``; the projection of
+            nodes to queries, then to keys, ``[2 * dim, dim]``, and its bias, ``[2 * dim]``.
+        saved: For backward: sums of layers, ``[heads, N, D]``; nodes, ``[N, dim]``; queries, then
+            keys, ``[2 * node_heads, N, size]``; the attention received, ``[node_heads, N]``.
+        results: Means of nodes, ``[G, dim]``, and nodes summed by the attention they receive,
+            ``[G, node_heads, dim]``.
     """
-    table, starts, ptr, parts, p = batch
-    (weights, maps, offsets, projection, bias), (means, contexts) = inputs, results
-    (nodes, projected, received, summaries), (dim, channels) = saved, maps.shape
-    heads, node_heads, values = weights.shape[1], len(received), projection[2 * dim :]
-    width, size = dim // heads, dim // node_heads
-    begin, end = ptr[parts[p]], ptr[parts[p + 1]]
-    sums = np.empty((heads, end - begin, channels), F)
-    for g in range(parts[p], parts[p + 1]):
-        rows = table[starts[g] : starts[g] + ptr[g + 1] - ptr[g]]  # [n, L or more, D]
-        weigh_layers(weights[g], rows, sums, ptr[g] - begin)
+    _, _, ptr, parts, p = batch
+    (weights, constants, maps, projection, bias), (means, summaries) = inputs, results
+    (sums, nodes, projected, received), dim = saved, len(maps)
+    (heads, node_heads), graphs = (len(sums), len(received)), range(parts[p], parts[p + 1])
+    width, size, begin, end = dim // heads, dim // node_heads, ptr[parts[p]], ptr[parts[p + 1]]
+    for g in graphs:
+        weigh_layers(weights[g], rows_of(batch, g), sums, ptr[g])
     for h in range(heads):
-        embedded = np.dot(sums[h], maps[h * width : (h + 1) * width].T)  # [nodes, width]
+        embedded = np.dot(sums[h, begin:end], maps[h * width : (h + 1) * width].T)  # [.., width]
         for i in range(end - begin):
             copy(nodes[begin + i, h * width :], embedded[i])
-    for g in range(parts[p], parts[p + 1]):
-        own = nodes[ptr[g] : ptr[g + 1]]
-        own += join_heads(np.dot(weights[g], offsets))
+    for g in graphs:
+        nodes[ptr[g] : ptr[g + 1]] += constants[g]
     for k in range(2 * node_heads):
         own, of_head = projected[k, begin:end], slice(k * size, (k + 1) * size)
         np.dot(nodes[begin:end], projection[of_head].T, own)
         own += bias[of_head]
-    for g in range(parts[p], parts[p + 1]):
+    for g in graphs:
         a, b = ptr[g], ptr[g + 1]
         for h in range(node_heads):
             attend(projected[h, a:b], projected[node_heads + h, a:b], received[h, a:b])
         np.dot(np.ascontiguousarray(received[:, a:b]), nodes[a:b], summaries[g])
-        copy(means[g], sum_rows(nodes[a:b]) * F(1 / (b - a)))
-        copy(contexts[g], join_heads(np.dot(summaries[g], values.T)) + bias[2 * dim :])
+        copy(means[g], sum_rows(nodes[a:b]) * F(1 / max(1, b - a)))
 
 
 @compiled
 def read_nodes_backward(
     batch: Batch, inputs: Any, saved: Any, grad_results: Any, grads: Any
 ) -> None:
-    """Set the gradients of :func:`read_nodes`, ``[parts, ...]`` of each input but the weights."""
-    table, starts, ptr, parts, p = batch
-    (weights, maps, offsets, projection, _), (grad_means, grad_contexts) = inputs, grad_results
-    grad_weights, grad_maps, grad_offsets, grad_projection, grad_bias = grads
-    (nodes, projected, received, summaries), (dim, channels) = saved, maps.shape
-    heads, node_heads, values = weights.shape[1], len(received), projection[2 * dim :]
-    width, size = dim // heads, dim // node_heads
-    begin, end = ptr[parts[p]], ptr[parts[p + 1]]
-    sums = np.empty((heads, end - begin, channels), F)  # gradients of sums, then the sums
+    """Set the gradients of :func:`read_nodes`; those of maps and projection ``[parts, ...]``."""
+    table, _, ptr, parts, p = batch
+    (_, _, maps, projection, _), (grad_means, grad_summaries) = inputs, grad_results
+    grad_weights, grad_constants, grad_maps, grad_projection, grad_bias = grads
+    (sums, nodes, projected, received), dim, channels = saved, len(maps), table.shape[2]
+    (heads, node_heads), graphs = (len(sums), len(received)), range(parts[p], parts[p + 1])
+    width, size, begin, end = dim // heads, dim // node_heads, ptr[parts[p]], ptr[parts[p + 1]]
+    grad_sums = np.empty((heads, end - begin, channels), F)
     grad_projected = np.empty((2 * node_heads, end - begin, size), F)
-    grad_nodes, grad_values = np.empty((end - begin, dim), F), grad_projection[p, 2 * dim :]
-    grad_values[:] = 0
-    for g in range(parts[p], parts[p + 1]):
+    grad_nodes = np.empty((end - begin, dim), F)
+    for g in graphs:
         a, b, own = ptr[g], ptr[g + 1], slice(ptr[g] - begin, ptr[g + 1] - begin)
-        grad_context = split_heads(grad_contexts[g], node_heads)  # [node_heads, dim]
-        grad_values += np.dot(grad_context.T, summaries[g])
-        grad_summary = np.dot(grad_context, values)  # [node_heads, dim]
-        grad_received = np.dot(grad_summary, nodes[a:b].T)  # [node_heads, n]
+        grad_received = np.dot(grad_summaries[g], nodes[a:b].T)  # [node_heads, n]
         for h in range(node_heads):
             query, key = projected[h, a:b], projected[node_heads + h, a:b]
             grad_query, grad_key = grad_projected[h, own], grad_projected[node_heads + h, own]
             attend_backward(query, key, grad_received[h], grad_query, grad_key)
-        of_graph = grad_nodes[own]
-        np.dot(np.ascontiguousarray(received[:, a:b]).T, grad_summary, of_graph)
-        of_graph += grad_means[g] * F(1 / (b - a))
-    copy(grad_bias[p, 2 * dim :], sum_rows(grad_contexts[parts[p] : parts[p + 1]]))
+        np.dot(np.ascontiguousarray(received[:, a:b]).T, grad_summaries[g], grad_nodes[own])
+        grad_nodes[own] += grad_means[g] * F(1 / max(1, b - a))
     for k in range(2 * node_heads):
         of_head = slice(k * size, (k + 1) * size)
         np.dot(grad_projected[k].T, nodes[begin:end], grad_projection[p, of_head])
@@ -348,17 +311,9 @@ def read_nodes_backward(
     for h in range(heads):
         of_head = slice(h * width, (h + 1) * width)
         own_nodes = np.ascontiguousarray(grad_nodes[:, of_head])
-        np.dot(own_nodes, maps[of_head], sums[h])
-    grad_offsets[p] = 0
-    for g in range(parts[p], parts[p + 1]):
-        first, of_part = ptr[g] - begin, grad_offsets[p]
-        rows = table[starts[g] : starts[g] + ptr[g + 1] - ptr[g]]  # [n, L or more, D]
-        constant = split_heads(sum_rows(grad_nodes[first : first + len(rows)]), heads)
-        of_part += np.dot(weights[g].T, constant)
-        np.dot(constant, offsets.T, grad_weights[g])
-        add_dots(grad_weights[g], sums, first, rows)
-        weigh_layers(weights[g], rows, sums, first)
-    for h in range(heads):
-        of_head = slice(h * width, (h + 1) * width)
-        own_nodes = np.ascontiguousarray(grad_nodes[:, of_head])
-        np.dot(own_nodes.T, sums[h], grad_maps[p, of_head])
+        np.dot(own_nodes, maps[of_head], grad_sums[h])
+        np.dot(own_nodes.T, sums[h, begin:end], grad_maps[p, of_head])
+    for g in graphs:
+        copy(grad_constants[g], sum_rows(grad_nodes[ptr[g] - begin : ptr[g + 1] - begin]))
+        grad_weights[g] = 0
+        add_dots(grad_weights[g], grad_sums, ptr[g] - begin, rows_of(batch, g))
