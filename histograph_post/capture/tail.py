@@ -18,6 +18,7 @@ from torch_geometric.nn import JumpingKnowledge
 from .layers import Layer, Layers
 from .trace import (
     CONCATENATING,
+    DIVIDING,
     JOINING,
     LINEAR,
     MULTIPLYING,
@@ -103,7 +104,7 @@ class Joins:
     def unweighted(self, value: int) -> int:
         """Return what is multiplied by a number before it is joined: a weight of the layer."""
         call = self.trace.producer.get(value)
-        if call is None or call.name not in MULTIPLYING or self.layers.inside(call.time):
+        if call is None or call.name not in MULTIPLYING | DIVIDING or self.layers.inside(call.time):
             return value
         rows = [each for each in call.inputs if self.trace.has_node_rows(each)]
         numbers = all(
