@@ -335,13 +335,13 @@ class Steps:
         ]
 
     def _widenings(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
-        """Return the steps without weights that make rows wider than the last layers', of them alone.
+        """Return the steps without weights that widen the last layers' rows, by these alone.
 
         Such as a graph's mean beside its nodes, or soft bins of every channel.
         """
+        line = self.layers.lines[end]
         widest = max(
-            (value.width for value in self.trace.values if self.layers.lines[end] >> value.index & 1),
-            default=0,
+            (each.width for each in self.trace.values if line >> each.index & 1), default=0
         )
         return [
             call
