@@ -76,7 +76,7 @@ def test_it_is_refused_once_its_code_is_edited(work: Path, tmp_path: Path) -> No
     file.write_text(code.replace("Mean and maximum", "The mean and the maximum"))
     histograph("predict", run, *head, *DEMO, "-o", out)
     file.write_text(code.replace("largest]", "2 * largest]"))
-    for words in (("predict", run, *DEMO), ("export", run), ("finetune", run, *DEMO)):
+    for words in (("predict", run, *DEMO), ("export", run), ("finetune", run)):
         refused = histograph(*words, *head, "-o", tmp_path / "no", fails=True)
         assert len(refused.stderr.strip().splitlines()) == 1
         assert "the code of the head 'MeanAndMax' was edited" in refused.stderr
