@@ -7,7 +7,7 @@ asked for by position, name or glob (``points.py``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -18,7 +18,7 @@ from ..errors import CaptureError
 from ..models.model_call import given_to, visible
 from ..models.spec import CallForm
 from .finding import find_layers, refuse_hidden_steps, repeats
-from .layers import Layers, choose_inputs
+from .layers import Layer, Layers, choose_inputs, made_by
 from .passes import eager_module
 from .points import (
     POOLED,
@@ -175,7 +175,7 @@ def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint]
     # By when they were made; the data's own tensors come up when they are consumed.
     ordered = sorted(points.items(), key=lambda item: trace.producer.get(item[0], item[1]).time)
     named = _named([point for _, point in ordered])
-    return named, _notes(layers, states, pooled, consumed, consumers)
+    return named, _notes(layers, states, pooled, consumed, consumers, points)
 
 
 def _states(layers: Layers, ends: Sequence[BranchEnd]) -> list[Consumed]:
@@ -193,31 +193,35 @@ def _refuse_other_tensors(
     """Refuse a readout that consumes more of the last layers than the states, such as vectors."""
     trace = layers.trace
     widths = {trace.values[state.value].width for state in states}
-    known = {*inputs, *(state.value for state in states)}
-    last = {
-        value: layer
-        for layer in layers.frontier(pooled.value)
-        for value in layer.call.outputs
-        if trace.has_node_rows(value) and sum(map(trace.has_node_rows, layer.call.outputs)) > 1
-    }
-    open_values, seen = [pooled.value], set()
-    while open_values:
-        value = open_values.pop()
-        if value in seen or value in known:
-            continue
-        seen.add(value)
-        if value in last and trace.values[value].width not in widths:
-            layer = last[value]
+    for layer, value in _beside([pooled.value], {*inputs, *(s.value for s in states)}, layers):
+        rows = [each for each in layer.call.outputs if trace.has_node_rows(each)]
+        if len(rows) > 1 and value in rows and trace.values[value].width not in widths:
             taken = ", ".join(
                 f"{layer.label}:output:{place} {list(trace.values[output].shape)}"
                 for place, output in enumerate(layer.call.outputs)
-                if output in last
+                if output in rows
             )
             raise CaptureError(
                 f"the readout consumes several node tensors of layer {layer.label!r}: {taken}; "
                 "name the ones to capture with --layers"
             )
-        open_values += trace.values[value].parents
+
+
+def _beside(
+    ends: Sequence[int], held: Collection[int], layers: Layers
+) -> Iterator[tuple[Layer, int]]:
+    """Yield what layers returned that leads to the ends on a way beside all that is held."""
+    made = {value: layer for layer in layers.layers for value in made_by(layer.call)}
+    open_values, seen = list(ends), set(held)
+    while open_values:
+        value = open_values.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in made:
+            yield made[value], value
+        else:
+            open_values += layers.trace.values[value].parents
 
 
 def _named(points: Sequence[TimedPoint]) -> list[TimedPoint]:
@@ -237,11 +241,19 @@ def _notes(
     pooled: Sequence[Consumed],
     consumed: dict[int, int | None],
     consumers: dict[int, list[ModuleCall]],
+    held: Collection[int],
 ) -> list[str]:
     """Return what a user should know about the automatic list."""
     notes = []
+    outputs = [value for value in layers.trace.outputs if layers.trace.values[value].floating]
+    beside = {layer.label: value for layer, value in _beside(outputs, held, layers)}
     for layer in layers.layers:
-        if layer.number not in consumed:
+        if layer.label in beside:
+            shape = list(layers.trace.values[beside[layer.label]].shape)
+            notes.append(
+                f"{layer.label!r} leads to the output beside the history, too: {shape} is not in it"
+            )
+        elif layer.number not in consumed:
             notes.append(f"{layer.label!r} ran, but no readout consumes it: not in the history")
         elif consumed[layer.number] is None:
             notes.append(f"the input of {layer.label!r} is no floating-point rows: left out")

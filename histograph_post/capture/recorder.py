@@ -143,9 +143,11 @@ class Capture:
         # What is done here is no step of the model's: function watches must not count it.
         with torch._C.DisableTorchFunction():
             if tensor.shape[:1] != (self._num_nodes,) or math.prod(tensor.shape[1:]) != point.width:
+                other = "; are these the features that the layers were found with?"
                 raise CaptureError(
-                    f"layer {point.name!r}: {point.place} is {list(tensor.shape)}, "
-                    f"expected {self._num_nodes} rows of {point.width}"
+                    f"layer {point.name!r}: {point.place} is {list(tensor.shape)}, expected "
+                    f"{self._num_nodes} rows of {point.width}"
+                    + (other if tensor.shape[:1] == (self._num_nodes,) else "")
                 )
             rows = tensor.reshape(self._num_nodes, point.width)
             self._found[position] = self._copy_layer(position, rows)

@@ -18,6 +18,7 @@ from torch_geometric.nn import JumpingKnowledge
 from .layers import Layer, Layers
 from .trace import (
     CONCATENATING,
+    DIVIDING,
     JOINING,
     LINEAR,
     MULTIPLYING,
@@ -103,7 +104,7 @@ class Joins:
     def unweighted(self, value: int) -> int:
         """Return what is multiplied by a number before it is joined: a weight of the layer."""
         call = self.trace.producer.get(value)
-        if call is None or call.name not in MULTIPLYING or self.layers.inside(call.time):
+        if call is None or call.name not in MULTIPLYING | DIVIDING or self.layers.inside(call.time):
             return value
         rows = [each for each in call.inputs if self.trace.has_node_rows(each)]
         numbers = all(
@@ -266,7 +267,8 @@ class Steps:
         before = self.layers.given_before(end)
         extra: list[FunctionCall | ModuleCall] = []
         # A single layer has its norms for itself.
-        for find in (self.maps, self._norms, self._inner_means) if before else (self.maps,):
+        others = (self._norms, self._inner_means) if before else ()
+        for find in (self.maps, self._widenings, *others):
             calls = find(end)
             kinds = [self._kind(call) for call in calls]
             habits = [[self._kind(call) for call in find(given)] for given in before]
@@ -330,6 +332,31 @@ class Steps:
             and 1 < self.layers.width(end) < self.layers.width(call.inputs[0])
             and any(map(self.trace.has_node_rows, call.outputs))
             and self.layers.leads_to(call, end)
+        ]
+
+    def _widenings(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
+        """Return the steps without weights that widen the last layers' rows, by these alone.
+
+        Such as a graph's mean beside its nodes, or soft bins of every channel.
+        """
+        line = self.layers.lines[end]
+        widest = max(
+            (each.width for each in self.trace.values if line >> each.index & 1), default=0
+        )
+        return [
+            call
+            for call in self.layers.steps
+            if any(
+                self.layers.is_full(value, end) and self.layers.width(value) > widest
+                for value in call.outputs
+            )
+            and not self._has_weights(call)
+            and any(self.layers.is_alone(value, end) for value in call.inputs)
+            and all(
+                self.layers.is_full(value, end) and self.layers.width(value) <= widest
+                for value in call.inputs
+                if self.trace.has_node_rows(value) and not self.trace.edge_only(value)
+            )
         ]
 
     def _weights(self, call: FunctionCall | ModuleCall) -> list[tuple[int, ...]]:

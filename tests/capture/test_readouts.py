@@ -308,7 +308,7 @@ def test_a_convolution_that_only_scores_the_nodes_is_the_readouts(squash, expect
 
     model = Scored()
     plan = expect(model, lambda data: model.layers(data.x, data.edge_index))
-    assert any(note.startswith("'score' ran") for note in plan.notes)
+    assert any(note.startswith("'score' leads to the output beside") for note in plan.notes)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -12,9 +12,11 @@ from torch_geometric.nn import (
     GINConv,
     GroupAddRev,
     JumpingKnowledge,
+    LGConv,
     SAGEConv,
     SchNet,
     global_add_pool,
+    global_max_pool,
     global_mean_pool,
 )
 from torch_geometric.nn.models import GIN, NeuralFingerprint
@@ -24,6 +26,7 @@ from .graphs import FEATURES, WIDTH
 from .registry import add, entry, keep, recording
 
 ATOMWISE, JUMPING, REVERSIBLE = "atom-wise output", "jumping knowledge", "reversible"
+AFTER = "after the last layer"
 
 
 def schnet_by_hand(model, data):
@@ -264,3 +267,59 @@ class Reversible(nn.Module):
         first, second = block.convs
         keep(first.norm(x2).relu(), "halves")
         keep(second.norm(x1 + first(x2, edge_index)).relu(), "halves")
+
+
+# --- rows that are wider than the last layer's
+
+
+class TwoLayers(nn.Module):
+    def __init__(self, out):
+        super().__init__()
+        self.convs = nn.ModuleList([GCNConv(FEATURES, WIDTH), GCNConv(WIDTH, WIDTH)])
+        self.out = nn.Linear(out, 3)
+
+    def encode(self, x, edge_index):
+        keep(x)
+        for conv in self.convs:
+            x = keep(conv(x, edge_index).tanh())
+        return x
+
+
+@entry("a graph's maximum beside each node, then an output per node", AFTER)
+class BesideTheGraph(TwoLayers):
+    def __init__(self):
+        super().__init__(2 * WIDTH)
+
+    def forward(self, x, edge_index, batch):
+        x = self.encode(x, edge_index)
+        return self.out(torch.cat([x, global_max_pool(x, batch)[batch]], dim=1))
+
+
+# The exponential is the pool's own, as in a mean of powers.
+@entry("soft bins of each channel, pooled", AFTER, readings=("distances", "bins"))
+class SoftBins(TwoLayers):
+    def __init__(self):
+        super().__init__(4 * WIDTH)
+        self.register_buffer("centres", torch.linspace(-1, 1, 4))
+
+    def forward(self, x, edge_index, batch):
+        x = self.encode(x, edge_index)
+        distances = -((x.unsqueeze(2) - self.centres) ** 2) / 0.1  # [num_nodes, width, 4]
+        bins = keep(keep(distances, "distances").exp().flatten(1), "bins")
+        return self.out(global_add_pool(bins, batch))
+
+
+@entry("LightGCN: a mean of all layers, each divided by their number", JUMPING)
+class LightGcn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, 2)
+        self.convs = nn.ModuleList(LGConv() for _ in range(3))
+
+    def forward(self, x, edge_index):
+        x = keep(self.embed(x))
+        mean = x / 4
+        for conv in self.convs:
+            x = keep(conv(x, edge_index))
+            mean = mean + x / 4
+        return self.out(keep(mean))
