@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,13 @@ from ..training.loaded_cache import LoadedCache, SharedRows
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HeadNetwork
 from ..training.node_batches import NodeBatches, goes_by_nodes, whole_graph
-from ..training.solving import Solution, solve_linear
+from ..training.solving import solve_linear
 from .rivals import fit_rival
 from .solved_fits import collect_features, draw_rows, fit_of_another_seed, solve_fit
 
 # --- warm start: recover the checkpoint's own classifier from a cache
 
-#: Penalties of the probe that a head starts at: a few decades around those that validation chose.
-PROBE_STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(2, -7, -1))
-
-#: Rows that a probe is solved on, and as many that choose its penalty; of more, a part is drawn,
+#: Rows that a linear start is solved on, and as many that choose it; of more, a part is drawn,
 #: which still has a few hundred rows for each of its weights.
 PROBE_ROWS = 1 << 17
 
@@ -63,6 +61,8 @@ def own_classifier(loaded: LoadedCache, task: Task, scale: TargetScale) -> tuple
     if task.level == "graph":
         sizes = np.diff(loaded.ptr)
         rows = np.add.reduceat(rows, loaded.ptr[:-1]) / sizes[:, None]  # [num_graphs, D_last]
+    drawn = draw_rows(np.arange(len(rows)), PROBE_ROWS)
+    rows, outputs = rows[drawn], outputs[drawn]
     padded = np.hstack([rows, np.ones((len(rows), 1))])  # [rows, D_last + 1]
     solution = np.linalg.lstsq(padded, outputs.astype(np.float64), rcond=1e-7)[0]
     error = float(np.abs(padded @ solution - outputs).max())
@@ -175,6 +175,7 @@ def _start_solved(
 ) -> bool:
     """Start a HistoGraph head at the solved probe of its statistics; return whether it does.
 
+    For nodes, at the checkpoint's own classifier unless the probe has the better validation score.
     Not with a warm start, which is another one, and not for links.
     """
     if not isinstance(head, HistoGraphHead):
@@ -190,21 +191,16 @@ def _start_solved(
         statistics.fit((values[..., -kept:], sizes) for values, sizes in pieces)
         return statistics.state_dict()
 
-    def solve() -> Solution | None:
+    def solve() -> tuple[Tensor, Tensor] | None:
         described = _describe(head, loaded, rows)  # [rows, described_dim]
         if described is None:
             return None
         targets = task.targets(loaded.labels)
         parts = [draw_rows(part, PROBE_ROWS) for part in (split.train, split.valid)]
-        return solve_linear(
-            described,
-            targets,
-            task,
-            *parts,
-            strengths=PROBE_STRENGTHS,
-            balance=balance,
-            scaled=True,
-        )
+        found = solve_linear(described, targets, task, *parts, balance=balance, scaled=True)
+        score = found.path[found.chosen].valid_scores.get(task.metric, math.nan)
+        own = _own_start(head, loaded, rows, split, task, score)
+        return own or (found.weight, found.bias)
 
     if statistics is not None:
         key: Any = ("scaling", options.statistics, options.history_layers)
@@ -214,8 +210,41 @@ def _start_solved(
     key = ("probe", options.mix, options.statistics, options.history_layers, balance)
     found = loaded.once(rows, key, solve)
     if found is not None:
-        head.start_at(found.weight, found.bias)
+        head.start_at(*found)
     return found is not None
+
+
+def _own_start(
+    head: HistoGraphHead,
+    loaded: LoadedCache,
+    rows: np.ndarray | None,
+    split: Split,
+    task: Task,
+    score: float,
+) -> tuple[Tensor, Tensor] | None:
+    """Return the checkpoint's own classifier of nodes as a map of a head's description.
+
+    It was trained with the layers it reads, and a probe of them is solved on nodes that they were
+    fitted to: with few labels it is mostly the better one. None if it is not, on validation.
+
+    Args:
+        score: Of the probe, on validation.
+    """
+    outputs = loaded.own_logits(task) if task.level == "node" else None  # [rows, width]
+    if outputs is None:
+        return None
+    own = task.score(outputs[split.valid], loaded.labels[split.valid])
+    if not (own >= score if task.higher_is_better else own <= score):
+        return None
+    try:
+        last = own_classifier(loaded, task, TargetScale.of(task, loaded.labels[split.train]))
+    except ConfigError:  # it is no linear map of the last layer
+        return None
+    if rows is not None:
+        last = loaded.standardizer(rows).fold_into(*last)
+    weight = torch.zeros(task.out_dim, head.described_dim)
+    weight[:, head.last_columns] = last[0]
+    return weight, last[1]
 
 
 def _describe(head: HistoGraphHead, loaded: LoadedCache, rows: np.ndarray | None) -> Tensor | None:

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
 
 from histograph_post.caches import Cache
 from histograph_post.caches.caching import cache
@@ -108,3 +110,37 @@ def test_warm_started_run_is_no_worse_at_its_first_epoch(tmp_path: Path) -> None
     )
     readouts = run.results["readouts"]
     assert readouts["histograph"]["test"]["mean"] == readouts["own readout"]["test"]["mean"]
+
+
+class NodeClassifier(torch.nn.Module):
+    """Layers of several widths, of which the last has the width of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [4, 6, 5, 6]
+        self.layers = torch.nn.ModuleList(map(GCNConv, widths, widths[1:]))
+        self.classifier = torch.nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, edge_index).relu()
+        return self.classifier(x)
+
+
+@pytest.mark.parametrize("mix", ["statistics", "all", "last"])
+def test_nodes_start_at_the_checkpoint_unless_the_probe_is_better(mix: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, edges, x = NodeClassifier(), torch.randint(90, (2, 300)), torch.randn(90, 4)
+    own = model(x, edges)
+    parts = torch.arange(90) // 30
+    for name, known in (("right", own.argmax(1)), ("wrong", own.argmin(1))):
+        learned = torch.where(parts == 0, torch.randint(3, (90,)), known)
+        graph = Data(x=x, edge_index=edges, y=learned if name == "right" else known)
+        graph.train_mask, graph.val_mask, graph.test_mask = (parts == part for part in range(3))
+        written = cache(model, [graph], tmp_path / f"{name}.cache")
+        assert written is not None
+        training = TrainingOptions(epochs=1, lr=1e-9)
+        options = {"probe": 1.0, "mix": mix, "dim": 8, "heads": 2, "seeds": [0]}
+        run = train_head(written, tmp_path / name, training=training, **options)
+        (score,) = run.scores("histograph", "test").values()
+        assert score == 1.0 if name == "right" else score > 0.5
