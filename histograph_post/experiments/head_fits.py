@@ -24,12 +24,11 @@ from ..runs.fits import Fit, FitSpec, train_fit
 from ..splits import Split
 from ..tasks import TargetScale, Task
 from ..training.head_batches import HeadBatches
-from ..training.history_rows import HistoryRows
 from ..training.loaded_cache import LoadedCache, SharedRows
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HeadNetwork
 from ..training.node_batches import NodeBatches, goes_by_nodes, whole_graph
-from ..training.solving import solve_linear
+from ..training.solving import Solution, solve_linear
 from .rivals import fit_rival
 from .solved_fits import collect_features, draw_rows, fit_of_another_seed, solve_fit
 
@@ -44,10 +43,13 @@ PROBE_ROWS = 1 << 17
 TOLERANCE = 1e-3
 
 
-def own_classifier(loaded: LoadedCache, task: Task, scale: TargetScale) -> tuple[Tensor, Tensor]:
+def own_classifier(
+    loaded: LoadedCache, task: Task, train: np.ndarray, *, standardize: bool
+) -> tuple[Tensor, Tensor]:
     """Return weight ``[out_dim, D_last]`` and bias ``[out_dim]`` of the checkpoint's classifier.
 
-    They predict what the network learns: regression targets at their training ``scale``.
+    They predict what the network learns, regression targets at the scale of the training rows, from
+    the last layer, standardised by those rows or not.
 
     Raises:
         ConfigError: if the checkpoint's own readout is not a linear map of the (mean) last
@@ -77,10 +79,12 @@ def own_classifier(loaded: LoadedCache, task: Task, scale: TargetScale) -> tuple
     if task.kind == "binary" and len(bias) == 2:
         # The head has one logit where the checkpoint has two: their difference.
         weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
+    scale = TargetScale.of(task, loaded.labels[train])
     if scale.mean:
         weight = weight / np.array(scale.deviation)[:, None]
         bias = (bias - np.array(scale.mean)) / np.array(scale.deviation)
-    return torch.from_numpy(weight).float(), torch.from_numpy(bias).float()
+    found = torch.from_numpy(weight).float(), torch.from_numpy(bias).float()
+    return loaded.standardizer(train).fold_into(*found) if standardize else found
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,7 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
     torch.manual_seed(spec.seed)
     head = _build(spec, loaded, task)
     if spec.warm_start and head_info(spec.head).warm_starts:
-        classifier = own_classifier(loaded, task, TargetScale.of(task, loaded.labels[split.train]))
-        if standardizer is not None:
-            classifier = standardizer.fold_into(*classifier)
+        classifier = own_classifier(loaded, task, split.train, standardize=spec.standardize)
         head.warm_start(*classifier)  # type: ignore[operator]
     solved = _start_solved(head, spec, loaded, split, task)
     return FreshHead(head, standardizer, solved)
@@ -133,7 +135,8 @@ def fit_head(
     network = HeadNetwork(made.head).to(device)
 
     def batches(**given: Any) -> HeadBatches | NodeBatches:
-        history, edges = _history(made.head, loaded, rows), made.head.needs_edge_index
+        means = loaded.means(rows) if _reads_means(made.head, loaded) else None
+        history, edges = means or loaded.history(rows), made.head.needs_edge_index
         if goes_by_nodes(made.head, loaded):
             whole = whole_graph(made.head, loaded, rows, history)
             return NodeBatches(loaded, history, task, device, edges=edges, whole=whole)
@@ -198,8 +201,7 @@ def _start_solved(
         targets = task.targets(loaded.labels)
         parts = [draw_rows(part, PROBE_ROWS) for part in (split.train, split.valid)]
         found = solve_linear(described, targets, task, *parts, balance=balance, scaled=True)
-        score = found.path[found.chosen].valid_scores.get(task.metric, math.nan)
-        own = _own_start(head, loaded, rows, split, task, score)
+        own = _own_start(head, loaded, split, task, found, standardize=rows is not None)
         return own or (found.weight, found.bias)
 
     if statistics is not None:
@@ -217,34 +219,31 @@ def _start_solved(
 def _own_start(
     head: HistoGraphHead,
     loaded: LoadedCache,
-    rows: np.ndarray | None,
     split: Split,
     task: Task,
-    score: float,
+    probe: Solution,
+    *,
+    standardize: bool,
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the checkpoint's own classifier of nodes as a map of a head's description.
+    """Return the checkpoint's own classifier of nodes as a map of their description.
 
-    It was trained with the layers it reads, and a probe of them is solved on nodes that they were
-    fitted to: with few labels it is mostly the better one. None if it is not, on validation.
-
-    Args:
-        score: Of the probe, on validation.
+    It was trained together with the layers; a probe is solved on nodes that these were fitted to.
+    None where the probe has the better validation score, or where there is no linear classifier.
     """
     outputs = loaded.own_logits(task) if task.level == "node" else None  # [rows, width]
     if outputs is None:
         return None
-    own = task.score(outputs[split.valid], loaded.labels[split.valid])
-    if not (own >= score if task.higher_is_better else own <= score):
+    score = task.score(outputs[split.valid], loaded.labels[split.valid])
+    solved = probe.path[probe.chosen].valid_scores.get(task.metric, math.nan)
+    if not (score >= solved if task.higher_is_better else score <= solved):
         return None
     try:
-        last = own_classifier(loaded, task, TargetScale.of(task, loaded.labels[split.train]))
-    except ConfigError:  # it is no linear map of the last layer
+        last, bias = own_classifier(loaded, task, split.train, standardize=standardize)
+    except ConfigError:
         return None
-    if rows is not None:
-        last = loaded.standardizer(rows).fold_into(*last)
-    weight = torch.zeros(task.out_dim, head.described_dim)
-    weight[:, head.last_columns] = last[0]
-    return weight, last[1]
+    weight = torch.zeros_like(probe.weight)
+    weight[:, head.last_columns] = last
+    return weight, bias
 
 
 def _describe(head: HistoGraphHead, loaded: LoadedCache, rows: np.ndarray | None) -> Tensor | None:
@@ -274,12 +273,6 @@ def _known_features(head: Readout, loaded: LoadedCache, rows: np.ndarray | None)
 
 def _reads_statistics(head: nn.Module) -> bool:
     return isinstance(head, HistoGraphHead | Probe) and head.level == "graph"
-
-
-def _history(head: nn.Module, loaded: LoadedCache, rows: np.ndarray | None) -> HistoryRows:
-    """Return the inputs of a head: the rows of all nodes, or only the mean of each graph."""
-    means = loaded.means(rows) if _reads_means(head, loaded) else None
-    return loaded.history(rows) if means is None else means
 
 
 def _reads_means(head: nn.Module, loaded: LoadedCache) -> bool:

@@ -20,7 +20,7 @@ from histograph_post.experiments.head_fits import own_classifier
 from histograph_post.experiments.head_training import train_head
 from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.models import build_model
-from histograph_post.tasks import TargetScale, infer_task
+from histograph_post.tasks import infer_task
 from histograph_post.training.head_batches import HeadBatches
 from histograph_post.training.loaded_cache import LoadedCache
 from histograph_post.training.loop import Trainer
@@ -41,10 +41,9 @@ def first_outputs(written: Cache) -> np.ndarray:
     loaded = LoadedCache(written)
     task = infer_task(loaded.labels, loaded.level)
     split = written.splits.folds[0]
-    history, standardizer = loaded.history(split.train), loaded.standardizer(split.train)
+    history = loaded.history(split.train)
     head = HistoGraphHead(written.widths, task.out_dim, dim=8, heads=2, level=task.level)
-    scale = TargetScale.of(task, loaded.labels[split.train])
-    head.warm_start(*standardizer.fold_into(*own_classifier(loaded, task, scale)))
+    head.warm_start(*own_classifier(loaded, task, split.train, standardize=True))
     source = HeadBatches(loaded, history, task, torch.device("cpu"))
     trainer = Trainer(HeadNetwork(head), source, split, task, TrainingOptions(), seed=0)
     return trainer.predict(np.arange(len(loaded.labels)))
