@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from ..runs.fits import Fit, FitSpec, train_fit
 from ..splits import Split
 from ..tasks import TargetScale, Task
 from ..training.batches import HeadBatches
-from ..training.history_rows import HistoryRows
 from ..training.loaded_cache import LoadedCache, SharedRows
 from ..training.loop import OnEpoch, Trainer
 from ..training.networks import HeadNetwork
@@ -34,10 +34,7 @@ from .solved_fits import collect_features, draw_rows, fit_of_another_seed, solve
 
 # --- warm start: recover the checkpoint's own classifier from a cache
 
-#: Penalties of the probe that a head starts at: a few decades around those that validation chose.
-PROBE_STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(2, -7, -1))
-
-#: Rows that a probe is solved on, and as many that choose its penalty; of more, a part is drawn,
+#: Rows that a linear start is solved on, and as many that choose it; of more, a part is drawn,
 #: which still has a few hundred rows for each of its weights.
 PROBE_ROWS = 1 << 17
 
@@ -46,10 +43,13 @@ PROBE_ROWS = 1 << 17
 TOLERANCE = 1e-3
 
 
-def own_classifier(loaded: LoadedCache, task: Task, scale: TargetScale) -> tuple[Tensor, Tensor]:
+def own_classifier(
+    loaded: LoadedCache, task: Task, train: np.ndarray, *, standardize: bool
+) -> tuple[Tensor, Tensor]:
     """Return weight ``[out_dim, D_last]`` and bias ``[out_dim]`` of the checkpoint's classifier.
 
-    They predict what the network learns: regression targets at their training ``scale``.
+    They predict what the network learns, regression targets at the scale of the training rows, from
+    the last layer, standardised by those rows or not.
 
     Raises:
         ConfigError: if the checkpoint's own readout is not a linear map of the (mean) last
@@ -63,6 +63,8 @@ def own_classifier(loaded: LoadedCache, task: Task, scale: TargetScale) -> tuple
     if task.level == "graph":
         sizes = np.diff(loaded.ptr)
         rows = np.add.reduceat(rows, loaded.ptr[:-1]) / sizes[:, None]  # [num_graphs, D_last]
+    drawn = draw_rows(np.arange(len(rows)), PROBE_ROWS)
+    rows, outputs = rows[drawn], outputs[drawn]
     padded = np.hstack([rows, np.ones((len(rows), 1))])  # [rows, D_last + 1]
     solution = np.linalg.lstsq(padded, outputs.astype(np.float64), rcond=1e-7)[0]
     error = float(np.abs(padded @ solution - outputs).max())
@@ -77,10 +79,12 @@ def own_classifier(loaded: LoadedCache, task: Task, scale: TargetScale) -> tuple
     if task.kind == "binary" and len(bias) == 2:
         # The head has one logit where the checkpoint has two: their difference.
         weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
+    scale = TargetScale.of(task, loaded.labels[train])
     if scale.mean:
         weight = weight / np.array(scale.deviation)[:, None]
         bias = (bias - np.array(scale.mean)) / np.array(scale.deviation)
-    return torch.from_numpy(weight).float(), torch.from_numpy(bias).float()
+    found = torch.from_numpy(weight).float(), torch.from_numpy(bias).float()
+    return loaded.standardizer(train).fold_into(*found) if standardize else found
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,7 @@ def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> F
     torch.manual_seed(spec.seed)
     head = _build(spec, loaded, task)
     if spec.warm_start and head_info(spec.head).warm_starts:
-        classifier = own_classifier(loaded, task, TargetScale.of(task, loaded.labels[split.train]))
-        if standardizer is not None:
-            classifier = standardizer.fold_into(*classifier)
+        classifier = own_classifier(loaded, task, split.train, standardize=spec.standardize)
         head.warm_start(*classifier)  # type: ignore[operator]
     solved = _start_solved(head, spec, loaded, split, task)
     return FreshHead(head, standardizer, solved)
@@ -133,7 +135,8 @@ def fit_head(
     network = HeadNetwork(made.head).to(device)
 
     def batches(**given: Any) -> HeadBatches | NodeBatches:
-        history, edges = _history(made.head, loaded, rows), made.head.needs_edge_index
+        means = loaded.means(rows) if _reads_means(made.head, loaded) else None
+        history, edges = means or loaded.history(rows), made.head.needs_edge_index
         if goes_by_nodes(made.head, loaded):
             whole = whole_graph(made.head, loaded, rows, history)
             return NodeBatches(loaded, history, task, device, edges=edges, whole=whole)
@@ -175,6 +178,7 @@ def _start_solved(
 ) -> bool:
     """Start a HistoGraph head at the solved probe of its statistics; return whether it does.
 
+    For nodes, at the checkpoint's own classifier unless the probe has the better validation score.
     Not with a warm start, which is another one, and not for links.
     """
     if not isinstance(head, HistoGraphHead):
@@ -190,21 +194,15 @@ def _start_solved(
         statistics.fit((values[..., -kept:], sizes) for values, sizes in pieces)
         return statistics.state_dict()
 
-    def solve() -> Solution | None:
+    def solve() -> tuple[Tensor, Tensor] | None:
         described = _describe(head, loaded, rows)  # [rows, described_dim]
         if described is None:
             return None
         targets = task.targets(loaded.labels)
         parts = [draw_rows(part, PROBE_ROWS) for part in (split.train, split.valid)]
-        return solve_linear(
-            described,
-            targets,
-            task,
-            *parts,
-            strengths=PROBE_STRENGTHS,
-            balance=balance,
-            scaled=True,
-        )
+        found = solve_linear(described, targets, task, *parts, balance=balance, scaled=True)
+        own = _own_start(head, loaded, split, task, found, standardize=rows is not None)
+        return own or (found.weight, found.bias)
 
     if statistics is not None:
         key: Any = ("scaling", options.statistics, options.history_layers)
@@ -214,8 +212,38 @@ def _start_solved(
     key = ("probe", options.mix, options.statistics, options.history_layers, balance)
     found = loaded.once(rows, key, solve)
     if found is not None:
-        head.start_at(found.weight, found.bias)
+        head.start_at(*found)
     return found is not None
+
+
+def _own_start(
+    head: HistoGraphHead,
+    loaded: LoadedCache,
+    split: Split,
+    task: Task,
+    probe: Solution,
+    *,
+    standardize: bool,
+) -> tuple[Tensor, Tensor] | None:
+    """Return the checkpoint's own classifier of nodes as a map of their description.
+
+    It was trained together with the layers; a probe is solved on nodes that these were fitted to.
+    None where the probe has the better validation score, or where there is no linear classifier.
+    """
+    outputs = loaded.own_logits(task) if task.level == "node" else None  # [rows, width]
+    if outputs is None:
+        return None
+    score = task.score(outputs[split.valid], loaded.labels[split.valid])
+    solved = probe.path[probe.chosen].valid_scores.get(task.metric, math.nan)
+    if not (score >= solved if task.higher_is_better else score <= solved):
+        return None
+    try:
+        last, bias = own_classifier(loaded, task, split.train, standardize=standardize)
+    except ConfigError:
+        return None
+    weight = torch.zeros_like(probe.weight)
+    weight[:, head.last_columns] = last
+    return weight, bias
 
 
 def _describe(head: HistoGraphHead, loaded: LoadedCache, rows: np.ndarray | None) -> Tensor | None:
@@ -245,12 +273,6 @@ def _known_features(head: Readout, loaded: LoadedCache, rows: np.ndarray | None)
 
 def _reads_statistics(head: nn.Module) -> bool:
     return isinstance(head, HistoGraphHead | Probe) and head.level == "graph"
-
-
-def _history(head: nn.Module, loaded: LoadedCache, rows: np.ndarray | None) -> HistoryRows:
-    """Return the inputs of a head: the rows of all nodes, or only the mean of each graph."""
-    means = loaded.means(rows) if _reads_means(head, loaded) else None
-    return loaded.history(rows) if means is None else means
 
 
 def _reads_means(head: nn.Module, loaded: LoadedCache) -> bool:

@@ -29,7 +29,7 @@ from ..runs.fits import Fit, FitSpec
 from ..runs.predictions import LabelRows, row_names
 from ..runs.run import Run
 from ..runs.saved_backbone import SavedBackbone
-from ..tasks import TargetScale, infer_task
+from ..tasks import infer_task
 from ..training.loaded_cache import SharedRows
 from ..training.loop import OnEpoch
 from ..training.node_batches import attention_note, goes_by_nodes, most_steps
@@ -262,8 +262,7 @@ def plan_experiment(
     )
     experiment.build_heads()
     if options.warm_start:
-        scale = TargetScale.of(task, folds[0].loaded.labels[folds[0].split.train])
-        own_classifier(folds[0].loaded, task, scale)
+        own_classifier(folds[0].loaded, task, folds[0].split.train, standardize=False)
     return experiment
 
 

@@ -64,7 +64,7 @@ class Concat(Readout):
     def build(self, *, history_layers: int | None = None) -> None:
         """Make the modules."""
         self.keep_layers(history_layers)
-        self.finish(sum(self.kept_dims), linear=True)
+        self.finish(sum(self.feature_widths), linear=True)
 
     def node_rows(self, history: History) -> Tensor:
         """Return the layers side by side, ``[num_nodes, sum(kept_dims)]``."""
@@ -76,24 +76,15 @@ class Concat(Readout):
         return self.kept_dims
 
 
-class Probe(Readout):
+class Probe(Concat):
     """Mean, maximum and deviation of every layer over the nodes, and one linear map.
 
     What a graph is beyond its mean, without anything to learn before the classifier. For a node
-    there is nothing to reduce: its layers side by side, as in :class:`Concat`.
+    there is nothing to reduce, and this is a :class:`Concat`.
     """
 
     levels = ("graph", "node")
-    solved = True
-
-    def build(self, *, history_layers: int | None = None) -> None:
-        """Make the modules."""
-        self.keep_layers(history_layers)
-        self.finish(sum(self.feature_widths), linear=True)
-
-    def node_rows(self, history: History) -> Tensor:
-        """Return the layers side by side, ``[num_nodes, sum(kept_dims)]``."""
-        return concatenate(history)
+    reads_means = False
 
     def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
         """Return statistic after statistic of all layers, ``[num_graphs, 3 * sum(kept_dims)]``."""

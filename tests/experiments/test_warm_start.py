@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
 
 from histograph_post.caches import Cache
 from histograph_post.caches.caching import cache
@@ -18,7 +20,7 @@ from histograph_post.experiments.head_fits import own_classifier
 from histograph_post.experiments.head_training import train_head
 from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.models import build_model
-from histograph_post.tasks import TargetScale, infer_task
+from histograph_post.tasks import infer_task
 from histograph_post.training.batches import HeadBatches
 from histograph_post.training.loaded_cache import LoadedCache
 from histograph_post.training.loop import Trainer
@@ -39,10 +41,9 @@ def first_outputs(written: Cache) -> np.ndarray:
     loaded = LoadedCache(written)
     task = infer_task(loaded.labels, loaded.level)
     split = written.splits.folds[0]
-    history, standardizer = loaded.history(split.train), loaded.standardizer(split.train)
+    history = loaded.history(split.train)
     head = HistoGraphHead(written.widths, task.out_dim, dim=8, heads=2, level=task.level)
-    scale = TargetScale.of(task, loaded.labels[split.train])
-    head.warm_start(*standardizer.fold_into(*own_classifier(loaded, task, scale)))
+    head.warm_start(*own_classifier(loaded, task, split.train, standardize=True))
     source = HeadBatches(loaded, history, task, torch.device("cpu"))
     trainer = Trainer(HeadNetwork(head), source, split, task, TrainingOptions(), seed=0)
     return trainer.predict(np.arange(len(loaded.labels)))
@@ -108,3 +109,37 @@ def test_warm_started_run_is_no_worse_at_its_first_epoch(tmp_path: Path) -> None
     )
     readouts = run.results["readouts"]
     assert readouts["histograph"]["test"]["mean"] == readouts["own readout"]["test"]["mean"]
+
+
+class NodeClassifier(torch.nn.Module):
+    """Layers of several widths, of which the last has the width of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [4, 6, 5, 6]
+        self.layers = torch.nn.ModuleList(map(GCNConv, widths, widths[1:]))
+        self.classifier = torch.nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, edge_index).relu()
+        return self.classifier(x)
+
+
+@pytest.mark.parametrize("mix", ["statistics", "all", "last"])
+def test_nodes_start_at_the_checkpoint_unless_the_probe_is_better(mix: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, edges, x = NodeClassifier(), torch.randint(90, (2, 300)), torch.randn(90, 4)
+    own = model(x, edges)
+    parts = torch.arange(90) // 30
+    for name, known in (("right", own.argmax(1)), ("wrong", own.argmin(1))):
+        learned = torch.where(parts == 0, torch.randint(3, (90,)), known)
+        graph = Data(x=x, edge_index=edges, y=learned if name == "right" else known)
+        graph.train_mask, graph.val_mask, graph.test_mask = (parts == part for part in range(3))
+        written = cache(model, [graph], tmp_path / f"{name}.cache")
+        assert written is not None
+        training = TrainingOptions(epochs=1, lr=1e-9)
+        options = {"probe": 1.0, "mix": mix, "dim": 8, "heads": 2, "seeds": [0]}
+        run = train_head(written, tmp_path / name, training=training, **options)
+        (score,) = run.scores("histograph", "test").values()
+        assert score == 1.0 if name == "right" else score > 0.5

@@ -71,8 +71,8 @@ class HistoGraphConfig:
         dropout: Dropout inside the MLP.
         shortcut: A linear map from the last layer's mean straight to the outputs, as
             :meth:`~histograph_post.heads.histograph.HistoGraphHead.warm_start` adds it.
-        probe: Share of a solved linear probe in the predictions of a head that is trained on a
-            cache; 0 leaves it out.
+        probe: Share of a linear start in the predictions of a head that is trained on a cache: a
+            solved probe, or for nodes the checkpoint's own classifier; 0 leaves it out.
         solved: Whether there is such a probe, as
             :meth:`~histograph_post.heads.histograph.HistoGraphHead.start_at` adds it.
         standardize: Without effect, for runs and scripts of the first version: standardisation

@@ -225,6 +225,14 @@ class HistoGraphHead(LinearStarts):
         means = kept[:, 0].split(self.kept_dims, dim=1)  # [num_graphs, D_l] each
         return [torch.cat([means[layer] for layer in self.layer_weights.order], dim=1)], last
 
+    @property
+    def last_columns(self) -> slice:
+        """Where the last layer stands in the description of a node."""
+        last = len(self.kept_dims) - 1
+        order = [last] if self.options.mix == "last" else self.layer_weights.order
+        start = sum(self.kept_dims[layer] for layer in order[: order.index(last)])
+        return slice(start, start + self.kept_dims[-1])
+
     def last_rows(self, layers: History, graphs: Graphs) -> Tensor:
         """Return the last layer, averaged per graph at graph level: ``[rows, D_last]``."""
         last = last_layer(layers).to(self.output.weight.dtype)  # [num_nodes, D_last]
