@@ -89,6 +89,7 @@ def cache(
 
     If it is killed, run the same command again: it resumes.
     """
+    from histograph_post.caches.caching import write_cache
     from histograph_post.caches.probing import CacheOptions
     from histograph_post.data import DataSpec
     from histograph_post.data.spec import Reading
@@ -161,7 +162,21 @@ def cache(
             results.append(_estimate(terminal, plan))
             continue
         place = out / f"{fold.folder.name}.cache" if several else out
-        written = _write(terminal, plan, place, part, overwrite=overwrite)
+        terminal.info(
+            f"{place}: {plural(len(plan.dataset), 'graph')}, "
+            f"{plural(plan.layout.num_layers, 'layer')}, {file_size(plan.num_bytes)} in "
+            f"{plural(len(plan.shards), 'shard')}"
+        )
+        with terminal.progress("caching nodes") as update:
+            written = write_cache(
+                plan,
+                place,
+                part=part,
+                overwrite=overwrite,
+                config=terminal.options,
+                on_progress=update,
+                on_note=terminal.note,
+            )
         about = {} if written is None else summary(written.manifest)
         results.append({"cache": str(place), "complete": written is not None, **about})
         caches += [] if written is None else [written]
@@ -196,28 +211,6 @@ def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
         [[graphs, nodes, file_size(plan.num_bytes), len(plan.shards), duration(seconds)]],
     )
     return {**plan.to_json(), "seconds": seconds}
-
-
-def _write(
-    terminal: Terminal, plan: CachePlan, out: Path, part: tuple[int, int], *, overwrite: bool
-) -> Cache | None:
-    """Write one cache; None while shards of other jobs are missing."""
-    from histograph_post.caches.caching import write_cache
-
-    terminal.info(
-        f"{out}: {plural(len(plan.dataset), 'graph')}, {plural(plan.layout.num_layers, 'layer')}, "
-        f"{file_size(plan.num_bytes)} in {plural(len(plan.shards), 'shard')}"
-    )
-    with terminal.progress("caching nodes") as update:
-        return write_cache(
-            plan,
-            out,
-            part=part,
-            overwrite=overwrite,
-            config=terminal.options,
-            on_progress=update,
-            on_note=terminal.note,
-        )
 
 
 def _show_folds(terminal: Terminal, caches: Sequence[Cache]) -> None:

@@ -334,13 +334,7 @@ def plan_caches(
     device: str = "auto",
     progress: Callable[[str], AbstractContextManager[ProgressCallback | None]] = notebook_bar,
 ) -> Iterator[tuple[FoldCheckpoint, CachePlan, list[str]]]:
-    """Load one checkpoint after the other, and plan its cache; yield what a user should know, too.
-
-    Args:
-        split: Another split than that of the checkpoint.
-        reading: How rows are read: once, since folds share their data.
-        progress: Shows how far that is, under a name.
-    """
+    """Load each checkpoint, and their data once; yield it with its plan and notes for the user."""
     dataset = None
     for each in checkpoints:
         with progress("reading rows") as update:
@@ -356,9 +350,8 @@ def plan_caches(
             missing=source.missing,
             device=device,
         )
-        notes = [*source.notes, *source.dataset.notes, *plan.capture.notes, *plan.notes]
-        # Folds share their layers: the same is said once.
-        yield each, plan, [*(notes if dataset is None else ()), *each.notes]
+        shared = [*source.notes, *source.dataset.notes, *plan.capture.notes, *plan.notes]
+        yield each, plan, [*(shared if dataset is None else ()), *each.notes]  # said once
         dataset = source.dataset
 
 
