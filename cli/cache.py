@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,15 +89,14 @@ def cache(
 
     If it is killed, run the same command again: it resumes.
     """
-    from histograph_post.caches.planning import plan_cache
+    from histograph_post.caches.caching import write_cache
     from histograph_post.caches.probing import CacheOptions
     from histograph_post.data import DataSpec
     from histograph_post.data.spec import Reading
     from histograph_post.data.streaming import remove_rows, rows_beside
-    from histograph_post.experiments.folds import FoldCheckpoint, fold_checkpoints
+    from histograph_post.experiments.folds import FoldCheckpoint, fold_checkpoints, plan_caches
     from histograph_post.models import ModelSpec, parse_args
-    from histograph_post.models.spec import load_pretrained, weights_in
-    from histograph_post.splits import resolve_splits
+    from histograph_post.models.spec import weights_in
 
     if folder is not None and checkpoint is not None:
         raise typer.BadParameter("give a folder or --checkpoint, not both")
@@ -143,37 +141,42 @@ def cache(
         output_key=output_key,
         no_pass=no_pass,
     )
-    dataset = None
     results: list[dict[str, Any]] = []
     caches: list[Cache] = []
     of_torchrun = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     part = parse_share("--shard", shard) or of_torchrun
     kept = rows or (None if dry_run else rows_beside(out))
-    for fold in folds:
-        with terminal.progress("reading rows") as update:
-            data_spec = replace(fold.data, reading=Reading(kept, workers, part, update))
-            source = load_pretrained(fold.model, data_spec, dataset=dataset, allow_missing=True)
-        plan = plan_cache(
-            source.model,
-            source.dataset,
-            resolve_splits(source.dataset, split or fold.split, seed=split_seed),
-            options=options,
-            model_spec=source.spec,
-            data_args=source.data.args,
-            missing=source.missing,
-            device=device,
-        )
-        if dataset is None:  # folds share data and layers: their notes are printed once
-            dataset = source.dataset
-            for note in (*source.notes, *dataset.notes, *plan.capture.notes, *plan.notes):
-                terminal.note(note)
-        for note in fold.notes:
+    planned = plan_caches(
+        folds,
+        options=options,
+        split=split,
+        split_seed=split_seed,
+        reading=Reading(kept, workers, part),
+        device=device,
+        progress=terminal.progress,
+    )
+    for fold, plan, notes in planned:
+        for note in notes:
             terminal.note(note)
         if dry_run:
             results.append(_estimate(terminal, plan))
             continue
         place = out / f"{fold.folder.name}.cache" if several else out
-        written = _write(terminal, plan, place, part, overwrite=overwrite)
+        terminal.info(
+            f"{place}: {plural(len(plan.dataset), 'graph')}, "
+            f"{plural(plan.layout.num_layers, 'layer')}, {file_size(plan.num_bytes)} in "
+            f"{plural(len(plan.shards), 'shard')}"
+        )
+        with terminal.progress("caching nodes") as update:
+            written = write_cache(
+                plan,
+                place,
+                part=part,
+                overwrite=overwrite,
+                config=terminal.options,
+                on_progress=update,
+                on_note=terminal.note,
+            )
         about = {} if written is None else summary(written.manifest)
         results.append({"cache": str(place), "complete": written is not None, **about})
         caches += [] if written is None else [written]
@@ -208,28 +211,6 @@ def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
         [[graphs, nodes, file_size(plan.num_bytes), len(plan.shards), duration(seconds)]],
     )
     return {**plan.to_json(), "seconds": seconds}
-
-
-def _write(
-    terminal: Terminal, plan: CachePlan, out: Path, part: tuple[int, int], *, overwrite: bool
-) -> Cache | None:
-    """Write one cache; None while shards of other jobs are missing."""
-    from histograph_post.caches.caching import write_cache
-
-    terminal.info(
-        f"{out}: {plural(len(plan.dataset), 'graph')}, {plural(plan.layout.num_layers, 'layer')}, "
-        f"{file_size(plan.num_bytes)} in {plural(len(plan.shards), 'shard')}"
-    )
-    with terminal.progress("caching nodes") as update:
-        return write_cache(
-            plan,
-            out,
-            part=part,
-            overwrite=overwrite,
-            config=terminal.options,
-            on_progress=update,
-            on_note=terminal.note,
-        )
 
 
 def _show_folds(terminal: Terminal, caches: Sequence[Cache]) -> None:

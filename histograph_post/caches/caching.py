@@ -33,7 +33,6 @@ from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import Task
 from ..utils.files import (
     config_text,
-    refuse_url,
     sha256_file,
     to_json,
     write_bytes,
@@ -221,7 +220,6 @@ def write_cache(
     number, count = part
     if not 0 <= number < count:
         raise ConfigError(f"shard: found {number}/{count}, expected i/n with 0 <= i < n")
-    refuse_url(out)
     if os.path.islink(out):
         if not os.path.isdir(out):
             raise OutputExistsError(

@@ -36,7 +36,7 @@ from torch_geometric.data import Data, InMemoryDataset, OnDiskDataset
 
 from ..errors import DataError, HistographError
 from ..utils import Level
-from ..utils.files import remove_leftovers
+from ..utils.files import refuse_url, remove_leftovers
 from ..utils.text import first_line
 from .checks import prepare_graph
 from .labels import detect_level
@@ -66,6 +66,7 @@ def stays_on_disk(num_rows: int, stream: bool | None) -> bool:
 
 def rows_beside(out: str | Path) -> Path:
     """Return the folder for the rows of a command: beside its output, links followed."""
+    refuse_url(out)
     return Path(os.path.realpath(out) + ".rows")
 
 

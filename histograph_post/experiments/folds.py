@@ -12,7 +12,8 @@ results.json        the scores; written last, which marks the fold as finished
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +22,15 @@ from typing import Any
 import tomli_w
 
 from ..caches import Cache
+from ..caches.caching import ProgressCallback
 from ..caches.manifest import MANIFEST_NAME, Provenance, read_manifest
+from ..caches.planning import CachePlan, plan_cache
+from ..caches.probing import CacheOptions
 from ..data import DataSpec
+from ..data.spec import Reading
 from ..errors import CacheError, ConfigError, NotFoundError
 from ..models import ModelSpec, parse_args
+from ..models.spec import load_pretrained
 from ..runs.folder import require_sealed, seal
 from ..runs.run import (
     CONFIG_NAME,
@@ -41,6 +47,7 @@ from ..training.loaded_cache import LoadedCache
 from ..utils.decoding import decode, read_toml_file
 from ..utils.files import write_json, write_text
 from ..utils.specifications import IN_MEMORY, Specification
+from ..utils.text import notebook_bar
 from ..utils.trust import Trusted, code_to_trust
 
 
@@ -315,6 +322,37 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
         raise ConfigError(f"{path}: found no {error}, expected what training wrote") from None
     except TypeError as error:
         raise ConfigError(f"{path}: found a value of another type ({error})") from None
+
+
+def plan_caches(
+    checkpoints: Sequence[FoldCheckpoint],
+    *,
+    options: CacheOptions,
+    split: str | None = None,
+    split_seed: int = 0,
+    reading: Reading,
+    device: str = "auto",
+    progress: Callable[[str], AbstractContextManager[ProgressCallback | None]] = notebook_bar,
+) -> Iterator[tuple[FoldCheckpoint, CachePlan, list[str]]]:
+    """Load each checkpoint, and their data once; yield it with its plan and notes for the user."""
+    dataset = None
+    for each in checkpoints:
+        with progress("reading rows") as update:
+            data = replace(each.data, reading=replace(reading, on_progress=update))
+            source = load_pretrained(each.model, data, dataset=dataset, allow_missing=True)
+        plan = plan_cache(
+            source.model,
+            source.dataset,
+            resolve_splits(source.dataset, split or each.split, seed=split_seed),
+            options=options,
+            model_spec=source.spec,
+            data_args=source.data.args,
+            missing=source.missing,
+            device=device,
+        )
+        shared = [*source.notes, *source.dataset.notes, *plan.capture.notes, *plan.notes]
+        yield each, plan, [*(shared if dataset is None else ()), *each.notes]  # said once
+        dataset = source.dataset
 
 
 # --- the code that a run, a cache or a pretraining names, which ``histograph trust`` approves

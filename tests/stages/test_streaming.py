@@ -110,8 +110,10 @@ def test_an_output_may_be_a_link_to_scratch_and_no_url(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "scratch")
     cache(make_model(), demo_graphs(6), tmp_path / "link")
     assert len(Cache.open(tmp_path / "scratch")) == len(Cache.open(tmp_path / "link")) == 6
+    graphs = iter(demo_graphs(6))
     with pytest.raises(ConfigError, match="found a URL, expected a local"):
-        cache(make_model(), demo_graphs(6), "s3://bucket/a.cache")
+        cache(make_model(), graphs, "s3://bucket/a.cache")
+    assert len(list(graphs)) == 6  # refused before any is read
     result = histograph("train-head", tmp_path / "link", "-o", "gs://bucket/run")
     assert result.exit_code == 1
     assert "found a URL" in result.output
