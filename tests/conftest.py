@@ -15,11 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 from typer.testing import CliRunner
 
 # The suite runs in a process per core, and starts more: threads on top would only be in the way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# All commands are built once, and not again for every one that a test types.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
