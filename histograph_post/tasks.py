@@ -207,6 +207,14 @@ class Task:
         """Return the tracked metric alone; NaN where these rows do not allow it."""
         return self._scores(outputs, labels, (self.metric,)).get(self.metric, float("nan"))
 
+    def resample(self, outputs: np.ndarray, labels: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """Return :meth:`score` of each of ``samples [count, rows]`` of the rows: ``[count]``."""
+        adds_up = self.metric in ("accuracy", "mae") and self.level != "link"
+        if adds_up and len(labels) < len(samples) and not np.isnan(labels).any():
+            each = [self.score(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(labels))]
+            return np.array(each)[samples].mean(axis=1)
+        return np.array([self.score(outputs[rows], labels[rows]) for rows in samples])
+
     def _scores(
         self, outputs: np.ndarray, labels: np.ndarray, wanted: Sequence[str]
     ) -> dict[str, float]:

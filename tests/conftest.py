@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import multiprocessing
 import os
 import runpy
 import subprocess
@@ -14,11 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 from typer.testing import CliRunner
 
 # The suite runs in a process per core, and starts more: threads on top would only be in the way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# All commands are built once, and not again for every one that a test types.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -179,13 +184,43 @@ def _python(words: list[str]) -> tuple[int, str, str]:
     return 0, out.getvalue(), ""
 
 
+#: Loaded once, in the process that others are copied from.
+_LOADED = (
+    *("optuna", "torch_geometric.nn", "histograph_post.caches.caching"),
+    *(f"histograph_post.experiments.{name}" for name in ("finetuning", "head_training", "trials")),
+    *("histograph_post.data.synthetic", "histograph_post.heads.set_pooling"),
+)
+
+Forked = Callable[..., int]
+
+
+@pytest.fixture(scope="session")
+def forked() -> Forked:
+    """Run code in a process of its own, a copy of one that has loaded torch and computed nothing.
+
+    Called as ``forked(code, name=value, ...)``, with the names that the code uses; returns the exit
+    code, or minus the number of the signal that ended it. Loading torch anew would take seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*_LOADED])
+
+    def run(code: str, **names: object) -> int:
+        process = context.Process(target=exec, args=(code, names))
+        process.start()
+        process.join()
+        assert process.exitcode is not None
+        return process.exitcode
+
+    return run
+
+
 _KILLED = """
-import os, signal, sys
+import os, signal
 from histograph_post.experiments.head_training import compare, train_head
 from histograph_post.training.loop import train_resumably
 from histograph_post.training.options import TrainingOptions
 train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
-cache, out, moment, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3]), 0
+epochs = 0
 def epoch_done(progress):
     global epochs
     epochs += 1
@@ -195,7 +230,7 @@ def epoch_done(progress):
 
 
 @pytest.fixture
-def killed_training() -> Callable[[str, Path, Path, int], int]:
+def killed_training(forked: Forked) -> Callable[[str, Path, Path, int], int]:
     """Train in a process that is killed after an epoch; return its exit code.
 
     Called as ``killed_training(words, cache, out, moment)``: the words of Python train with
@@ -211,7 +246,6 @@ def killed_training() -> Callable[[str, Path, Path, int], int]:
             given = {"cache": cache, "out": out, "epoch_done": None}
             exec(words, {**{name: getattr(hg, name) for name in names}, **given})
             return 0
-        command = [sys.executable, "-W", "ignore", "-c", _KILLED + words, cache, out, moment]
-        return subprocess.run([*map(str, command)], check=False, env=os.environ).returncode
+        return forked(_KILLED + words, cache=cache, out=out, moment=moment)
 
     return run

@@ -329,3 +329,6 @@ def test_the_tracked_metric_alone_is_the_one_among_all(kind: str, metric: str) -
     task = infer_task(labels, "graph", kind=kind, metric=metric)
     outputs = random.normal(size=(40, 3 if kind == "multiclass" else columns))
     assert task.score(outputs, labels) == task.scores(outputs, labels)[metric]
+    samples = random.integers(40, size=(50, 40))
+    expected = [task.score(outputs[rows], labels[rows]) for rows in samples]
+    np.testing.assert_allclose(task.resample(outputs, labels, samples), expected, rtol=1e-12)

@@ -360,8 +360,7 @@ class Averages:
             most = min(_DRAWN_COLUMNS // columns, _DRAWN_ROWS // max(1, len(outputs)))
             count = max(_FEWEST_DRAWS, min(_DRAWS, most))
             drawn = resampled_rows(len(outputs), count, fold)  # [draws, rows]
-            scores = [self._task.score(outputs[rows], labels[rows]) for rows in drawn]
-            self._resampled[name, fold] = np.array(scores)
+            self._resampled[name, fold] = self._task.resample(outputs, labels, drawn)
         return self._resampled[name, fold]
 
     def calibration(self, name: str, temperature: float) -> dict[str, Any] | None:

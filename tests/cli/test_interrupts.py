@@ -58,9 +58,9 @@ def test_after_the_work_is_done() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "expected"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)]
+    ("moments", "number", "expected"),
+    [("torch,twice", signal.SIGINT, INTERRUPTED), ("torch", signal.SIGTERM, TERMINATED)],
 )
-@pytest.mark.parametrize("moments", ["torch", "torch,twice"])
 def test_while_a_command_is_at_work(
     tmp_path: Path, moments: str, number: signal.Signals, expected: str
 ) -> None:

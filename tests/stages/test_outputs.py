@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,16 +54,28 @@ def run(finished: Path, tmp_path: Path) -> Path:
 # --- kills
 
 
-def test_every_command_survives_a_kill_at_any_moment() -> None:
+SOAK = """
+import os, runpy, sys
+for number in (1, 2):
+    os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+os.chdir(folder)
+sys.path.insert(0, str(folder))
+sys.argv = ["soak", *asked]
+runpy.run_module("tests.soak", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_every_command_survives_a_kill_at_any_moment(
+    tmp_path: Path, forked: Callable[..., int]
+) -> None:
     """A sample of ``python -m tests.soak``, which tries them all."""
     asked = ["crashes", "--points", "1"]
     for name in ("cache, several shards", "train-head --overwrite", "export --whole", "predict"):
         asked += ["--command", name]
-    command = [sys.executable, "-m", "tests.soak", *asked]
-    folder = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "| **all** | | 4 | 4 | 0 | |" in done.stdout
+    code = forked(SOAK, folder=Path(__file__).parents[2], asked=asked, out=tmp_path / "said")
+    said = (tmp_path / "said").read_text()
+    assert code == 0, said
+    assert "| **all** | | 4 | 4 | 0 | |" in said
 
 
 def test_what_is_replaced_stays_until_the_end_and_the_same_command_goes_on(

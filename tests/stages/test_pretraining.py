@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,7 +114,7 @@ def test_the_root_of_the_data_can_be_a_text(tmp_path: Path) -> None:
 
 
 KILLED = """
-import os, signal, sys
+import os, signal
 from histograph_post.experiments.pretraining import plan_pretraining
 from histograph_post.experiments.options import ExperimentOptions
 from histograph_post.experiments.stage import run_experiment
@@ -132,21 +130,20 @@ plan = plan_pretraining(
 )
 train_resumably.__kwdefaults__["save_every"] = 0.0  # these epochs take milliseconds
 options = ExperimentOptions(on_epoch=epoch_done)
-run_experiment(plan, sys.argv[1], chosen="own readout", options=options)
+run_experiment(plan, out, chosen="own readout", options=options)
 """
 
 
 @pytest.mark.long
-def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_and_resumed_gives_the_same_bytes(
+    tmp_path: Path, forked: Callable[..., int]
+) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     pretraining = plan(
         model_args={**SMALL, "dropout": 0.2}, training=TrainingOptions(epochs=4, batch_size=8)
     )
     run_pretraining(pretraining, whole)
-    killed = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", KILLED, str(broken)], check=False, env=os.environ
-    )
-    assert killed.returncode == -9
+    assert forked(KILLED, out=broken) == -9
     with pytest.raises(ConfigError, match="finished fold"):
         fold_checkpoints(broken)
     epochs: list[tuple[int, int]] = []

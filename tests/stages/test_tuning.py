@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,11 +104,10 @@ def test_more_trials_go_on_where_fewer_ended(demo_cache: Path, tmp_path: Path) -
 
 
 _KILLED = """
-import os, signal, sys
+import os, signal
 import histograph_post as hg
 from histograph_post.experiments.search import Range, Values
 
-cache, out, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3])
 space = {"lr": Range(1e-3, 1e-1, log=True), "dim": Values((4, 8)), "heads": Values((1, 2))}
 
 def count(progress):
@@ -133,10 +131,10 @@ def whole(demo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     "epochs", [1, *(pytest.param(epoch, marks=pytest.mark.long) for epoch in (6, 14))]
 )
 def test_a_killed_search_ends_as_if_it_had_not_been(
-    demo_cache: Path, whole: Path, tmp_path: Path, epochs: int
+    demo_cache: Path, whole: Path, tmp_path: Path, epochs: int, forked: Callable[..., int]
 ) -> None:
-    words = [sys.executable, "-c", _KILLED, demo_cache, tmp_path / "killed", str(epochs)]
-    assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+    names = {"cache": demo_cache, "out": tmp_path / "killed", "epochs": epochs}
+    assert forked(_KILLED, **names) == -signal.SIGKILL
     tune(demo_cache, tmp_path / "killed")
     assert contents(tmp_path / "killed") == contents(whole)
 

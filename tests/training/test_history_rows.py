@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -227,11 +226,14 @@ def test_batches_that_will_not_stay_within_the_limit_are_told(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
-def test_batches_from_the_file_stay_within_the_memory_they_may_use(tmp_path: Path) -> None:
+def test_batches_from_the_file_stay_within_the_memory_they_may_use(
+    tmp_path: Path, forked: Callable[..., int]
+) -> None:
     stored = make_cache(tmp_path / "a.cache", hidden=512, num_graphs=600)
     limit = float32_bytes(stored) // 3
     code = (
-        "import re, sys, torch\n"
+        "import re, torch\n"
+        "from pathlib import Path\n"
         "from histograph_post.training.batches import HeadBatches\n"
         "from histograph_post.training.loaded_cache import LoadedCache\n"
         "from histograph_post.caches import Cache\n"
@@ -239,24 +241,19 @@ def test_batches_from_the_file_stay_within_the_memory_they_may_use(tmp_path: Pat
         "def peak():\n"
         "    return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
         "def read(path):\n"
-        "    loaded = LoadedCache(Cache.open(path), memory_limit=int(sys.argv[3]))\n"
+        "    loaded = LoadedCache(Cache.open(path), memory_limit=allowed)\n"
         "    task, train = infer_task(loaded.labels, 'graph'), loaded.cache.splits.folds[0].train\n"
         "    source = HeadBatches(loaded, loaded.history(train), task, torch.device('cpu'))\n"
         "    for step in source.batches(train, batch_size=4, seed=0): pass\n"
-        "read(sys.argv[1])\n"  # loads libraries, which take memory too
+        "read(small)\n"  # loads libraries, which take memory too
         "before = peak()\n"
-        "read(sys.argv[2])\n"
-        "print(1024 * (peak() - before))\n"
+        "read(stored)\n"
+        "Path(out).write_text(str(1024 * (peak() - before)))\n"
     )
     small = make_cache(tmp_path / "small.cache")
     used = {}
     for name, allowed in (("disk", limit), ("memory", 5 * limit)):
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(small.path), str(stored.path), str(allowed)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        used[name] = int(done.stdout)
+        out = tmp_path / name
+        assert forked(code, small=small.path, stored=stored.path, allowed=allowed, out=out) == 0
+        used[name] = int(out.read_text())
     assert used["disk"] < limit < used["memory"]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -154,7 +152,7 @@ def test_a_seed_gets_what_it_gets_alone(folder: Path, tmp_path: Path) -> None:
 
 
 KILLED = """
-import os, signal, sys
+import os, signal
 import histograph_post as hg
 from histograph_post.training.loop import train_resumably
 from histograph_post.training.options import TrainingOptions
@@ -163,24 +161,21 @@ def epoch_done(progress):
     if (progress.fold, progress.measured["epoch"]) == (1, 2):
         os.kill(os.getpid(), signal.SIGKILL)
 hg.finetune(
-    sys.argv[1], sys.argv[2], bn="train", unfreeze_every=1, backbone_lr=1e-2,
+    run, out, bn="train", unfreeze_every=1, backbone_lr=1e-2,
     training=TrainingOptions(epochs=5, batch_size=16, lr=1e-2), seeds=[0], on_epoch=epoch_done,
 )
 """
 
 
-def test_killed_and_resumed_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed_gives_the_same_bytes(
+    folder: Path, tmp_path: Path, forked: Callable[..., int]
+) -> None:
     """Also with statistics that are updated, and layers that are unfrozen on the way."""
     training = TrainingOptions(epochs=5, batch_size=16, lr=1e-2)
     options = {"bn": "train", "unfreeze_every": 1, "backbone_lr": 1e-2, "training": training}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     hg.finetune(folder / "run", whole, seeds=[0], **options)
-    killed = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", KILLED, str(folder / "run"), str(broken)],
-        check=False,
-        env=os.environ,
-    )
-    assert killed.returncode == -9
+    assert forked(KILLED, run=folder / "run", out=broken) == -9
     state = broken / "fits/histograph-finetuned/fold-1-seed-0/state.pt"
     assert torch.load(state, weights_only=True)["progress"]["epoch"] == 3
     assert not (broken / "results.json").exists()
