@@ -63,7 +63,7 @@ def take_provenance(
     if contents is not None and len(contents) > CANARY_LIMIT:
         contents = None
     sha256 = None if contents is None else hashlib.sha256(contents).hexdigest()
-    return Provenance(sources_of(model), _versions(), str(Path.cwd()), sha256), contents
+    return Provenance(_sources(model), _versions(), str(Path.cwd()), sha256), contents
 
 
 def read_canary(folder: Path, sha256: str) -> Canary:
@@ -84,7 +84,7 @@ def check_provenance(
     Raises:
         ModelError: with both hashes, and the first layer that differs.
     """
-    changed = changed_sources(recorded.sources, model)
+    changed = _changed(recorded.sources, model)
     again = "restore that code, or cache again"
     if recorded.canary_sha256 is None:
         if changed:
@@ -249,7 +249,7 @@ def _difference(before: Tensor, now: Tensor) -> float:
 # --- the code
 
 
-def sources_of(model: nn.Module) -> dict[str, str]:
+def _sources(model: nn.Module) -> dict[str, str]:
     """Return a hash of the model's classes in each file, without comments and docstrings."""
     parts: dict[Path, set[str]] = {}
     for kind in {kind for module in model.modules() for kind in type(module).__mro__}:
@@ -271,9 +271,9 @@ def sources_of(model: nn.Module) -> dict[str, str]:
     }
 
 
-def changed_sources(recorded: Mapping[str, str], model: nn.Module) -> str:
+def _changed(recorded: Mapping[str, str], model: nn.Module) -> str:
     """Describe the first file whose classes differ, with both hashes; files may have moved."""
-    found = sources_of(model)
+    found = _sources(model)
     # Earlier versions recorded the hash of the whole file.
     whole = {hashlib.sha256(Path(path).read_bytes()).hexdigest(): path for path in found}
     known = {sha256: found[whole[sha256]] for sha256 in recorded.values() if sha256 in whole}

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from ..caches.provenance import sources_of
 from ..errors import ConfigError
 from ..heads.registry import head_config
 from ..heads.standardize import EachLayerNorm, Standardizer
@@ -250,7 +249,6 @@ def save_fit(
             "config": {} if head is None else head_config(spec.head, head),
             "standardize": isinstance(standardizer, Standardizer),
             "layer_norm": isinstance(standardizer, EachLayerNorm),
-            "sources": {} if head is None else sources_of(head),
             "target_scale": {
                 "mean": list(trained.scale.mean),
                 "deviation": list(trained.scale.deviation),
@@ -289,7 +287,7 @@ def read_fit(folder: Path) -> dict[str, Any]:
     """Read ``fit.json`` of a finished fit, its types checked."""
     stored = read_json(folder, FIT_NAME)
     check_fit(stored, str(folder / FIT_NAME))
-    return {"layer_norm": False, "sources": {}, **stored}
+    return {"layer_norm": False, **stored}
 
 
 def read_outputs(folder: Path) -> dict[str, np.ndarray]:

@@ -96,7 +96,6 @@ class _StoredFit(_Fit):
     seconds_per_epoch: float
     log: tuple[Mapping[str, float | None], ...]
     layer_norm: bool = False
-    sources: Mapping[str, str] = field(default_factory=dict)
     plan: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -218,7 +217,6 @@ class _Member:
     config: Mapping[str, Any] = field(default_factory=dict)
     standardize: bool = True
     layer_norm: bool = False
-    sources: Mapping[str, str] = field(default_factory=dict)
     target_scale: _Scale | None = None
 
 
@@ -234,7 +232,6 @@ class _Head:
     target_names: tuple[str, ...]
     backbone: Mapping[str, Any]
     layer_norm: bool = False
-    sources: Mapping[str, str] = field(default_factory=dict)
     temperature: float = 1.0
     members: tuple[_Member, ...] | None = None
 

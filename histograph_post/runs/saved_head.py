@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..caches.provenance import changed_sources
 from ..errors import ConfigError
 from ..heads.base import Readout
 from ..heads.registry import RIVALS, HeadInfo, build_head, head_info, head_name
@@ -114,8 +113,6 @@ class SavedMember:
     standardize: bool
     #: Whether rows are normalised one by one instead.
     layer_norm: bool
-    #: Hashes of the readout's code, if it is the user's own.
-    sources: Mapping[str, str]
     scale: TargetScale
     #: The file of its weights, and the prefix of their names there.
     file: Path
@@ -131,7 +128,6 @@ class SavedMember:
             config=value["config"],
             standardize=value["standardize"],
             layer_norm=value.get("layer_norm", False),
-            sources=value.get("sources", {}),
             scale=TargetScale(tuple(scale["mean"]), tuple(scale["deviation"])),
             file=file,
             prefix=prefix,
@@ -244,11 +240,6 @@ class SavedHead:
 
     def _build(self, member: SavedMember, tensors: Mapping[str, Tensor]) -> Built:
         head = build_head(self.info.name, **member.config)
-        if changed := changed_sources(member.sources, head):
-            raise ConfigError(
-                f"{member.file}: the code of the head {self.name!r} was edited: {changed}; "
-                "restore that code, or train it again"
-            )
         widths = self.backbone.capture.widths
         standardizer = Standardizer(widths) if member.standardize else None
         own = _under(member.prefix, tensors)
@@ -283,10 +274,7 @@ def _same(one: torch.nn.Module | None, other: torch.nn.Module | None) -> bool:
 # --- another readout of a run than the one it predicts with: by its name, from its fits
 
 #: Entries of ``fit.json`` that ``head.json`` holds for a member.
-_OF_A_MEMBER = (
-    *("fold", "seed", "config", "standardize", "layer_norm"),
-    *("sources", "target_scale"),
-)
+_OF_A_MEMBER = ("fold", "seed", "config", "standardize", "layer_norm", "target_scale")
 
 
 def readout_named(run: Run, head: str | type[Readout]) -> str | None:
