@@ -72,6 +72,14 @@ def open_caches(path: str | Path | Cache) -> list[Cache]:
                     f"{cache.path}: found {what} {other}, expected those of "
                     f"{caches[0].path.name}, {first}"
                 )
+    known: dict[tuple[str, str], Path] = {}
+    for cache in caches:
+        own = (cache.manifest.weights_sha256, cache.manifest.splits_sha256)
+        if known.setdefault(own, cache.path) != cache.path:
+            raise CacheError(
+                f"{cache.path}: found the weights and the split of {known[own].name}, expected "
+                "those of another fold"
+            )
     return caches
 
 
@@ -86,7 +94,7 @@ def cache_folders(path: str | Path) -> list[Path]:
 
 def _natural(name: str) -> tuple[str, int]:
     """Sort ``fold-10`` after ``fold-9``."""
-    digits = "".join(character for character in name if character.isdigit())
+    digits = "".join(character for character in name if character.isdecimal())
     return name.rstrip("0123456789"), int(digits or 0)
 
 
@@ -291,6 +299,13 @@ def recorded_folds(folder: Path) -> list[FoldCheckpoint]:
             f"{folder}: found neither {MODEL_NAME} nor {fold_name(0)}, "
             "expected a folder that histograph pretrain or finetune wrote"
         )
+    if members and (folder / SPLITS_NAME).is_file():
+        expected = len(Splits.load(folder / SPLITS_NAME).folds)
+        if len(members) != expected:
+            raise ConfigError(
+                f"{folder}: found {len(members)} folders of folds, expected {expected} as in "
+                f"{SPLITS_NAME}; run the command that trains them again, or name one fold"
+            )
     return [_read_checkpoint(member) for member in members or [folder]]
 
 

@@ -164,8 +164,8 @@ class SavedHead:
                     SavedMember.from_json(
                         {**stored, **entry},
                         # Of another readout than the chosen one, every fit has a file of its own.
-                        run.folder / entry["file"] if "file" in entry else file,
-                        "" if "file" in entry else member_prefix(number),
+                        file if run.readout is None else run.folder / entry["file"],
+                        member_prefix(number) if run.readout is None else "",
                     )
                     for number, entry in enumerate(entries)
                 ]
@@ -231,11 +231,10 @@ class SavedHead:
         return self._build(member, self._read(member.file))
 
     def _read(self, path: Path) -> dict[str, Tensor]:
-        # The files that describe how the head is built are checked as well.
+        # The file that describes how the head is built is checked as well.
         folder = self.run.folder
         fit = [] if path.parent == folder else [path.with_name(FIT_NAME)]
-        names = [each.relative_to(folder).as_posix() for each in (path, *fit)]
-        self.run.require_own(HEAD_CONFIG_NAME, *names)
+        self.run.require_own(*(each.relative_to(folder).as_posix() for each in (path, *fit)))
         return load_tensors(path, "the weights of a head")
 
     def _build(self, member: SavedMember, tensors: Mapping[str, Tensor]) -> Built:
