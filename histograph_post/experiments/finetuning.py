@@ -125,7 +125,7 @@ class Finetuning(BackboneStage):
         return {
             "stage": "finetune",
             "frozen": self.frozen.plan(),
-            "head": asdict(self.head),
+            "head": self.head.to_json(),
             "backbone": asdict(self.options),
             "calibrate": self.calibrate,
             "start": None if self.source is None else self._head_hashes(self.source),
