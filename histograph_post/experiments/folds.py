@@ -299,13 +299,9 @@ def recorded_folds(folder: Path) -> list[FoldCheckpoint]:
             f"{folder}: found neither {MODEL_NAME} nor {fold_name(0)}, "
             "expected a folder that histograph pretrain or finetune wrote"
         )
-    if members and (folder / SPLITS_NAME).is_file():
-        expected = len(Splits.load(folder / SPLITS_NAME).folds)
-        if len(members) != expected:
-            raise ConfigError(
-                f"{folder}: found {len(members)} folders of folds, expected {expected} as in "
-                f"{SPLITS_NAME}; run the command that trains them again, or name one fold"
-            )
+    listed = {name.partition("/")[0] for name in Run(folder).sums if name.startswith("fold-")}
+    if lost := sorted(listed - {member.name for member in members}):
+        raise NotFoundError(f"{folder / lost[0]}: found no folder, expected that of a fold")
     return [_read_checkpoint(member) for member in members or [folder]]
 
 

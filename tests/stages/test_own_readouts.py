@@ -67,6 +67,23 @@ def test_predict_wants_it_named_and_then_predicts(work: Path, tmp_path: Path) ->
     assert len((tmp_path / "yes.csv").read_text().splitlines()) == 41
 
 
+def test_one_that_was_edited_is_refused(work: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    text = Path(HEAD.partition(":")[0]).read_text()
+    file.write_text(text)
+    own, out = ("--head", f"{file}:MeanAndMax"), tmp_path / "run"
+    train = ("train-head", work / "demo.cache", *own, *QUICK, "-o", out)
+    histograph(*train)
+    histograph("export", out, "--whole", *own, "-o", tmp_path / "whole")
+    file.write_text(f"# A comment.\n{text}")
+    histograph("predict", out, *own, *DEMO, "-o", tmp_path / "same.csv")
+    file.write_text(f"{text}\nSCALE = 2\n")
+    for run in (out, tmp_path / "whole"):
+        said = histograph("predict", run, *own, *DEMO, "-o", tmp_path / "no.csv", fails=True)
+        assert "own.py:MeanAndMax: found code" in said.stderr
+    assert "found a run with another heads source" in histograph(*train, fails=True).stderr
+
+
 def test_trusted_it_need_not_be_named(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
