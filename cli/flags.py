@@ -223,7 +223,7 @@ def parse_share(flag: str, text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     number, slash, count = text.partition("/")
-    if not (slash and number.isdigit() and count.isdigit() and int(number) < int(count)):
+    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise typer.BadParameter(f"{flag} {text}: expected I/N with I from 0 to N - 1, as in 0/4")
     return int(number), int(count)
 

@@ -10,7 +10,6 @@ of a file may change. What is recorded is only compared, never opened or run.
 
 from __future__ import annotations
 
-import ast
 import copy
 import hashlib
 import inspect
@@ -38,6 +37,7 @@ from ..data.batching import make_batch, probe_graphs, surroundings, to_device
 from ..errors import CacheError, HistographError, ModelError
 from ..models.model_call import LABELS
 from ..utils.decoding import parse_json
+from ..utils.trust import code_text
 from .manifest import CANARY_NAME, Provenance, read_hashed
 
 #: Bytes of a canary, at most; a longer file is not one.
@@ -257,14 +257,11 @@ def _sources(model: nn.Module) -> dict[str, str]:
             continue
         try:
             path = Path(inspect.getsourcefile(kind) or "")
-            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+            code = code_text(textwrap.dedent(inspect.getsource(kind)))
         except (OSError, TypeError, SyntaxError):  # defined interactively, or by a function
             continue
         if path.is_file():
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
-                    node.body = node.body[1:]
-            parts.setdefault(path.resolve(), set()).add(ast.unparse(tree))
+            parts.setdefault(path.resolve(), set()).add(code)
     return {
         str(path): hashlib.sha256("\n".join(sorted(codes)).encode()).hexdigest()
         for path, codes in sorted(parts.items())

@@ -58,7 +58,7 @@ class EndToEnd(BackboneStage):
             **self.pretraining.plan(),
             "stage": self.STAGE,
             "seeds": list(self.seeds),
-            "head": asdict(self.head),
+            "head": self.head.to_json(),
             "capture": self.capture.to_json(),
             "backbone": asdict(self.options),
             "baseline": self.baseline,

@@ -124,7 +124,7 @@ class Finetuning(BackboneStage):
         return {
             "stage": "finetune",
             "frozen": self.frozen.plan(),
-            "head": asdict(self.head),
+            "head": self.head.to_json(),
             "backbone": asdict(self.options),
             "calibrate": self.calibrate,
             "start": None if self.source is None else self._head_hashes(self.source),
@@ -261,7 +261,8 @@ def plan_finetuning(
         decided = ("split", "split_seed", "task", "metric", "standardize", "warm_start")
         options.refuse(*decided, reason=reason)
         frozen = source_experiment(run, options, cache=cache)
-        chosen = next(head for head in frozen.heads if head.name == run.saved_head.name)
+        with run.reading_head():  # which may name another readout than the run's
+            chosen = next(head for head in frozen.heads if head.name == run.saved_head.name)
     else:
         if cache is not None:
             raise ConfigError(

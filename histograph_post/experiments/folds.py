@@ -79,6 +79,14 @@ def open_caches(path: str | Path | Cache) -> list[Cache]:
                     f"{cache.path}: found {what} {other}, expected those of "
                     f"{caches[0].path.name}, {first}"
                 )
+    known: dict[tuple[str, str], Path] = {}
+    for cache in caches:
+        own = (cache.manifest.weights_sha256, cache.manifest.splits_sha256)
+        if known.setdefault(own, cache.path) != cache.path:
+            raise CacheError(
+                f"{cache.path}: found the weights and the split of {known[own].name}, expected "
+                "those of another fold"
+            )
     return caches
 
 
@@ -93,7 +101,7 @@ def cache_folders(path: str | Path) -> list[Path]:
 
 def _natural(name: str) -> tuple[str, int]:
     """Sort ``fold-10`` after ``fold-9``."""
-    digits = "".join(character for character in name if character.isdigit())
+    digits = "".join(character for character in name if character.isdecimal())
     return name.rstrip("0123456789"), int(digits or 0)
 
 
@@ -298,6 +306,9 @@ def recorded_folds(folder: Path) -> list[FoldCheckpoint]:
             f"{folder}: found neither {MODEL_NAME} nor {fold_name(0)}, "
             "expected a folder that histograph pretrain or finetune wrote"
         )
+    listed = {name.partition("/")[0] for name in Run(folder).sums if name.startswith("fold-")}
+    if lost := sorted(listed - {member.name for member in members}):
+        raise NotFoundError(f"{folder / lost[0]}: found no folder, expected that of a fold")
     return [_read_checkpoint(member) for member in members or [folder]]
 
 

@@ -63,7 +63,7 @@ class Experiment(ReadoutStage):
             "dtype": self.caches[0].manifest.layout.dtype,
             "task": self.task.to_json(),
             "splits": self.splits.to_json(),
-            "heads": [asdict(head) for head in self.heads],
+            "heads": [head.to_json() for head in self.heads],
             "seeds": list(self.seeds),
             "training": asdict(self.training),
             "lrs": dict(self.lrs),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import ConfigError
+from ..heads.registry import head_info
 from ..runs.fits import Fit
 from ..training.options import TrainingOptions
 from ..utils.decoding import MOST_SEEDS, require_number
@@ -29,6 +30,18 @@ class HeadSpec:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for option in ("name", "in_dims", "out_dim", "level"):  # what the data decide
+            if option in self.options:
+                raise ConfigError(
+                    f"head {self.name!r}: found the option {option!r}, expected none of that name"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values; the code of a custom readout is part of them."""
+        source = head_info(self.name).source
+        return asdict(self) | ({"source": source} if source else {})
 
 
 def with_baseline(head: HeadSpec, level: str) -> list[HeadSpec]:

@@ -199,7 +199,7 @@ def choose_fit(fits: Sequence[Fit], name: str, task: Task) -> Fit:
 
 
 #: What ``head.json`` holds for each member, where it differs from the best one.
-_OF_A_MEMBER = ("config", "standardize", "layer_norm", "target_scale")
+_OF_A_MEMBER = ("config", "source", "standardize", "layer_norm", "target_scale")
 
 
 def write_chosen_head(

@@ -24,6 +24,7 @@ from ..errors import ConfigError
 from ..utils import LEVELS
 from ..utils.machine import require_memory
 from ..utils.specifications import imported_place
+from ..utils.trust import code_sha256
 from .option_checks import checked_options, own_code
 
 if TYPE_CHECKING:
@@ -86,6 +87,11 @@ class HeadInfo:
         module, _, name = self.location.partition(":")
         found: type[Readout] = getattr(import_module(module, __package__), name)
         return found
+
+    @property
+    def source(self) -> str:
+        """A hash of the code of a readout that was named by its file, else empty."""
+        return "" if self.code is None else code_sha256(self.load())
 
     def options(self) -> dict[str, Any]:
         """Return the options this readout takes and their defaults."""

@@ -164,7 +164,9 @@ def _tar_kind(file: BufferedReader, path: Path) -> _Kind:
 
 
 def damaged(path: Path, error: BaseException) -> CheckpointError:
-    """Return the error for a damaged file."""
+    """Return the error for a file that is damaged, or holds what cannot be read."""
+    if isinstance(error, CheckpointError):
+        return CheckpointError(f"{path}: {error}")
     return CheckpointError(
         f"{path}: damaged or cut short ({reason(error)}); expected a complete checkpoint"
     )
@@ -236,6 +238,10 @@ class Storages:
     def get(self, kind: str, key: str, count: int, view: object = None) -> Storage:
         """Return a storage by its name, or a view of it, as in old files."""
         dtype = storage_dtype(kind)
+        if dtype is None and kind.startswith("torch.Q"):
+            raise CheckpointError(
+                "found quantized weights, expected those from before they were quantized"
+            )
         if dtype is None:
             raise ValueError(f"a storage of the unknown kind {kind[:60]}")
         if key not in self._found:

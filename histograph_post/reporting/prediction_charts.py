@@ -234,7 +234,10 @@ def confusion_counts(outcome: Outcome, task: Task) -> np.ndarray:
     """Count true (rows) by predicted (columns) classes: ``[classes, classes]``."""
     labels, outputs = labelled_rows(outcome)  # [rows] and [rows, outputs]
     predicted = likeliest_classes(task, outputs)
-    return np.asarray(sk.confusion_matrix(labels, predicted, labels=list(task.classes)))
+    assert predicted is not None  # of a task with classes
+    # As positions: scikit-learn takes labels that are no whole numbers for values.
+    both = [np.searchsorted(task.classes, each) for each in (labels, predicted)]
+    return np.asarray(sk.confusion_matrix(*both, labels=range(len(task.classes))))
 
 
 def confusion_figure(outcome: Outcome, task: Task) -> Figure | None:

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..heads.registry import head_config
+from ..heads.registry import head_config, head_info
 from ..heads.standardize import EachLayerNorm, Standardizer
 from ..splits import PARTS, Split
 from ..tasks import TargetScale, Task
@@ -247,6 +247,7 @@ def save_fit(
         {
             **fit.to_json(),
             "config": {} if head is None else head_config(spec.head, head),
+            "source": "" if head is None else head_info(spec.head).source,
             "standardize": isinstance(standardizer, Standardizer),
             "layer_norm": isinstance(standardizer, EachLayerNorm),
             "target_scale": {
@@ -287,7 +288,7 @@ def read_fit(folder: Path) -> dict[str, Any]:
     """Read ``fit.json`` of a finished fit, its types checked."""
     stored = read_json(folder, FIT_NAME)
     check_fit(stored, str(folder / FIT_NAME))
-    return {"layer_norm": False, **stored}
+    return {"layer_norm": False, "source": "", **stored}
 
 
 def read_outputs(folder: Path) -> dict[str, np.ndarray]:

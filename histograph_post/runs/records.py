@@ -95,6 +95,7 @@ class _StoredFit(_Fit):
     num_parameters: Count
     seconds_per_epoch: float
     log: tuple[Mapping[str, float | None], ...]
+    source: str = ""
     layer_norm: bool = False
     plan: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
@@ -215,6 +216,7 @@ class _Member:
     fold: Count
     seed: Count
     config: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
     standardize: bool = True
     layer_norm: bool = False
     target_scale: _Scale | None = None
@@ -231,6 +233,7 @@ class _Head:
     task: _Task
     target_names: tuple[str, ...]
     backbone: Mapping[str, Any]
+    source: str = ""
     layer_norm: bool = False
     temperature: float = 1.0
     members: tuple[_Member, ...] | None = None

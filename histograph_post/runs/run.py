@@ -139,28 +139,32 @@ class Run:
             return {}
         text = read_regular(path, _MOST_SUMS).decode("utf-8", errors="replace")
         lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)", line) for line in text.splitlines()]
-        if not all(lines):
+        if not lines or not all(lines):
             raise ConfigError(f"{path}: not a list of SHA-256 sums")
         return {line[2]: line[1] for line in lines if line is not None}
 
     def require_own(self, *names: str) -> None:
         """Refuse files that have been edited since the run, or belong to another one."""
         for name in names:
-            path, expected = self.folder / name, self.sums.get(name)
-            if expected is None or not path.is_file():
+            path = self.folder / name
+            if not self.sums or not path.is_file():
                 continue
-            found = sha256_file(path)
+            found, expected = sha256_file(path), self.sums.get(name, "nothing")
             if found != expected:
                 raise ConfigError(
                     f"{path}: found other contents (SHA-256 {found[:12]}) than SHA256SUMS lists "
                     f"({expected[:12]}), expected the run's own; give its command again to mend it"
                 )
 
+    def _read(self, name: str) -> dict[str, Any]:
+        found = read_json(self.folder, name)
+        self.require_own(name)
+        return found
+
     @cached_property
     def results(self) -> Mapping[str, Any]:
         """``results.json``: scores, means, deviations and paired differences."""
-        found = read_json(self.folder, RESULTS_NAME)
-        self.require_own(RESULTS_NAME)
+        found = self._read(RESULTS_NAME)
         check_results(found, str(self.folder / RESULTS_NAME))
         return found
 
@@ -169,8 +173,7 @@ class Run:
         """``run.json``: all that the result depends on; empty for an export."""
         if not os.path.lexists(self.folder / RUN_NAME):
             return {}
-        found = read_json(self.folder, RUN_NAME)
-        self.require_own(RUN_NAME)
+        found = self._read(RUN_NAME)
         check_plan(found, str(self.folder / RUN_NAME))
         return found
 
@@ -193,25 +196,28 @@ class Run:
 
         For another readout, the same from its fits.
         """
-        stored = read_json(self.folder, HEAD_CONFIG_NAME)
+        stored = self._read(HEAD_CONFIG_NAME)
         check_head(stored, str(self.folder / HEAD_CONFIG_NAME))
         if self.readout is None:
             return stored
         from .saved_head import stored_readout
 
-        return stored_readout(self, self.readout, stored)
+        with self.reading_head():
+            return stored_readout(self, self.readout, stored)
 
     @cached_property
     def splits(self) -> Splits:
         """``splits.json``: which rows trained, validated and tested."""
         from ..splits import Splits
 
+        self.require_own(SPLITS_NAME)
         return Splits.load(self.folder / SPLITS_NAME)
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:
         """``metrics.jsonl``: a line per epoch of every fit; empty if the file is gone."""
         path = self.folder / METRICS_NAME
+        self.require_own(METRICS_NAME)
         return check_log(read_json_lines(path), str(path)) if os.path.lexists(path) else []
 
     # --- what they mean
@@ -359,7 +365,7 @@ class Run:
             yield
         except HistographError:
             raise
-        except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
             raise ConfigError(
                 f"{self.folder / HEAD_CONFIG_NAME}: not a head this version can read "
                 f"({type(error).__name__}: {error})"

@@ -110,6 +110,8 @@ class SavedMember:
     seed: int
     #: What the readout is built with.
     config: Mapping[str, Any]
+    #: The hash of its code, if the user named a file of it.
+    source: str
     standardize: bool
     #: Whether rows are normalised one by one instead.
     layer_norm: bool
@@ -126,6 +128,7 @@ class SavedMember:
             fold=value["fold"],
             seed=value["seed"],
             config=value["config"],
+            source=value.get("source", ""),
             standardize=value["standardize"],
             layer_norm=value.get("layer_norm", False),
             scale=TargetScale(tuple(scale["mean"]), tuple(scale["deviation"])),
@@ -164,8 +167,8 @@ class SavedHead:
                     SavedMember.from_json(
                         {**stored, **entry},
                         # Of another readout than the chosen one, every fit has a file of its own.
-                        run.folder / entry["file"] if "file" in entry else file,
-                        "" if "file" in entry else member_prefix(number),
+                        file if run.readout is None else run.folder / entry["file"],
+                        member_prefix(number) if run.readout is None else "",
                     )
                     for number, entry in enumerate(entries)
                 ]
@@ -231,15 +234,21 @@ class SavedHead:
         return self._build(member, self._read(member.file))
 
     def _read(self, path: Path) -> dict[str, Tensor]:
-        # The files that describe how the head is built are checked as well.
+        # The file that describes how the head is built is checked as well.
         folder = self.run.folder
         fit = [] if path.parent == folder else [path.with_name(FIT_NAME)]
-        names = [each.relative_to(folder).as_posix() for each in (path, *fit)]
-        self.run.require_own(HEAD_CONFIG_NAME, *names)
+        self.run.require_own(*(each.relative_to(folder).as_posix() for each in (path, *fit)))
         return load_tensors(path, "the weights of a head")
 
     def _build(self, member: SavedMember, tensors: Mapping[str, Tensor]) -> Built:
-        head = build_head(self.info.name, **member.config)
+        info = self.info
+        if member.source and info.source not in ("", member.source):
+            raise ConfigError(
+                f"{info.code or info.name}: found code {info.source[:12]}, expected "
+                f"{member.source[:12]}, with which {self.run.folder} was trained; restore it, or "
+                "train again"
+            )
+        head = build_head(info.name, **member.config)
         widths = self.backbone.capture.widths
         standardizer = Standardizer(widths) if member.standardize else None
         own = _under(member.prefix, tensors)
@@ -274,7 +283,7 @@ def _same(one: torch.nn.Module | None, other: torch.nn.Module | None) -> bool:
 # --- another readout of a run than the one it predicts with: by its name, from its fits
 
 #: Entries of ``fit.json`` that ``head.json`` holds for a member.
-_OF_A_MEMBER = ("fold", "seed", "config", "standardize", "layer_norm", "target_scale")
+_OF_A_MEMBER = ("fold", "seed", "config", "source", "standardize", "layer_norm", "target_scale")
 
 
 def readout_named(run: Run, head: str | type[Readout]) -> str | None:

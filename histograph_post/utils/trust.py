@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import inspect
 import json
 import os
 import stat
@@ -329,6 +330,29 @@ class Sources(MetaPathFinder):
             yield
         finally:
             sys.meta_path.remove(self)
+
+
+def code_text(source: str) -> str:
+    """Return a source without its comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            node.body = node.body[1:]
+    return ast.unparse(tree)
+
+
+def code_sha256(kind: type) -> str:
+    """Return a hash of the file of a class and of what it imports from its folder.
+
+    Comments and docstrings do not count. Empty for a class that is in no source file.
+    """
+    try:
+        found = Sources.read(Path(inspect.getsourcefile(kind) or ""))
+        texts = {path: code_text(data.decode()) for path, data in found.files.items()}
+    except (ConfigError, OSError, TypeError, ValueError, SyntaxError):
+        return ""
+    listed = sorted((os.path.relpath(path, found.root), text) for path, text in texts.items())
+    return hashlib.sha256(repr(listed).encode()).hexdigest()
 
 
 def _existing(stem: Path, known: Mapping[Path, bytes] | None = None) -> Path | None:

@@ -51,6 +51,8 @@ def refused(done: Result, code: int = 1) -> str:
         ("--seeds 0-1000000000", 2, "seeds"),
         (f"--seeds 0-{HUGE}", 2, "seeds"),
         ("--head-args dim=nan", 1, "expected a whole number"),
+        ("--head-args level=node", 1, "found the option 'level', expected none of that name"),
+        ("--fits \u00b2/\u00b3", 2, "--fits"),
         ("--head-args mlp_layers=100000", 1, "mlp_layers: found 100000, expected at most 1000"),
         ("--attention-heads 1000000000", 1, "heads: found 1000000000, expected at most"),
         ("--folds 1000000000", 1, "expected kfold:K with K from 3 to"),

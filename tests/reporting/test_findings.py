@@ -86,9 +86,9 @@ def test_over_smoothing_of_a_layer_is_that_of_the_cache(binary_run: Path) -> Non
 
 
 def test_confusion_is_sklearns_and_counts_a_row_once() -> None:
-    task = Task("multiclass", "graph", 1, "accuracy", (0.0, 1.0, 5.0))
-    first = outcome([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]], [[0], [1]])
-    second = outcome([[0.1, 0.8, 0.1], [0.0, 0.0, 1.0]], [[1], [float("nan")]])
+    task = Task("multiclass", "graph", 1, "accuracy", (0.0, 0.5, 5.0))  # labels need not be whole
+    first = outcome([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]], [[0], [0.5]])
+    second = outcome([[0.1, 0.8, 0.1], [0.0, 0.0, 1.0]], [[0.5], [float("nan")]])
     apart = replace(second, rows=np.array([2, 3]))
     oracle = confusion_matrix([0, 1, 1], [0, 2, 1], labels=[0, 1, 2])
     assert np.array_equal(confusion_counts(combined([first, apart]), task), oracle)

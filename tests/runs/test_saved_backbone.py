@@ -80,5 +80,8 @@ def test_folder_that_is_no_run_is_refused(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"head\.safetensors"):
         hg.load(tmp_path / "run", model=make_model())
     (tmp_path / "run" / "head.json").write_text('{"head": "histograph"}')
+    with pytest.raises(ConfigError, match=r"head\.json: found other contents"):
+        hg.load(tmp_path / "run")
+    (tmp_path / "run" / "SHA256SUMS").unlink()
     with pytest.raises(ConfigError, match=r"head\.json: found no"):
         hg.load(tmp_path / "run")

@@ -379,7 +379,8 @@ def _odd_files(work: Path) -> Outcome:
         data = f"smiles:{file}" if file.suffix == ".csv" else str(file)
         if file.suffix == ".py":
             data += ":graphs"
-        cache = ("cache", *MODEL, "--data", data, "-q", "--checkpoint", work / "backbones/fold-0")
+        weights = work / "backbones/fold-0/model.safetensors"  # a folder brings data
+        cache = ("cache", *MODEL, "--data", data, "-q", "--checkpoint", weights)
         for words in (
             (*train, "--config", file, "-o", out),
             (*CACHE, "--split", file, "-o", out),

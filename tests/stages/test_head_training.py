@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,6 +130,9 @@ def test_per_fold_caches_use_their_own_split(tmp_path: Path) -> None:
     assert run.results["readouts"]["own readout"]["test"]["count"] == 3
     with pytest.raises(CacheError, match="own splits"):
         compare(tmp_path / "caches", tmp_path / "x", heads=["mean"], split="kfold:4")
+    shutil.copytree(tmp_path / "caches/fold-0.cache", tmp_path / "caches/fold-\u00b2.cache")
+    with pytest.raises(CacheError, match=r"found the weights and the split of fold-0\.cache"):
+        train_head(tmp_path / "caches", tmp_path / "run", **options)
 
 
 def test_missing_labels_and_one_class_columns_are_no_crash(tmp_path: Path) -> None:

@@ -172,9 +172,16 @@ def flip(path: Path, place: int = -3) -> None:
     path.write_bytes(bytes(data))
 
 
-def test_weights_of_another_run_are_not_used(demo_cache: Path, run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("unlisted", [False, True])
+def test_weights_of_another_run_are_not_used(
+    demo_cache: Path, run: Path, tmp_path: Path, unlisted: bool
+) -> None:
     other = train(demo_cache, tmp_path / "other", seeds=[1])
     shutil.copyfile(other.folder / "head.safetensors", run / "head.safetensors")
+    if unlisted:
+        sums = (run / "SHA256SUMS").read_text().splitlines(keepends=True)
+        others = [line for line in sums if not line.endswith("  head.safetensors\n")]
+        (run / "SHA256SUMS").write_text("".join(others))
     uses: tuple[Callable[[], object], ...] = (
         lambda: hg.predict(run, demo_graphs(4), model=make_model()),
         lambda: hg.export(run, tmp_path / "whole", whole=True, model=make_model()),
@@ -184,6 +191,9 @@ def test_weights_of_another_run_are_not_used(demo_cache: Path, run: Path, tmp_pa
     for use in uses:
         with pytest.raises(ConfigError, match=r"head\.safetensors: found other contents"):
             use()
+    shutil.copyfile(other.folder / "head.json", run / "head.json")
+    with pytest.raises(ConfigError, match=r"head\.json: found other contents"):
+        hg.report(run, tmp_path / "page.html")
     assert names(tmp_path) == {"run", "other"}
 
 

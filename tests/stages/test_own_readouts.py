@@ -67,19 +67,21 @@ def test_predict_wants_it_named_and_then_predicts(work: Path, tmp_path: Path) ->
     assert len((tmp_path / "yes.csv").read_text().splitlines()) == 41
 
 
-def test_it_is_refused_once_its_code_is_edited(work: Path, tmp_path: Path) -> None:
-    file, run, out = tmp_path / "mine.py", tmp_path / "run", tmp_path / "rows.csv"
-    code = Path(HEAD.rpartition(":")[0]).read_text()
-    head = ("--head", f"{file}:MeanAndMax")
-    file.write_text(code)
-    histograph("train-head", work / "demo.cache", *head, *QUICK, "-o", run)
-    file.write_text(code.replace("Mean and maximum", "The mean and the maximum"))
-    histograph("predict", run, *head, *DEMO, "-o", out)
-    file.write_text(code.replace("largest]", "2 * largest]"))
-    for words in (("predict", run, *DEMO), ("export", run), ("finetune", run)):
-        refused = histograph(*words, *head, "-o", tmp_path / "no", fails=True)
-        assert len(refused.stderr.strip().splitlines()) == 1
-        assert "the code of the head 'MeanAndMax' was edited" in refused.stderr
+def test_one_that_was_edited_is_refused(work: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    text = Path(HEAD.partition(":")[0]).read_text()
+    file.write_text(text)
+    own, out = ("--head", f"{file}:MeanAndMax"), tmp_path / "run"
+    train = ("train-head", work / "demo.cache", *own, *QUICK, "-o", out)
+    histograph(*train)
+    histograph("export", out, "--whole", *own, "-o", tmp_path / "whole")
+    file.write_text(f"# A comment.\n{text}")
+    histograph("predict", out, *own, *DEMO, "-o", tmp_path / "same.csv")
+    file.write_text(f"{text}\nSCALE = 2\n")
+    for run in (out, tmp_path / "whole"):
+        said = histograph("predict", run, *own, *DEMO, "-o", tmp_path / "no.csv", fails=True)
+        assert "own.py:MeanAndMax: found code" in said.stderr
+    assert "found a run with another heads source" in histograph(*train, fails=True).stderr
 
 
 def test_trusted_it_need_not_be_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,9 @@ def test_command_line_from_nothing_to_per_fold_caches(tmp_path: Path) -> None:
         "cache", "--model", "gin", "--checkpoint", folder / "fold-1/model.safetensors",
         "-o", tmp_path / "x", code=2,
     )  # fmt: skip
+    shutil.rmtree(folder / "fold-1")
+    lost = output_of("cache", folder, "-o", tmp_path / "x", code=1)
+    assert "fold-1: found no folder, expected that of a fold" in lost
 
 
 def test_folder_of_anything_else_is_named(tmp_path: Path) -> None:
