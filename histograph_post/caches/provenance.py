@@ -37,7 +37,7 @@ from ..data.batching import make_batch, probe_graphs, surroundings, to_device
 from ..errors import CacheError, HistographError, ModelError
 from ..models.model_call import LABELS
 from ..utils.decoding import parse_json
-from ..utils.trust import code_text
+from ..utils.sources import code_text
 from .manifest import CANARY_NAME, Provenance, read_hashed
 
 #: Bytes of a canary, at most; a longer file is not one.

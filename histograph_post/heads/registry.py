@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import ConfigError
 from ..utils import LEVELS
 from ..utils.machine import require_memory
+from ..utils.sources import code_sha256
 from ..utils.specifications import imported_place
-from ..utils.trust import code_sha256
 from .option_checks import checked_options, own_code
 
 if TYPE_CHECKING:

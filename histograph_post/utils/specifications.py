@@ -24,7 +24,8 @@ from types import ModuleType
 from typing import Any, ClassVar, Final, Literal, Self
 
 from ..errors import DataError, HistographError, ModelError, NotFoundError, one_line
-from .trust import Sources, approved_sources, trusted_code
+from .sources import Sources
+from .trust import approved_sources, trusted_code
 
 #: The models of this package.
 BUILT_IN_MODELS: Final = ("gcn", "gin", "gat", "sage", "gps")
