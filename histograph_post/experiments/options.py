@@ -51,6 +51,8 @@ class FitProgress:
     total: int
     #: The share of the epochs of this fit that are over; all of them once training has stopped.
     share_done: float
+    #: Fits that are left of each readout, less what running ones have done.
+    left: Mapping[str, float]
     #: What was measured in the epoch: its number, ``loss``, ``lr``, ``valid_loss`` and so on.
     measured: Mapping[str, float]
 
