@@ -218,7 +218,6 @@ class _TrialLines:
         left = (time.monotonic() - self._started) / self._seen * (total - done)
         ending = f", {duration(left)} left" if done < total else ""
         self._terminal.info(f"[{done}/{total}] trial {trial.number}: {outcome}{ending}")
-        self._watch.restart()
 
 
 def _show_trials(terminal: Terminal, results: Any) -> None:

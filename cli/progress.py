@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -127,16 +127,13 @@ class ExperimentWatch:
         self._seconds: dict[str, list[float]] = {}
         #: The metric that is tracked.
         self.metric = ""
-        self.restart()
-
-    def restart(self) -> None:
-        """Estimate the time that is left from here on: what follows is other work."""
+        self._started = time.monotonic()
         self._last: float | None = None
-        #: Of each readout, the seconds its fits took, and the fits done in them.
+        #: Of each readout, the seconds that its fits took, and the fits done in them.
         self._spent: dict[str, tuple[float, float]] = {}
         #: The share of its epochs that are over, of every fit that is trained.
         self._trained: dict[tuple[str, int, int], float] = {}
-        self._left: Mapping[str, float] = {}
+        self._left: dict[str, float] = {}
 
     def started(self, metric: str, notes: Sequence[str]) -> None:
         """Print the notes; the lines to come are about this metric."""
@@ -147,7 +144,7 @@ class ExperimentWatch:
     def epoch_done(self, progress: FitProgress) -> None:
         """Advance the bar: a fit counts by the share of its epochs that are over."""
         head, fold, seed = progress.head, progress.fold, progress.seed
-        self._left = progress.left
+        self._left = dict(progress.left)
         self._advance((head, fold, seed), progress.share_done)
         self._terminal.epoch_done(f"{head}/fold-{fold}-seed-{seed}", progress.measured)
         if self._bar is not None and self._task is not None:
@@ -156,30 +153,36 @@ class ExperimentWatch:
                 completed=progress.done,
                 total=progress.total,
                 description=f"{head}, fold {fold}, seed {seed}",
-                left=self._time_left(),
+                left=self._time_left(_about),
             )
 
     def _advance(self, key: tuple[str, int, int], share: float) -> None:
         """Record how much of a fit is done: the time since the last call was spent on it."""
         now, before = time.monotonic(), self._trained.get(key, 0.0)
-        if self._last is not None:  # before the first epoch is over, nothing is known
-            name = key[0] if key[0] in self._left else next(iter(self._left), key[0])
+        # A first epoch also has to compile and to load, so that it tells nothing of others.
+        if self._last is not None or share == 1:
+            name = key[0] if key[0] in self._left else next(iter(self._left))
+            since = self._started if self._last is None else self._last
             seconds, fits = self._spent.get(name, (0.0, 0.0))
-            self._spent[name] = seconds + now - self._last, fits + share - before
+            self._spent[name] = seconds + now - since, fits + share - before
         self._trained[key], self._last = share, now
 
-    def _time_left(self) -> str:
-        """Return how long it takes at least: with readouts that have not begun, it is more."""
+    def _time_left(self, text: Callable[[float], str]) -> str:
+        """Return how long the rest takes; of readouts that have not begun, nothing is known."""
         paces = {name: seconds / fits for name, (seconds, fits) in self._spent.items() if fits > 0}
         left = sum(paces.get(name, 0.0) * fits for name, fits in self._left.items())
-        more = any(fits > 0 and name not in paces for name, fits in self._left.items())
-        return f"{'over ' * more}{_about(left)} left" if left >= 1 else ""
+        known = paces.keys() | self._seconds.keys()  # solutions are copied from seed to seed
+        more = any(fits > 0 and name not in known for name, fits in self._left.items())
+        return f"{'over ' * more}{text(left)} left" if left > 0 else ""
 
     def fit_done(self, fit: Fit, done: int, total: int) -> None:
         """Print the fit's line, and record how long its epochs took."""
         self._seconds.setdefault(fit.spec.name, []).append(fit.seconds_per_epoch)
-        if self._last is not None:  # else it is from an earlier run, and took no time
-            self._advance((fit.spec.name, fit.spec.fold, fit.spec.seed), 1.0)
+        key = (fit.spec.name, fit.spec.fold, fit.spec.seed)
+        if fit.spec.name in self._left:
+            self._left[fit.spec.name] -= 1 - self._trained.get(key, 0.0)
+        if key in self._trained:  # else it is from an earlier run, and took no time
+            self._advance(key, 1.0)
         place = f"at epoch {fit.best_epoch}"
         if fit.strength is not None:
             place = f"at penalty {fit.strength:.2g}"
@@ -187,7 +190,7 @@ class ExperimentWatch:
             place = "before training"
         place += ", then diverged" * fit.diverged
         # A bar shows the time that is left by itself.
-        left = self._time_left() if self._bar is None and done < total else ""
+        left = self._time_left(duration) if self._bar is None else ""
         valid = score(fit.scores.get("valid", {}).get(self.metric))
         self._terminal.info(
             f"[{done}/{total}] {fit.spec.label}: valid {self.metric} {valid} {place}"
