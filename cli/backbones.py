@@ -14,7 +14,7 @@ from histograph_post.utils.text import difference, score
 
 from . import options as opt
 from .flags import ArrayFlags, HeadFlags, TrainingFlags, parse_seeds, parse_share, split_spec
-from .guidance import cache_command, predict_command
+from .guidance import cache_command, next_command
 from .results import show_folds, show_run
 from .terminal import Terminal
 
@@ -142,7 +142,7 @@ def pretrain(
                 **given,
             )
         found = show_run(terminal, run, watching)
-        terminal.result(found, next_command=predict_command(out) if run.is_finished else None)
+        terminal.result(found, next_command=next_command(run))
         return
     for name, value in (
         *((f"--{name.replace('_', '-')}", value) for name, value in vars(head_flags).items()),
@@ -334,7 +334,7 @@ def finetune(
         return
     _show_changes(terminal, found)
     caching = cache_command(out, model=model, data=data)
-    terminal.result(found, next_command=f"{predict_command(out)}, or {caching}")
+    terminal.result(found, next_command=f"{next_command(run)}, or {caching}")
 
 
 def _names(text: str) -> list[str]:

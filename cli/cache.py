@@ -14,7 +14,7 @@ from histograph_post.utils.text import duration, file_size, plural, score
 
 from . import options as opt
 from .flags import parse_share
-from .guidance import command
+from .guidance import train_command
 from .results import show_cache, summary
 from .terminal import Terminal
 
@@ -191,7 +191,7 @@ def cache(
     elif len(caches) < len(folds):
         next_command = "nothing here; the job that finishes last completes the cache"
     else:
-        next_command = command("train-head", out) + " -o RUN"
+        next_command = train_command(out)
     terminal.result(
         results[0] if len(folds) == 1 else {"caches": results}, next_command=next_command
     )
@@ -258,4 +258,4 @@ def verify(
         if terminal.json:
             terminal.result({"ok": False, "problems": problems})
         raise CacheError(f"{cache}: {len(problems)} of {files} files are damaged")
-    terminal.result({"ok": True, "files": files}, next_command=command("inspect", cache))
+    terminal.result({"ok": True, "files": files}, next_command=train_command(cache))

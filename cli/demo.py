@@ -63,7 +63,7 @@ def demo(
     ] = None,
     overwrite: opt.OverwriteOption = False,
 ) -> None:
-    """Run all steps on generated data, in under a minute: no downloads, no files needed.
+    """Run all steps on generated data, in about a minute; no downloads and no files are needed.
 
     A deep backbone has smoothed away what its early layers knew, and a readout over all layers
     recovers it. Every step is printed as the command to type for a checkpoint of your own.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from histograph_post.heads.registry import registered_heads
+from histograph_post.heads.registry import head_names, registered_heads
 from histograph_post.runs.run import Run
 from histograph_post.utils.specifications import IN_MEMORY, is_built_in
 
@@ -117,6 +117,24 @@ def _shown(flags: Mapping[str, Any]) -> list[str]:
     return parts
 
 
+def train_command(cache: Path) -> str:
+    """Return how to train a head on a cache, or on the caches in a folder."""
+    return command("train-head", cache) + " -o RUN"
+
+
+def next_command(run: Run) -> str | None:
+    """Return what to do with a run that has just ended: predict, unless its verdict is against it.
+
+    That is, to keep the own readout, or to use another head. A run with fits that are left to other
+    jobs has none.
+    """
+    if not run.is_finished:
+        return None
+    verdict = run.verdict
+    against = verdict.decision == "keep" or verdict.readout != run.head
+    return report_command(run) if against else predict_command(run.folder)
+
+
 def predict_command(run: Path, *, named: bool = True) -> str:
     """Return how to predict with a run.
 
@@ -138,14 +156,14 @@ def predict_command(run: Path, *, named: bool = True) -> str:
 
 
 def report_command(run: Run) -> str:
-    """Return how to report on a run that was made just now."""
+    """Return how to report on a run."""
     return command("report", run.folder, head=_own_head(run))
 
 
 def _own_head(run: Run) -> str | None:
-    """Return how this command line names the readout of a run, if that is code of the user's."""
-    own = {info.name: info.code for info in registered_heads()}
-    return own.get(run.stored_head["head"])
+    """Return how the next command names the readout of a run, if that is code of the user's."""
+    name, own = run.stored_head["head"], {info.name: info.code for info in registered_heads()}
+    return own[name] if name in own else None if name in head_names() else "SPEC"
 
 
 def cache_command(

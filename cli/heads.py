@@ -15,7 +15,7 @@ from histograph_post.utils.text import difference, duration, plural, score, sett
 
 from . import options as opt
 from .flags import ArrayFlags, ExperimentFlags, HeadFlags, TrainingFlags, parse_seeds
-from .guidance import predict_command, report_command
+from .guidance import next_command, report_command
 from .progress import ExperimentWatch
 from .results import show_results, show_run
 from .terminal import Terminal
@@ -58,7 +58,7 @@ def train_head(
             ),
         )
     found = show_run(terminal, run, watch)
-    terminal.result(found, next_command=predict_command(out) if run.is_finished else None)
+    terminal.result(found, next_command=next_command(run))
 
 
 def compare(
@@ -157,9 +157,9 @@ def tune(
     """Search the options of a readout by validation, and compare the best with the defaults.
 
     By default, the learning rate and weight decay (around --lr and --weight-decay) and the usual
-    options of the readout (dim, heads, dropout and the like) are searched; --space names others,
-    and those that are given (--dim, --attention-heads, --head-args) stay fixed. Then the best
-    options and the defaults are trained with every seed and scored on the test part, which the
+    options of the readout (width, attention heads, dropout and the like) are searched. --space
+    names others; those that are given (--dim, --attention-heads, --head-args) stay fixed. Then the
+    best options and the defaults are trained with every seed and scored on the test part, which the
     search never sees. To extend a search, run the same command with more --trials.
     """
     with terminal.watch_experiment() as watch:
@@ -181,9 +181,8 @@ def tune(
     show_results(terminal, run.results, {})
     versus = run.results["versus_default"]
     if versus is not None:
-        terminal.info(
-            f"{run.results['head']} against {head} with its defaults: {difference(versus)}"
-        )
+        defaults = f"{versus['baseline']} with its defaults"
+        terminal.info(f"{run.results['head']} against {defaults}: {difference(versus)}")
     elif split_name(run.results["head"])[1] != TUNED:
         terminal.info(
             "No trial had a better validation score than the defaults, so these are kept."
@@ -219,7 +218,6 @@ class _TrialLines:
         left = (time.monotonic() - self._started) / self._seen * (total - done)
         ending = f", {duration(left)} left" if done < total else ""
         self._terminal.info(f"[{done}/{total}] trial {trial.number}: {outcome}{ending}")
-        self._watch.restart()
 
 
 def _show_trials(terminal: Terminal, results: Any) -> None:

@@ -11,7 +11,7 @@ import typer
 from histograph_post.utils.text import file_size, plural
 
 from . import options as opt
-from .guidance import cache_command, command, predict_command
+from .guidance import cache_command, command, predict_command, report_command, train_command
 from .results import show_cache, show_folds, show_results, summary
 from .terminal import Terminal
 
@@ -199,7 +199,7 @@ def _inspect_run(terminal: Terminal, run: Run) -> None:
             "command": run_command(run),
             **results,
         },
-        next_command=command("report", run.folder),
+        next_command=report_command(run),
     )
 
 
@@ -251,7 +251,7 @@ def _inspect_caches(terminal: Terminal, path: Path, members: list[Path]) -> None
             "folder": str(path),
             "caches": {name: summary(manifest) for name, manifest in manifests.items()},
         },
-        next_command=command("train-head", path) + " -o RUN",
+        next_command=train_command(path),
     )
 
 
@@ -280,7 +280,7 @@ def _inspect_cache(terminal: Terminal, path: Path) -> None:
     )
     terminal.table("What is captured", capture.COLUMNS, capture.table())
     show_cache(terminal, manifest)
-    terminal.result({"cache": str(path), **summary(manifest)}, next_command=command("verify", path))
+    terminal.result({"cache": str(path), **summary(manifest)}, next_command=train_command(path))
 
 
 def _targets(names: tuple[str, ...]) -> str:

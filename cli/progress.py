@@ -56,9 +56,9 @@ class _TimesColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         parts = [f"{_about(task.elapsed or 0.0)} elapsed"]
-        if task.time_remaining:
-            parts.append(f"{_about(task.time_remaining)} left")
-        return Text(", ".join(parts), no_wrap=True)
+        time_left = f"{_about(task.time_remaining)} left" if task.time_remaining else ""
+        parts.append(task.fields.get("left", time_left))  # an experiment knows better
+        return Text(", ".join(filter(None, parts)), no_wrap=True)
 
 
 def _about(seconds: float) -> str:
@@ -123,18 +123,17 @@ class ExperimentWatch:
     def __init__(self, terminal: Terminal, bar: Progress | None) -> None:
         self._terminal = terminal
         self._bar = bar
-        self._task = None if bar is None else bar.add_task("training", total=None)
+        self._task = None if bar is None else bar.add_task("training", total=None, left="")
         self._seconds: dict[str, list[float]] = {}
         #: The metric that is tracked.
         self.metric = ""
-        self.restart()
-
-    def restart(self) -> None:
-        """Estimate the time that is left from here on: what follows is other work."""
         self._started = time.monotonic()
+        self._last: float | None = None
+        #: Of each readout, the seconds that its fits took, and the fits done in them.
+        self._spent: dict[str, tuple[float, float]] = {}
         #: The share of its epochs that are over, of every fit that is trained.
         self._trained: dict[tuple[str, int, int], float] = {}
-        self._found = 0
+        self._left: dict[str, float] = {}
 
     def started(self, metric: str, notes: Sequence[str]) -> None:
         """Print the notes; the lines to come are about this metric."""
@@ -145,7 +144,8 @@ class ExperimentWatch:
     def epoch_done(self, progress: FitProgress) -> None:
         """Advance the bar: a fit counts by the share of its epochs that are over."""
         head, fold, seed = progress.head, progress.fold, progress.seed
-        self._trained[head, fold, seed] = progress.share_done
+        self._left = dict(progress.left)
+        self._advance((head, fold, seed), progress.share_done)
         self._terminal.epoch_done(f"{head}/fold-{fold}-seed-{seed}", progress.measured)
         if self._bar is not None and self._task is not None:
             self._bar.update(
@@ -153,19 +153,36 @@ class ExperimentWatch:
                 completed=progress.done,
                 total=progress.total,
                 description=f"{head}, fold {fold}, seed {seed}",
+                left=self._time_left(_about),
             )
+
+    def _advance(self, key: tuple[str, int, int], share: float) -> None:
+        """Record how much of a fit is done: the time since the last call was spent on it."""
+        now, before = time.monotonic(), self._trained.get(key, 0.0)
+        # A first epoch also has to compile and to load, so that it tells nothing of others.
+        if self._last is not None or share == 1:
+            name = key[0] if key[0] in self._left else next(iter(self._left))
+            since = self._started if self._last is None else self._last
+            seconds, fits = self._spent.get(name, (0.0, 0.0))
+            self._spent[name] = seconds + now - since, fits + share - before
+        self._trained[key], self._last = share, now
+
+    def _time_left(self, text: Callable[[float], str]) -> str:
+        """Return how long the rest takes; of readouts that have not begun, nothing is known."""
+        paces = {name: seconds / fits for name, (seconds, fits) in self._spent.items() if fits > 0}
+        left = sum(paces.get(name, 0.0) * fits for name, fits in self._left.items())
+        known = paces.keys() | self._seconds.keys()  # solutions are copied from seed to seed
+        more = any(fits > 0 and name not in known for name, fits in self._left.items())
+        return f"{'over ' * more}{text(left)} left" if left > 0 else ""
 
     def fit_done(self, fit: Fit, done: int, total: int) -> None:
         """Print the fit's line, and record how long its epochs took."""
         self._seconds.setdefault(fit.spec.name, []).append(fit.seconds_per_epoch)
         key = (fit.spec.name, fit.spec.fold, fit.spec.seed)
-        if key in self._trained:
-            self._trained[key] = 1.0
-        else:
-            self._found += 1  # from a run before this one: it took no time
-        trained = sum(self._trained.values())
-        rest = total - self._found - trained
-        left = (time.monotonic() - self._started) / trained * rest if trained else 0.0
+        if fit.spec.name in self._left:
+            self._left[fit.spec.name] -= 1 - self._trained.get(key, 0.0)
+        if key in self._trained:  # else it is from an earlier run, and took no time
+            self._advance(key, 1.0)
         place = f"at epoch {fit.best_epoch}"
         if fit.strength is not None:
             place = f"at penalty {fit.strength:.2g}"
@@ -173,10 +190,11 @@ class ExperimentWatch:
             place = "before training"
         place += ", then diverged" * fit.diverged
         # A bar shows the time that is left by itself.
-        ending = f", {duration(left)} left" if left and self._bar is None else ""
+        left = self._time_left(duration) if self._bar is None else ""
         valid = score(fit.scores.get("valid", {}).get(self.metric))
         self._terminal.info(
-            f"[{done}/{total}] {fit.spec.label}: valid {self.metric} {valid} {place}{ending}"
+            f"[{done}/{total}] {fit.spec.label}: valid {self.metric} {valid} {place}"
+            f"{', ' * bool(left)}{left}"
         )
 
     def seconds_per_epoch(self) -> dict[str, float]:

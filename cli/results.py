@@ -89,6 +89,8 @@ def show_results(
         rows,
         bold=names.index(bold) if bold in names else None,
     )
+    if not terminal.styled:
+        why = why.replace("Bold", bold, 1)
     terminal.info(f"{why} {_sentence(about_intervals(results))}")
     if any(row.get("compared_only") for row in readouts.values()):
         terminal.info("* compared only: not saved, so the run cannot predict with it")
@@ -175,10 +177,11 @@ def show_cache(terminal: Terminal, manifest: Manifest) -> None:
     if manifest.own_metrics is None:
         terminal.note(f"the checkpoint has no score of its own: {manifest.no_metrics_because}")
         return
-    rows = own_rows(manifest.own_metrics)
+    rows, folds = own_rows(manifest.own_metrics), len(manifest.own_metrics["folds"])
     names = list(manifest.own_metrics["all"])
+    means = f" (parts: means over {folds} folds)" if folds > 1 else ""
     terminal.table(
-        f"The checkpoint's own readout on {manifest.data.spec}",
+        f"The checkpoint's own readout on {manifest.data.spec}{means}",
         ["part", *names],
         [[part, *(score(scores.get(name)) for name in names)] for part, scores in rows],
     )
@@ -192,7 +195,7 @@ def own_rows(own: Mapping[str, Any]) -> list[tuple[str, dict[str, float]]]:
         names = set().union(*(fold[part] for fold in folds))
         rows.append(
             (
-                part if len(folds) == 1 else f"{part}, mean of {len(folds)} folds",
+                part,
                 {
                     name: _mean([fold[part][name] for fold in folds if name in fold[part]])
                     for name in names

@@ -69,6 +69,11 @@ class Terminal:
         )
 
     @property
+    def styled(self) -> bool:
+        """Whether results are shown with styles such as bold."""
+        return self._out.is_terminal
+
+    @property
     def stdout(self) -> TextIO:
         """Where results go: standard output as it was before user code could print to it."""
         stream: TextIO = self._out.file  # type: ignore[assignment]

@@ -64,6 +64,8 @@ class FitProgress:
     total: int
     #: The share of the epochs of this fit that are over; all of them once training has stopped.
     share_done: float
+    #: Fits that are left of each readout, less what running ones have done.
+    left: Mapping[str, float]
     #: What was measured in the epoch: its number, ``loss``, ``lr``, ``valid_loss`` and so on.
     measured: Mapping[str, float]
 
@@ -188,8 +190,14 @@ def with_keywords(
 ) -> tuple[ExperimentOptions, dict[str, Any]]:
     """Return the options with those keywords that name one of them, and all other keywords.
 
-    Options of training may be given by themselves, too, such as ``epochs=5``.
+    Options of training may be given by themselves, too, such as ``epochs=5``; and ``folds=10``
+    for ``split="kfold:10"``, as at the command line.
     """
+    if "folds" in keywords:
+        if keywords.get("split") is not None:
+            raise ConfigError("give folds or split, not both")
+        rest = {name: value for name, value in keywords.items() if name != "folds"}
+        keywords = {**rest, "split": f"kfold:{keywords['folds']}"}
     names = {field.name for field in fields(ExperimentOptions)}
     training = {field.name for field in fields(TrainingOptions)}
     given = {name: value for name, value in keywords.items() if name in names}

@@ -265,7 +265,7 @@ def finish_experiment(
     mine = planned[number::count]
     with ExitStack() as stack:
         on_epoch = stack.enter_context(options.watching())
-        watched = _Watched(stage, len(mine), replace(options, on_epoch=on_epoch))
+        watched = _Watched(stage, mine, replace(options, on_epoch=on_epoch))
         runner = FitRunner(stage, planned=stage.num_planned, options=options, expected=len(mine))
         locks = stack.enter_context(ExitStack()) if shared else None
         stack.enter_context(runner)
@@ -295,9 +295,9 @@ def finish_experiment(
 class _Watched:
     """The fits of an experiment that are done or running, and the callbacks that report them."""
 
-    def __init__(self, stage: Stage, total: int, options: ExperimentOptions) -> None:
+    def __init__(self, stage: Stage, planned: list[FitSpec], options: ExperimentOptions) -> None:
         self.stage, self.options = stage, options
-        self._total = total
+        self._planned, self._total = planned, len(planned)
         self._shares: dict[Path, float] = {}
         #: Those that are done, by their folder.
         self.fits: dict[Path, Fit] = {}
@@ -307,7 +307,13 @@ class _Watched:
         self._shares[spec.folder] = share_done
         if self.options.on_epoch is not None:
             place = (spec.name, spec.fold, spec.seed, sum(self._shares.values()), self._total)
-            self.options.on_epoch(FitProgress(*place, share_done, measured))
+            self.options.on_epoch(FitProgress(*place, share_done, self._left(), measured))
+
+    def _left(self) -> dict[str, float]:
+        left: dict[str, float] = {}
+        for spec in self._planned:
+            left[spec.name] = left.get(spec.name, 0.0) + 1 - self._shares.get(spec.folder, 0.0)
+        return left
 
     def done(self, fit: Fit) -> None:
         """Record and report a fit that is done."""

@@ -232,7 +232,8 @@ class _SearchRun:
         if self._on_epoch is not None:
             done = len(self.over) + sum(other.share_done for other in self._round if not other.told)
             place = (f"trial {run.number}", job.spec.fold, job.spec.seed, done, self._total)
-            self._on_epoch(FitProgress(*place, job.share_done, measured))
+            left = {"trials": (self._total - done) * len(run.jobs)}
+            self._on_epoch(FitProgress(*place, job.share_done, left, measured))
 
     def trial_over(self) -> None:
         """Report trials in their order, as soon as those before them are over."""

@@ -240,7 +240,7 @@ def check_gradients(
     unused = _modules_of(name for name in rest if name not in cut)
     if not unused or options.unfreeze is not None:
         return []
-    return [f"the history does not depend on {', '.join(unused)}: not trained"]
+    return [f"not trained, since the history does not depend on it: {', '.join(unused)}"]
 
 
 def _modules_of(names: Iterable[str]) -> list[str]:
@@ -289,11 +289,10 @@ class ParameterCounts:
     all_buffers: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.parameters:,} of {self.all_parameters:,} parameters and {self.buffers:,} of "
-            f"{self.all_buffers:,} buffer values of the backbone, and {self.head:,} parameters "
-            "of the head"
-        )
+        text = f"{self.parameters:,} of {self.all_parameters:,} parameters"
+        if self.all_buffers:
+            text += f" and {self.buffers:,} of {self.all_buffers:,} buffer values"
+        return f"{text} of the backbone, and {self.head:,} parameters of the head"
 
     @classmethod
     def trainable(

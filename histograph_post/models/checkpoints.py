@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, NotFoundError, UnsafeCheckpointError
 from ..utils.decoding import parse_json, read_json_file
+from ..utils.text import plural
 from ..utils.trust import Trusted, is_trusted_checkpoint
 from ..utils.trust import trust as remember_trust
 from .inert import InertReader, StandIn
@@ -74,15 +75,17 @@ class Checkpoint:
         """What a user should know about how the file was read."""
         notes = []
         if self.others:
-            several = ", ".join(f"{name} ({count} tensors)" for name, count in self.others.items())
+            several = ", ".join(
+                f"{name} ({plural(count, 'tensor')})" for name, count in self.others.items()
+            )
             notes.append(
                 f"{self.path.name}: took {self.found_at!r}; it also holds {several}: choose with "
                 "--state NAME"
             )
         if self.past:
             notes.append(
-                f"{self.path.name}: read past {telling(self.past)}: only the tensors were read, "
-                "nothing was executed"
+                f"{self.path.name}: skipped {telling(self.past)}; only the tensors were read, "
+                "and no code was run"
             )
         return notes
 

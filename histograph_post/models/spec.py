@@ -355,7 +355,7 @@ def _molclr(kind: str) -> Recipe:
 
 
 def _ogb(kind: str) -> Recipe:
-    source = "what examples/graphproppred/mol of github.com/snap-stanford/ogb trains"
+    source = "trained by github.com/snap-stanford/ogb, examples/graphproppred/mol"
     return Recipe(f"ogb:{kind}", "ogb", _OGB, source, "model.pt")
 
 

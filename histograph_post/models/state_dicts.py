@@ -35,7 +35,9 @@ _USUAL_PLACES = (
 #: Names of weights that are an average over training, or follow those that are trained.
 AVERAGED = re.compile(r"(^|[._])(ema|swa|avg|averaged?|shadow|teacher|target|momentum)([._]|$)")
 #: Keys beside the weights that hold none.
-NOT_WEIGHTS = re.compile(r"optim|(^|_)opt(_|$)|sched|scaler|callback|loops", re.IGNORECASE)
+NOT_WEIGHTS = re.compile(
+    r"optim|(^|_)opt(_|$)|sched|scaler|callback|loops|best_k_models", re.IGNORECASE
+)
 #: Lightning keeps averaged weights there; they are taken only on request.
 _ON_REQUEST = re.compile(r"callback", re.IGNORECASE)
 _OPTIMIZER_STATE = frozenset({"param_groups", "exp_avg", "momentum_buffer", "square_avg"})

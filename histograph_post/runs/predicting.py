@@ -18,7 +18,14 @@ from torch_geometric.data import Data
 from ..data import DataSpec, GraphDataset, from_graphs
 from ..data.spec import FEATURE_ARGS, LEVEL_ARGS, Reading
 from ..data.streaming import remove_rows, rows_beside
-from ..errors import ConfigError, HistographError, MissingExtraError
+from ..errors import (
+    CaptureError,
+    ConfigError,
+    DataError,
+    HistographError,
+    MissingExtraError,
+    ModelError,
+)
 from ..heads.base import Readout
 from ..training.batches import HeadInputs
 from ..utils import Level
@@ -318,7 +325,26 @@ def _open(
         in_dim = int(dataset.graphs[0].num_node_features)
         predictor = load(opened, model=model, in_dim=in_dim, **loading)
         update = stack.enter_context(notebook_bar(what, watched=on_progress is not None))
-        yield _Opened(opened, predictor, dataset, notes, on_progress or update, write)
+        try:
+            yield _Opened(opened, predictor, dataset, notes, on_progress or update, write)
+        except (CaptureError, ModelError) as error:
+            raise _other_width(opened, dataset, in_dim) or error from None
+
+
+def _other_width(run: Run, dataset: GraphDataset, width: int) -> DataError | None:
+    """Return why a pass failed, if the run was trained on another number of node features."""
+    from ..caches.provenance import read_canary
+
+    recorded = run.backbone.provenance
+    if recorded is None or recorded.canary_sha256 is None:
+        return None
+    expected = read_canary(run.folder, recorded.canary_sha256).graph.num_node_features
+    if width == expected:
+        return None
+    return DataError(
+        f"{dataset.spec}: found {width} node features, expected {expected}, which the backbone of "
+        f"{run.folder} reads"
+    )
 
 
 def _other_choice(run: Run) -> list[str]:

@@ -316,7 +316,8 @@ class Run:
     def __repr__(self) -> str:
         if not self.is_finished or "readouts" not in self.results:
             return f"Run({str(self.folder)!r})"
-        test = self.results["readouts"][self.head]["test"]
+        row = self.results["readouts"][self.head]
+        test = (row.get("averaged") or row)["test"]
         score = "" if test is None else f", test {self.results['metric']} {test['mean']:.4f}"
         return f"Run({str(self.folder)!r}, {self.head}{score})"
 

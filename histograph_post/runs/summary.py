@@ -43,7 +43,7 @@ def bold_row(results: Mapping[str, Any]) -> tuple[str, str]:
     """Return the best readout, and a sentence that says how it was chosen."""
     verdict = verdict_of(results)
     if verdict.decision == "keep":
-        return OWN, "Bold: your own readout, which the verdict keeps."
+        return OWN, "Bold: the readout that the verdict keeps."
     names = [name for name in ranked_names(results) if name != OWN]
     saved = [name for name in names if not results["readouts"][name].get("compared_only")]
     if validation_of(results["readouts"][saved[0]]) is None:
@@ -159,12 +159,18 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("head options", _pairs(stored["config"], leave_out=("in_dims", "out_dim", "level"))),
         ("best fit", f"fold {stored['fold']}, seed {stored['seed']}, by validation"),
         ("predicts with", predicts_with(run)),
-        ("temperature", f"{stored.get('temperature', 1.0):.4g}, from the validation part"),
+        *_temperature(run),
         ("training", _training(run.results.get("tuning", plan))),
         ("seeds", _some([str(value) for value in plan.get("seeds", [])], 10)),
         ("standardised layers", _value(bool(stored["standardize"]))),
         ("warm start", _value(bool(plan.get("warm_start")))),
     ]
+
+
+def _temperature(run: Run) -> list[tuple[str, str]]:
+    if run.results.get("calibration") is None:
+        return []
+    return [("temperature", f"{run.stored_head['temperature']:.4g}, from the validation part")]
 
 
 def _task(task: Mapping[str, Any]) -> str:

@@ -243,6 +243,7 @@ def test_an_own_readout_that_is_better_is_to_be_kept(tmp_path: Path, seeds: str)
     assert found.exit_code == 0, found.output
     kept = "Keep your own readout: histograph has test accuracy"
     assert kept in found.stdout
+    assert f"next: histograph report {tmp_path / 'run'}" in found.stdout
     assert histograph("report", tmp_path / "run").exit_code == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Keep your own readout" in page

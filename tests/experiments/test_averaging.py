@@ -55,7 +55,7 @@ def averaged(run: hg.Run, readout: str, fold: int, part: str = "") -> tuple[np.n
 
 
 def test_averages_are_scored_fold_by_fold(cached: hg.Cache, runs: Callable[..., hg.Run]) -> None:
-    run, labels = runs("folds", split="kfold:3"), cached.labels()
+    run, labels = runs("folds", folds=3), cached.labels()
     own = cached.outputs()
     found, expected = run.results["readouts"], {}
     for readout in ("mean", "histograph"):
@@ -109,7 +109,7 @@ def test_one_seed_has_no_second_row_but_an_interval(runs: Callable[..., hg.Run])
 def test_the_temperature_comes_from_the_validation_rows_of_all_folds(
     cached: hg.Cache, runs: Callable[..., hg.Run], name: str
 ) -> None:
-    run = runs(name, **({"split": "kfold:3"} if name == "folds" else {}))
+    run = runs(name, **({"folds": 3} if name == "folds" else {}))
     labels, folds = cached.labels(), range(len(run.splits.folds))
     parts = [averaged(run, "histograph", fold, "valid") for fold in folds]
     rows, outputs = (np.concatenate(values) for values in zip(*parts, strict=True))

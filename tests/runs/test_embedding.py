@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Batch
 
 import histograph_post as hg
-from histograph_post.errors import ConfigError, MissingExtraError
+from histograph_post.errors import ConfigError, DataError, MissingExtraError
 
 from ..helpers import NodeModel, demo_graphs, histograph, make_model, node_labelled
 
@@ -64,11 +64,16 @@ def test_the_file_is_read_without_pickle(run: hg.Run, tmp_path: Path) -> None:
         hg.embed(run, graphs_of(4), out, model=make_model())
 
 
-def test_other_files_are_refused_before_anything_is_computed(
+def test_other_files_and_features_are_refused(
     run: hg.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match=r"expected a file that ends in .npz or .parquet"):
         hg.embed(run, "nothing", tmp_path / "vectors.csv")
+    wider = graphs_of()
+    for graph in wider.graphs:
+        graph.x = torch.ones(graph.num_nodes, 9)
+    with pytest.raises(DataError, match=r"found 9 node features, expected 4, which .*run reads"):
+        hg.embed(run, wider, model=make_model())
     monkeypatch.setattr("histograph_post.runs.predicting.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"histograph-post\[arrow\]"):
         hg.embed(run, "nothing", tmp_path / "vectors.parquet")

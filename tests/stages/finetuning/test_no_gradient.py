@@ -98,4 +98,4 @@ def test_layers_with_gradient_are_trained_all(way: str, tmp_path: Path) -> None:
     after = hg.load(run, model=model).backbone.state_dict()
     same = {name for name, value in model.state_dict().items() if torch.equal(value, after[name])}
     assert same == {"last.weight", "last.bias"}
-    assert "the history does not depend on last: not trained" in notes
+    assert "not trained, since the history does not depend on it: last" in notes
