@@ -9,7 +9,9 @@ import inspect
 import os
 import platform
 import re
+import shutil
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -284,8 +286,7 @@ def _failures_in_one_line(*, debug: bool) -> Iterator[None]:
             traceback.print_exc()
         if error.details:
             print(printable(error.details), file=sys.stderr)
-        print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        raise _failure(printable(" ".join(str(error).split()))) from None
     except BrokenPipeError:
         # The reader of our output went away; keep the interpreter from failing at exit too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -294,8 +295,7 @@ def _failures_in_one_line(*, debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         where = "" if error.filename is None else f"{error.filename}: "
-        print(f"error: {printable(where + str(error.strerror or error))}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        raise _failure(printable(where + str(error.strerror or error))) from None
     except Exception:
         raise  # a mistake of ours
     except BaseException as error:
@@ -304,8 +304,17 @@ def _failures_in_one_line(*, debug: bool) -> Iterator[None]:
             traceback.print_exc()
         found = printable(" ".join(f"{type(error).__name__}({error})".split()))
         where = raised_at(error) or "code that was called"
-        print(f"error: {where}: found {found}, expected no exit from it", file=sys.stderr)
-        raise typer.Exit(1) from None
+        raise _failure(f"{where}: found {found}, expected no exit from it") from None
+
+
+def _failure(text: str) -> typer.Exit:
+    """Print the line of an error, which only a terminal has wrapped, at words; return the exit."""
+    line = f"error: {text}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)
+    return typer.Exit(1)
 
 
 def _shared_parameters(*, trains: bool) -> list[inspect.Parameter]:

@@ -47,7 +47,6 @@ from ..training.loaded_cache import LoadedCache
 from ..utils.decoding import decode, read_toml_file
 from ..utils.files import write_json, write_text
 from ..utils.specifications import IN_MEMORY, Specification
-from ..utils.text import notebook_bar
 from ..utils.trust import Trusted, code_to_trust
 
 
@@ -101,8 +100,7 @@ def cache_folders(path: str | Path) -> list[Path]:
 
 def _natural(name: str) -> tuple[str, int]:
     """Sort ``fold-10`` after ``fold-9``."""
-    digits = "".join(character for character in name if character.isdecimal())
-    return name.rstrip("0123456789"), int(digits or 0)
+    return name.rstrip("0123456789"), int("0" + "".join(filter(str.isdecimal, name)))
 
 
 def make_folds(
@@ -217,14 +215,9 @@ def fold_name(fold: int) -> str:
 
 
 def fold_folders(folder: Path) -> list[Path]:
-    """Return the existing folders of folds, finished or not, in order."""
+    """Return the existing folders of folds, with results or not yet, in order."""
     numbers = [path.name.removeprefix("fold-") for path in folder.glob("fold-*") if path.is_dir()]
     return [folder / fold_name(n) for n in sorted(int(n) for n in numbers if n.isdecimal())]
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether the fold in this folder is trained."""
-    return (folder / RESULTS_NAME).is_file()
 
 
 def save_fold(
@@ -313,7 +306,7 @@ def recorded_folds(folder: Path) -> list[FoldCheckpoint]:
 
 
 def _read_checkpoint(folder: Path) -> FoldCheckpoint:
-    if not is_finished(folder):
+    if not (folder / RESULTS_NAME).is_file():
         raise ConfigError(
             f"{folder}: found no {RESULTS_NAME}, expected a finished fold; "
             "run the command that trains it again"
@@ -323,12 +316,12 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
     try:
         config = read_toml_file(path)
         told: dict[str, Any] = {"recorded_in": str(path)}
-        weights = folder / config["checkpoint"]
-        model = ModelSpec(config["model"], parse_args(config["model_args"]), weights, **told)
+        args, weights = parse_args(config["model_args"]), folder / config["checkpoint"]
+        model = ModelSpec(config["model"], args, weights, **told)
         root = Path(config["data_root"]) if "data_root" in config else None
         data = DataSpec(config["data"], parse_args(config["data_args"]), root, **told)
-        split = str(folder / config["split"])
-        return FoldCheckpoint(folder, model, data, split, load_fold(folder).head)
+        head = load_fold(folder).head
+        return FoldCheckpoint(folder, model, data, str(folder / config["split"]), head)
     except KeyError as error:
         raise ConfigError(f"{path}: found no {error}, expected what training wrote") from None
     except TypeError as error:
@@ -343,7 +336,7 @@ def plan_caches(
     split_seed: int = 0,
     reading: Reading,
     device: str = "auto",
-    progress: Callable[[str], AbstractContextManager[ProgressCallback | None]] = notebook_bar,
+    progress: Callable[[str], AbstractContextManager[ProgressCallback | None]],
 ) -> Iterator[tuple[FoldCheckpoint, CachePlan, list[str]]]:
     """Load each checkpoint, and their data once; yield it with its plan and notes for the user."""
     dataset = None
@@ -361,8 +354,8 @@ def plan_caches(
             missing=source.missing,
             device=device,
         )
-        shared = [*source.notes, *source.dataset.notes, *plan.capture.notes, *plan.notes]
-        yield each, plan, [*(shared if dataset is None else ()), *each.notes]  # said once
+        notes = [*source.notes, *source.dataset.notes, *plan.capture.notes, *plan.notes]
+        yield each, plan, [*(notes if dataset is None else ()), *each.notes]  # said once
         dataset = source.dataset
 
 

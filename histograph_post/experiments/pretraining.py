@@ -37,7 +37,7 @@ from ..training.ranks import current_ranks
 from ..utils.decoding import read_json_lines
 from ..utils.files import save_tensors
 from .backbones import output_width, untrained_model
-from .folds import TrainedFold, fold_folders, fold_name, is_finished, load_fold, save_fold
+from .folds import TrainedFold, fold_folders, fold_name, load_fold, save_fold
 from .options import ExperimentOptions
 from .stage import Stage
 
@@ -112,7 +112,7 @@ class Pretraining(Stage):
     def find(self, spec: FitSpec, folder: Path) -> Fit | None:
         """Return the fit of a fold if it is done."""
         place = folder / self.place(spec)
-        if not is_finished(place):
+        if not (place / RESULTS_NAME).is_file():
             return None
         check_seal(place, read_json(place, RESULTS_NAME), spec.plan)
         (place / STATE_NAME).unlink(missing_ok=True)  # of a run killed at its very end
@@ -196,7 +196,8 @@ class Pretraining(Stage):
     def write(self, folder: Path, fits: Sequence[Fit], chosen: str | None) -> dict[str, Any]:
         """Return the scores of all folds that are done, by this call or others."""
         metric = self.task.metric
-        folds = [load_fold(path) for path in fold_folders(folder) if is_finished(path)]
+        done = [path for path in fold_folders(folder) if (path / RESULTS_NAME).is_file()]
+        folds = [load_fold(path) for path in done]
         summaries = {}
         for part in ("test", "valid"):
             found = [fold.scores[part] for fold in folds if metric in fold.scores.get(part, {})]
