@@ -197,8 +197,13 @@ class SavedHead:
         named, problem = trusted_code("head", spec, {})
         if named is not None:
             return head_info(head_name(named))
-        example = Path(spec).name or f"my_head.py:{self.name}"
         folder = self.run.folder
+        if not (spec or self.name.isidentifier()):
+            raise ConfigError(
+                f"{folder}: found the head {self.name!r}, which a Python program has registered, "
+                "expected that program, or an installed package that provides this name"
+            )
+        example = Path(spec).name or f"my_head.py:{self.name}"
         raise ConfigError(
             f"{folder}: found the head {self.name!r}, which is code that a file names, so it was "
             f"not run; {problem}expected you to name it, as in --head {example} (head= in Python), "

@@ -11,9 +11,9 @@ activations ``X [N, L, D_in]`` of N nodes after L layers:
 6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph; in a large one, over groups.
 7. ``G = mean over nodes of Z``; node and link tasks keep ``Z``.
 8. ``Y = a G + (1 - a) base``, where ``base`` is a projection of statistics of all layers over the
-   nodes (or of the mean of the last layer).
-9. An MLP turns ``Y`` into outputs. A head that is trained on a cache predicts the mean of these and
-   of the outputs of a linear probe of the same statistics, solved beforehand.
+   nodes (in the paper's form the mean of the last layer, embedded as in step 1).
+9. An MLP turns ``Y`` into outputs. A head that is trained on a cache predicts a weighted mean of
+   these and of the outputs of a linear probe of the same statistics, solved beforehand.
 
 :meth:`HistoGraphHead.forward` takes these steps in order, steps 1 to 7 in :meth:`~.attend`. Steps 1
 to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`, what is mixed in steps 8 and
@@ -163,19 +163,19 @@ class HistoGraphHead(LinearStarts):
         whole: WholeGraph | None = None,
     ) -> Tensor:
         """Take steps 1 to 7, from the layers that are kept to rows of graphs or nodes."""
-        # 1 to 5. Layers are embedded, encoded, scored, and summed by the weights of the graph.
+        # 1 to 5. Layers are embedded, encoded, scored by queries and keys (whose maps are folded
+        # into the embedding, see LayerAttention), and summed by the weights of the graph.
         nodes, weights = self.layer_weights(layers, graphs, whole)  # [num_nodes, dim], [.., L]
-        # 6. Nodes attend to each other; 7. at graph level they are averaged.
         if whole is None or self.landmarks is None:
             reach = self.reach(nodes, layers, graphs, edge_index)
-        else:
+        else:  # these are some nodes of one large graph
             reach = whole.landmarks_by(self.layer_weights, weights)
-        if self.level != "graph":
-            return self.attend_nodes(nodes, graphs, reach)  # [num_nodes, dim]
-        if self.node_attention is None or self.norm is not None:
-            return graphs.mean(self.attend_nodes(nodes, graphs, reach))  # [num_graphs, dim]
-        # The mean over nodes commutes with what follows: it is taken first.
-        return self.node_attention.pool(nodes, graphs, reach, residual=self.options.residual)
+        # 6. Nodes attend to each other; 7. at graph level they are averaged. What follows the
+        # softmax is linear unless there is a LayerNorm, and is applied to the mean alone.
+        if self.level == "graph" and self.node_attention is not None and self.norm is None:
+            return self.node_attention.pool(nodes, graphs, reach, residual=self.options.residual)
+        attended = self.attend_nodes(nodes, graphs, reach)  # [num_nodes, dim]
+        return graphs.mean(attended) if self.level == "graph" else attended
 
     def reach(
         self, nodes: Tensor, layers: History, graphs: Graphs, edge_index: Tensor | None
@@ -303,6 +303,7 @@ class HistoGraphHead(LinearStarts):
         """
         layers, graphs = self.read(history, batch, num_graphs)
         nodes, weights = self.layer_weights(layers, graphs)
+        # 1 / n for the nodes of a graph of n
         attention = graphs.spread(graphs.divisor_as(nodes.dtype).reciprocal())  # [num_nodes]
         if self.node_attention is not None and (
             edge_index is not None or not self.needs_edge_index

@@ -55,14 +55,13 @@ def bounded_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
     """
     # LayerNorm is d / sqrt(eps + |d|^2 / L). It centres, too; the mean is subtracted before it,
     # without a gradient, so that the rounding error of a large mean does not count as deviation.
-    num_layers, dtype = scores.size(-1), scores.dtype
-    scores = scores.to(torch.promote_types(dtype, torch.float32))  # half has no HUGE_SCORE
+    num_layers = scores.size(-1)
     deviation = scores - scores.detach().mean(-1, keepdim=True)  # [..., L]
     # Squares of huge scores would overflow. Scaling them down keeps their direction.
     unit = deviation.detach().abs().amax(-1, keepdim=True).clamp(min=HUGE_SCORE)  # [..., 1]
     eps = 1 / num_layers / HUGE_SCORE**2
     direction = functional.layer_norm(deviation / unit, (num_layers,), eps=eps)  # [..., L]
-    return (1 / num_layers + options.radius / math.sqrt(num_layers) * direction).to(dtype)
+    return 1 / num_layers + options.radius / math.sqrt(num_layers) * direction
 
 
 def signed_weights(scores: Tensor, options: HistoGraphConfig) -> Tensor:
@@ -82,8 +81,8 @@ def plain_scores(scores: Tensor, options: HistoGraphConfig) -> Tensor:
     return scores
 
 
-#: How scores become layer weights, both ``[..., L]``, by the value of the option.
-#: Each function also gets all options of the head, for those that it needs.
+#: How scores become layer weights, both ``[..., L]`` in single precision or better, by the value of
+#: the option. Each function also gets all options of the head, for those that it needs.
 NORMALIZATIONS: dict[str, Callable[[Tensor, HistoGraphConfig], Tensor]] = {
     "bounded": bounded_weights,
     "signed": signed_weights,
@@ -209,7 +208,8 @@ class LayerAttention(nn.Module):
 
     def normalize(self, scores: Tensor) -> Tensor:
         """Turn scores into layer weights, both ``[num_graphs, heads, L]``."""
-        return NORMALIZATIONS[self.options.normalization](scores, self.options)
+        full = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return NORMALIZATIONS[self.options.normalization](full, self.options).to(scores.dtype)
 
     def scores(self, history: History, graphs: Graphs) -> Tensor:
         """Return the scores of layers, not scaled yet: ``[num_graphs, heads, L]``."""
