@@ -22,7 +22,9 @@ from typer.testing import CliRunner
 # The suite runs in a process per core, and starts more: threads on top would only be in the way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# All commands are built once, and not again for every one that a test types.
+# All commands are built once, and not again for every one that a test types; with the options
+# of shells that a test names, whatever shell this is.
+os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # How long an example takes says more of the machine than of the code.

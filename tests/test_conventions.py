@@ -73,8 +73,7 @@ def test_commands_and_options_are_completed_without_importing_torch() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_script_can_be_shown(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+def test_the_completion_script_can_be_shown(shell: str) -> None:
     result = histograph("--show-completion", shell)
     assert result.exit_code == 0, result.output
     assert "_HISTOGRAPH_COMPLETE" in result.stdout

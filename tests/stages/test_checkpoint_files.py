@@ -69,10 +69,17 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., nn.Mod
     return build
 
 
-def cache(checkpoint: str, *more: str, out: str = "a.cache", model: str = "net.py:Net") -> str:
+def cache(
+    checkpoint: str,
+    *more: str,
+    out: str = "a.cache",
+    model: str = "net.py:Net",
+    num_graphs: int = 24,
+) -> str:
     """Cache a checkpoint on demo graphs; return what was printed beside the result."""
     words = ["--model", model, "--checkpoint", checkpoint, "--data", "demo:"]
-    result = histograph("cache", *words, "--data-args", "num_graphs=24", "-o", out, *more)
+    given = ["--data-args", f"num_graphs={num_graphs}", "-o", out]
+    result = histograph("cache", *words, *given, *more)
     assert result.exit_code == 0, result.output
     return " ".join(result.stderr.split())
 
@@ -220,7 +227,7 @@ def test_a_key_map_is_proposed_whatever_the_number_of_outputs(
     assert refused.exit_code == 1
     _, _, proposed = refused.stderr.partition("A key map (--key-map FILE.toml) that fits:\n")
     Path("map.toml").write_text(proposed[: proposed.index("error: ")])
-    cache("renamed.pt", "--key-map", "map.toml")
+    cache("renamed.pt", "--key-map", "map.toml", num_graphs=200)
     assert same(rebuilt(), model.state_dict())
     trained = histograph("train-head", "a.cache", "-o", "run", "--head", "probe", "--seeds", 0)
     assert trained.exit_code == 0, trained.output

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv
 
@@ -19,7 +20,7 @@ from histograph_post.errors import ConfigError
 from histograph_post.experiments.finetuning import plan_finetuning
 from histograph_post.experiments.unfreezing import BackboneOptions, Unfreezing, layers_of_parameters
 from histograph_post.runs.run import Run
-from histograph_post.training.loop import Trainer
+from histograph_post.training.loop import Progress
 from histograph_post.training.networks import set_training_modes
 from histograph_post.training.options import TrainingOptions
 
@@ -94,10 +95,15 @@ def test_names_and_globs_say_what_is_trained(
 
 def test_layers_are_unfrozen_one_after_the_other(folder: Path, tmp_path: Path) -> None:
     before = load_file(folder / "checkpoint.safetensors")
+    ran: list[nn.Module] = []
     seen: list[set[str]] = []
 
-    def epoch_done(trainer: Trainer) -> None:
-        state = trainer.network.backbone.state_dict()
+    def watch(module: nn.Module, inputs: Any) -> None:
+        if module.state_dict().keys() == before.keys():
+            ran.append(module)
+
+    def epoch_done(progress: Progress) -> None:
+        state = ran[-1].state_dict()
         seen.append(
             {name.split(".")[1] for name in before
              if name.startswith("convs.") and not torch.equal(state[name], before[name])}
@@ -109,8 +115,9 @@ def test_layers_are_unfrozen_one_after_the_other(folder: Path, tmp_path: Path) -
         hg.ExperimentOptions(seeds=[0], training=training),
         backbone=BackboneOptions(lr=1e-2, unfreeze_every=2),
     )
-    for spec in stage.fits():
-        stage.fit(spec, tmp_path / "ft", device=torch.device("cpu"), on_epoch=epoch_done)
+    with register_module_forward_pre_hook(watch):
+        for spec in stage.fits():
+            stage.fit(spec, tmp_path / "ft", device=torch.device("cpu"), on_epoch=epoch_done)
     three = [set(), set(), {"2"}, {"2"}, {"1", "2"}, {"1", "2"}, {"0", "1", "2"}]
     assert seen[:7] == three
 
