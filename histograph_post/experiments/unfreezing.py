@@ -25,6 +25,7 @@ from ..capture.checks import needed_parameters
 from ..capture.passes import frozen
 from ..errors import ConfigError
 from ..training.networks import StatisticsMode, set_training_modes, statistics_of
+from ..utils.decoding import require_number
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,14 @@ class BackboneOptions:
     autocast: bool = False
 
     def __post_init__(self) -> None:
-        if not self.lr >= 0:
-            raise ConfigError(f"backbone_lr: found {self.lr}, expected 0 or more")
+        require_number("backbone_lr", self.lr, low=0)
+        require_number("unfreeze_every", self.unfreeze_every, low=0, whole=True)
         if self.bn not in get_args(StatisticsMode):
             raise ConfigError(f"bn: found {self.bn!r}, expected one of {get_args(StatisticsMode)}")
         if self.unfreeze is not None and self.unfreeze_last is not None:
             raise ConfigError("unfreeze: found names and a number of last layers, expected one")
-        if self.unfreeze_last is not None and self.unfreeze_last < 1:
-            raise ConfigError(f"unfreeze_last: found {self.unfreeze_last}, expected 1 or more")
-        if self.unfreeze_every < 0:
-            raise ConfigError(f"unfreeze_every: found {self.unfreeze_every}, expected 0 or more")
+        if self.unfreeze_last is not None:
+            require_number("unfreeze_last", self.unfreeze_last, low=1, whole=True)
 
     def check(self, device: torch.device) -> None:
         """Refuse mixed precision on a device that has none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from ..errors import MissingExtraError
+from ..errors import ConfigError, MissingExtraError
 from ..utils.files import atomic_path
 
 if TYPE_CHECKING:
@@ -183,6 +184,9 @@ def require_matplotlib() -> Any:
         import matplotlib
     except ImportError:
         raise MissingExtraError("a report", extra="report") from None
+    except ValueError:  # it reads the variable when it is imported
+        found = os.environ.get("MPLBACKEND")
+        raise ConfigError(f"MPLBACKEND: found {found!r}, expected a backend or nothing") from None
     return matplotlib
 
 

@@ -134,6 +134,11 @@ def solve_linear(
         standardizer.fit([train_rows.split(columns, dim=1)])
     space = _Space.of(_standardize_(train_rows, standardizer))
     valid_rows = space.enter(_standardize_(valid_rows, standardizer))  # [valid, r]
+    if not (space.gram.isfinite().all() and valid_rows.isfinite().all()):
+        raise DataError(
+            "solve: found NaN or infinity, expected finite activations in the training and "
+            "validation rows; `histograph verify` checks a cache"
+        )
     loss = LinearLoss.of(task, learned[train], **weights)
 
     def measure(strength: float, weight: Tensor, bias: Tensor) -> PathPoint:

@@ -324,8 +324,9 @@ def _load(path: Path, load: Callable[[bytes], Any], what: str) -> Any:
 def require_free(path: Path, *, overwrite: bool) -> None:
     """Refuse an existing file, or a place that cannot be written, before anything is computed."""
     # Unlike the methods of a Path, these never raise.
-    if os.path.isdir(path):
-        raise OutputExistsError(f"{path}: found a folder, expected a file or nothing")
+    if os.path.lexists(path) and not os.path.isfile(path):
+        what = "a folder" if os.path.isdir(path) else "a device, pipe or broken link"
+        raise OutputExistsError(f"{path}: found {what}, expected a file or nothing")
     if os.path.exists(path) and not overwrite:
         raise OutputExistsError(f"{path}: found a file; choose another -o, or --overwrite")
     _require_place(path.parent)

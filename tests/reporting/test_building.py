@@ -14,7 +14,12 @@ from xml.etree import ElementTree
 import pytest
 
 import histograph_post as hg
-from histograph_post.errors import CacheError, MissingExtraError, OutputExistsError
+from histograph_post.errors import (
+    CacheError,
+    ConfigError,
+    MissingExtraError,
+    OutputExistsError,
+)
 from histograph_post.reporting import Report
 from histograph_post.runs.run import Run
 from histograph_post.runs.summary import repeat_commands
@@ -130,6 +135,10 @@ def test_unfinished_run_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_missing_extra_is_named(binary_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "matplotlib", raising=False)
+    monkeypatch.setenv("MPLBACKEND", "none")
+    with pytest.raises(ConfigError, match="MPLBACKEND: found 'none', expected a backend"):
+        hg.report(binary_run)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=re.escape("pip install 'histograph-post[report]'")):
         hg.report(binary_run)

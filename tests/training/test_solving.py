@@ -225,8 +225,14 @@ def test_rare_classes_count_as_much_if_asked_to() -> None:
         assert shares[1] > 2 * shares[0]
 
 
-def test_no_label_at_all_is_refused() -> None:
+def test_no_label_at_all_and_no_number_are_refused() -> None:
     features, labels, task = make("binary")
+    train, valid = np.arange(100), np.arange(100, 150)
+    for row, scaled in ((0, True), (100, False)):  # of the training part, and of validation
+        odd = features.copy()
+        odd[row, 1] = np.nan
+        with pytest.raises(DataError, match=r"solve: found NaN or infinity, .*histograph verify"):
+            solve_linear(odd, task.targets(labels), task, train, valid, scaled=scaled)
     labels[:100] = np.nan
     with pytest.raises(DataError, match="found no training row with a label"):
-        solve_linear(features, task.targets(labels), task, np.arange(100), np.arange(100, 150))
+        solve_linear(features, task.targets(labels), task, train, valid)

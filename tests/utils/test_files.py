@@ -123,6 +123,11 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputExistsError, match="folder: found a folder, expected a file"):
         require_free(tmp_path / "folder", overwrite=True)
+    os.mkfifo(tmp_path / "pipe")  # as a device: overwriting is for files
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for name in ("pipe", "link"):
+        with pytest.raises(OutputExistsError, match=f"{name}: found a device, pipe or broken link"):
+            require_free(tmp_path / name, overwrite=True)
     with pytest.raises(OutputExistsError, match="file: found a file; choose another -o"):
         require_free(tmp_path / "file", overwrite=False)
     with pytest.raises(OutputExistsError, match="file: found a file, expected a folder"):

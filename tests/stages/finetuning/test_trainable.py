@@ -150,11 +150,12 @@ def test_first_loss_is_that_of_the_head_stage(folder: Path, tmp_path: Path) -> N
         ({"unfreeze": ("convs.9",)}, "convs.9.*such as convs"),
         ({"unfreeze": ("classifier",)}, "no parameter in classifier"),
         ({"unfreeze_last": 9}, "expected at most the 4 layers"),
-        ({"unfreeze_last": 0}, "expected 1 or more"),
+        ({"unfreeze_last": 0}, "unfreeze_last: found 0, expected a whole number from 1"),
         ({"unfreeze": (), "unfreeze_last": 1}, "expected one"),
         ({"unfreeze": (), "bn": "train"}, "no running statistics"),
         ({"bn": "moving"}, "'moving'"),
-        ({"lr": -1.0}, "-1"),
+        ({"lr": -1.0}, "backbone_lr: found -1"),
+        ({"lr": float("inf")}, "backbone_lr: found inf, expected a finite number from 0"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
