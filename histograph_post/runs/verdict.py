@@ -175,6 +175,15 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
 # --- the scores of a readout
 
 
+def gained(results: Mapping[str, Any]) -> str:
+    """Return what fine-tuning or a search gained, as one sentence; of other runs, nothing."""
+    others = {"versus_frozen": "on the frozen backbone", "versus_default": "with its defaults"}
+    for key, other in others.items():
+        if (found := results.get(key)) is not None:
+            return f"{results['head']} against {found['baseline']} {other}: {difference(found)}."
+    return ""
+
+
 def validation_of(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the validation score of a readout: with seeds averaged, if there are several."""
     return reported(row).get("valid") or row.get("valid")
