@@ -243,10 +243,9 @@ class BackboneStage(ReadoutStage):
         """Refuse mixed precision on a device that has none."""
         self.options.check(device)
 
-    def finish(
-        self, folder: Path, fits: Sequence[Fit], chosen: str, averages: Averages
-    ) -> dict[str, Any]:
+    def finish(self, folder: Path, averages: Averages, chosen: str) -> dict[str, Any]:
         """Write the best backbone of every fold, by validation, as a checkpoint."""
+        fits = averages.fits
         for number in dict.fromkeys(fit.spec.fold for fit in named(fits, chosen)):
             best = choose_fit([fit for fit in fits if fit.spec.fold == number], chosen, self.task)
             assert best.backbone is not None  # of fits of that name

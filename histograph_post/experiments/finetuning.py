@@ -210,13 +210,11 @@ class Finetuning(BackboneStage):
         """Return what is trained, and what cannot be scored."""
         return [*self.layer_notes, f"training changes {self.trainable()}", *super().notes()]
 
-    def finish(
-        self, folder: Path, fits: Sequence[Fit], chosen: str, averages: Averages
-    ) -> dict[str, Any]:
+    def finish(self, folder: Path, averages: Averages, chosen: str) -> dict[str, Any]:
         """Write a checkpoint per fold; return what was trained and gained over the frozen head."""
-        first = named(fits, chosen)[0].backbone
+        first = named(averages.fits, chosen)[0].backbone
         return {
-            **super().finish(folder, fits, chosen, averages),
+            **super().finish(folder, averages, chosen),
             "versus_frozen": averages.versus(chosen, self.head.name),
             "moves": None if first is None else first["asked"],
         }

@@ -296,7 +296,7 @@ class Averages:
     def __init__(
         self, task: Task, labels: np.ndarray, fits: Sequence[Fit], own: Mapping[int, np.ndarray]
     ) -> None:
-        self._task, self._labels = task, labels
+        self.fits, self._task, self._labels = fits, task, labels
         self._resampled: dict[tuple[str, int], np.ndarray] = {}
         #: Part and readout -> the rows of each fold, and the mean outputs for them.
         self._outputs: dict[tuple[str, str], dict[int, tuple[np.ndarray, np.ndarray]]] = {}

@@ -24,7 +24,7 @@ from ..caches import Cache
 from ..errors import ConfigError, NotFoundError
 from ..heads.base import Readout
 from ..heads.registry import head_info, head_name, is_solved
-from ..runs.fits import Fit, FitSpec
+from ..runs.fits import FitSpec
 from ..runs.folder import open_run_folder
 from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, TUNED, Run, staged_name
 from ..training.options import TrainingOptions
@@ -282,9 +282,7 @@ class Tuned(Search):
                 found += [replace(spec, training=training, stage=TUNED) for spec in tuned]
         return found
 
-    def finish(
-        self, folder: Path, fits: Sequence[Fit], chosen: str, averages: Averages
-    ) -> dict[str, Any]:
+    def finish(self, folder: Path, averages: Averages, chosen: str) -> dict[str, Any]:
         """Return the best options, and what they gained over the defaults on the test part."""
         return {
             "tuning": {

@@ -177,11 +177,11 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
 
 def gained(results: Mapping[str, Any]) -> str:
     """Return what fine-tuning or a search gained, as one sentence; of other runs, nothing."""
-    others = {"versus_frozen": "on the frozen backbone", "versus_default": "with its defaults"}
-    for key, other in others.items():
-        if (found := results.get(key)) is not None:
-            return f"{results['head']} against {found['baseline']} {other}: {difference(found)}."
-    return ""
+    found = results.get("versus_frozen") or results.get("versus_default")
+    if found is None:
+        return ""
+    other = "on the frozen backbone" if "versus_frozen" in results else "with its defaults"
+    return f"{results['head']} against {found['baseline']} {other}: {difference(found)}."
 
 
 def validation_of(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
