@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import histograph_post as hg
-from histograph_post.utils.text import difference, score
+from histograph_post.runs.verdict import gained
+from histograph_post.utils.text import score
 
 from . import options as opt
 from .flags import ArrayFlags, HeadFlags, TrainingFlags, parse_seeds, parse_share, split_spec
@@ -345,9 +346,8 @@ def _show_changes(terminal: Terminal, results: Any) -> None:
     """Print the gain over the frozen backbone, and what training changed for it."""
     from histograph_post.experiments.unfreezing import ParameterCounts
 
-    versus = results["versus_frozen"]
-    if versus is not None:
-        terminal.info(f"{results['head']} against {versus['baseline']}: {difference(versus)}")
+    if gain := gained(results):
+        terminal.info(gain)
     moved = [fit["backbone"]["moved"] for fit in results["fits"] if "backbone" in fit]
     most = ParameterCounts(**{name: max(fit[name] for fit in moved) for name in moved[0]})
     terminal.info(f"training changed {most}")

@@ -172,7 +172,7 @@ def register(
         cls=Command,
         # Lines end where the terminal's do, not where those of the source do.
         help=re.sub(r"(?<!\n)\n(?!\n)", " ", text),
-        epilog=f"Example: {example}",
+        epilog=f"Example: histograph {example}",
         rich_help_panel=panel,
     )(run)
 

@@ -15,33 +15,27 @@ from histograph_post.utils.specifications import IN_MEMORY, is_built_in
 #: The headings of `histograph --help`.
 _TRAIN, _USE, _LOOK = "Train", "Use", "Look"
 
-#: Of each command: its heading, and a call that can be copied.
+#: Of each command: its heading, and an example of what to type after `histograph`.
 COMMANDS = {
-    "pretrain": (_TRAIN, "histograph pretrain --model gin --data tu:MUTAG --folds 10"),
-    "cache": (
-        _TRAIN,
-        "histograph cache --model my_model.py:Net --checkpoint model.ckpt --data tu:MUTAG",
-    ),
-    "train-head": (_TRAIN, "histograph train-head mutag.cache --seeds 0-4"),
-    "compare": (_TRAIN, "histograph compare mutag.cache --heads mean,concat,histograph"),
-    "tune": (_TRAIN, "histograph tune mutag.cache --trials 30"),
-    "finetune": (_TRAIN, "histograph finetune runs/mutag-histograph --unfreeze-last 2"),
-    "predict": (_USE, "histograph predict runs/mutag-histograph --data new_graphs.pt"),
-    "embed": (_USE, "histograph embed runs/mutag-histograph --data new_graphs.pt"),
-    "export": (_USE, "histograph export runs/mutag-histograph -o head.pt2"),
-    "report": (_LOOK, "histograph report runs/mutag-histograph"),
-    "inspect": (
-        _LOOK,
-        "histograph inspect model.ckpt --model my_model.py:Net --data tu:MUTAG",
-    ),
-    "verify": (_LOOK, "histograph verify mutag.cache"),
-    "trust": (_LOOK, "histograph trust runs/mutag-histograph"),
-    "recipes": (_LOOK, "histograph recipes pretrain-gnns"),
-    "bench": (_LOOK, "histograph bench"),
-    "demo": (_LOOK, "histograph demo"),
+    "pretrain": (_TRAIN, "pretrain --model gin --data tu:MUTAG --folds 10"),
+    "cache": (_TRAIN, "cache --model my_model.py:Net --checkpoint model.ckpt --data tu:MUTAG"),
+    "train-head": (_TRAIN, "train-head mutag.cache --seeds 0-4"),
+    "compare": (_TRAIN, "compare mutag.cache --heads mean,concat,histograph"),
+    "tune": (_TRAIN, "tune mutag.cache --trials 30"),
+    "finetune": (_TRAIN, "finetune runs/mutag-histograph --unfreeze-last 2"),
+    "predict": (_USE, "predict runs/mutag-histograph --data new_graphs.pt"),
+    "embed": (_USE, "embed runs/mutag-histograph --data new_graphs.pt"),
+    "export": (_USE, "export runs/mutag-histograph -o head.pt2"),
+    "report": (_LOOK, "report runs/mutag-histograph"),
+    "inspect": (_LOOK, "inspect model.ckpt --model my_model.py:Net --data tu:MUTAG"),
+    "verify": (_LOOK, "verify mutag.cache"),
+    "trust": (_LOOK, "trust runs/mutag-histograph"),
+    "recipes": (_LOOK, "recipes pretrain-gnns"),
+    "bench": (_LOOK, "bench"),
+    "demo": (_LOOK, "demo"),
 }
 
-#: Where the output of a command goes without -o, as its help says it.
+#: Where the output of a command goes without -o, as its help says it: capitals are options.
 DEFAULT_OUTPUTS = {
     "pretrain": "backbones/DATA-MODEL",
     "cache": "DATA-MODEL.cache, or FOLDER.caches for a folder",
@@ -56,28 +50,10 @@ DEFAULT_OUTPUTS = {
 
 
 def default_output(command: str, given: Mapping[str, Any]) -> Path:
-    """Return where the output of a command goes if the user does not say.
-
-    Args:
-        command: One of :data:`DEFAULT_OUTPUTS`.
-        given: Its options and arguments.
-    """
-    head = _name(given.get("head") or "")
-    if command in ("pretrain", "cache"):
-        if given.get("folder") is not None:
-            return Path(f"{_name(given['folder'])}.caches")
-        both = f"{_name(given['data'] or 'data')}-{_name(given['model'] or 'model')}"
-        return Path("backbones") / both if command == "pretrain" else Path(f"{both}.cache")
-    if command in ("predict", "embed"):
-        what = "predictions.csv" if command == "predict" else "vectors.npz"
-        return Path(f"{_name(given['run'])}-{what}")
-    if command == "export":
-        return Path(f"{_name(given['run'])}{'-whole' if given['whole'] else '.pt2'}")
-    if command == "finetune":
-        return Path("runs") / f"{_name(given['source'])}-finetuned"
-    cache = _name(given["cache"])
-    ending = {"train-head": head, "compare": "readouts", "tune": f"{head}-tuned"}[command]
-    return Path("runs") / f"{cache}-{ending}"
+    """Return where the output of a command with these options goes if the user does not say."""
+    usual, _, other = DEFAULT_OUTPUTS[command].partition(", or ")
+    place = other.split()[0] if given.get("folder") or given.get("whole") else usual
+    return Path(re.sub("[A-Z]+", lambda found: _name(given[found[0].lower()] or found[0]), place))
 
 
 def _name(specification: object) -> str:

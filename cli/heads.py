@@ -11,7 +11,8 @@ import typer
 
 import histograph_post as hg
 from histograph_post.runs.run import TUNED, split_name
-from histograph_post.utils.text import difference, duration, plural, score, setting
+from histograph_post.runs.verdict import gained
+from histograph_post.utils.text import duration, plural, score, setting
 
 from . import options as opt
 from .flags import ArrayFlags, ExperimentFlags, HeadFlags, TrainingFlags, parse_seeds
@@ -179,10 +180,8 @@ def tune(
         )
     _show_trials(terminal, run.results)
     show_results(terminal, run.results, {})
-    versus = run.results["versus_default"]
-    if versus is not None:
-        defaults = f"{versus['baseline']} with its defaults"
-        terminal.info(f"{run.results['head']} against {defaults}: {difference(versus)}")
+    if gain := gained(run.results):
+        terminal.info(gain)
     elif split_name(run.results["head"])[1] != TUNED:
         terminal.info(
             "No trial had a better validation score than the defaults, so these are kept."

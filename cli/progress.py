@@ -113,12 +113,7 @@ def log_lines(what: str, write: Callable[[str], None]) -> Callable[[int, int], N
 
 
 class ExperimentWatch:
-    """Shows how an experiment goes: notes, a line after each fit, the time that is left.
-
-    Args:
-        terminal: Where to print.
-        bar: The bar, where somebody watches.
-    """
+    """Shows how an experiment goes: notes, a line after each fit, the time that is left."""
 
     def __init__(self, terminal: Terminal, bar: Progress | None) -> None:
         self._terminal = terminal

@@ -39,8 +39,6 @@ def show_results(
     readout costs is shown with ``--verbose``; the report and ``--json`` have everything.
 
     Args:
-        terminal: Where to print.
-        results: ``results.json`` of a run.
         seconds: Seconds per epoch of each readout; empty if they are not asked for.
         ranked: Number the readouts, the best by validation first.
     """

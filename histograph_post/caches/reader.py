@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
 import torch
@@ -185,7 +185,13 @@ class Cache:
         for shard in self._open_shards.values():
             shard.release()
 
-    def __getitem__(self, index: int) -> CachedGraph:
+    @overload
+    def __getitem__(self, index: int) -> CachedGraph: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[CachedGraph]: ...
+    def __getitem__(self, index: int | slice) -> CachedGraph | list[CachedGraph]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(self.num_graphs)[index]]
         if not -self.num_graphs <= index < self.num_graphs:
             raise IndexError(f"graph {index} of {self.num_graphs}")
         index %= self.num_graphs

@@ -145,8 +145,8 @@ def _skipped(problems: Mapping[int, str], smiles: Sequence[str]) -> list[str]:
         else:
             unknown.append(f"{named} ({problem})")
     return [
-        f"{len(skipped)} of {len(smiles)} rows skipped, {reason}: {listed(skipped, _LISTED)} "
-        "(rows count from 0, below the header)"
+        f"{len(skipped)} of {len(smiles)} rows without a graph, {reason}: "
+        f"{listed(skipped, _LISTED)} (rows count from 0, below the header)"
         for skipped, reason in (
             (unreadable, "RDKit cannot read their SMILES"),
             (unknown, "an atom or bond has no such feature"),

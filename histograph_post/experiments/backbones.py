@@ -34,7 +34,7 @@ from ..utils.files import copy_file, save_tensors
 from ..utils.specifications import IN_MEMORY
 from .folds import TrainedFold, fold_checkpoints, fold_name, save_fold
 from .options import HeadSpec
-from .results import choose_fit
+from .results import Averages, choose_fit
 from .stage import ReadoutStage
 from .unfreezing import BackboneOptions, ParameterCounts, Unfreezing
 
@@ -243,8 +243,9 @@ class BackboneStage(ReadoutStage):
         """Refuse mixed precision on a device that has none."""
         self.options.check(device)
 
-    def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+    def finish(self, folder: Path, averages: Averages, chosen: str) -> dict[str, Any]:
         """Write the best backbone of every fold, by validation, as a checkpoint."""
+        fits = averages.fits
         for number in dict.fromkeys(fit.spec.fold for fit in named(fits, chosen)):
             best = choose_fit([fit for fit in fits if fit.spec.fold == number], chosen, self.task)
             assert best.backbone is not None  # of fits of that name

@@ -37,7 +37,7 @@ from .folds import load_folds, open_caches
 from .head_fits import make_head, share_rows
 from .head_training import Experiment, plan_experiment
 from .options import ExperimentOptions, HeadSpec, with_baseline, with_keywords
-from .results import versus
+from .results import Averages
 from .stage import run_experiment
 from .unfreezing import (
     BackboneOptions,
@@ -210,12 +210,12 @@ class Finetuning(BackboneStage):
         """Return what is trained, and what cannot be scored."""
         return [*self.layer_notes, f"training changes {self.trainable()}", *super().notes()]
 
-    def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+    def finish(self, folder: Path, averages: Averages, chosen: str) -> dict[str, Any]:
         """Write a checkpoint per fold; return what was trained and gained over the frozen head."""
-        first = named(fits, chosen)[0].backbone
+        first = named(averages.fits, chosen)[0].backbone
         return {
-            **super().finish(folder, fits, chosen),
-            "versus_frozen": versus(fits, chosen, self.head.name, self.task.metric),
+            **super().finish(folder, averages, chosen),
+            "versus_frozen": averages.versus(chosen, self.head.name),
             "moves": None if first is None else first["asked"],
         }
 

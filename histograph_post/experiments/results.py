@@ -91,7 +91,7 @@ def results(
             "test": _summary(scores_of(counted, "test", metric)),
             "valid": _summary(scores_of(counted, "valid", metric)),
             "versus_own": None if difference is None else difference.to_json(),
-            "versus_baseline": versus(fits, name, baseline, metric),
+            "versus_baseline": _versus(fits, name, baseline, metric),
             "averaged": averaged,
             "num_parameters": members[0].num_parameters,
             **({"diverged": diverged} if (diverged := sum(f.diverged for f in members)) else {}),
@@ -145,24 +145,17 @@ def _averaged(
     averages: Averages, name: str, baseline: str | None, rival: str | None
 ) -> dict[str, Any]:
     """Return scores and differences of a readout with the seeds of each fold averaged."""
-
-    def against(other: str | None) -> dict[str, Any] | None:
-        if other is None or name in (other, OWN):
-            return None
-        found = averages.difference(name, other)
-        return None if found is None else {"baseline": other, **found.to_json()}
-
     own = None if name == OWN else averages.difference(name, OWN)
     return {
         "test": _summary(averages.scores(name)),
         "valid": _summary(averages.scores(name, "valid")),
         "versus_own": None if own is None else own.to_json(),
-        "versus_baseline": against(baseline),
-        "versus_rival": against(rival),
+        "versus_baseline": averages.versus(name, baseline),
+        "versus_rival": averages.versus(name, rival),
     }
 
 
-def versus(
+def _versus(
     fits: Sequence[Fit], name: str, baseline: str | None, metric: str
 ) -> dict[str, Any] | None:
     """Return how much better the fits called ``name`` are than those called ``baseline``."""
@@ -303,7 +296,7 @@ class Averages:
     def __init__(
         self, task: Task, labels: np.ndarray, fits: Sequence[Fit], own: Mapping[int, np.ndarray]
     ) -> None:
-        self._task, self._labels = task, labels
+        self.fits, self._task, self._labels = fits, task, labels
         self._resampled: dict[tuple[str, int], np.ndarray] = {}
         #: Part and readout -> the rows of each fold, and the mean outputs for them.
         self._outputs: dict[tuple[str, str], dict[int, tuple[np.ndarray, np.ndarray]]] = {}
@@ -350,6 +343,13 @@ class Averages:
         if low is None or high is None:
             return found
         return replace(found, rows={"low": low, "high": high, "count": count})
+
+    def versus(self, name: str, other: str | None) -> dict[str, Any] | None:
+        """Return the difference to another readout as it is stored, if there is one."""
+        if other is None or name in (other, OWN):
+            return None
+        found = self.difference(name, other)
+        return None if found is None else {"baseline": other, **found.to_json()}
 
     def _drawn(self, name: str, fold: int) -> np.ndarray:
         """Return the scores of a readout on bootstrap samples of the test rows: ``[draws]``."""

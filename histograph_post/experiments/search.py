@@ -24,7 +24,7 @@ from ..caches import Cache
 from ..errors import ConfigError, NotFoundError
 from ..heads.base import Readout
 from ..heads.registry import head_info, head_name, is_solved
-from ..runs.fits import Fit, FitSpec
+from ..runs.fits import FitSpec
 from ..runs.folder import open_run_folder
 from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, TUNED, Run, staged_name
 from ..training.options import TrainingOptions
@@ -34,7 +34,7 @@ from ..utils.text import notebook_bar
 from .folds import open_caches
 from .head_training import Experiment, plan_experiment
 from .options import ExperimentOptions, HeadSpec, with_baseline, with_keywords
-from .results import versus
+from .results import Averages
 from .stage import finish_experiment
 from .trials import Trial, TrialCallback, best_trial, import_optuna, run_trials
 
@@ -282,7 +282,7 @@ class Tuned(Search):
                 found += [replace(spec, training=training, stage=TUNED) for spec in tuned]
         return found
 
-    def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+    def finish(self, folder: Path, averages: Averages, chosen: str) -> dict[str, Any]:
         """Return the best options, and what they gained over the defaults on the test part."""
         return {
             "tuning": {
@@ -291,7 +291,7 @@ class Tuned(Search):
                 "training": asdict(self.options_for(self.best.values)[1]),
                 "trials": [asdict(trial) for trial in self.trials],
             },
-            "versus_default": versus(fits, chosen, self.heads[-1].name, self.task.metric),
+            "versus_default": averages.versus(chosen, self.heads[-1].name),
         }
 
 

@@ -174,7 +174,7 @@ class ReadoutStage(Stage):
         """Whether a fit can be loaded from the run by its name, besides the chosen ones."""
         return False
 
-    def finish(self, folder: Path, fits: Sequence[Fit], chosen: str) -> dict[str, Any]:
+    def finish(self, folder: Path, averages: Averages, chosen: str) -> dict[str, Any]:
         """Write the other files of the stage; return what it adds to the results."""
         return {}
 
@@ -198,7 +198,7 @@ class ReadoutStage(Stage):
         backbone = self.backbone(best, folder)
         write_chosen_head(folder, best, members, task, targets, backbone, temperature)
         write_predictions(folder, fits, chosen, task, label_rows, temperature)
-        added = self.finish(folder, fits, chosen)
+        added = self.finish(folder, averages, chosen)
         own, own_scores = self.weights_of(best), self.own_scores(fits, label_rows.labels)
         return {
             **results(task, fits, chosen, own_scores, averages, temperatures),

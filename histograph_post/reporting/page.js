@@ -1,5 +1,5 @@
 "use strict";
-// A click on a heading sorts its table: numbers by value, a missing one last, all else as text.
+// A click on a heading sorts its table: numbers by value, a missing one last, else as text, 9 before 10.
 for (const table of document.querySelectorAll("table.sortable")) {
   const headings = [...table.tHead.rows[0].cells];
   headings.forEach((heading, column) => {
@@ -17,7 +17,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
         return [numeric ? parseFloat(text.replace("\u2212", "-").replace(/,/g, "")) : text, row];
       });
       keyed.sort(([a], [b]) => {
-        if (!numeric) return sign * a.localeCompare(b);
+        if (!numeric) return sign * a.localeCompare(b, undefined, { numeric: true });
         return Number.isNaN(a) - Number.isNaN(b) || sign * (a - b) || 0;
       });
       table.tBodies[0].append(...keyed.map(([, row]) => row));

@@ -12,7 +12,7 @@ import numpy as np
 from ..metrics import Summary, paired_difference, summarize
 from ..runs.run import TRIALS_NAME, Run
 from ..runs.summary import about_intervals, bold_row, counted, ranked_names, ranked_trials
-from ..runs.verdict import OWN, reported, validation_of
+from ..runs.verdict import OWN, gained, reported, validation_of
 from ..utils.text import MISSING, difference, metric_name, number, plural, setting, spread
 from .figures import CHOSEN, DASHES, GRID, INK, MUTED, RIVAL, Chart, Figure, series_colour
 from .outcomes import readout_to_beat
@@ -31,14 +31,7 @@ def rank_readouts(run: Run) -> dict[str, Summary]:
 
 def headline(run: Run) -> str:
     """Return the verdict, and the gain of fine-tuning or of a search where the run did one."""
-    sentences = [str(run.verdict)]
-    for versus, other in (
-        (run.results.get("versus_frozen"), "on the frozen backbone"),
-        (run.results.get("versus_default"), "with its defaults"),
-    ):
-        if versus is not None:
-            sentences.append(f"Difference to {versus['baseline']} {other}: {difference(versus)}.")
-    return " ".join(sentences)
+    return f"{run.verdict} {gained(run.results)}".strip()
 
 
 def scores_section(run: Run, ranked: Mapping[str, Summary]) -> Section:

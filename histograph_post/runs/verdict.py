@@ -175,6 +175,15 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
 # --- the scores of a readout
 
 
+def gained(results: Mapping[str, Any]) -> str:
+    """Return what fine-tuning or a search gained, as one sentence; of other runs, nothing."""
+    found = results.get("versus_frozen") or results.get("versus_default")
+    if found is None:
+        return ""
+    other = "on the frozen backbone" if "versus_frozen" in results else "with its defaults"
+    return f"{results['head']} against {found['baseline']} {other}: {difference(found)}."
+
+
 def validation_of(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the validation score of a readout: with seeds averaged, if there are several."""
     return reported(row).get("valid") or row.get("valid")

@@ -263,6 +263,7 @@ def test_indices_out_of_range(example, tmp_path):
     example().write(tmp_path)
     cache = Cache.open(tmp_path)
     assert cache[-1].id == cache[4].id
+    assert [graph.id for graph in cache[1:9:2]] == [cache[1].id, cache[3].id]
     for index in (5, -6):
         with pytest.raises(IndexError):
             cache[index]

@@ -164,7 +164,7 @@ def test_unreadable_rows_are_skipped_and_named(
     assert dataset.ids == ["0", "2"]
     assert dataset.smiles == ["CCO", "CC"]
     assert dataset.labels().tolist() == [[1.0], [0.0]]
-    note = next(note for note in dataset.notes if "skipped" in note)
+    note = next(note for note in dataset.notes if "without a graph" in note)
     assert "3 of 5 rows" in note
     assert "row 1 not a molecule" in note
     assert "row 3 (blank)" in note
@@ -177,7 +177,7 @@ def test_what_the_pretrain_features_cannot_express_is_skipped_and_named(tmp_path
     assert len(load_smiles(path, {"mol_features": "ogb"})) == 3
     dataset = load_smiles(path, {"mol_features": "pretrain"})
     assert dataset.ids == ["0"]
-    note = next(note for note in dataset.notes if "skipped" in note)
+    note = next(note for note in dataset.notes if "without a graph" in note)
     assert "row 1 *CC (no pretrain feature for atomic number 0)" in note
     assert "row 2 O->[Cu] (no pretrain feature for DATIVE)" in note
 
@@ -188,7 +188,7 @@ def test_a_file_without_a_readable_molecule_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_notes_on_bbbp_count_its_eleven_unreadable_rows(bbbp: GraphDataset) -> None:
-    note = next(note for note in bbbp.notes if note.startswith("11 of 2050 rows skipped"))
+    note = next(note for note in bbbp.notes if note.startswith("11 of 2050 rows without a graph"))
     assert bbbp.rows is not None
     unread = set(range(2050)) - set(bbbp.rows.tolist())
     assert len(unread) == 11
