@@ -220,11 +220,36 @@ def _layer(trace: Trace, call: ModuleCall, number: int, *, featureless: bool) ->
     if featureless:
         return Layer(call, number, ())
     given = [trace.values[value] for value in call.inputs if not trace.edge_only(value)]
-    found = [value.shape[0] for value in given if value.floating and len(value.shape) > 1]
+    shapes = [value.shape for value in given if value.floating and len(value.shape) > 1]
+    for shape in shapes:
+        if trace.num_nodes in shape:
+            raise CaptureError(_nodes_elsewhere(trace, call, shape))
+    found = [shape[0] for shape in shapes]
     raise CaptureError(
         f"layer {call.label!r} is given {f'{found[0]} rows' if found else 'no rows of features'} "
         f"where the batch has {trace.num_nodes} nodes (pooled or edge-level input?); "
         "name the layers that work on the nodes with --layers"
+    )
+
+
+def _nodes_elsewhere(trace: Trace, call: ModuleCall, shape: tuple[int, ...]) -> str:
+    """Say where a layer has the nodes, and which modules return rows of them."""
+    rows = [
+        f"{each.label}:output"
+        for each in trace.modules
+        if each.parent is not None
+        and any(trace.has_node_rows(v) and not trace.edge_only(v) for v in each.outputs)
+    ]
+    place = shape.index(trace.num_nodes)
+    return (
+        f"layer {call.label!r} is given {list(shape)}, with the nodes in dimension {place}, expected "
+        f"in dimension 0; "
+        + (
+            f"capture tensors with a row per node: --layers {','.join(rows[-3:])}"
+            if rows
+            else f"let a module return them there, as x.transpose(0, {place}) has them, and name it "
+            "with --layers"
+        )
     )
 
 

@@ -31,7 +31,7 @@ from .points import (
     split_layers,
 )
 from .probe import probe
-from .readout import BranchEnd, Consumed, find_ends
+from .readout import PADDING, BranchEnd, Consumed, find_ends
 from .trace import ModuleCall, Trace
 
 
@@ -273,6 +273,15 @@ def _notes(
     names = ", ".join(repr(layers.names_of(state.value)) for state in states)
     if len(states) > 1:
         notes.append(f"the readout consumes {len(states)} branches, which end in {names}")
+    ends = [each.cut for each in (*states, *pooled) if each.consumer == PADDING]
+    notes += [
+        f"{call.label!r} works on the padded rows with weights of its own: not in the history"
+        for call in layers.trace.modules[1:]
+        if any(call.start > end for end in ends)
+        and call.parent is layers.trace.modules[0]
+        and any(True for _ in call.module.parameters())
+        and any(layers.made[v] and len(layers.trace.values[v].shape) > 2 for v in call.inputs)
+    ]
     if pooled:
         notes.append(
             f"{POOLED!r} is what the readout consumes, kept beside the last state, {names}"

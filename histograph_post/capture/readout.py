@@ -38,6 +38,9 @@ from .trace import (
 
 _END = sys.maxsize
 
+#: What consumes rows that are given one more dimension, of graphs.
+PADDING = "padding to graphs (to_dense_batch)"
+
 
 @dataclass(frozen=True)
 class Consumed:
@@ -132,7 +135,7 @@ class _Readout:
 
     def _last(self, consumed: Iterable[Consumed], outputs: Sequence[int]) -> list[Consumed]:
         """Return the values of layers that no other layer takes up for the outputs, each once."""
-        last = {each.value: each for each in reversed(list(consumed))}
+        last = {self.trace.first_of(each.value): each for each in reversed(list(consumed))}
         live = 0
         for output in outputs:
             live |= self.made[output]
@@ -170,8 +173,17 @@ class _Readout:
         if not around or around[-1].parent is None:
             # A pooling function starts by making the zeros it will add the nodes to.
             pools = call.name.startswith(("new_", "scatter", "index_add", "segment"))
-            return "pooling over the nodes" if pools else f"{call.name}()"
+            return "pooling over the nodes" if pools else self._words(call)
         return self._describe(around[-1])
+
+    def _words(self, call: FunctionCall) -> str:
+        """Name a function, and an operator by what it does."""
+        if call.name == "__getitem__":
+            return "indexing"
+        if call.name == "__setitem__":
+            padding = not any(map(self.trace.has_node_rows, call.outputs))
+            return PADDING if padding else "assignment to rows"
+        return f"{call.name.removeprefix('__').removesuffix('__')}()"
 
     # --- what is consumed
 
@@ -310,8 +322,8 @@ class _Readout:
     def _joined(self, join: Join, end: Consumed, aggregates: bool = False) -> BranchEnd:
         """Return the states of the branches that are joined, and what they are joined to."""
         consumer = self._describe(join.call)
-        if consumer.endswith("()"):
-            consumer = f"{join.call.name}() over layers"
+        if consumer == self._words(join.call):
+            consumer += " over layers"
         found: list[Consumed] = []
         for value in map(self.joins.unweighted, join.members):
             found += self._graph_end(Consumed(value, join.call.time, consumer)).states

@@ -145,6 +145,19 @@ class Trace:
                 made.setdefault(output, call)
         return made
 
+    def first_of(self, value: int) -> int:
+        """Return the same tensor as the module made it before, if it was called so again.
+
+        A readout of several steps may map the same states in each of them.
+        """
+        for again in self.modules:
+            # Modules of others may be given numbers beside the tensors.
+            if value in again.outputs and type(again.module).__module__.startswith("torch.nn."):
+                for call in self.modules:
+                    if (call.module, call.inputs) == (again.module, again.inputs):
+                        return call.outputs[again.outputs.index(value)]
+        return value
+
     def derives(self, value: int, source: int) -> bool:
         """Whether ``value`` is ``source`` or was computed from it."""
         return bool(self.ancestors[value] >> source & 1)
