@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch_geometric.nn import MessagePassing
 
 from ..errors import CaptureError
+from ..utils.text import text_table
 from .layers import Layer, Layers, is_pooling, made_by
 from .trace import (
     GATHERING,
@@ -54,7 +55,12 @@ def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool =
         layers.append(layer)
     if not layers:
         raise problem or _no_layers(trace, readouts)
-    _refuse_edge_caches(trace, layers)
+    cached = [each.label for each in layers if getattr(each.call.module, "cached", False) is True]
+    if cached and trace.num_graphs > 1:
+        raise CaptureError(
+            f"layer {cached[0]!r} has cached=True: it would use the edges of the first batch for "
+            "every other; build the model with cached=False"
+        )
     return Layers(
         trace,
         tuple(layers),
@@ -221,51 +227,24 @@ def _layer(trace: Trace, call: ModuleCall, number: int, *, featureless: bool) ->
         return Layer(call, number, ())
     given = [trace.values[value] for value in call.inputs if not trace.edge_only(value)]
     shapes = [value.shape for value in given if value.floating and len(value.shape) > 1]
+    found = f"{shapes[0][0]} rows" if shapes else "no rows of features"
     for shape in shapes:
         if trace.num_nodes in shape:
-            raise CaptureError(_nodes_elsewhere(trace, call, shape))
-    found = [shape[0] for shape in shapes]
+            raise CaptureError(
+                f"layer {call.label!r} is given {list(shape)}, with the nodes in dimension "
+                f"{shape.index(trace.num_nodes)}; expected them in dimension 0: name modules that "
+                "return a row per node with --layers NAME:output (transposed, if there are none)"
+            )
     raise CaptureError(
-        f"layer {call.label!r} is given {f'{found[0]} rows' if found else 'no rows of features'} "
+        f"layer {call.label!r} is given {found} "
         f"where the batch has {trace.num_nodes} nodes (pooled or edge-level input?); "
         "name the layers that work on the nodes with --layers"
-    )
-
-
-def _nodes_elsewhere(trace: Trace, call: ModuleCall, shape: tuple[int, ...]) -> str:
-    """Say where a layer has the nodes, and which modules return rows of them."""
-    rows = [
-        f"{each.label}:output"
-        for each in trace.modules
-        if each.parent is not None
-        and any(trace.has_node_rows(v) and not trace.edge_only(v) for v in each.outputs)
-    ]
-    place = shape.index(trace.num_nodes)
-    return (
-        f"layer {call.label!r} is given {list(shape)}, with the nodes in dimension {place}, expected "
-        f"in dimension 0; "
-        + (
-            f"capture tensors with a row per node: --layers {','.join(rows[-3:])}"
-            if rows
-            else f"let a module return them there, as x.transpose(0, {place}) has them, and name it "
-            "with --layers"
-        )
     )
 
 
 def _made_during(trace: Trace, call: ModuleCall) -> Sequence[Value]:
     """The values that were made inside a call."""
     return trace.values[call.first_value : call.end_value]
-
-
-def _refuse_edge_caches(trace: Trace, layers: Sequence[Layer]) -> None:
-    """Refuse layers that cache the first batch's edges and use them for all others."""
-    for layer in layers:
-        if trace.num_graphs > 1 and getattr(layer.call.module, "cached", False) is True:
-            raise CaptureError(
-                f"layer {layer.label!r} has cached=True: it would use the edges of the first batch "
-                "for every other; build the model with cached=False"
-            )
 
 
 def _leaves_nodes(trace: Trace, call: ModuleCall) -> bool:
@@ -291,8 +270,7 @@ def _module_table(trace: Trace) -> str:
         )
         for call in trace.modules
     ]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"{name:{widths[0]}}  {kind:{widths[1]}}  {out}" for name, kind, out in rows)
+    return text_table(("module", "type", "returns"), rows)
 
 
 # --- message passing in plain functions

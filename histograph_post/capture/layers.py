@@ -15,7 +15,7 @@ from torch import nn
 from torch_geometric.nn.aggr import Aggregation
 
 from ..errors import CaptureError
-from .trace import CONCATENATING, LINEAR, SLICING, FunctionCall, ModuleCall, Source, Trace
+from .trace import CONCATENATING, LINEAR, FunctionCall, ModuleCall, Source, Trace
 
 _POOLING_PACKAGE = "torch_geometric.nn.pool"
 
@@ -77,18 +77,9 @@ class Layers:
 
     def frontier(self, value: int) -> list[Layer]:
         """Return the layers that made the value: those no other layer of the value builds on."""
-        made = self.made[value]
-        below = 0
-        for layer in self._of(made):
-            below |= self.before(layer)
-        return list(self._of(made & ~below))
-
-    def before(self, layer: Layer) -> int:
-        """The layers this one builds on, as bits."""
-        found = 0
-        for value in layer.call.inputs:
-            found |= self.made[value]
-        return found
+        makers = list(self._of(self.made[value]))
+        below = self.trace.union(self.made[each] for layer in makers for each in layer.call.inputs)
+        return [layer for layer in makers if not below >> layer.number & 1]
 
     def _of(self, bits: int) -> Iterator[Layer]:
         return (layer for layer in self.layers if bits >> layer.number & 1)
@@ -130,21 +121,14 @@ class Layers:
         same = before >= 0 and self.made[before] == self.made[value]
         return same and self.trace.has_node_rows(before)
 
-    def given_before(self, end: int, alike: bool = True) -> list[int]:
-        """Return what layers were given by others on the way to ``end``.
-
-        With ``alike``, only layers of the types of the last ones, if there are such.
-        """
-        kinds = {type(layer.call.module) for layer in self.frontier(end)}
-        given = [
-            (type(layer.call.module) in kinds, value)
-            for layer in self.layers
-            if self.made[end] >> layer.number & 1
+    def given_before(self, end: int) -> list[int]:
+        """Return what layers were given by others on the way to ``end``."""
+        return [
+            value
+            for layer in self._of(self.made[end])
             for value in layer.candidates
             if self.made[value]
         ]
-        alike = alike and any(same for same, _ in given)
-        return [value for same, value in given if same or not alike]
 
     def is_held(self, value: int, held: Collection[int]) -> bool:
         """Whether a value is among those held, or merely puts such side by side.
@@ -229,7 +213,6 @@ class _Choice:
             lambda values: self._in_line(values, layer, outputs),
             lambda values: self._of_the_width(values, outputs),
             lambda values: self._at_the_place(values, layer),
-            self._whole,
         ]
         for test in tests:
             if len(left) > 1:
@@ -273,19 +256,6 @@ class _Choice:
         """Return the one at the place that was chosen for a later layer of the same type."""
         place = self.places.get(type(layer.call.module), len(layer.call.inputs))
         return [value for value in values if value in layer.call.inputs[place : place + 1]]
-
-    def _whole(self, values: list[int]) -> list[int]:
-        """Return the one that the others are parts of: the targets of (source, target) pairs."""
-
-        def is_part(value: int, whole: int) -> bool:
-            call = self.trace.producer.get(value)
-            return call is not None and call.name in SLICING and whole in call.inputs
-
-        return [
-            whole
-            for whole in values
-            if all(value == whole or is_part(value, whole) for value in values)
-        ]
 
     def _undecided(self, layer: Layer, values: Sequence[int]) -> CaptureError:
         places = [layer.call.inputs.index(value) for value in values]

@@ -148,13 +148,9 @@ def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint]
     for value, calls in consumers.items():
         name, consumer = layers.names_of(value), ", ".join(call.label for call in calls)
         if value in calls[0].inputs and calls[0] in trace.modules:
-            points[value] = module_point(
-                trace, calls[0], "input", value, name=name, consumer=consumer
-            )
+            points[value] = module_point(trace, calls[0], "input", value, name, consumer)
         else:
-            points[value] = anchor_value(
-                trace, value, cut=calls[0].start, name=name, consumer=consumer
-            )
+            points[value] = anchor_value(trace, value, calls[0].start, name, consumer)
     held = {*points, *(state.value for state in states)}
     pooled = [
         end.pooled
@@ -168,9 +164,7 @@ def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint]
     for taken in (*states, *pooled):
         if taken.value not in points:
             name = POOLED if taken in pooled else layers.names_of(taken.value)
-            point = anchor_value(
-                trace, taken.value, cut=taken.cut, name=name, consumer=taken.consumer
-            )
+            point = anchor_value(trace, taken.value, taken.cut, name, taken.consumer)
             points[taken.value] = replace(point, pooled=taken in pooled)
     # By when they were made; the data's own tensors come up when they are consumed.
     ordered = sorted(points.items(), key=lambda item: trace.producer.get(item[0], item[1]).time)

@@ -27,14 +27,7 @@ from ..errors import CaptureError
 from .gates import Gates
 from .layers import Layers, is_coarsening, is_pooling, made_by
 from .tail import Join, Joins, Steps
-from .trace import (
-    GATHERING,
-    RESHAPING,
-    SQUASHING,
-    FunctionCall,
-    ModuleCall,
-    Trace,
-)
+from .trace import GATHERING, RESHAPING, SQUASHING, FunctionCall, ModuleCall, Trace
 
 _END = sys.maxsize
 
@@ -116,9 +109,7 @@ class _Readout:
 
     def _pair_ends(self, nodes: Sequence[int], outputs: Sequence[int]) -> list[BranchEnd]:
         """Find the branches that lead to a number for each pair of nodes and to no node's row."""
-        seen = 0
-        for value in nodes:
-            seen |= self.made[value]
+        seen = self.trace.union(self.made[value] for value in nodes)
         count = self.trace.num_nodes
         pairs = [
             value
@@ -136,10 +127,7 @@ class _Readout:
     def _last(self, consumed: Iterable[Consumed], outputs: Sequence[int]) -> list[Consumed]:
         """Return the values of layers that no other layer takes up for the outputs, each once."""
         last = {self.trace.first_of(each.value): each for each in reversed(list(consumed))}
-        live = 0
-        for output in outputs:
-            live |= self.made[output]
-        live &= ~self.gates.scoring
+        live = self.trace.union(self.made[output] for output in outputs) & ~self.gates.scoring
         taken_up = {
             self._frontier(value)
             for layer in self.layers.layers
@@ -205,20 +193,15 @@ class _Readout:
 
     def _reductions(self, outputs: Sequence[int], for_good: bool = True) -> Iterator[Consumed]:
         """Yield the values whose rows are reduced, for good, on the way to the outputs."""
-        wanted = 0
-        for output in outputs:
-            wanted |= self.trace.ancestors[output]
+        wanted = self.trace.union(self.trace.ancestors[output] for output in outputs)
 
         def reaches_output(made: Sequence[int]) -> bool:
             return any(wanted >> value & 1 and self.trace.values[value].floating for value in made)
 
         def reduces(made: Sequence[int]) -> bool:
             numbers = [value for value in made if self.trace.values[value].floating]
-            if for_good:
-                return not any(map(self.layers.has_node_rows, numbers)) and any(
-                    self._is_final[value] for value in numbers
-                )
-            return not any(map(self.layers.has_node_rows, numbers))
+            final = not for_good or any(self._is_final[value] for value in numbers)
+            return final and not any(map(self.layers.has_node_rows, numbers))
 
         for module in self.trace.modules:
             if module not in self._pooling or not reaches_output(module.outputs):

@@ -57,7 +57,6 @@ class Joins:
                 continue
             if not (
                 self._is_residual(join, end)
-                or self._is_skip(join, end)
                 or self._is_whole(join.call)
                 or self.is_habit(join, end)
             ):
@@ -128,7 +127,7 @@ class Joins:
         if not all(self._is_own(each, fed) or self._is_input(each, fed) for each in join.others):
             return False
         # A state that is added to a sum it is in is a layer among others, unless all layers do so.
-        before = self.layers.given_before(end, alike=False)
+        before = self.layers.given_before(end)
         return not self._adds_again(join) or any(
             self._adds_again(earlier) for given in before for earlier in self._joins(given)
         )
@@ -145,12 +144,6 @@ class Joins:
             if call is not None and call.name in SUMMING and not self.layers.inside(call.time):
                 summands += call.inputs
         return not seen.isdisjoint(join.others)
-
-    def _is_skip(self, join: Join, end: int) -> bool:
-        """Whether one earlier state is added, and nothing else is joined."""
-        if join.call.name not in SUMMING or join.parallel or len(join.others) > 1:
-            return False
-        return len(list(self._joins(end))) == 1 and not list(self._joins(join.others[0]))
 
     def _is_whole(self, call: FunctionCall) -> bool:
         """Whether parts of the channels are put side by side again: a reversible layer's state."""
@@ -190,7 +183,7 @@ class Joins:
         """Whether layers before were given what was joined in the same way."""
         kinds = (CONCATENATING, SUMMING, MULTIPLYING)
         kind = next((kind for kind in kinds if join.call.name in kind), ())
-        for given in self.layers.given_before(end, alike=False):
+        for given in self.layers.given_before(end):
             makers = self.layers.frontier(given)
             for earlier in self._joins(given):
                 if earlier.parallel != join.parallel or earlier.call.name not in kind:
