@@ -15,7 +15,7 @@ from torch import nn
 from torch_geometric.nn.aggr import Aggregation
 
 from ..errors import CaptureError
-from .trace import CONCATENATING, LINEAR, FunctionCall, ModuleCall, Source, Trace
+from .trace import CONCATENATING, LINEAR, SLICING, FunctionCall, ModuleCall, Source, Trace
 
 _POOLING_PACKAGE = "torch_geometric.nn.pool"
 
@@ -213,6 +213,7 @@ class _Choice:
             lambda values: self._in_line(values, layer, outputs),
             lambda values: self._of_the_width(values, outputs),
             lambda values: self._at_the_place(values, layer),
+            self._whole,
         ]
         for test in tests:
             if len(left) > 1:
@@ -256,6 +257,16 @@ class _Choice:
         """Return the one at the place that was chosen for a later layer of the same type."""
         place = self.places.get(type(layer.call.module), len(layer.call.inputs))
         return [value for value in values if value in layer.call.inputs[place : place + 1]]
+
+    def _whole(self, values: list[int]) -> list[int]:
+        """Return the one that the others are cut from: the targets of (source, target) pairs."""
+        made = {value: self.trace.producer.get(value) for value in values}
+        cuts = {value: call.inputs for value, call in made.items() if call and call.name in SLICING}
+        return [
+            whole
+            for whole in values
+            if all(value == whole or whole in cuts.get(value, ()) for value in values)
+        ]
 
     def _undecided(self, layer: Layer, values: Sequence[int]) -> CaptureError:
         places = [layer.call.inputs.index(value) for value in values]

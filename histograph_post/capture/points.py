@@ -252,8 +252,7 @@ def select_points(
     by_position = [part for part in parts if _SLICE.fullmatch(part) or _POSITION.fullmatch(part)]
     if by_position and not automatic and problem is not None:
         raise problem
-    others = [part for part in parts if part not in by_position]
-    calls = [] if automatic else _outermost(trace, others)
+    calls = [] if automatic else _outermost(trace, [p for p in parts if p not in by_position])
     handed_on = named_layers(calls) if calls else automatic
     chosen: dict[int, TimedPoint] = {}
     for part in parts:

@@ -109,23 +109,19 @@ class Capture:
                         "--layers"
                     )
             history = [self._found[position] for position in range(len(self.plan.points))]
-            self._check_runs()
+            for name, count in self.plan.runs.items():
+                if self._calls[name] != count:  # the history would lack layers
+                    raise CaptureError(
+                        f"layer {name!r} ran {self._calls[name]} times in this pass and {count} "
+                        "times in the probe: which layers run depends on the graphs; name the ones "
+                        "that always run with --layers"
+                    )
         finally:
             self._running = False
             self._found.clear()
             for watch in self._watches.values():
                 watch.stop()
         return Captured(history, output)
-
-    def _check_runs(self) -> None:
-        """Refuse a pass in which other layers ran than in the probe: the history lacks them."""
-        for name, count in self.plan.runs.items():
-            if self._calls[name] != count:
-                raise CaptureError(
-                    f"layer {name!r} ran {self._calls[name]} times in this pass and {count} times "
-                    "in the probe: which layers run depends on the graphs; name the ones that "
-                    "always run with --layers"
-                )
 
     def _store(self, position: int, tensors: list[Tensor]) -> None:
         point = self.plan.points[position]

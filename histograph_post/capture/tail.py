@@ -265,7 +265,8 @@ class Steps:
             calls = find(end)
             kinds = [self._kind(call) for call in calls]
             habits = [[self._kind(call) for call in find(given)] for given in before]
-            extra += calls[max((_same_start(kinds, habit) for habit in habits), default=0) :]
+            same = (itertools.takewhile(bool, map(operator.eq, kinds, habit)) for habit in habits)
+            extra += calls[max(map(sum, same), default=0) :]
         return self._first(extra, end)
 
     def first_map(self, end: int, after: int) -> tuple[int, FunctionCall | ModuleCall] | None:
@@ -366,8 +367,3 @@ class Steps:
     def _kind(self, call: FunctionCall | ModuleCall) -> tuple[int, ...]:
         """What tells a map from another: the shape of its weights; all norms are alike."""
         return max(self._weights(call), key=math.prod, default=())
-
-
-def _same_start(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return how many entries two sequences have in common at their start."""
-    return sum(itertools.takewhile(bool, map(operator.eq, first, second)))
