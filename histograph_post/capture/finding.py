@@ -55,11 +55,11 @@ def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool =
         layers.append(layer)
     if not layers:
         raise problem or _no_layers(trace, readouts)
-    cached = [each.label for each in layers if getattr(each.call.module, "cached", False) is True]
+    cached = [each.call for each in layers if getattr(each.call.module, "cached", False) is True]
     if cached and trace.num_graphs > 1:
         raise CaptureError(
-            f"layer {cached[0]!r} has cached=True: it would use the edges of the first batch for "
-            "every other; build the model with cached=False"
+            f"layer {cached[0].label!r} has cached=True: it would use the edges of the first batch "
+            "for every other; build the model with cached=False"
         )
     return Layers(
         trace,

@@ -39,11 +39,6 @@ class Layer:
     #: The node tensors among its arguments, in their order; none if these are integers.
     candidates: tuple[int, ...]
 
-    @property
-    def label(self) -> str:
-        """The name of the module, with ``#2`` for its second call."""
-        return self.call.label
-
 
 @dataclass(frozen=True)
 class Layers:
@@ -73,7 +68,10 @@ class Layers:
 
     def has_node_rows(self, value: int) -> bool:
         """Whether the value has node rows; inside a layer, messages may be as many as nodes."""
-        return self.trace.has_node_rows(value) and not any(call.hides(value) for call in self.calls)
+        return self.trace.has_node_rows(value) and not any(
+            call.first_value <= value < call.end_value and value not in call.outputs
+            for call in self.calls
+        )
 
     def frontier(self, value: int) -> list[Layer]:
         """Return the layers that made the value: those no other layer of the value builds on."""
@@ -86,7 +84,7 @@ class Layers:
 
     def names_of(self, value: int) -> str:
         """Return the labels of the layers that made the value, joined where they are parallel."""
-        return "+".join(layer.label for layer in self.frontier(value)) or "input"
+        return "+".join(layer.call.label for layer in self.frontier(value)) or "input"
 
     @cached_property
     def lines(self) -> list[int]:
@@ -120,6 +118,13 @@ class Layers:
         """Whether a value has node rows made by the same layers as another."""
         same = before >= 0 and self.made[before] == self.made[value]
         return same and self.trace.has_node_rows(before)
+
+    def cut_from(self, value: int) -> int:
+        """Return the rows of which a value is a part; else the value."""
+        call = self.trace.producer.get(value)
+        if call is None or call.name not in SLICING or self.inside(call.time):
+            return value
+        return call.inputs[0] if self.same_rows(call.inputs[0], value) else value
 
     def given_before(self, end: int) -> list[int]:
         """Return what layers were given by others on the way to ``end``."""
@@ -260,23 +265,18 @@ class _Choice:
 
     def _whole(self, values: list[int]) -> list[int]:
         """Return the one that the others are cut from: the targets of (source, target) pairs."""
-        made = {value: self.trace.producer.get(value) for value in values}
-        cuts = {value: call.inputs for value, call in made.items() if call and call.name in SLICING}
-        return [
-            whole
-            for whole in values
-            if all(value == whole or whole in cuts.get(value, ()) for value in values)
-        ]
+        wholes = {self.layers.cut_from(value) for value in values}
+        return [value for value in values if wholes == {value}]
 
     def _undecided(self, layer: Layer, values: Sequence[int]) -> CaptureError:
         places = [layer.call.inputs.index(value) for value in values]
         described = ", ".join(
-            f"{layer.label}:input:{place} {list(self.trace.values[value].shape)}"
+            f"{layer.call.label}:input:{place} {list(self.trace.values[value].shape)}"
             for place, value in zip(places, values, strict=True)
         )
         return CaptureError(
-            f"layer {layer.label!r} is given {len(values)} node tensors, and the readout does not "
-            f"decide which is the state: {described}; name the tensors to capture with --layers"
+            f"layer {layer.call.label!r} is given {len(values)} node tensors, and the readout does "
+            f"not decide which is the state: {described}; name the tensors to capture with --layers"
         )
 
     def _before_weights(self, layer: Layer, value: int) -> int:

@@ -191,12 +191,12 @@ def _refuse_other_tensors(
         rows = [each for each in layer.call.outputs if trace.has_node_rows(each)]
         if len(rows) > 1 and value in rows and trace.values[value].width not in widths:
             taken = ", ".join(
-                f"{layer.label}:output:{place} {list(trace.values[output].shape)}"
+                f"{layer.call.label}:output:{place} {list(trace.values[output].shape)}"
                 for place, output in enumerate(layer.call.outputs)
                 if output in rows
             )
             raise CaptureError(
-                f"the readout consumes several node tensors of layer {layer.label!r}: {taken}; "
+                f"the readout consumes several node tensors of {layer.call.label!r}: {taken}; "
                 "name the ones to capture with --layers"
             )
 
@@ -225,7 +225,8 @@ def _named(points: Sequence[TimedPoint]) -> list[TimedPoint]:
     for timed in points:
         seen[timed.point.name] += 1
         count = seen[timed.point.name]
-        named.append(timed if count == 1 else timed.renamed(f"{timed.point.name}~{count}"))
+        name = timed.point.name + (f"~{count}" if count > 1 else "")
+        named.append(replace(timed, point=replace(timed.point, name=name)))
     return named
 
 
@@ -240,20 +241,21 @@ def _notes(
     """Return what a user should know about the automatic list."""
     notes = []
     outputs = [value for value in layers.trace.outputs if layers.trace.values[value].floating]
-    beside = {layer.label: value for layer, value in _beside(outputs, held, layers)}
+    beside = {layer.call.label: value for layer, value in _beside(outputs, held, layers)}
     for layer in layers.layers:
-        if layer.label in beside:
-            shape = list(layers.trace.values[beside[layer.label]].shape)
+        label = layer.call.label
+        if label in beside:
+            shape = list(layers.trace.values[beside[label]].shape)
             notes.append(
-                f"{layer.label!r} leads to the output beside the history, too: {shape} is not in it"
+                f"{label!r} leads to the output beside the history, too: {shape} is not in it"
             )
         elif layer.number not in consumed:
-            notes.append(f"{layer.label!r} ran, but no readout consumes it: not in the history")
+            notes.append(f"{label!r} ran, but no readout consumes it: not in the history")
         elif consumed[layer.number] is None:
-            notes.append(f"the input of {layer.label!r} is no floating-point rows: left out")
+            notes.append(f"the input of {label!r} is no floating-point rows: left out")
         if steps := repeats(layers.trace, layer.call):
             notes.append(
-                f"{layer.label!r} passes messages {len(steps)} times in one call: "
+                f"{label!r} passes messages {len(steps)} times in one call: "
                 "--layers steps takes each of them"
             )
     notes += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -134,10 +134,6 @@ class TimedPoint:
     point: CapturePoint
     value: int = -1  #: the value of the probe pass
     pooled: bool = False  #: whether it is what the readout consumes, beside the last state
-
-    def renamed(self, name: str) -> TimedPoint:
-        """Return the same point under another name."""
-        return replace(self, point=replace(self.point, name=name))
 
 
 def module_point(

@@ -19,8 +19,9 @@ pooled is another tensor than the state, and both are kept.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..errors import CaptureError
@@ -127,6 +128,13 @@ class _Readout:
     def _last(self, consumed: Iterable[Consumed], outputs: Sequence[int]) -> list[Consumed]:
         """Return the values of layers that no other layer takes up for the outputs, each once."""
         last = {self.trace.first_of(each.value): each for each in reversed(list(consumed))}
+        # Parts of one state that are read out each in another way: the state is the whole.
+        wholes = {value: self.layers.cut_from(value) for value in last}
+        parts = Counter(wholes.values())
+        last = {
+            whole: replace(last[value], value=whole) if parts[whole] > 1 else last[value]
+            for value, whole in wholes.items()
+        }
         live = self.trace.union(self.made[output] for output in outputs) & ~self.gates.scoring
         taken_up = {
             self._frontier(value)
@@ -143,7 +151,7 @@ class _Readout:
             if self.layers.width(each.value) > 1 or self._frontier(each.value) not in wide
         ]
         if not kept:
-            label = self.layers.layers[-1].label
+            label = self.layers.layers[-1].call.label
             raise CaptureError(
                 f"no node rows of {label!r}, the last layer that was found, reach the readout; "
                 "name the layers to capture with --layers"
@@ -168,9 +176,8 @@ class _Readout:
         """Name a function, and an operator by what it does."""
         if call.name == "__getitem__":
             return "indexing"
-        if call.name == "__setitem__":
-            padding = not any(map(self.trace.has_node_rows, call.outputs))
-            return PADDING if padding else "assignment to rows"
+        if call.name == "__setitem__" and not any(map(self.trace.has_node_rows, call.outputs)):
+            return PADDING
         return f"{call.name.removeprefix('__').removesuffix('__')}()"
 
     # --- what is consumed
@@ -287,7 +294,7 @@ class _Readout:
             return BranchEnd((end,), None)
         meeting = self.joins.meeting(end.value)
         if meeting is None:
-            labels = ", ".join(repr(layer.label) for layer in makers)
+            labels = ", ".join(repr(layer.call.label) for layer in makers)
             raise CaptureError(
                 f"it cannot be seen where the branches {labels} meet before the readout; "
                 "name the modules to capture with --layers"

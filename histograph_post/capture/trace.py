@@ -90,10 +90,6 @@ class ModuleCall:
         """The values in its arguments, or in its outputs."""
         return self.inputs if kind == "input" else self.outputs
 
-    def hides(self, value: int) -> bool:
-        """Whether the value was made inside this call and not returned by it."""
-        return self.first_value <= value < self.end_value and value not in self.outputs
-
     def enclosing(self) -> list[ModuleCall]:
         """Return the calls this one is nested in, innermost first."""
         calls = []

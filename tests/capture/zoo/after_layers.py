@@ -12,6 +12,7 @@ from torch_geometric.nn import (
     MessagePassing,
     SAGEConv,
     global_add_pool,
+    global_max_pool,
     global_mean_pool,
 )
 
@@ -265,3 +266,17 @@ class Attentive(nn.Module):
 
 
 add("AttentiveFP's readout in two steps", AFTER, Attentive)
+
+
+@entry("half of the channels pooled by maximum, the rest by mean", AFTER)
+class HalvesPooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([GCNConv(FEATURES, WIDTH), GCNConv(WIDTH, WIDTH)])
+
+    def forward(self, x, edge_index, batch):
+        keep(x)
+        for conv in self.convs:
+            x = keep(F.relu(conv(x, edge_index)))
+        first, second = x.chunk(2, dim=1)
+        return torch.cat([global_max_pool(first, batch), global_mean_pool(second, batch)], dim=1)
