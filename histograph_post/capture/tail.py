@@ -57,6 +57,7 @@ class Joins:
                 continue
             if not (
                 self._is_residual(join, end)
+                or self._is_skip(join, end)
                 or self._is_whole(join.call)
                 or self.is_habit(join, end)
             ):
@@ -144,6 +145,11 @@ class Joins:
             if call is not None and call.name in SUMMING and not self.layers.inside(call.time):
                 summands += call.inputs
         return not seen.isdisjoint(join.others)
+
+    def _is_skip(self, join: Join, end: int) -> bool:
+        """Whether one earlier state is added, and nothing else is joined."""
+        added = join.call.name in SUMMING and not join.parallel and len(join.others) == 1
+        return added and len([*self._joins(end), *self._joins(join.others[0])]) == 1
 
     def _is_whole(self, call: FunctionCall) -> bool:
         """Whether parts of the channels are put side by side again: a reversible layer's state."""
